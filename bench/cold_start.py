@@ -10,10 +10,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from bench.measure.report import BenchReport
 from cache_manager.model.ids import MIB
@@ -53,14 +54,24 @@ class SetUp:
         return max((span.end_s for span in found), default=0.0) - begin_s
 
 
+class PoolSize(NamedTuple):
+    """How many workers wait with a context, and how many without."""
+
+    spares: int
+    forked: int
+
+
+POOLS = {"empty": PoolSize(0, 0), "a fork": PoolSize(0, 1), "a context": PoolSize(1, 0)}
+
+
 class Bed:
     """A node with emulated GPUs, whose host memory holds the weights of one model."""
 
     def __init__(
-        self, folder: Path, gpus: int, spares: int, weights_bytes: int, emulation: EmulatedTimes
+        self, folder: Path, gpus: int, pool: PoolSize, weights_bytes: int, emulation: EmulatedTimes
     ) -> None:
         self.weights_bytes = weights_bytes
-        self._spares = spares
+        self._pool = pool
         self._emulation = emulation
         settings = NodeSettings(
             node="node",
@@ -130,12 +141,16 @@ class Bed:
         return self.thread.run(found)
 
     def _is_ready(self) -> bool:
-        return self.thread.run(lambda _: self._runtime.spares.get("cpu", 0)) >= self._spares
+        found = self.thread.run(
+            lambda _: (self._runtime.spares.get("cpu", 0), self._runtime.forked)
+        )
+        return found == self._pool
 
     async def _make_runtime(self, observer: Observer, devices: Sequence[GpuDevice]) -> Runtime:
         pool = PoolSettings(
-            least=self._spares,
-            most=self._spares,
+            least=self._pool.spares,
+            most=self._pool.spares,
+            forked=self._pool.forked,
             window_s=0.1,
             context_s=self._emulation.context_s,
             context_bytes=self._emulation.context_bytes,
@@ -153,7 +168,7 @@ class Bed:
 
 
 @contextmanager
-def bed(weights_bytes: int, gpus: int = 1, spares: int = 0) -> Iterator[Bed]:
+def bed(weights_bytes: int, gpus: int, pool: PoolSize) -> Iterator[Bed]:
     """A node whose disk, PCIe and contexts take the paper's times for these weights."""
     emulation = EmulatedTimes(
         run_s=COMPUTE_S,
@@ -163,30 +178,33 @@ def bed(weights_bytes: int, gpus: int = 1, spares: int = 0) -> Iterator[Bed]:
         context_bytes=CONTEXT_BYTES,
     )
     with tempfile.TemporaryDirectory(prefix="cold-start") as folder:
-        found = Bed(Path(folder), gpus, spares, weights_bytes, emulation)
+        found = Bed(Path(folder), gpus, pool, weights_bytes, emulation)
         try:
             yield found
         finally:
             found.close()
 
 
-def one_model(weights_bytes: int, spares: int, times: int, *, from_disk: bool) -> list[SetUp]:
-    """Set-ups of one model, alone on its node."""
-    with bed(weights_bytes, spares=spares) as node:
-        image = node.image(0)
-        node.add(image)
-        node.set_up(image)  # starts the process that forks workers
-        found = []
+def one_model(weights_bytes: int, times: int, *, from_disk: bool) -> dict[str, list[SetUp]]:
+    """Set-ups of one model, alone on its node, by what the pool has; the pools take turns."""
+    found: dict[str, list[SetUp]] = {pool: [] for pool in POOLS}
+    with ExitStack() as stack:
+        nodes = {name: stack.enter_context(bed(weights_bytes, 1, POOLS[name])) for name in POOLS}
+        image = next(iter(nodes.values())).image(0)
+        stack.callback(image.close)
+        for node in nodes.values():
+            node.add(image)
+            node.set_up(image)  # starts the process that forks workers
         for _ in range(times):
-            node.clear(to_disk=from_disk)
-            found.append(node.set_up(image))
-        image.close()
-        return found
+            for name, node in nodes.items():
+                node.clear(to_disk=from_disk)
+                found[name].append(node.set_up(image))
+    return found
 
 
 def many_models(weights_bytes: int, times: int) -> list[list[SetUp]]:
     """Set-ups of ten models at once, with everything cold; each on a GPU of its own."""
-    with bed(weights_bytes, gpus=_MANY) as node:
+    with bed(weights_bytes, _MANY, POOLS["empty"]) as node:
         images = [node.image(number) for number in range(_MANY)]
         for image in images:
             node.add(image)
@@ -233,43 +251,47 @@ def main() -> None:
         "Set-ups on emulated paths", f"python -m bench.cold_start --scale {options.scale}"
     )
     alone = {
-        (source, spares): one_model(
-            weights_bytes, spares, options.times, from_disk=source == "disk"
-        )
+        (source, pool): found
         for source in ("disk", "host")
-        for spares in (0, 1)
+        for pool, found in one_model(
+            weights_bytes, options.times, from_disk=source == "disk"
+        ).items()
     }
     _add_set_ups(report, alone)
     _add_table_4(report, alone)
     _add_contention(
-        report, alone["disk", 0], many_models(weights_bytes, max(3, options.times // 3))
+        report, alone["disk", "empty"], many_models(weights_bytes, max(3, options.times // 3))
     )
     if options.keep:
         report.keep("cold-start")
 
 
-def _add_set_ups(report: BenchReport, alone: dict[tuple[str, int], list[SetUp]]) -> None:
+def _add_set_ups(report: BenchReport, alone: dict[tuple[str, str], list[SetUp]]) -> None:
     """Add the set-ups, and the sums of their parts: of the one with nothing else, and the rest."""
     parts = ("worker", "context", "read", "verify")
     report.add()
     report.add(f"| weights in | pool | {' | '.join(parts)} | transfer | in sequence | measured |")
     report.add("|" + "---|" * 9)
-    least_s = median(each.whole_s for each in alone["host", 1])
-    for (source, spares), found in alone.items():
+    least_s = median(each.whole_s for each in alone["host", "a context"])
+    for (source, pool), found in alone.items():
         parts_s = [median(each.phase_s(part) for each in found) for part in parts]
         transfer_s = median(each.phase_s("transfer") for each in found)
         whole_s = median(each.whole_s for each in found)
         figures = [*parts_s, transfer_s, least_s + sum(parts_s), whole_s]
-        cells = [source, "one worker" if spares else "empty", *map(_ms, figures)]
+        cells = [source, pool, *map(_ms, figures)]
         report.add(f"| {' | '.join(cells)} |")
 
 
-def _add_table_4(report: BenchReport, alone: dict[tuple[str, int], list[SetUp]]) -> None:
+def _add_table_4(report: BenchReport, alone: dict[tuple[str, str], list[SetUp]]) -> None:
     report.add()
     report.add("| Table 4, ms | paper | measured | ratio |")
     report.add("|---|---|---|---|")
-    for column, key in (("cold", ("disk", 0)), ("stage 4", ("disk", 0)), ("stage 3", ("host", 0))):
-        measured_s = median(each.whole_s for each in alone[key])
+    for column, *key in (
+        ("cold", "disk", "empty"),
+        ("stage 4", "disk", "a fork"),
+        ("stage 3", "host", "a fork"),
+    ):
+        measured_s = median(each.whole_s for each in alone[key[0], key[1]])
         paper_s = PAPER_S[column]
         ratio = measured_s / paper_s
         report.add(f"| {column} | {paper_s * 1e3:.1f} | {measured_s * 1e3:.1f} | {ratio:.3f} |")

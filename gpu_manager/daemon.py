@@ -22,7 +22,6 @@ from gpu_manager.data.worker_data import WorkerData
 from gpu_manager.devices.device_choice import choose
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.devices.host_memory import available_bytes
-from gpu_manager.devices.shared_path import SharedPath
 from gpu_manager.errors import BadSetting
 from gpu_manager.metrics import manager_metrics
 from gpu_manager.metrics.exporter import Exporter
@@ -46,6 +45,8 @@ from gpu_manager.sessions.leases_elsewhere import LeasesElsewhere
 from gpu_manager.sessions.presented_leases import PresentedLeases
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
+from gpu_manager.transfers.gpu_paths import GpuPaths, SharedGates
+from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath, disk_speed
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
 from gpu_manager.worker.device.gpu_turns import make_turns
@@ -87,7 +88,11 @@ class GpuManager:
         descriptors = open_files.raise_limit()
         self._store = _store(settings, max(_LEAST_IMAGES, descriptors // _IMAGES_SHARE))
         catalogue = Catalogue()
-        gpus = [_gpu(device, node, settings) for device in self.devices]
+        self._gates = _gates(self.devices, settings)
+        gpus = [
+            _gpu(device, node, settings, gates)
+            for device, gates in zip(self.devices, self._gates, strict=True)
+        ]
         self.node = GpuNode(settings, gpus, self._store, catalogue)
         self._make_runtime = make_runtime
         self._runtime: Runtime | None = None
@@ -166,6 +171,9 @@ class GpuManager:
         self._store.close()
         for gpu in self.node.gpus.values():
             gpu.close()
+        for gates in {id(each): each for each in self._gates if each is not None}.values():
+            gates.close()
+        self._gates = []
 
     def metrics(self) -> bytes:
         """Return the metrics page for Prometheus."""
@@ -210,7 +218,30 @@ class GpuManager:
         await self.stop()
 
 
-def _gpu(device: GpuDevice, node: NodeId, settings: NodeSettings) -> HostGpu:
+def _gates(devices: Sequence[GpuDevice], settings: NodeSettings) -> list[SharedGates | None]:
+    """Return each GPU's gates; None where nothing is to be had of them.
+
+    An emulated PCIe is all GPUs' unless each is to have its own, as real ones do.
+    """
+    speed_bytes_s = settings.emulation.pcie_bytes_per_s
+    shared: SharedGates | None = None
+    found: list[SharedGates | None] = []
+    for device in devices:
+        if device.kind == "cuda":
+            found.append(SharedGates(PathSpeed()))
+        elif not speed_bytes_s:
+            found.append(None)
+        elif settings.emulation.pcie_per_gpu:
+            found.append(SharedGates(PathSpeed(speed_bytes_s)))
+        else:
+            shared = shared or SharedGates(PathSpeed(speed_bytes_s))
+            found.append(shared)
+    return found
+
+
+def _gpu(
+    device: GpuDevice, node: NodeId, settings: NodeSettings, gates: SharedGates | None
+) -> HostGpu:
     overlap = settings.gpu_overlap
     slots = (SlotSpec(SlotId(device.id), overlap),) if overlap > 1 else ()
     emulated = device.kind == "cpu"
@@ -218,7 +249,8 @@ def _gpu(device: GpuDevice, node: NodeId, settings: NodeSettings) -> HostGpu:
     spec = GpuSpec(
         device.id, node, device.memory_bytes, device.gpu_type, slots, context_bytes=context_bytes
     )
-    gpu = HostGpu(device, spec, Ledger(device.memory_bytes, context_bytes))
+    ledger = Ledger(device.memory_bytes, context_bytes)
+    gpu = HostGpu(device, spec, ledger, paths=GpuPaths(gates))
     if overlap > 1:
         gpu.turns = make_turns()
     return gpu
@@ -260,6 +292,6 @@ def _store(settings: NodeSettings, most_images: int) -> WeightStore:
         raise BadSetting("host eviction", settings.host_eviction, str(error)) from error
     if settings.spill is None:
         return WeightStore(index)
-    disk = SharedPath(settings.emulation.disk_bytes_per_s)
+    disk = TransferPath(disk_speed(settings.emulation.disk_bytes_per_s))
     spill = SpillDirectory(settings.spill, settings.spill_bytes)
     return WeightStore(index, spill, disk=disk)

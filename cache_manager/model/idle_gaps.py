@@ -1,12 +1,13 @@
 """How long a model was idle between its uses, as counts that fade with their number."""
 
-from collections.abc import Iterator
-from math import log2
+from collections.abc import Iterable, Iterator
+from math import isfinite, log2
 
 # Gaps are counted by powers of the square root of two, from a millisecond to about twelve days.
 _LEAST_S, _STEPS_AN_OCTAVE, _BUCKETS = 1e-3, 2, 60
 # Each new gap makes the earlier ones count less by this factor.
 _FADES = 0.97
+_MOST_COUNTED = 1.0 / (1.0 - _FADES) + 1.0
 
 
 class IdleGaps:
@@ -17,6 +18,22 @@ class IdleGaps:
     def __init__(self) -> None:
         self._counts: dict[int, float] = {}
         self.total = 0.0
+
+    @classmethod
+    def of(cls, counts: Iterable[tuple[int, float]]) -> "IdleGaps":
+        """Gaps as `counts` had them; ValueError if no gaps can have such counts."""
+        gaps = cls()
+        for place, count in counts:
+            if not (0 <= place < _BUCKETS and isfinite(count) and 0.0 < count <= _MOST_COUNTED):
+                raise ValueError(f"a gap of kind {place} does not count {count} times")
+            gaps._counts[place] = count
+        gaps.total = sum(gaps._counts.values())
+        return gaps
+
+    @property
+    def counts(self) -> list[tuple[int, float]]:
+        """Each kind of gap and how much it counts, to be kept."""
+        return sorted(self._counts.items())
 
     def saw(self, gap_s: float) -> None:
         """The model was idle for this long."""

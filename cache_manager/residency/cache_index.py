@@ -10,6 +10,7 @@ from cache_manager.model.request_rates import RequestRates
 from cache_manager.residency.empty_processes import context_for, idle_contexts, processes_for
 from cache_manager.residency.gpu_cache import GpuCache, KeptContext, ResidentModel
 from cache_manager.residency.index_changes import IndexChanges
+from cache_manager.residency.shared_processes import leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +296,8 @@ class CacheIndex:
             cache.pinned_bytes -= resident.bytes
             self.pinned_bytes -= resident.bytes
         del self._holders[model][cache.id]
+        if cache.shared:
+            leave(cache, model, self.changes)
         self._note(cache, model)
 
     def keep_context(self, cache: GpuCache, model: ModelId, size_bytes: int, now: float) -> None:

@@ -1,5 +1,7 @@
 """What one GPU's memory holds: models, and the empty processes that models left."""
 
+from collections.abc import Iterable
+
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 
 
@@ -12,6 +14,16 @@ class KeptContext:
         self.model = model
         self.bytes = size_bytes
         self.since_s = since_s
+
+
+class SharedProcess:
+    """A process with several models of one tenant, whose memory belongs to none of them alone."""
+
+    __slots__ = ("bytes", "models")
+
+    def __init__(self, size_bytes: int, models: Iterable[ModelId]) -> None:
+        self.bytes = size_bytes
+        self.models = dict.fromkeys(models)
 
 
 class ResidentModel:
@@ -46,7 +58,8 @@ class GpuCache:
     """One GPU's memory; `residents` runs from the least to the most recently used.
 
     `contexts` are empty processes, by the models that left them: `used_bytes` counts them too.
-    `withheld_bytes` belong to programs outside gpufaas: they count as used, locked, kept, pinned.
+    `withheld_bytes` belong to programs outside gpufaas, or to `shared` processes, by their tenants:
+    they count as used, locked, kept, pinned.
     """
 
     __slots__ = (
@@ -58,6 +71,7 @@ class GpuCache:
         "node",
         "pinned_bytes",
         "residents",
+        "shared",
         "used_bytes",
         "withheld_bytes",
     )
@@ -73,6 +87,7 @@ class GpuCache:
         self.withheld_bytes = 0
         self.residents: dict[ModelId, ResidentModel] = {}
         self.contexts: dict[ModelId, KeptContext] = {}
+        self.shared: dict[str, SharedProcess] = {}
 
     @property
     def free_bytes(self) -> int:

@@ -54,6 +54,23 @@ LOST = _gauge("gpu_lost", "1 once a GPU is of no use any more", "gpu")
 HEALTH = _counter("gpu_health_events", "What a GPU said about its health", "gpu", "fatal")
 PRESSURE = _counter("memory_pressure", "Calls that needed more memory than was granted", "gpu")
 
+TRANSFERRED = _counter(
+    "transferred_bytes",
+    "Bytes between host and GPU, of real GPUs and of those whose PCIe is emulated. Classes: call "
+    "(inputs and results), awaited (loads that a request waits for), background (prefetches, and "
+    "what leaves a GPU)",
+    "gpu",
+    "direction",
+    "class",
+)
+TRANSFER_WAIT = _counter(
+    "transfer_wait_seconds",
+    "Time for which such bytes waited for the turns of others",
+    "gpu",
+    "direction",
+    "class",
+)
+
 # -- models --------------------------------------------------------------------------------------
 
 LOAD = Metric(

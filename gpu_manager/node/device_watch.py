@@ -1,4 +1,4 @@
-"""Checks the devices periodically: memory used by other programs, health of the GPUs, GPU turns."""
+"""Checks the devices periodically: memory used by other programs, health, turns and paths."""
 
 import asyncio
 import logging
@@ -45,6 +45,7 @@ class DeviceWatch:
                     self._node.lose(gpu, event.what)
             changed |= _reconcile(gpu)
             self._check_turn(gpu)
+        self._check_paths()
         if changed:
             self._node.resync()
 
@@ -59,6 +60,13 @@ class DeviceWatch:
             log.error("%s: process %d keeps its turn without a lease", gpu.id, pid)
             kill_turn_holder(gpu.turns, pid)
         self._suspects[gpu.id] = pid
+
+    def _check_paths(self) -> None:
+        """Kill workers that keep an emulated PCIe for much longer than a transfer's turn."""
+        paths = [gpu.paths.gates for gpu in self._node.gpus.values()]
+        for gates in {id(each): each for each in paths if each is not None}.values():
+            for pid in gates.kill_who_keeps_them():
+                log.error("process %d kept a path between host and GPUs: it was killed", pid)
 
     def _has_lease(self, gpu: HostGpu, pid: int) -> bool:
         host = HostProcess(pid)

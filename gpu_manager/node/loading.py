@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from common.gpu_wishes import STREAM
-from gpu_manager.devices.shared_path import SharedPath
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
 from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
@@ -17,6 +16,8 @@ from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.runtimes.load_phases import LoadPhases
 from gpu_manager.runtimes.runtime import Emulation, HostedModel, LoadOrder, LoadSpan, Runtime
 from gpu_manager.runtimes.staying_data import StayingData
+from gpu_manager.transfers.gpu_paths import GpuPaths
+from gpu_manager.transfers.moved_sums import MovedSums
 from gpu_manager.weights.image_feeds import ImageFeed
 from gpu_manager.weights.image_requests import ImageRequest
 from gpu_manager.weights.weight_store import WeightStore
@@ -62,7 +63,6 @@ class Loader:
         self._short = short
         self._meters = meters
         self._data = data
-        self._pcie = SharedPath(settings.emulation.pcie_bytes_per_s)
         self._loop = asyncio.get_running_loop()
         self.tiers = TierReports(self._node, store, catalogue, reports)
         self.processes = EmptiedProcesses(self.tiers, reports, short, data)
@@ -74,12 +74,15 @@ class Loader:
         lease: LeaseId,
         after: Iterable[asyncio.Task[None] | None],
         over: Callable[[], bool],
+        *,
+        ahead: bool = False,
     ) -> asyncio.Task[None]:
         """Add the model to the residents, and load it after the tasks `after` have ended.
 
-        If the node lacks the weights, wait for them until the lease is `over`.
+        If the node lacks the weights, wait for them until the lease is `over`. Nobody waits for a
+        load `ahead` of its requests, until `hurry`.
         """
-        resident = ModelOnGpu(load.model, load.memory_bytes, self._loop.time())
+        resident = ModelOnGpu(load.model, load.memory_bytes, self._loop.time(), ahead=ahead)
         gpu.residents[load.model] = resident
         if load.emptied is not None:
             resident.takes = gpu.contexts.pop(load.emptied, None)
@@ -88,6 +91,13 @@ class Loader:
         before = gpu.leaving | {task for task in after if task is not None}
         resident.loading = self._loop.create_task(self._load(gpu, resident, lease, before, over))
         return resident.loading
+
+    def hurry(self, gpu: HostGpu, models: Iterable[ModelId]) -> None:
+        """A request waits for these models: those that are loading ahead of it become urgent."""
+        for model in models:
+            resident = gpu.residents.get(model)
+            if resident is not None:
+                resident.urgency.hurry()
 
     def unload(self, gpu: HostGpu, model: ModelId) -> None:
         """Remove the model from the residents; its memory is freed a moment later."""
@@ -148,13 +158,15 @@ class Loader:
         resident.load_spans = phases.spans
         resident.mark_loaded(hosted, now_s)
         gpu.update_limits()
-        self._meters.loaded(source.name.lower(), now_s - begun_s, phases)
-        took_s = now_s - begun_s
-        log.info("%s was loaded on %s in %.3f s: %s", resident.model, gpu.id, took_s, phases)
+        load_s = now_s - begun_s
+        self._meters.loaded(source.name.lower(), load_s, phases)
+        log.info("%s was loaded on %s in %.3f s: %s", resident.model, gpu.id, load_s, phases)
         larger = hosted.memory_bytes > resident.reserved_bytes
         size_bytes = hosted.memory_bytes if larger else None
-        loaded = ModelLoaded(gpu.id, resident.model, now_s - begun_s, source, size_bytes)
-        self._reports.report(loaded)
+        shares = resident.shares is not None
+        self._reports.report(
+            ModelLoaded(gpu.id, resident.model, load_s, source, size_bytes, shares)
+        )
         if news:
             self._short()
 
@@ -268,7 +280,10 @@ class Loader:
         emulation = self._settings.emulation
         total_bytes = model.table.total_bytes
         per_gib_s = emulation.load_s_per_gib * total_bytes / GIB
-        arrives = request.arriving is not None or self._pcie.is_limited
+        paths = gpu.paths
+        owner = f"{model.id} on {gpu.id}"
+        feed = ImageFeed(request, total_bytes, paths.to_gpu, owner, resident.urgency, _sums(paths))
+        arrives = request.arriving is not None or paths.to_gpu.is_limited
         return LoadOrder(
             model=model.id,
             tenant=model.tenant,
@@ -281,9 +296,11 @@ class Loader:
             limit_bytes=gpu.ledger.limit_bytes(model.id),
             emulation=Emulation(emulation.load_s + per_gib_s, emulation.run_s),
             turns=gpu.turns,
-            arrival=ImageFeed(request, total_bytes, self._pcie) if arrives else None,
+            arrival=feed if arrives else None,
             emptied=None if resident.takes is None else resident.takes.host,
             runtime=resident.runtime,
+            link=paths.link,
+            urgency=resident.urgency,
         )
 
     def _forget(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
@@ -310,6 +327,11 @@ class Loader:
             await resident.hosted.unload()
         self._forget(gpu, resident)
         self.tiers.report(resident.model)
+
+
+def _sums(paths: GpuPaths) -> MovedSums | None:
+    """Return where the manager counts what it lets pass; the workers of real GPUs count."""
+    return paths.sums[0] if paths.to_gpu.is_limited else None
 
 
 def _reading(request: ImageRequest) -> list[LoadSpan]:

@@ -122,7 +122,9 @@ class GpuNode:
             step = self._steps.need(load.model)
             # No session sends the weights of a prefetch, so the load does not wait for them.
             over = _always if order.prefetch else partial(self.leases.is_over, order.lease)
-            last = self._loader.load(gpu, load, order.lease, (last, step), over)
+            last = self._loader.load(
+                gpu, load, order.lease, (last, step), over, ahead=order.prefetch
+            )
             last.add_done_callback(lambda _: self._note_loaded())
         if order.prefetch:
             models = tuple(load.model for load in order.loads)
@@ -147,6 +149,7 @@ class GpuNode:
         if fresh:
             names = ", ".join(requests)
             log.debug("lease %d on %s is granted to %s", order.lease, order.slot, names)
+        self._loader.hurry(self.gpus[order.gpu], order.models)
         self._note_loaded()
         if fresh and order.function:
             self._admit_ahead(order.lease)

@@ -113,6 +113,20 @@ def of_gpus(gpus: Iterable[HostGpu]) -> Iterator[MetricFamily]:
         if utilisation is not None:
             busy.put((gpu.id,), utilisation)
     yield from (device, used, drift, busy)
+    yield from _transfers(gpus)
+
+
+def _transfers(gpus: Iterable[HostGpu]) -> tuple[Values, Values]:
+    """Return what went to GPUs and from them, and how long it waited."""
+    moved, waited = Values(manager_metrics.TRANSFERRED), Values(manager_metrics.TRANSFER_WAIT)
+    for gpu in gpus:
+        if gpu.paths.gates is None:
+            continue
+        for direction, rank, sums in gpu.paths.moved():
+            labels = (gpu.id, direction.value, rank.name.lower())
+            moved.put(labels, sums.size_bytes)
+            waited.put(labels, sums.waited_s)
+    return moved, waited
 
 
 def _ledger(gpu: HostGpu) -> list[tuple[Labels, float]]:

@@ -42,4 +42,5 @@ def _gpu_snapshot(gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
     )
     contexts = tuple((found.model, gpu.ledger.of_context(found)) for found in gpu.contexts.values())
     spec = replace(gpu.spec, context_bytes=gpu.ledger.context_bytes)
-    return GpuSnapshot(spec, residents, live, contexts, gpu.ledger.set_aside_bytes)
+    shared = tuple((process.bytes, gpu.sharing(tenant)) for tenant, process in gpu.shared.items())
+    return GpuSnapshot(spec, residents, live, contexts, shared)

@@ -12,6 +12,8 @@ from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan
+from gpu_manager.transfers.gpu_paths import GpuPaths
+from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.weights.host_images import ImageHold
 from scheduler.api import GpuSpec, SlotId
 
@@ -38,8 +40,12 @@ class ModelOnGpu:
     the empty process in which it will be loaded, until then.
     """
 
-    def __init__(self, model: ModelId, reserved_bytes: int, now_s: float) -> None:
+    def __init__(
+        self, model: ModelId, reserved_bytes: int, now_s: float, *, ahead: bool = False
+    ) -> None:
+        """`ahead`: no request waits for the load."""
         self.model = model
+        self.urgency = LoadUrgency(ahead=ahead)
         self.reserved_bytes = reserved_bytes
         self.since_s = self.used_s = now_s
         self.uses = 0
@@ -99,7 +105,7 @@ class HostGpu:
 
     `contexts` are the processes that models left, by these models, until others take them, `shared`
     those in which a tenant's models are, by the tenant. `turns` is the lock file by which the GPU's
-    workers take turns if its slot has several leases.
+    workers take turns if its slot has several leases. `paths` are the directions of its PCIe.
     """
 
     device: GpuDevice
@@ -113,6 +119,7 @@ class HostGpu:
     foreign_bytes: int = 0
     lost: bool = False
     turns: int | None = None
+    paths: GpuPaths = field(default_factory=GpuPaths)
 
     @property
     def id(self) -> GpuId:
@@ -175,6 +182,10 @@ class HostGpu:
         found.models += 1
         resident.shares = tenant
         return 0
+
+    def sharing(self, tenant: str) -> tuple[ModelId, ...]:
+        """Return the tenant's models that share its process, those included that are loading."""
+        return tuple(found.model for found in self.residents.values() if found.shares == tenant)
 
     def measured_shared(self, tenant: str, context_bytes: int) -> bool:
         """Note what a tenant's process takes without its models; return whether that was news."""

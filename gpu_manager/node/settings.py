@@ -14,8 +14,10 @@ GIB = 1 << 30
 class EmulatedTimes:
     """The least times of an emulated GPU: for a load, for each GiB of a load, and for a run.
 
-    All loads of the node share the disk and PCIe, which move so many bytes a second (0: as fast as
-    they can). A process's context takes `context_s` to make, and `context_bytes` of GPU memory.
+    All loads of the node share the disk, which moves so many bytes a second (0: as fast as it can).
+    All that goes to or from its GPUs shares the PCIe, which moves so many in each direction; if it
+    is `pcie_per_gpu`, each GPU has one of its own. A process's context takes `context_s` to make,
+    and `context_bytes` of GPU memory.
     """
 
     load_s: float = 0.0
@@ -23,6 +25,7 @@ class EmulatedTimes:
     run_s: float = 0.0
     disk_bytes_per_s: float = 0.0
     pcie_bytes_per_s: float = 0.0
+    pcie_per_gpu: bool = False
     context_s: float = 0.0
     context_bytes: int = 0
 
@@ -35,9 +38,10 @@ class NodeSettings:
     functions get the addresses `advertise`, or else those where the manager listens; the
     certificate is presented at `tls` addresses. The load of a model waits up to `weights_s` for its
     function to send the weights. Up to `gpu_overlap` leases may be in force on a GPU at once; the
-    work of one request at a time runs on it. `runtime` hosts the models whose functions do not wish
-    for another. Data that functions put for each other has `data_memory_bytes`, and on disk, if
-    weights are spilled, `data_disk_bytes`. `host_eviction` is the rule by which weights are
+    work of one request at a time runs on it. So many `spare_contexts` at most wait for models on
+    each kind of GPU (None: as many as is usual). `runtime` hosts the models whose functions do not
+    wish for another. Data that functions put for each other has `data_memory_bytes`, and on disk,
+    if weights are spilled, `data_disk_bytes`. `host_eviction` is the rule by which weights are
     evicted from host memory to disk. Metrics and health checks are served at the host and port
     `metrics`; at most `metric_names` models have separate metrics. Workers are prepared for a first
     model at the node's start, or when the first HELLO of a shim says that a GPU may be used soon.
@@ -59,6 +63,7 @@ class NodeSettings:
     data_disk_bytes: int = 16 * GIB
     secret_file: Path | None = None
     gpu_overlap: int = 1
+    spare_contexts: int | None = None
     runtime: str = PROCESS
     prepare_at_start: bool = True
     emulation: EmulatedTimes = field(default_factory=EmulatedTimes)

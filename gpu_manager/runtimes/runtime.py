@@ -7,8 +7,11 @@ opaque id, and see processes only as far as a runtime describes them (`HostProce
 import socket
 from asyncio import Future
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, Protocol
+
+from gpu_manager.transfers.gpu_paths import WorkerLink
+from gpu_manager.transfers.load_urgency import LoadUrgency
 
 HostedId = NewType("HostedId", str)
 
@@ -59,7 +62,8 @@ class LoadOrder:
     the lock by which runtimes run one call at a time on the GPU (`worker/device/gpu_turns.py`); it
     is given if several leases may be in force on the GPU. The caller keeps both descriptors.
     `emptied` is the process that takes the model, left there by another model of the tenant;
-    without one, or if it has ended, a process that was prepared does.
+    without one, or if it has ended, a process that was prepared does. `link` are the paths that
+    everything takes between the process and the GPU; `urgency` says whether a request waits.
     """
 
     model: str
@@ -76,6 +80,8 @@ class LoadOrder:
     emptied: "EmptyHost | None" = None
     arrival: ArrivingWeights | None = None
     runtime: str = "process"
+    link: WorkerLink | None = None
+    urgency: LoadUrgency = field(default_factory=LoadUrgency)
 
 
 class PressureAnswer(NamedTuple):

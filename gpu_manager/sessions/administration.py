@@ -12,6 +12,7 @@ from gpu_manager.errors import ClientNotAllowed, UnknownImage
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.tenant_models import Catalogue
+from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.weights.weight_store import WeightStore
 from gpu_manager.wire import request_fields as read
 from gpu_manager.wire.request_fields import Fields
@@ -140,7 +141,21 @@ class NodeAdministration:
             "used_bytes": gpu.device.used_bytes(),
             "utilisation": gpu.device.utilisation(),
             "models": len(gpu.residents),
+            "transfers": [] if gpu.paths.gates is None else _transfers(gpu.paths),
         }
+
+
+def _transfers(paths: GpuPaths) -> list[Row]:
+    """Return what went to a GPU and from it, and how long it waited for others."""
+    return [
+        {
+            "direction": direction.value,
+            "class": rank.name.lower(),
+            "bytes": int(moved.size_bytes),
+            "waited_s": moved.waited_s,
+        }
+        for direction, rank, moved in paths.moved()
+    ]
 
 
 def _demotion(found: Demotion) -> Row:

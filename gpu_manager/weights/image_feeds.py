@@ -1,21 +1,37 @@
 """Tells a worker how much of an image it may copy to its GPU, while the image is being read."""
 
+import contextlib
 import os
+import select
 import threading
 
-from gpu_manager.devices.shared_path import PathTransfer, SharedPath
+from gpu_manager.transfers.load_urgency import LoadUrgency
+from gpu_manager.transfers.moved_sums import MovedSums
+from gpu_manager.transfers.transfer_path import PathTransfer, TransferAbandoned, TransferPath
 from gpu_manager.weights.image_requests import ImageRequest
 from gpu_manager.worker.device.arrival import VERIFIED, packed
 
 
 class ImageFeed:
-    """The arrival of one image at a worker; each piece passes the shared path before it is told."""
+    """The arrival of one image at a worker; each block passes the GPU's path before it is told."""
 
-    def __init__(self, request: ImageRequest, total_bytes: int, path: SharedPath) -> None:
+    def __init__(
+        self,
+        request: ImageRequest,
+        total_bytes: int,
+        path: TransferPath,
+        owner: str = "",
+        urgency: LoadUrgency | None = None,
+        sums: MovedSums | None = None,
+    ) -> None:
+        """`owner` has a queue of its own for the path; what has passed is added to the sums."""
         self._request = request
         self._arriving = request.arriving
         self._total_bytes = total_bytes
         self._path = path
+        self._owner = owner
+        self._urgency = urgency or LoadUrgency()
+        self._sums = sums
 
     def follow(self) -> int:
         """Begin to tell; return the end of a pipe, which the caller must close."""
@@ -30,27 +46,23 @@ class ImageFeed:
 
     def _feed(self, pipe: int) -> None:
         try:
-            if self._tell_progress(pipe) and self._is_verified():
+            if self._tell_progress(_Told(pipe)) and self._is_verified():
+                os.set_blocking(pipe, True)
                 os.write(pipe, packed(VERIFIED))
-        except BrokenPipeError:
+        except (BrokenPipeError, TransferAbandoned):
             return  # the worker has ended: who waits for it knows
         finally:
             os.close(pipe)
 
-    def _tell_progress(self, pipe: int) -> bool:
+    def _tell_progress(self, told: "_Told") -> bool:
         """Tell what is there until everything is; False if the reading has failed."""
-        transfer = self._path.transfer()
-        told = 0
-        while told < self._total_bytes:
-            present = self._wait_beyond(told, transfer)
+        transfer = self._path.transfer(self._owner, self._urgency.rank, self._sums)
+        self._urgency.listen(transfer.promote)
+        while told.end < self._total_bytes:
+            present = self._wait_beyond(told.end, transfer)
             if present is None:
                 return False
-            while told < present:
-                count = self._path.piece_bytes if self._path.is_limited else present - told
-                count = min(count, present - told)
-                transfer.move(count)
-                told += count
-                os.write(pipe, packed(told))
+            transfer.move(present - told.end, told.add, told.is_heard)
         return True
 
     def _wait_beyond(self, told: int, transfer: PathTransfer) -> int | None:
@@ -64,3 +76,27 @@ class ImageFeed:
 
     def _is_verified(self) -> bool:
         return self._arriving is None or self._arriving.wait_verified()
+
+
+class _Told:
+    """A pipe to a worker that is told where the bytes end; it is never waited for.
+
+    A worker that does not read must not keep the path: it misses numbers that later ones exceed.
+    """
+
+    def __init__(self, pipe: int) -> None:
+        self.end = 0
+        self._pipe = pipe
+        os.set_blocking(pipe, False)
+        self._poll = select.poll()
+        self._poll.register(pipe, 0)  # errors are always reported
+
+    def add(self, size_bytes: int) -> None:
+        """Tell that so many bytes more are there."""
+        self.end += size_bytes
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._pipe, packed(self.end))
+
+    def is_heard(self) -> bool:
+        """Whether the worker has the other end still."""
+        return not self._poll.poll(0)

@@ -17,7 +17,6 @@ from functools import partial
 
 from cache_manager.model.ids import Tier
 from cache_manager.tiers.tier_index import TierIndex
-from gpu_manager.devices.shared_path import SharedPath
 from gpu_manager.errors import (
     BadImage,
     ProofRefused,
@@ -27,6 +26,7 @@ from gpu_manager.errors import (
     WeightStoreError,
     WeightStoreFull,
 )
+from gpu_manager.transfers.transfer_path import TransferPath, disk_speed
 from gpu_manager.weights.arriving_images import ArrivingImage
 from gpu_manager.weights.demoter import Demoter
 from gpu_manager.weights.host_images import HostImages, ImageHold
@@ -61,7 +61,7 @@ class WeightStore:
         index: TierIndex,
         spill: SpillDirectory | None = None,
         now_s: Callable[[], float] = time.monotonic,
-        disk: SharedPath | None = None,
+        disk: TransferPath | None = None,
         readers: Executor | None = None,
     ) -> None:
         """`index` is the empty index of host memory; `now_s` is its clock.
@@ -81,7 +81,7 @@ class WeightStore:
             spill.tenants = self._owners.tenants
         self._demoter = Demoter(self._images, spill, self.counts)
         self._counting = threading.Lock()  # taken after every other lock
-        self._disk = disk or SharedPath()
+        self._disk = disk or TransferPath(disk_speed(0.0))
         self._arriving: dict[str, ArrivingImage] = {}
         self._requesting = threading.Lock()  # taken before every other lock, and never for long
         self._readers = readers or ThreadPoolExecutor(_MOST_READINGS, "read-weights")
@@ -350,9 +350,9 @@ class WeightStore:
         if spilled.table != table:
             raise WeightsChanged(digest, "its header describes another image")
         arriving.note_begun()
-        transfer = self._disk.transfer()
+        transfer = self._disk.transfer(digest)
         with arriving.memory.view() as memory, GrowingDigest(memory, table) as growing:
-            for size_bytes, end in spilled.copy(arriving.memory, self._disk.piece_bytes):
+            for size_bytes, end in spilled.copy(arriving.memory, self._disk.block_bytes):
                 transfer.move(size_bytes)
                 if self._is_closed or not arriving.is_wanted:
                     raise ReadingGivenUp(digest)

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from gpu_manager.transfers.load_urgency import LoadUrgency
+from gpu_manager.transfers.moved_sums import Moved
 from gpu_manager.worker import worker_orders
 from gpu_manager.worker.call_reports import CallSums, MemoryRequests, Tell
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
@@ -17,7 +19,6 @@ from gpu_manager.worker.calls.executor import CallAnswer, Executor
 from gpu_manager.worker.device.worker_device import WorkerDevice
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.channel_state import MOST_CHANNELS
-from gpu_manager.worker.shared_memory.published_data import PublishedData
 from torch_shim.wire.frame_socket import Frame
 
 _LEAVING_S = 2.0  # calls under way may last longer than anybody waits for
@@ -34,17 +35,15 @@ class ServedModel:
         together: CallsTogether,
         tell: Tell,
         lost: Callable[[], object],
-        published: PublishedData,
+        urgency: LoadUrgency,
     ) -> None:
-        """`device` and `table` are this model's alone; `lost` ends the worker.
-
-        `published` is the process's data.
-        """
+        """`device` and `table` are this model's alone; `lost` ends the worker."""
         self.number = number
         self.device = device
+        self.urgency = urgency
         self.leases = AdmittedLeases(self._ended, self._claimed)
         self.relief = MemoryRequests(number, tell)
-        self.executor = Executor(device, table, self.leases, self.relief.ask, together, published)
+        self.executor = Executor(device, table, self.leases, self.relief.ask, together)
         self._programs = Programs(table)
         self._tell = tell
         self._ran = CallSums(number, tell)
@@ -102,6 +101,7 @@ class ServedModel:
 
     def note_settled(self) -> None:
         """Its load has ended."""
+        self.device.link.report(self._moved, at_once=True)
         self._settled.set()
 
     def leave(self) -> bool:
@@ -134,10 +134,15 @@ class ServedModel:
 
     def _after_call(self, lease: int, answer: CallAnswer) -> None:
         self._ran.add(lease, answer.batch, answer.times[2], self.executor.peak_bytes)
+        self.device.link.report(self._moved)
 
     def _ended(self, lease: int) -> None:
         self._ran.flush()
+        self.device.link.report(self._moved, at_once=True)
         self._tell(worker_orders.CallsEnded(self.number, lease))
+
+    def _moved(self, to_gpu: list[Moved], to_host: list[Moved]) -> None:
+        self._tell(worker_orders.BytesMoved([*map(list, to_gpu)], [*map(list, to_host)]))
 
     def _claimed(self, lease: int, session: str) -> None:
         self._tell(worker_orders.CallsClaimed(self.number, lease, session))

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
+from gpu_manager.transfers.load_urgency import LoadUrgency
+from gpu_manager.transfers.transfer_path import PathSpeed
 from gpu_manager.worker import worker_orders
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.device.gpu_turns import GpuTurns
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.sandbox import give_up_rights
 from gpu_manager.worker.served_model import ServedModel
-from gpu_manager.worker.shared_memory.published_data import PublishedData
 from gpu_manager.worker.worker_setup import WorkerSetup
 from torch_shim.errors import WireError
 from torch_shim.wire.frame_socket import Frame, FrameSocket
@@ -35,6 +36,7 @@ def live(
         os._exit(0)
 
 
+_GATES = 2  # to the GPU and from it
 # Of a channel's thread. An emulated GPU's memory is bounded by address space, which stacks take.
 _STACK_BYTES = 2 << 20
 
@@ -51,7 +53,6 @@ class _WorkerLife:
         self._missing = missing
         self._setup = WorkerSetup(self._tell, pool)
         self._together = CallsTogether()
-        self._published = PublishedData()
         self._models: dict[int, ServedModel] = {}
         threading.excepthook = self._broke
         threading.stack_size(_STACK_BYTES)
@@ -65,6 +66,7 @@ class _WorkerLife:
             worker_orders.SetLimit: self._limit,
             worker_orders.DropModel: self._drop,
             worker_orders.WithdrawData: self._withdraw,
+            worker_orders.HurryLoad: self._hurry,
         }
         with_descriptors: dict[type[worker_orders.WorkerOrder], Callable[..., None]] = {
             worker_orders.Assign: self._assign,
@@ -90,8 +92,13 @@ class _WorkerLife:
     # -- orders ---------------------------------------------------------------------------------
 
     def _assign(self, order: worker_orders.Assign, frame: Frame) -> None:
-        for turns in frame.descriptors:
-            self._together.take_turns(GpuTurns(turns))
+        gates, turns = frame.descriptors[:_GATES], frame.descriptors[_GATES:]
+        if order.link:
+            self._setup.device.link.connect(gates, _speed(order.link))
+        else:
+            turns = frame.descriptors
+        for each in turns:
+            self._together.take_turns(GpuTurns(each))
         overhead_bytes = self._setup.overhead_bytes()
         missing = give_up_rights(order.uid, order.descriptors, order.processes, self._parent)
         self._tell(worker_orders.Ready(self._missing + missing, overhead_bytes))
@@ -100,17 +107,17 @@ class _WorkerLife:
     def _load(self, order: worker_orders.LoadImage, frame: Frame) -> None:
         device = self._setup.device.part(order.model) if order.shared else self._setup.device
         table = self._setup.take_table()
+        urgency = LoadUrgency(ahead=order.ahead)
         model = ServedModel(
-            order.model,
-            device,
-            table,
-            self._together,
-            self._tell,
-            lambda: os._exit(1),
-            self._published,
+            order.model, device, table, self._together, self._tell, lambda: os._exit(1), urgency
         )
         self._models[order.model] = model
         self._setup.load(model, order, frame.descriptors)
+
+    def _hurry(self, order: worker_orders.HurryLoad) -> None:
+        model = self._models.get(order.model)
+        if model is not None:
+            model.urgency.hurry()
 
     def _admit(self, order: worker_orders.AdmitCalls) -> None:
         model = self._models.get(order.model)
@@ -190,3 +197,8 @@ class _WorkerLife:
         """A channel's thread hit a fault of ours: the channel is gone, the worker goes on."""
         kind, error = arguments.exc_type.__name__, arguments.exc_value
         self._tell(worker_orders.Note(f"a channel ended by {kind}: {error}"[:500], ""))
+
+
+def _speed(link: list[float]) -> PathSpeed:
+    bytes_per_s, block_bytes = link
+    return PathSpeed(bytes_per_s, int(block_bytes))

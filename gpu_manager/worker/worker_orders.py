@@ -28,13 +28,16 @@ class Warm(NamedTuple):
 class Assign(NamedTuple):
     """Manager to worker: you belong to a tenant now. `uid` is 0 where it stays as it is.
 
-    It is carried out when the device is ready, and may follow LoadImage. A descriptor is that of
-    the GPU's turns, where its slot holds several leases.
+    It is carried out when the device is ready, and may follow LoadImage. The first two descriptors
+    are those of the gates to and from the GPU (`transfers/process_gate.py`), where there is a
+    `link`: its bytes a second and those of its blocks. The next one is that of the GPU's turns,
+    where its slot holds several leases.
     """
 
     uid: int
     descriptors: int
     processes: int
+    link: list[float]
 
 
 class Ready(NamedTuple):
@@ -48,7 +51,8 @@ class LoadImage(NamedTuple):
     """Manager to worker, with the image's descriptor: hold this image. Times are the least.
 
     The next descriptor, of an image that is `arriving`, is that of a pipe that tells how much is
-    there (`device/arrival.py`). A model that is `shared` is one of several in this worker.
+    there (`device/arrival.py`). A model that is `shared` is one of several in this worker. No
+    request waits for one that is loaded `ahead`.
     """
 
     model: int
@@ -60,6 +64,13 @@ class LoadImage(NamedTuple):
     run_s: float
     arriving: bool
     shared: bool
+    ahead: bool
+
+
+class HurryLoad(NamedTuple):
+    """Manager to worker: a request waits for this model, which is being loaded ahead."""
+
+    model: int
 
 
 class ImageLoaded(NamedTuple):
@@ -191,6 +202,16 @@ class CallsRan(NamedTuple):
     peak_bytes: int
 
 
+class BytesMoved(NamedTuple):
+    """Worker to manager: what went to the GPU and from it since the last of these.
+
+    For each rank of transfers the bytes, and the seconds for which they waited.
+    """
+
+    to_gpu: list[list[float]]
+    to_host: list[list[float]]
+
+
 class Pressure(NamedTuple):
     """Worker to manager: a call needs this many bytes in all and waits for a Limit."""
 
@@ -245,6 +266,8 @@ WorkerOrder = (
     | HandOver
     | HandedOver
     | WithdrawData
+    | HurryLoad
+    | BytesMoved
 )
 
 KINDS: dict[type[WorkerOrder], FrameKind] = {
@@ -266,6 +289,8 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     HandOver: FrameKind.HAND_OVER,
     HandedOver: FrameKind.HANDED_OVER,
     WithdrawData: FrameKind.WITHDRAW,
+    HurryLoad: FrameKind.HURRY,
+    BytesMoved: FrameKind.MOVED,
     CallsRan: FrameKind.RAN,
     Pressure: FrameKind.PRESSURE,
     Note: FrameKind.FAILED,

@@ -110,7 +110,7 @@ class WorkerSetup:
         placed: DeviceImage | None = None
         try:
             device.adopt_thread()
-            placed = _placed(order, image, arrival, device)
+            placed = _placed(order, image, arrival, model)
             time.sleep(max(0.0, begin_s + order.load_s - time.monotonic()))
             end_s = time.monotonic()
             arrival.wait_verified()
@@ -140,16 +140,18 @@ class WorkerSetup:
 
 
 def _placed(
-    order: worker_orders.LoadImage, image: int, arrival: Arrival, device: WorkerDevice
+    order: worker_orders.LoadImage, image: int, arrival: Arrival, model: ServedModel
 ) -> DeviceImage:
     """The image on the device; its descriptor is closed if that fails."""
     try:
-        file = ImageFile(order.digest, order.table, order.total_bytes, image, arrival)
+        file = ImageFile(
+            order.digest, order.table, order.total_bytes, image, arrival, model.urgency
+        )
     except BaseException:
         os.close(image)
         raise
     try:
-        return DeviceImage(file, device)
+        return DeviceImage(file, model.device)
     except BaseException:
         file.close()
         raise

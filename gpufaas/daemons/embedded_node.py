@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.addresses import Address
@@ -67,6 +67,9 @@ def worker_processes(settings: NodeSettings) -> MakeRuntime:
     """Return what makes a node's runtime: worker processes for each model, or each tenant."""
     emulation = settings.emulation
     pool = PoolSettings(context_s=emulation.context_s, context_bytes=emulation.context_bytes)
+    spare = settings.spare_contexts
+    if spare is not None:
+        pool = replace(pool, least=min(pool.least, spare), most=spare, most_cuda=spare)
 
     async def make(observer: Observer, devices: Sequence[GpuDevice]) -> Runtime:
         kinds = [device.worker_device for device in devices]

@@ -44,6 +44,7 @@ class StackNode:
     store_memory: str = ""
     host_eviction: str = "lru"
     gpu_overlap: int = 1
+    spare_contexts: str = ""
     runtime: str = PROCESS
     emulate_load: str = "0"
     emulate_run: str = "0"

@@ -14,11 +14,18 @@ from scheduler import policies
 
 POLICY = "lalbo3"
 _SECONDS = "s"
+_EACH_GPU = "/gpu"
 _MOST_OVERLAP = 64
+_MOST_SPARE = 16
+SPARE_CONTEXTS = "workers that wait with a context on each GPU, at most (1; of emulated ones 4)"
 
 EMULATED_PATHS = (
     ("--emulate-disk", "BYTES", "bytes/s of an emulated disk, shared by all loads (unlimited)"),
-    ("--emulate-pcie", "BYTES", "bytes/s of an emulated PCIe, shared by all loads (unlimited)"),
+    (
+        "--emulate-pcie",
+        "BYTES[/gpu]",
+        "bytes/s each way of an emulated PCIe: the node's, or a GPU's",
+    ),
     ("--emulate-context", "S[:BYTES]", "seconds and memory of an emulated context (0)"),
 )
 
@@ -34,6 +41,7 @@ def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warnin
     add("--policy", default=POLICY, help=f"one of {', '.join(policies.available())} ({POLICY})")
     overlap = "leases a GPU holds at once; it runs one at a time (1, or GPUFAAS_GPU_OVERLAP)"
     add("--gpu-overlap", metavar="N", help=overlap)
+    add("--spare-contexts", metavar="N", help=SPARE_CONTEXTS)
     add("--runtime", choices=RUNTIMES, help="how models are hosted (process, or GPUFAAS_RUNTIME)")
     add("--emulate-load", metavar="S[+S/GiB]", default="0", help="seconds of an emulated load")
     add("--emulate-run", metavar="S", default="0", help="seconds of an emulated run")
@@ -55,6 +63,7 @@ def node_settings(
         store_memory_bytes=_size(options.store_memory),
         host_eviction=options.host_eviction,
         gpu_overlap=gpu_overlap(options.gpu_overlap, options.environment),
+        spare_contexts=spare_contexts(options.spare_contexts),
         runtime=runtime(options.runtime, options.environment),
         emulation=emulation(
             options.emulate_load,
@@ -74,6 +83,15 @@ def gpu_overlap(flag: str | None, environment: Mapping[str, str]) -> int:
     return int(text)
 
 
+def spare_contexts(text: str | None) -> int | None:
+    """How many workers wait with a context, at most; None where nobody says."""
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) > _MOST_SPARE:
+        raise CommandError(f"spare contexts: {text!r}: a number up to {_MOST_SPARE} is expected")
+    return int(text)
+
+
 def runtime(flag: str | None, environment: Mapping[str, str]) -> str:
     """The runtime of models without a wish; the flag overrides the environment."""
     text = flag or environment.get("GPUFAAS_RUNTIME") or PROCESS
@@ -87,7 +105,8 @@ def emulation(
 ) -> EmulatedTimes:
     """The times of emulated GPUs: `0.2+1.5/GiB` is 0.2 s, and 1.5 s for each GiB.
 
-    Disk and PCIe are bytes a second, as in `1.5GB`; `0.3:400MiB` is a context that takes 0.3 s.
+    Disk and PCIe are bytes a second, as in `1.5GB`; `12GB/gpu` is a PCIe for each GPU. `0.3:400MiB`
+    is a context that takes 0.3 s.
     """
     base, _, per_gib = load.partition("+")
     if per_gib and not per_gib.endswith("/GiB"):
@@ -98,7 +117,8 @@ def emulation(
         load_s_per_gib=_seconds(per_gib.removesuffix("/GiB") or "0", "emulated load"),
         run_s=_seconds(run, "emulated run"),
         disk_bytes_per_s=_bytes(disk, "emulated disk"),
-        pcie_bytes_per_s=_bytes(pcie, "emulated PCIe"),
+        pcie_bytes_per_s=_bytes(pcie.removesuffix(_EACH_GPU), "emulated PCIe"),
+        pcie_per_gpu=pcie.endswith(_EACH_GPU),
         context_s=_seconds(context_s, "emulated context"),
         context_bytes=_bytes(context_bytes or "0", "emulated context"),
     )

@@ -75,6 +75,7 @@ class StackPlan:
             *("--emulate-load", node.emulate_load, "--emulate-run", node.emulate_run),
             *("--emulate-disk", node.emulate_disk, "--emulate-pcie", node.emulate_pcie),
             *("--emulate-context", node.emulate_context),
+            *(("--spare-contexts", node.spare_contexts) if node.spare_contexts else ()),
             *(("--gpu-memory", node.gpu_memory) if node.gpu_memory else ()),
             *(("--store-memory", node.store_memory) if node.store_memory else ()),
             *(("--spill", node.spill) if node.spill else ()),

@@ -1,7 +1,10 @@
 """Orders of administrators and memory pressure: pin, unpin, prefetch, evict, free memory."""
 
+from collections.abc import Sequence
+
 from cache_manager.model.ids import GpuId, ModelId
 from cache_manager.residency.empty_processes import idle_contexts
+from cache_manager.residency.shared_processes import replace_shared
 from scheduler.core.placer import Placer
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.slots import Gpu, Slot
@@ -47,10 +50,22 @@ class AdminHandler:
         self._cluster.index.withhold(gpu.cache, min(short_bytes, gpu.cache.free_bytes))
         self._free_what_waits(gpu)
 
-    def set_apart(self, gpu: Gpu, size_bytes: int, now: float, out: list[Action]) -> None:
+    def set_apart(
+        self,
+        gpu: Gpu,
+        processes: Sequence[tuple[int, Sequence[ModelId]]],
+        now: float,
+        out: list[Action],
+    ) -> None:
         """Withhold memory that processes with several models take, until the next snapshot."""
-        self._free(gpu, size_bytes - gpu.cache.free_bytes, now, out)
-        self._cluster.index.withhold(gpu.cache, min(size_bytes, gpu.cache.free_bytes))
+        index, cache = self._cluster.index, gpu.cache
+        self._free(gpu, sum(size for size, _ in processes) - cache.free_bytes, now, out)
+        counted = []
+        for size_bytes, models in processes:
+            withheld_bytes = min(size_bytes, cache.free_bytes)
+            index.withhold(cache, withheld_bytes)
+            counted.append((withheld_bytes, models))
+        replace_shared(cache, counted, index.changes)
         self._free_what_waits(gpu)
 
     def _free(self, gpu: Gpu, short_bytes: int, now: float, out: list[Action]) -> None:
@@ -83,7 +98,7 @@ class AdminHandler:
             self._placer.idle.found(gpu, model)
 
     def keep_context(
-        self, gpu: Gpu, model: ModelId, size_bytes: int, now: float, out: list[Action]
+        self, gpu: Gpu, model: ModelId, size_bytes: int, since_s: float, out: list[Action]
     ) -> None:
         """A manager keeps an empty process that a model left: count it, if there is room."""
         if model in gpu.cache.residents:
@@ -91,7 +106,7 @@ class AdminHandler:
         if size_bytes > gpu.cache.free_bytes:
             out.append(EndContext(gpu.spec.id, model, "it has no room"))
             return
-        self._cluster.index.keep_context(gpu.cache, model, size_bytes, now)
+        self._cluster.index.keep_context(gpu.cache, model, size_bytes, since_s)
         self._placer.idle.found(gpu, model)
 
     def resize(self, model: ModelId, now: float, out: list[Action]) -> None:

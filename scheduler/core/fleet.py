@@ -114,10 +114,9 @@ class Fleet:
             if gpu.spec.id not in reported:
                 self.lose(GpuLost(gpu.spec.id, event.lost_leases), now, out)
         self.resume(NodeHeard(event.node), now, out)
-        self._cluster.index.replace_tiers(event.node, dict(event.stored))
-        self._placer.idle.node_reports(event.node)
-        for model, tier in event.stored:
-            self._placer.idle.stored(event.node, model, tier, now)
+        stored = dict(event.stored)
+        self._cluster.index.replace_tiers(event.node, stored)
+        self._placer.idle.node_reports(event.node, stored, now)
         for snapshot in event.gpus:
             known = self._cluster.gpus.get(snapshot.gpu.id)
             if known is not None:  # what contexts need is measured, and changes
@@ -156,7 +155,8 @@ class Fleet:
         reported = dict(snapshot.residents)
         for model in [model for model in cache.residents if model not in reported]:
             self._cluster.evict(gpu, model)
-        for model in list(cache.contexts):
+        left_s = {model: context.since_s for model, context in cache.contexts.items()}
+        for model in left_s:
             index.drop_context(cache, model)
         for model, size_bytes in snapshot.residents:  # shrunk models first, to free memory
             if model in cache.residents and size_bytes < cache.residents[model].bytes:
@@ -170,9 +170,9 @@ class Fleet:
             if self._cluster.profiles.report_memory(model, size_bytes):
                 self._admin.resize(model, now, out)
         for model, size_bytes in snapshot.contexts:
-            self._admin.keep_context(gpu, model, size_bytes, now, out)
-        if snapshot.shared_bytes:
-            self._admin.set_apart(gpu, snapshot.shared_bytes, now, out)
+            self._admin.keep_context(gpu, model, size_bytes, left_s.get(model, now), out)
+        if snapshot.shared or cache.shared:
+            self._admin.set_apart(gpu, snapshot.shared, now, out)
 
 
 def _check_owners(event: NodeSnapshot, gpus: Mapping[GpuId, Gpu]) -> None:

@@ -1,6 +1,7 @@
 """Reports of GPU managers about models: measured sizes and times, loads done, failed, undone."""
 
 from cache_manager.model.ids import ModelId, Tier
+from cache_manager.residency.shared_processes import join
 from scheduler.core.admin import AdminHandler
 from scheduler.core.fleet import Fleet
 from scheduler.core.lifecycle import Lifecycle
@@ -62,6 +63,8 @@ class ModelReports:
                 self._placer.loaded(lease, event.model, now)
         if event.model not in gpu.cache.residents:
             self._admin.take_over(gpu, event.model, event.memory_bytes, now, out)
+        if event.shares:
+            join(gpu.cache, event.model, self._cluster.index.changes)
         if event.memory_bytes is not None:
             self._measured(event.model, event.memory_bytes, now, out)
 

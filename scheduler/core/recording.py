@@ -10,6 +10,7 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import ModelId, Tier
 from scheduler.core.core import Core, make_core
 from scheduler.estimates.profiles import Profile
@@ -50,6 +51,7 @@ class Beginning(NamedTuple):
     profiles: tuple[RecordedProfile, ...] = ()
     standing: StandingTerms | None = None
     exit_rule: str = "never"
+    gaps: Mapping[ModelId, tuple[tuple[int, float], ...]] = MappingProxyType({})
 
     def core(
         self, policy: str | None = None, parameters: Mapping[str, float] | None = None
@@ -66,6 +68,8 @@ class Beginning(NamedTuple):
         core = make_core(policy or self.policy, self.eviction, chosen, settings)
         for recorded_profile in self.profiles:
             core.cluster.profiles.restore(recorded_profile.model, _profile(recorded_profile))
+        for model, counts in self.gaps.items():
+            core.placer.idle.remember(model, IdleGaps.of(counts))
         return core
 
 

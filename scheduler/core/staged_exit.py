@@ -66,6 +66,11 @@ class StagedExit:
         self._timers: dict[_Place, tuple[float, Tier]] = {}
         self._due: dict[_Place, tuple[Tier, float, float]] = {}
 
+    @property
+    def remembered(self) -> int:
+        """How many places something is remembered of: none of these outlives its timer."""
+        return len(self._timers.keys() | self._due.keys())
+
     def watch(self, now: float, out: list[Action]) -> None:
         """Set timers for the models that have come to rest."""
         idle = self._idle
@@ -88,7 +93,9 @@ class StagedExit:
             return
         if due_s > now:
             self._set(place, due_s, out)
-        elif event.gpu is None:
+            return
+        del self._due[place]
+        if event.gpu is None:
             self._leave_store(place, now, out)
         else:
             self._leave_gpu(self._cluster.gpus[event.gpu], place, now, out)

@@ -89,15 +89,20 @@ class GpuSnapshot(NamedTuple):
     """One GPU as its manager sees it.
 
     Residents run from the least to the most recently used, models that are being loaded included.
-    `contexts` are the empty processes that models left, and their memory. No model can have the
-    `shared_bytes`: processes with several models take them.
+    `contexts` are the empty processes that models left, and their memory. No model can have that of
+    `shared` processes, which counts beside that of the models in them.
     """
 
     gpu: GpuSpec
     residents: tuple[tuple[ModelId, int], ...] = ()
     leases: tuple[LiveLease, ...] = ()
     contexts: tuple[tuple[ModelId, int], ...] = ()
-    shared_bytes: int = 0
+    shared: tuple[tuple[int, tuple[ModelId, ...]], ...] = ()
+
+    @property
+    def shared_bytes(self) -> int:
+        """What shared processes take together, besides their models."""
+        return sum(size_bytes for size_bytes, _ in self.shared)
 
 
 class NodeSnapshot(NamedTuple):
@@ -126,13 +131,14 @@ class ModelRegistered(NamedTuple):
 
 
 class ModelLoaded(NamedTuple):
-    """A model is in GPU memory; the load is measured."""
+    """A model is in GPU memory; the load is measured. It may share its process with others."""
 
     gpu: GpuId
     model: ModelId
     load_s: float
     source: Tier
     memory_bytes: int | None = None
+    shares: bool = False
 
 
 class LoadFailed(NamedTuple):

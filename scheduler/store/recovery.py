@@ -6,6 +6,7 @@ from functools import partial
 from logging import Logger
 from typing import TypeVar
 
+from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler import policies
 from scheduler.core.core import Core
@@ -23,6 +24,7 @@ from scheduler.store.stored_records import (
     PolicyChoice,
     gpu_of,
     gpu_order,
+    idle_gaps,
     is_unused,
     last_used_unix_s,
     name,
@@ -35,16 +37,19 @@ _Value = TypeVar("_Value")
 
 @dataclass(slots=True)
 class Recovered:
-    """Profiles, the order in which models were used, the pinned models, and the policy."""
+    """Profiles, gaps between uses, the order of the latest uses, pinned models, and the policy."""
 
     profiles: Mapping[ModelId, Profile] = field(default_factory=dict)
     orders: dict[GpuId, GpuOrder] = field(default_factory=dict)
     policy: PolicyChoice | None = None
+    gaps: Mapping[ModelId, IdleGaps] = field(default_factory=dict)
 
     def restore(self, core: Core) -> None:
-        """Give the profiles to a fresh core."""
+        """Give the profiles and the gaps to a fresh core."""
         for model, found in self.profiles.items():
             core.cluster.profiles.restore(model, found)
+        for model, gaps in self.gaps.items():
+            core.placer.idle.remember(model, gaps)
 
     def begin_with(self, configured: PolicyChoice) -> PolicyChoice:
         """The administrator's choice, if there is one; else the configured policy."""
@@ -90,6 +95,7 @@ async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -
 
     profiles: dict[ModelId, Profile] = {}
     used: dict[ModelId, int] = {}
+    gaps: dict[ModelId, IdleGaps] = {}
     for stored_key, value in (await store.list(MODELS)).values.items():
         used_unix_s = sound(stored_key, value, last_used_unix_s)
         if used_unix_s is not None and is_unused(used_unix_s, models_since_unix_s):
@@ -98,6 +104,9 @@ async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -
         if found is not None:
             model = ModelId(name(MODELS, stored_key))
             profiles[model], used[model] = found, used_unix_s or 0
+            seen = sound(stored_key, value, idle_gaps)
+            if seen is not None and seen.total:
+                gaps[model] = seen
     orders: dict[GpuId, GpuOrder] = {}
     for stored_key, value in (await store.list(LRU)).values.items():
         order = sound(stored_key, value, gpu_order)
@@ -107,7 +116,7 @@ async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -
     policy = None if stored is None else sound(POLICY, stored, sound_choice)
     # The core forgets the first ones first, where there are too many.
     by_use = sorted(profiles, key=lambda model: (used[model], model))
-    return Recovered({model: profiles[model] for model in by_use}, orders, policy)
+    return Recovered({model: profiles[model] for model in by_use}, orders, policy, gaps)
 
 
 def sound_choice(value: bytes) -> PolicyChoice:

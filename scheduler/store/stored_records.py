@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.state.slots import Gpu, Slot
 from scheduler.estimates.profiles import Profile
@@ -20,6 +21,8 @@ CONFIGURATION, ADMINISTRATOR = "configuration", "administrator"
 
 # Residents of one GPU that are listed: the most recently used ones.
 _MOST_LISTED = 2000
+# Of how much a gap counts; smaller counts are as good as none.
+_DECIMALS = 4
 
 StoredRecord = Mapping[str, object]
 
@@ -134,9 +137,11 @@ def gpu_of(lru_key: str) -> GpuId:
 # -- models -------------------------------------------------------------------------------------
 
 
-def profile_record(profile: Profile, used_unix_s: int) -> StoredRecord:
-    """The profile of one model, and the hour of its last use."""
-    return {
+def profile_record(profile: Profile, used_unix_s: int, gaps: IdleGaps) -> StoredRecord:
+    """The profile of one model, the hour of its last use, and the gaps between its uses."""
+    counts = [[place, round(count, _DECIMALS)] for place, count in gaps.counts]
+    seen = [each for each in counts if each[1]]
+    return ({"gaps": seen} if seen else {}) | {
         "used_unix_s": used_unix_s,
         "memory_bytes": profile.memory_bytes,
         "measured_bytes": profile.measured_bytes,
@@ -180,6 +185,14 @@ def profile(value: bytes) -> Profile:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadRecord(str(error)) from error
     return made
+
+
+def idle_gaps(value: bytes) -> IdleGaps:
+    """The gaps between a model's uses as they were stored; none in a record without them."""
+    try:
+        return IdleGaps.of((int(place), float(n)) for place, n in json.loads(value).get("gaps", ()))
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise BadRecord(str(error)) from error
 
 
 def last_used_unix_s(value: bytes) -> int:

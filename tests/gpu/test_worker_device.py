@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gpu_manager.transfers.process_gate import make_gate
+from gpu_manager.transfers.transfer_path import PathSpeed
 from gpu_manager.worker.call_errors import CannotRecord, ContextLost
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.cuda_runtime import READ_ONLY, loaded_runtime
@@ -52,7 +54,12 @@ def test_overhead_is_what_the_driver_has_given(uuid: str) -> None:
     assert abs(counted - taken) < 96 * MIB
 
 
-def test_image_arrives_whole_through_pinned_buffers(device: CudaContext) -> None:
+@pytest.mark.parametrize("has_turns", [False, True])
+def test_image_arrives_whole_through_pinned_buffers(
+    device: CudaContext, *, has_turns: bool
+) -> None:
+    if has_turns:
+        device.link.connect((make_gate(), make_gate()), PathSpeed())
     content = os.urandom(96 * MIB + 12)
     descriptor = os.memfd_create("image")
     os.write(descriptor, content)
@@ -64,6 +71,18 @@ def test_image_arrives_whole_through_pinned_buffers(device: CudaContext) -> None
         there = torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage)
         assert there.cpu().numpy().tobytes() == expected
     os.close(descriptor)
+
+
+def test_large_input_and_result_are_the_same_when_they_were_announced(device: CudaContext) -> None:
+    device.link.connect((make_gate(), make_gate()), PathSpeed())
+    content = os.urandom(5 * MIB)
+    back = bytearray(len(content))
+
+    storage = device.receive(memoryview(bytearray(content)), 0, len(content))
+    there = torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage)
+    device.send([there], [memoryview(back)])
+
+    assert bytes(back) == content
 
 
 def test_refused_pin_is_no_error_of_the_next_kernel() -> None:

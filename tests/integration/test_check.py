@@ -52,7 +52,7 @@ def check(path: Path, code: int) -> tuple[dict[str, Any], str]:
         cwd=path.parent,
         capture_output=True,
         text=True,
-        timeout=110.0,
+        timeout=270.0,
         check=False,
     )
     assert done.returncode == code, done.stderr
@@ -99,7 +99,7 @@ def test_check_says_so_when_there_is_no_such_python(tmp_path: Path) -> None:
     command = [*CHECK, "--python", "/no/python", "app.py"]
 
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60.0, check=False
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=270.0, check=False
     )
 
     assert (done.returncode, done.stdout) == (2, "")

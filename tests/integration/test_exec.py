@@ -48,7 +48,7 @@ with torch.no_grad():
 def run(*arguments: str, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
     """What a finished run said."""
     done = subprocess.run(
-        [*EXEC, *arguments], input=stdin, capture_output=True, text=True, timeout=100.0, check=False
+        [*EXEC, *arguments], input=stdin, capture_output=True, text=True, timeout=270.0, check=False
     )
     assert done.returncode == code, done.stderr
     return done

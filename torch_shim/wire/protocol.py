@@ -93,8 +93,9 @@ class FrameKind(IntEnum):
     CHANNEL = 70
     STOP = 71
     EMPTY = 72
-    HAND_OVER = 73
-    WITHDRAW = 74
+    HURRY = 73
+    HAND_OVER = 75
+    WITHDRAW = 76
     # worker -> manager
     READY = 80
     LOADED = 81
@@ -103,7 +104,8 @@ class FrameKind(IntEnum):
     RAN = 84
     PRESSURE = 85
     CLEARED = 86
-    HANDED_OVER = 87
+    MOVED = 87
+    HANDED_OVER = 88
     # manager -> fork server, and back
     FORK = 96
     FORKED = 97

@@ -3,7 +3,7 @@
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -12,13 +12,16 @@ import torch
 from bench.gpu.gpu_bench import PartOptions, Say
 from bench.gpu.results_file import Row
 from bench.measure.report import MeasurementFailed
+from gpu_manager.transfers.process_gate import ProcessGate, make_gate
+from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath
 from gpu_manager.worker.device.cuda_runtime import PORTABLE, READ_ONLY, CudaRuntime, loaded_runtime
-from gpu_manager.worker.device.staged_copy import StagingBuffers
+from gpu_manager.worker.device.staged_copy import PIECE_BYTES, InTurn, StagingBuffers
 
 _BYTES, _EMULATED_BYTES = 2 << 30, 64 << 20
 _TIMES = 3
 _PIECE_BYTES = 64 << 20
 _PIECES = tuple(mib << 20 for mib in (8, 16, 32, 64))
+_BLOCKS = tuple(mib << 20 for mib in (1, 2, 4))
 # Aimed at: the share of the link that the copy alone reaches.
 _OF_LINK = 0.8
 
@@ -57,11 +60,28 @@ def measure(asked: PartOptions, say: Say) -> None:
                 partial(staging.copy, descriptor, size, target),
                 f"buffers made in {made_ms:.1f} ms, pinned: {staging.pinned}",
             )
-            staging.close()
             say(found)
             best = max(best, found["of_link"])
+            if piece_bytes == PIECE_BYTES:
+                for block_bytes in _BLOCKS:
+                    copy = partial(
+                        staging.copy, descriptor, size, target, in_turn=_blocks(block_bytes)
+                    )
+                    say(row(f"staged, given in blocks of {block_bytes >> 20} MiB", copy))
+            staging.close()
     if best < _OF_LINK:
         raise MeasurementFailed(f"staged copies reach {best:.0%} of the link, not {_OF_LINK:.0%}")
+
+
+def _blocks(block_bytes: int) -> InTurn:
+    """Blocks that wait for nobody, as those of a load that is alone."""
+
+    def in_turn(size_bytes: int) -> Generator[int, None, None]:
+        path = TransferPath(PathSpeed(block_bytes=block_bytes), ProcessGate(gate))
+        yield from path.transfer("load").blocks(size_bytes)
+
+    gate = make_gate()
+    return in_turn
 
 
 def link_bytes_s(target: torch.Tensor) -> float:

@@ -83,6 +83,11 @@ class ProcessRuntime:
         return self._pool.ready
 
     @property
+    def forked(self) -> int:
+        """The number of processes that have no device yet."""
+        return self._pool.forked
+
+    @property
     def hosted(self) -> Sequence[ModelInWorker]:
         """The models that have a worker now."""
         return tuple(model for worker in self._hosting for model in worker.models)
@@ -204,4 +209,4 @@ class ProcessRuntime:
         uid = 0
         if self._settings.change_user and os.geteuid() == 0:
             uid = self._uids.setdefault(tenant, _FIRST_UID + len(self._uids) % _UIDS)
-        return worker_orders.Assign(uid, self._settings.descriptors, self._settings.processes)
+        return worker_orders.Assign(uid, self._settings.descriptors, self._settings.processes, [])

@@ -11,6 +11,8 @@ from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.runtimes.runtime import EmptyHost, LoadOrder, Observer
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from gpu_manager.runtimes.workers.model_in_worker import ModelInWorker
+from gpu_manager.transfers.moved_sums import Moved
+from gpu_manager.transfers.transfer_schedule import TransferRank
 from gpu_manager.worker import worker_orders
 from torch_shim.errors import ConnectionLost, WireError
 
@@ -44,7 +46,7 @@ class HostingWorker:
         self.shared = shared
         self.tenant, self.gpu = order.tenant, order.gpu
         self.overhead_bytes = 0
-        self._turns = order.turns
+        self._turns, self._link = order.turns, order.link
         self._observer = observer
         self._keep = keep
         self._numbers = itertools.count(worker.models + 1)
@@ -84,7 +86,12 @@ class HostingWorker:
     async def assign(self, assign: worker_orders.Assign | None) -> None:
         """Wait until the worker is the tenant's, by this order; raise the error if it cannot be."""
         if assign is not None:
-            await self.worker.send(assign, () if self._turns is None else (self._turns,))
+            turns = () if self._turns is None else (self._turns,)
+            gates: tuple[int, ...] = ()
+            if self._link is not None:
+                gates, speed = self._link.gates, self._link.speed
+                assign = assign._replace(link=[float(speed.bytes_per_s), float(speed.block)])
+            await self.worker.send(assign, (*gates, *turns))
         await asyncio.shield(self._assigned)
 
     def watch(self, times: LivenessTimes) -> None:
@@ -126,6 +133,8 @@ class HostingWorker:
             self._note_ready(order)
         elif isinstance(order, worker_orders.Note):
             self._note(order)
+        elif isinstance(order, worker_orders.BytesMoved):
+            self._note_moved(order)
         elif isinstance(order, worker_orders.ModelDropped):
             self._dropped(order)
         elif isinstance(order, worker_orders.ImageLoadFailed) and order.model == _NO_MODEL:
@@ -152,6 +161,14 @@ class HostingWorker:
         known = {} if trace is None else {"trace_id": trace.trace_id}
         names = ", ".join(model.order.model for model in self._models.values())
         log.info("worker %s of %s: %.500s", self.worker.name, names, order.text, extra=known)
+
+    def _note_moved(self, order: worker_orders.BytesMoved) -> None:
+        if self._link is None:
+            return
+        for sums, told in zip(self._link.sums, order, strict=True):
+            for rank, moved in zip(TransferRank, told, strict=False):
+                if len(moved) == len(Moved._fields):
+                    sums.add(rank, *moved)
 
     def _dropped(self, order: worker_orders.ModelDropped) -> None:
         model = self._models.get(order.model)

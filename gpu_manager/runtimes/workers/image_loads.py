@@ -21,6 +21,7 @@ async def send_image(worker: ForkedWorker, number: int, order: LoadOrder, *, sha
         order.emulation.run_s,
         order.arrival is not None,
         shared,
+        order.urgency.is_ahead,
     )
     if order.arrival is None:
         await worker.send(load, [order.image])

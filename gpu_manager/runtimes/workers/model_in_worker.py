@@ -138,6 +138,7 @@ class ModelInWorker:
         makes it the tenant's, unless it is that already.
         """
         await send_image(self._worker, self.number, self._order, shared=self._host.shared)
+        self._order.urgency.listen(lambda _: self._send(worker_orders.HurryLoad(self.number)))
         await self._host.assign(assign)
         answer = await asyncio.shield(self._loaded)
         self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s

@@ -1,10 +1,14 @@
-"""The warm pool: workers that wait for a model; their number follows recent demand."""
+"""The warm pool: workers that wait for a model; their number follows recent demand.
+
+Besides those with a context it has some that are forked and nothing more: they hold no memory of a
+GPU, serve every device, and save the load that takes one the time of a fork.
+"""
 
 import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from gpu_manager.errors import NoWorker
@@ -24,12 +28,13 @@ class PoolSettings:
     The number is that of the models loaded in the last `window_s`, but at least `least` and at most
     `most` (`most_cuda` for a real GPU, on which a spare worker holds a context). The workers of all
     devices together fit into `memory_bytes`. Emulated GPUs' contexts take `context_s` and
-    `context_bytes`.
+    `context_bytes`. So many more processes are `forked` ahead, without a device.
     """
 
     least: int = 1
     most: int = 4
     most_cuda: int = 1
+    forked: int = 1
     window_s: float = 10.0
     memory_bytes: int = 1 << 30
     spare_bytes: int = 64 << 20
@@ -48,6 +53,7 @@ class Pool:
         self._settings = settings
         self._spares: dict[str, deque[ForkedWorker]] = {device: deque() for device in devices}
         self._loads: dict[str, deque[float]] = {device: deque() for device in devices}
+        self._forked: deque[ForkedWorker] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -57,6 +63,11 @@ class Pool:
     def ready(self) -> dict[str, int]:
         """The number of spare workers by device."""
         return {device: len(spares) for device, spares in self._spares.items()}
+
+    @property
+    def forked(self) -> int:
+        """The number of processes without a device."""
+        return len(self._forked)
 
     def spares(self, device: str) -> Sequence[ForkedWorker]:
         """Return the workers for this device that are ready, the next one first."""
@@ -68,7 +79,7 @@ class Pool:
             self._task = asyncio.get_running_loop().create_task(self._maintain())
 
     async def take(self, device: str, model: str, *, fresh: bool = False) -> ForkedWorker:
-        """Return a warmed worker; create one if none is ready, or if `fresh`.
+        """Return a warmed worker, else one that begins to make its context; a new one if `fresh`.
 
         The first one starts the pool, if nothing else has.
         """
@@ -76,13 +87,12 @@ class Pool:
         spares = self._spares.setdefault(device, deque())
         self._loads.setdefault(device, deque()).append(loop.time())
         loop.call_later(self._settings.refill_delay_s, self._refill)
-        while spares and not fresh:
-            worker = spares.popleft()
-            if not worker.exited.done():
-                self._deaths = 0
-                return worker
+        worker = None if fresh else _living(spares)
+        if worker is not None:
+            self._deaths = 0
+            return worker
         try:
-            return await self._make(device)
+            return await self._warm(None if fresh else _living(self._forked), device)
         except (WireError, OSError) as error:
             raise NoWorker(model, str(error)) from error
 
@@ -92,7 +102,7 @@ class Pool:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for spares in self._spares.values():
+        for spares in (*self._spares.values(), self._forked):
             while spares:
                 await self._discard(spares.pop())
 
@@ -104,22 +114,28 @@ class Pool:
         while True:
             self._wake.clear()
             for device, spares in self._spares.items():
-                await self._adjust(device, spares)
+                make = functools.partial(self._warm, None, device)
+                await self._adjust(spares, self._wanted(device), make)
+            await self._adjust(self._forked, self._settings.forked, self._server.fork)
             try:
                 async with asyncio.timeout(self._settings.window_s):
                     await self._wake.wait()
             except TimeoutError:
                 continue  # the demand may have fallen: adjust the number of spares
 
-    async def _adjust(self, device: str, spares: deque[ForkedWorker]) -> None:
-        wanted = self._wanted(device)
+    async def _adjust(
+        self,
+        spares: deque[ForkedWorker],
+        wanted: int,
+        make: Callable[[], Awaitable[ForkedWorker]],
+    ) -> None:
         while len(spares) > wanted:
             await self._discard(spares.popleft())
         while len(spares) < wanted:
             try:
-                worker = await self._make(device)
+                worker = await make()
             except (NoWorker, WireError, OSError) as error:
-                log.warning("no spare worker for %s: %s", device, error)
+                log.warning("no spare worker: %s", error)
                 return
             spares.append(worker)
             worker.exited.add_done_callback(functools.partial(self._died, spares, worker))
@@ -146,12 +162,22 @@ class Pool:
         most = min(settings.most if device == "cpu" else settings.most_cuda, affordable)
         return min(most, max(settings.least, len(recent)))
 
-    async def _make(self, device: str) -> ForkedWorker:
-        worker = await self._server.fork()
+    async def _warm(self, worker: ForkedWorker | None, device: str) -> ForkedWorker:
+        """Have a worker make its context, one that is forked already or a new one."""
         settings = self._settings
+        worker = await self._server.fork() if worker is None else worker
         await worker.send(worker_orders.Warm(device, settings.context_s, settings.context_bytes))
         return worker
 
     async def _discard(self, worker: ForkedWorker) -> None:
         worker.kill("not needed any more")
         await worker.wait_for_exit("not needed any more")
+
+
+def _living(spares: deque[ForkedWorker]) -> ForkedWorker | None:
+    """Take the first one that has not ended."""
+    while spares:
+        worker = spares.popleft()
+        if not worker.exited.done():
+            return worker
+    return None

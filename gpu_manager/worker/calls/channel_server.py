@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gpu_manager.transfers.transfer_schedule import TransferRank
 from gpu_manager.worker.call_errors import CallRefused, ContextLost
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.delivery import Delivery
@@ -262,7 +263,7 @@ class ChannelServer:
         with self._delivery() as delivery:
             room = delivery.room(end)
             places = [room[start : start + size] for _, _, start, size in left]
-            self._executor.device.send(parts, places)
+            self._executor.device.send(parts, places, TransferRank.BACKGROUND)
             self._wire.socket.settimeout(_LEAVE_S)
             with suppress(ConnectionLost):  # the function has gone too, or does not read
                 self._send(FrameKind.LEFT, left, delivery)

@@ -8,7 +8,6 @@ import threading
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.device.worker_device import WorkerDevice
 from gpu_manager.worker.program.channel_state import InputStorage, KeptStorages
-from gpu_manager.worker.program.inputs import borrowed
 from gpu_manager.worker.program.tensor_specs import bytes_of
 from gpu_manager.worker.shared_memory.published_data import PublishedData, PublishedTensor
 from torch_shim.wire.protocol import MOST_ABOUT_BYTES, FailureKind
@@ -68,7 +67,7 @@ class DataInWorker:
         with self._gate:
             if is_mapped and self._device.device.type == "cpu":
                 self._device.share(memory)  # it takes addresses
-                storage, shared = borrowed(memory, start, size_bytes), True
+                storage, shared = self._device.borrow(memory, start, size_bytes), True
             else:
                 offset = start if is_mapped else 0
                 storage, shared = self._device.receive(memory, offset, size_bytes), False

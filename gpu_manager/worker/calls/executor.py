@@ -28,7 +28,6 @@ from gpu_manager.worker.program.channel_state import (
 from gpu_manager.worker.program.inputs import InputReader, Inputs
 from gpu_manager.worker.program.recorded_runs import Graphs, ProgramRun
 from gpu_manager.worker.program.tensor_specs import bytes_of
-from gpu_manager.worker.shared_memory.published_data import PublishedData
 from gpu_manager.worker.shared_memory.result_files import IDLE_S
 from torch_shim.wire.protocol import FailureKind
 
@@ -76,9 +75,8 @@ class Executor:
         leases: AdmittedLeases,
         ask_relief: AskRelief,
         together: CallsTogether,
-        published: PublishedData | None = None,
     ) -> None:
-        """`together` and `published` are the process's: of the calls and data of all its models."""
+        """`together` is the process's: it lets in the calls of all models, and has their data."""
         self.device = device
         self.images: dict[str, DeviceImage] = {}
         self.sessions = SessionStorages()
@@ -90,7 +88,7 @@ class Executor:
         self._ask_relief = ask_relief
         self._together = together
         self._gate = threading.Lock()
-        self.data = DataInWorker(device, self._gate, published or PublishedData())
+        self.data = DataInWorker(device, self._gate, together.published)
         self.graphs = Graphs(device)
         self._needs: dict[tuple[Any, ...], int] = {}
         self._trimming: threading.Timer | None = None

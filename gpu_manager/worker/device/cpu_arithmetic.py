@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import torch
 
+from gpu_manager.transfers.device_link import DeviceLink
+from gpu_manager.transfers.transfer_schedule import TransferRank
 from gpu_manager.worker.call_errors import OutOfMemory
 from gpu_manager.worker.device.image_file import ImageFile
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
@@ -39,12 +41,15 @@ class CpuArithmetic:
         context_bytes: int = 0,
         memory: EmulatedMemory | None = None,
         library: MemoryPool | None = None,
+        owner: str = "",
     ) -> None:
         """Emulate a context that takes this time and memory.
 
         The memory is by default all that the process takes from now on; parts for several models
-        need the library of a pool.
+        need the library of a pool. The link has a queue for each owner.
         """
+        self.link = DeviceLink()
+        self._owner = owner
         self._context_s = context_s
         self._context_bytes = context_bytes
         self.device = torch.device("cpu")
@@ -60,7 +65,9 @@ class CpuArithmetic:
         if self._shared is None:
             assert self._library is not None, "a worker for several models has the pool's library"
             self._shared = SharedPool(self._library)
-        return CpuArithmetic(memory=PooledMemory(self._shared, model))
+        found = CpuArithmetic(memory=PooledMemory(self._shared, model), owner=str(model))
+        found.link = self.link
+        return found
 
     def warm(self) -> None:
         """Take as long as a context takes; others that are made meanwhile do not delay it."""
@@ -120,10 +127,20 @@ class CpuArithmetic:
             return torch.empty(0).untyped_storage()
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
         try:
-            return found.clone().untyped_storage()
+            copied = found.clone().untyped_storage()
         except (MemoryError, RuntimeError) as error:
             self._check_shortage(error)
             raise
+        if self.link.is_limited:
+            self.link.pass_input(self._owner, size_bytes)
+        return copied
+
+    def borrow(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
+        """The area's bytes themselves; they take the time of a copy to a GPU."""
+        if self.link.is_limited:
+            self.link.pass_input(self._owner, size_bytes)
+        found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
+        return found.untyped_storage()
 
     def refill(
         self, storage: torch.UntypedStorage, area: memoryview, offset: int, size_bytes: int
@@ -132,10 +149,14 @@ class CpuArithmetic:
         if size_bytes:
             source = ctypes.addressof(ctypes.c_char.from_buffer(area, offset))
             ctypes.memmove(storage.data_ptr(), source, size_bytes)
+            if self.link.is_limited:
+                self.link.pass_input(self._owner, size_bytes)
 
     def park(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A copy in pages of a file, for only anonymous memory counts as the device's."""
         size = storage.nbytes()
+        if self.link.is_limited:
+            self.link.pass_output(self._owner, size, TransferRank.BACKGROUND)
         descriptor = os.memfd_create("gpufaas-parked", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, size)
@@ -147,6 +168,12 @@ class CpuArithmetic:
 
     def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A copy in anonymous memory."""
+        if self.link.is_limited:
+            self.link.pass_input(self._owner, storage.nbytes())
+        return self.duplicate(storage)
+
+    def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy in the process's own memory."""
         try:
             copied: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call] # torch gives it no types
         except (MemoryError, RuntimeError) as error:
@@ -175,8 +202,15 @@ class CpuArithmetic:
         """The default generator's state."""
         return torch.default_generator.get_state().numpy().tobytes()
 
-    def send(self, parts: list[torch.Tensor], places: list[memoryview]) -> None:
+    def send(
+        self,
+        parts: list[torch.Tensor],
+        places: list[memoryview],
+        rank: TransferRank = TransferRank.CALL,
+    ) -> None:
         """Copy; large parts by several threads."""
+        if self.link.is_limited:
+            self.link.pass_output(self._owner, sum(part.numel() for part in parts), rank)
         for part, place in zip(parts, places, strict=True):
             if part.numel() >= _PARALLEL_COPY_BYTES:
                 torch.frombuffer(place, dtype=torch.uint8).copy_(part)

@@ -4,10 +4,13 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
+from gpu_manager.transfers.device_link import DeviceLink
+from gpu_manager.transfers.transfer_schedule import TransferRank
 from gpu_manager.worker.call_errors import ContextLost, OutOfMemory
 from gpu_manager.worker.device.cuda_graphs import CudaRecorder, end_allocation
 from gpu_manager.worker.device.cuda_runtime import CudaRuntime, loaded_runtime
@@ -56,6 +59,7 @@ class CudaContext:
 
         `make_part` makes a part for one of several models, which has a stream, and gives it back.
         """
+        self.link = DeviceLink()
         self.device = device
         self._uuid = uuid
         self._cuda = cuda
@@ -151,7 +155,9 @@ class CudaContext:
             whole = torch.empty(max(image.total_bytes, 1), dtype=torch.uint8, device=self.device)
         staging = self._staging or StagingBuffers(self._cuda, self._runtime)
         try:
-            staging.copy(image.descriptor, image.total_bytes, whole, image.arrival.wait_for)
+            in_turn = partial(self.link.load_blocks, image.digest, urgency=image.urgency)
+            arrived = image.arrival.wait_for
+            staging.copy(image.descriptor, image.total_bytes, whole, arrived, in_turn)
         finally:
             self._staging = None
             staging.close()  # pinned memory is scarce: the next image has buffers of its own
@@ -171,20 +177,35 @@ class CudaContext:
         if not size_bytes:
             return torch.empty(0, device=self.device).untyped_storage()
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
-        with self._faults_told():
+        with self._faults_told(), self.link.copying_input(size_bytes, self._wait):
             there = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
             return there.copy_(found, non_blocking=True).untyped_storage()
 
+    def borrow(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
+        """A copy on the GPU, which does not work on the host's memory."""
+        return self.receive(area, offset, size_bytes)
+
     def park(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A copy in pageable memory: pinned memory is scarce."""
-        with self._faults_told():
+        rank = TransferRank.BACKGROUND
+        with (
+            self._faults_told(),
+            self.link.copying_output(storage.nbytes(), rank),
+        ):
             copied: torch.UntypedStorage = storage.cpu()  # type: ignore[no-untyped-call] # torch gives it no types
             return copied
 
     def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A copy on the GPU."""
         size = storage.nbytes()
+        with self._faults_told(), self.link.copying_input(size, self._wait):
+            there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
+            return there.copy_(storage, non_blocking=False)
+
+    def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy on the GPU, from there."""
         with self._faults_told():
+            size = storage.nbytes()
             there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
             return there.copy_(storage, non_blocking=False)
 
@@ -211,9 +232,15 @@ class CudaContext:
         torch.randint(1 << 62, (), generator=generator)
         return generator.get_state().numpy().tobytes()
 
-    def send(self, parts: list[torch.Tensor], places: list[memoryview]) -> None:
+    def send(
+        self,
+        parts: list[torch.Tensor],
+        places: list[memoryview],
+        rank: TransferRank = TransferRank.CALL,
+    ) -> None:
         """Copy to the host, all at once, and wait."""
-        with self._faults_told():
+        size_bytes = sum(part.numel() for part in parts)
+        with self._faults_told(), self.link.copying_output(size_bytes, rank):
             for part, place in zip(parts, places, strict=True):
                 if part.numel():
                     target = torch.frombuffer(place, dtype=torch.uint8)

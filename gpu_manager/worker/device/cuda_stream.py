@@ -27,6 +27,7 @@ class CudaStream(CudaContext):
     def __init__(self, whole: CudaContext, stream: Any, give_back: Callable[[Any], None]) -> None:
         """`give_back` takes the stream when the model has left: libraries keep memory for each."""
         super().__init__(**whole.ingredients())
+        self.link = whole.link
         # A recording's memory must be in no other pool: what is freed there would be given again.
         self.recorder = None
         self._total_bytes = whole.total_bytes
@@ -96,6 +97,11 @@ class CudaStream(CudaContext):
         """A copy in the model's pool."""
         with self._mine():
             return super().unpark(storage)
+
+    def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy in the model's pool."""
+        with self._mine():
+            return super().duplicate(storage)
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do the work on the model's stream, and wait for that stream alone."""

@@ -1,53 +1,34 @@
 """Turns on a GPU whose slot holds several leases: locks that its workers share.
 
-The locks are those of POSIX on a few bytes of an empty memory file: the kernel keeps them by
-process, so that a lock is released when its process is killed, and taking a lock costs
-microseconds. A worker first takes the place next in line, and releases that place when it has the
-turn: so a worker that has just had a turn, and needs another one, stands behind a waiting one.
+A worker first takes the place next in line, and releases that place when it has the turn: so a
+worker that has just had a turn, and needs another one, stands behind a waiting one.
 """
 
 import contextlib
-import fcntl
 import os
-import signal
-import struct
 from collections.abc import Iterator
 from types import TracebackType
 
+from gpu_manager.kernel_locks import kill_lock_holder, lock, lock_holder, make_lock_file, unlock
+
 # The bytes that are locked.
 _NEXT, _TURN, _BYTES = 0, 1, 2
-_LOCK = struct.Struct(
-    "hhqqi4x"
-)  # as the kernel has it on 64 bits: kind, whence, start, length, pid
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 def make_turns() -> int:
     """The descriptor of a file for one GPU, which no process can write to."""
-    descriptor = os.memfd_create("gpufaas-turns", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    return descriptor
+    return make_lock_file("gpufaas-turns")
 
 
 def turn_holder(descriptor: int) -> int | None:
     """The process that has the turn, or is next in line; None where there is none."""
-    wanted = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _NEXT, _BYTES, 0)
-    kind, _, _, _, pid = _LOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))
-    return None if kind == fcntl.F_UNLCK else int(pid)
+    holder = lock_holder(descriptor, _NEXT, _BYTES)
+    return None if holder is None else holder.pid
 
 
 def kill_turn_holder(descriptor: int, pid: int) -> None:
     """Kill this process, if it has the turn still: its number may be another's by now."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        if turn_holder(descriptor) == pid:
-            with contextlib.suppress(ProcessLookupError):  # dead since it was looked up
-                signal.pidfd_send_signal(process, signal.SIGKILL)
-    finally:
-        os.close(process)
+    kill_lock_holder(descriptor, _NEXT, _BYTES, pid)
 
 
 class GpuTurns:
@@ -66,11 +47,11 @@ class GpuTurns:
 
     def __enter__(self) -> None:
         descriptor = self._descriptor
-        fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, _NEXT)
+        lock(descriptor, _NEXT)
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, _TURN)
+            lock(descriptor, _TURN)
         finally:
-            fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, _NEXT)
+            unlock(descriptor, _NEXT)
 
     def __exit__(
         self,
@@ -78,7 +59,7 @@ class GpuTurns:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _TURN)
+        unlock(self._descriptor, _TURN)
 
     @contextlib.contextmanager
     def yielded(self) -> Iterator[None]:

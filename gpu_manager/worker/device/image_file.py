@@ -4,6 +4,7 @@ import mmap
 import os
 import weakref
 
+from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.worker.device.arrival import Arrival
 
 _POPULATE_READ = 22  # madvise: have every page ready for reading
@@ -19,8 +20,13 @@ class ImageFile:
         total_bytes: int,
         fd: int,
         arrival: Arrival | None = None,
+        urgency: LoadUrgency | None = None,
     ) -> None:
-        """`arrival` tells what is there of an image that is still being read."""
+        """`arrival` tells what is there of an image that is still being read.
+
+        `urgency` says whether a request waits for it.
+        """
+        self.urgency = urgency or LoadUrgency()
         self.arrival = arrival or Arrival(total_bytes)
         self.digest = digest
         self.total_bytes = total_bytes

@@ -2,13 +2,16 @@
 
 Pinning the weights' own pages costs about as much as copying them, and machines that cannot pin
 read-only memory refuse it. So each buffer is filled by several threads while the GPU copies the
-other one, at the speed of the link if the threads are fast enough.
+other one, at the speed of the link if the threads are fast enough. A buffer is copied in blocks on
+a stream of their own, of which the GPU has two at most: calls of anybody wait for no more.
 """
 
 import mmap
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -19,10 +22,19 @@ PIECE_BYTES = 32 << 20
 _BUFFERS = 2
 _MOST_THREADS = 8
 _PART_BYTES = 4 << 20  # what a thread reads at a time
+_MOST_IN_FLIGHT = 2  # blocks that the GPU has been given and has not copied
+
+# Yields the sizes of the blocks of so many bytes, each when it may be copied.
+InTurn = Callable[[int], Generator[int, None, None]]
 
 
 def _all_there(_: int) -> None:
     """Wait for nothing: the file is complete."""
+
+
+def _at_once(size_bytes: int) -> Generator[int, None, None]:
+    """Nobody else uses the link."""
+    yield size_bytes
 
 
 class StagingBuffers:
@@ -34,6 +46,7 @@ class StagingBuffers:
         self._buffers = [_Buffer(runtime, piece_bytes) for _ in range(_BUFFERS)]
         threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
         self._readers = ThreadPoolExecutor(threads, "read-weights")
+        self._filler = ThreadPoolExecutor(1, "fill-buffer")
 
     @property
     def pinned(self) -> bool:
@@ -46,43 +59,79 @@ class StagingBuffers:
         size_bytes: int,
         target: torch.Tensor,
         wait_for: Callable[[int], object] = _all_there,
+        in_turn: InTurn = _at_once,
     ) -> None:
         """Copy the file's first bytes to the tensor of bytes; they are there on return.
 
         `wait_for` returns when the bytes before an offset are in the file.
         """
-        used: list[Any] = [None] * _BUFFERS
+        starts = range(0, size_bytes, self._piece_bytes)
+
+        def fill(number: int) -> memoryview:
+            start = starts[number]
+            count = min(self._piece_bytes, size_bytes - start)
+            return self._fill(self._buffers[number % _BUFFERS], descriptor, start, count, wait_for)
+
+        stream = self._cuda.Stream()
+        stream.wait_stream(self._cuda.current_stream())  # the memory may be in use there
+        filling: Future[memoryview] | None = None
         try:
-            for number, start in enumerate(range(0, size_bytes, self._piece_bytes)):
-                turn = number % _BUFFERS
-                buffer = self._buffers[turn]
-                if used[turn] is not None:
-                    used[turn].synchronize()  # its last piece is on the GPU
-                count = min(self._piece_bytes, size_bytes - start)
-                wait_for(start + count)
-                self._fill(buffer.view, descriptor, start, count)
-                target[start : start + count].copy_(buffer.tensor[:count], non_blocking=True)
-                used[turn] = self._cuda.Event()
-                used[turn].record()
+            for number, start in enumerate(starts):
+                count = len((filling or self._filler.submit(fill, number)).result())
+                more = number + 1 < len(starts)
+                filling = self._filler.submit(fill, number + 1) if more else None
+                part = target[start : start + count]
+                with self._cuda.stream(stream):
+                    self._copy_piece(self._buffers[number % _BUFFERS], part, in_turn)
         finally:
-            self._cuda.synchronize()  # nothing reads a buffer any more, whatever happened
+            if filling is not None and not filling.cancel():
+                filling.exception()  # it reads from the file, which the caller may close
+            stream.synchronize()  # nothing reads a buffer any more, whatever happened
 
     def close(self) -> None:
         """Give the memory and the threads back."""
+        self._filler.shutdown()
         self._readers.shutdown()
         for buffer in self._buffers:
             buffer.close()
         self._buffers.clear()
 
-    def _fill(self, view: memoryview, descriptor: int, start: int, count: int) -> None:
+    def _copy_piece(self, buffer: "_Buffer", target: torch.Tensor, in_turn: InTurn) -> None:
+        """Give the GPU what the buffer has for the target, block by block."""
+        at, in_flight = 0, deque[Any]()
+        with closing(in_turn(target.numel())) as blocks:
+            for count in blocks:
+                if len(in_flight) == _MOST_IN_FLIGHT:
+                    in_flight.popleft().synchronize()
+                source = buffer.tensor[at : at + count]
+                target[at : at + count].copy_(source, non_blocking=True)
+                copied = self._cuda.Event()
+                copied.record()
+                in_flight.append(copied)
+                at += count
+        buffer.copied = in_flight[-1]
+
+    def _fill(
+        self,
+        buffer: "_Buffer",
+        descriptor: int,
+        start: int,
+        count: int,
+        wait_for: Callable[[int], object],
+    ) -> memoryview:
+        """Fill a buffer whose last piece is on the GPU; return what was filled."""
+        if buffer.copied is not None:
+            buffer.copied.synchronize()
+            buffer.copied = None
+        wait_for(start + count)
+        filled = buffer.view[:count]
         parts = [
-            self._readers.submit(
-                _read, view[at : min(at + _PART_BYTES, count)], descriptor, start + at
-            )
+            self._readers.submit(_read, filled[at : at + _PART_BYTES], descriptor, start + at)
             for at in range(0, count, _PART_BYTES)
         ]
         for part in parts:
             part.result()
+        return filled
 
 
 class _Buffer:
@@ -93,6 +142,7 @@ class _Buffer:
         _advise(self._memory.madvise)
         self.view = memoryview(self._memory)
         self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self.copied: Any = None  # the event after which the GPU has its last piece
         self._runtime = runtime
         self.pinned = runtime.pin(self.tensor.data_ptr(), size_bytes)
 

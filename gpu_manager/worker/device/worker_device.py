@@ -5,6 +5,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from gpu_manager.transfers.device_link import DeviceLink
+from gpu_manager.transfers.transfer_schedule import TransferRank
 from gpu_manager.worker.device.image_file import ImageFile
 
 Result = TypeVar("Result")
@@ -39,6 +41,7 @@ class WorkerDevice(Protocol):
 
     device: torch.device
     recorder: "WorkRecorder | None"  # where work can be recorded and replayed
+    link: DeviceLink  # which everything passes between the process and the GPU
     keeps_memory: bool  # whether memory that a call took stays with the process for the next one
 
     def warm(self) -> None:
@@ -89,11 +92,20 @@ class WorkerDevice(Protocol):
         use; the copy stays as it was checked.
         """
 
+    def borrow(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
+        """An area's bytes themselves, where the device can work on the host's memory.
+
+        The caller can write to them at any time.
+        """
+
     def park(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A copy in host memory, which does not count as the device's."""
 
     def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A parked storage on the device again; OutOfMemory where there is no room for it."""
+
+    def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy of a storage of the device; OutOfMemory where there is no room for it."""
 
     @property
     def refill(self) -> Refill | None:
@@ -115,7 +127,12 @@ class WorkerDevice(Protocol):
     def seeded(self, state: bytes) -> bytes:
         """The CPU generator's state behind a call that began with `state`."""
 
-    def send(self, parts: list[torch.Tensor], places: list[memoryview]) -> None:
+    def send(
+        self,
+        parts: list[torch.Tensor],
+        places: list[memoryview],
+        rank: TransferRank = TransferRank.CALL,
+    ) -> None:
         """Copy tensors of bytes to host memory of the same sizes; they are there on return."""
 
     def share(self, area: memoryview) -> "SharedArea | None":

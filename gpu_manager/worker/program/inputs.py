@@ -74,12 +74,6 @@ def _batch(sent: list[TensorInput]) -> int:
     return 0 if largest is None or not largest.dim() else largest.size(0)
 
 
-def borrowed(area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
-    """An area's bytes themselves, which the function can write to at any time."""
-    found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
-    return found.untyped_storage()
-
-
 class InputReader:
     """Reads descriptions of tensors; equal sources become one storage."""
 
@@ -178,9 +172,11 @@ class InputReader:
             if held is None:
                 self._missing.append(key)
                 return None
-            if held.parked or (held.shared and not self._reads_only):
-                held.storage = self._device.unpark(held.storage)  # a copy of its own
-                held.parked = held.shared = False
+            if held.parked:
+                held.storage, held.parked = self._device.unpark(held.storage), False
+                held.shared = False  # it is a copy
+            elif held.shared and not self._reads_only:
+                held.storage, held.shared = self._device.duplicate(held.storage), False
             return held
         if kind == _AREA and len(source) == _AREA_FIELDS:
             return self._sent(self._area, *rest)
@@ -215,7 +211,7 @@ class InputReader:
         known = self._held.get((block, offset, size_bytes, key))
         if known is None:
             borrows = self._borrows and not key and size_bytes > _MOST_LASTING_BYTES
-            take = borrowed if borrows else self._device.receive
+            take = self._device.borrow if borrows else self._device.receive
             storage = take(area, offset, size_bytes)
             known = InputStorage(storage, key, epoch, place=(offset, size_bytes))
             self._held[(block, offset, size_bytes, key)] = known

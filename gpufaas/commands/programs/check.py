@@ -19,6 +19,7 @@ _EXEC_OPTIONS = (
     "gpu_memory",
     "store_memory",
     "host_eviction",
+    "spare_contexts",
     "policy",
     "emulate_load",
     "emulate_run",

@@ -1,6 +1,7 @@
 """One GPU's account: its slots, its models, its empty processes, and the memory nobody uses."""
 
 from cache_manager.model.ids import ModelId
+from cache_manager.residency.shared_processes import part_of
 from scheduler.core.billing.charges import CONTEXT, GPU_TIME, IDLE, IN_USE, Payer
 from scheduler.core.billing.holding import FormerUsers, Holding
 from scheduler.core.state.slots import Gpu
@@ -52,7 +53,10 @@ class GpuBook:
         self._unused_bytes = gpu.cache.memory_bytes
 
     def update(self, model: ModelId, now_us: int) -> Holding | None:
-        """Take over what the GPU holds of a model now; returns the model if it is new there."""
+        """Take over what the GPU holds of a model now; returns the model if it is new there.
+
+        In a process that it shares with others, its part of the process's own memory counts too.
+        """
         resident, context = self.cache.residents.get(model), self.cache.contexts.get(model)
         self._resize_context(model, 0 if context is None else context.bytes, now_us)
         holding = self.residents.get(model)
@@ -62,12 +66,13 @@ class GpuBook:
                 del self.residents[model]
                 self._former.left(self.node, model, holding.users)
             return None
+        size = resident.bytes + part_of(self.cache, model)
         if holding is not None:
-            if holding.size != resident.bytes:
-                self._resize(holding, resident.bytes, now_us)
+            if holding.size != size:
+                self._resize(holding, size, now_us)
             return None
         holding = Holding(model, self.gpu, 0, IN_USE, IDLE, self.charged, now_us)
-        self._resize(holding, resident.bytes, now_us)
+        self._resize(holding, size, now_us)
         self.residents[model] = holding
         return holding
 

@@ -1,5 +1,7 @@
 """Which models are idle, since when, how long they usually are, and by which rule they leave."""
 
+from collections.abc import Mapping
+
 from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from cache_manager.tiers import exits
@@ -52,6 +54,14 @@ class IdleModels:
         """How long the model was idle between its uses."""
         return self._gaps.get(model) or IdleGaps()
 
+    def all_gaps(self) -> dict[ModelId, tuple[tuple[int, float], ...]]:
+        """The gaps of all models, to be recorded."""
+        return {model: tuple(gaps.counts) for model, gaps in self._gaps.items()}
+
+    def remember(self, model: ModelId, gaps: IdleGaps) -> None:
+        """An earlier leader saw these gaps."""
+        self._gaps[model] = gaps
+
     def forget(self, model: ModelId) -> None:
         """Forget what is remembered of a model that no node has."""
         self._own.pop(model, None)
@@ -98,7 +108,11 @@ class IdleModels:
         """The tier in which a node keeps a model's weights, and since when."""
         return self._stored.get((node, model))
 
-    def node_reports(self, node: NodeId) -> None:
-        """A node reports its whole store anew."""
-        for key in [key for key in self._stored if key[0] == node]:
-            del self._stored[key]
+    def node_reports(self, node: NodeId, stored: Mapping[ModelId, Tier], now: float) -> None:
+        """A node reports its whole store anew: what it keeps where it was stays in its stage."""
+        before = {key[1]: since for key, since in self._stored.items() if key[0] == node}
+        for model in before:
+            del self._stored[node, model]
+        for model, tier in stored.items():
+            known_tier, since_s = before.get(model, (tier, now))
+            self.stored(node, model, tier, since_s if known_tier is tier else now)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from cache_manager.residency.gpu_cache import GpuCache
 from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE
 from scheduler.core.core import Core
 from scheduler.core.state.slots import ActiveLease, Gpu
@@ -58,7 +59,10 @@ class NaiveBill:
         cache, name = gpu.cache, gpu.spec.id
         leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
         idle_slots = sum(not slot.leases for slot in gpu.slots)
-        held = sum(resident.bytes for resident in cache.residents.values())
+        sizes = {model: each.bytes for model, each in cache.residents.items()}
+        for model, part_bytes in _parts(cache).items():
+            sizes[model] += part_bytes
+        held = sum(sizes.values())
         held += sum(context.bytes for context in cache.contexts.values())
         self._capacity[name] = (
             len(gpu.slots), idle_slots, cache.memory_bytes, cache.memory_bytes - held,
@@ -68,13 +72,13 @@ class NaiveBill:
                 share = Fraction(1, len(slot.leases) * len(lease.models))
                 for model in lease.models:
                     self._charge((name, model, GPU_TIME), lease, share)
-        for model, resident in cache.residents.items():
+        for model, size_bytes in sizes.items():
             users = [lease for lease in leases if model in lease.models]
             for lease in users:
-                share = Fraction(resident.bytes, len(users))
+                share = Fraction(size_bytes, len(users))
                 self._charge((name, model, IN_USE), lease, share)
             if not users:
-                self._before.append(((name, model, IDLE), ANY_FUNCTION, Fraction(resident.bytes)))
+                self._before.append(((name, model, IDLE), ANY_FUNCTION, Fraction(size_bytes)))
 
         for left, context in cache.contexts.items():
             self._before.append(((name, left, CONTEXT), ANY_FUNCTION, Fraction(context.bytes)))
@@ -94,3 +98,16 @@ class NaiveBill:
                 charge = HOST if tier is Tier.HOST else DISK
                 size = Fraction(profiles.weights_bytes(model))
                 self._before.append(((None, model, charge), ANY_FUNCTION, size))
+
+
+def _parts(cache: GpuCache) -> dict[ModelId, int]:
+    """What each model pays of the memory of the process that it shares."""
+    parts: dict[ModelId, int] = {}
+    for process in cache.shared.values():
+        left_bytes, left = process.bytes, len(process.models)
+        for model in process.models:
+            parts[model] = -(-left_bytes // left)
+            left_bytes, left = left_bytes - parts[model], left - 1
+        assert not process.models or not left_bytes
+    assert sum(process.bytes for process in cache.shared.values()) <= cache.withheld_bytes
+    return parts

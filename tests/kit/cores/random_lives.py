@@ -10,7 +10,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
+from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier, tenant_of
 from scheduler import policies
 from scheduler.model import events
 from scheduler.model.events import Event, GpuSnapshot, LiveLease, NodeSnapshot
@@ -32,7 +32,8 @@ from tests.kit.cores.random_workloads import flat
 # What to do, two numbers that choose with whom and how, and milliseconds that pass before.
 Operation = tuple[str, int, int, int]
 
-MODELS = tuple(f"m{number}" for number in range(6))
+# Of two tenants: a tenant's models may take the processes that others of it have left.
+MODELS = tuple(f"t{number % 2}/m{number}" for number in range(6))
 SIZES_MB = (700, 1300, 1900, 2600, 3500, 5200)
 _COMMON = ("arrive",) * 12 + ("free",) * 10 + ("release",) * 5
 KINDS = (
@@ -42,7 +43,7 @@ KINDS = (
     *("demoted", "register", "join", "join", "drain", "lose", "timer", "stale"),
     *("silent", "heard", "used", "used", "used", "recall_passed"),
     *("stage_due",) * 8,
-    "context_kept",
+    *("context_kept", "snapshot", "snapshot"),
 )
 _MOST_GPUS = 5
 # Callers that are named may keep their leases.
@@ -184,7 +185,8 @@ class Chaos:
             return None
         loaded = min(lease.models)
         size_bytes = self._size(how) if how % 3 == 0 else None
-        return events.ModelLoaded(lease.gpu, loaded, 0.5 + how / 9, Tier.ABSENT, size_bytes)
+        load_s, shares = 0.5 + how / 9, how % 2 == 0
+        return events.ModelLoaded(lease.gpu, loaded, load_s, Tier.ABSENT, size_bytes, shares)
 
     def _load_failed(self, who: int, how: int) -> Event | None:
         lease = self._lease(who)
@@ -312,7 +314,9 @@ class Chaos:
         residents = [(each.model, each.bytes) for each in cache.residents.values()]
         mine = [lease for lease in self.world.leases.values() if lease.gpu == there]
         leases = [LiveLease(each.id, each.slot, tuple(sorted(each.models))) for each in mine]
-        contexts = [(each.model, each.bytes) for each in cache.contexts.values()][how % 3 :]
+        contexts = [(each.model, each.bytes) for each in cache.contexts.values()]
+        if how % 8 == 0:  # one has ended meanwhile
+            del contexts[:1]
         difference = how % 6
         if difference == 0 and leases:
             leases.pop(who % len(leases))
@@ -322,11 +326,9 @@ class Chaos:
             residents.insert(0, (_model(how), min(700 * MIB, cache.free_bytes)))
         elif difference == 3 and residents:
             leases += self._unknown_lease(there, residents[0][0])
-        gpus = (
-            ()
-            if difference == 4
-            else (GpuSnapshot(spec, tuple(residents), tuple(leases), tuple(contexts)),)
-        )
+        shared = _shared([each for each, _ in residents], how)
+        found = GpuSnapshot(spec, tuple(residents), tuple(leases), tuple(contexts), shared)
+        gpus = () if difference == 4 else (found,)
         stored = ((_model(who), Tier.HOST), (_model(how), Tier.DISK))
         return NodeSnapshot(spec.node, gpus, stored, _after(how))
 
@@ -343,6 +345,16 @@ class Chaos:
 
     def _size(self, how: int) -> int:
         return (300 + 97 * (how % 64)) * MIB
+
+
+def _shared(residents: list[ModelId], how: int) -> tuple[tuple[int, tuple[ModelId, ...]], ...]:
+    """Processes that some residents share, by their tenants; now and then one has been left."""
+    tenants = sorted({tenant_of(model) for model in residents})[: how % 4]
+    inside = residents[1:] if how % 8 == 1 else residents
+    return tuple(
+        (how * MIB + 1, tuple(each for each in inside if tenant_of(each) == tenant))
+        for tenant in tenants
+    )
 
 
 def _model(number: int) -> ModelId:

@@ -2,7 +2,7 @@
 
 import threading
 
-from gpu_manager.devices.shared_path import SharedPath
+from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath
 
 PIECE_BYTES = 64 << 10
 
@@ -15,9 +15,9 @@ class PathGate:
         self._pass = threading.Semaphore(0)
         self._is_open = False
 
-    def path(self) -> SharedPath:
+    def path(self) -> TransferPath:
         """A path of pieces of `PIECE_BYTES`."""
-        return SharedPath(1.0, lambda: 0.0, self._wait)
+        return TransferPath(PathSpeed(1.0), None, lambda: 0.0, self._wait)
 
     def let(self, pieces: int) -> None:
         """Let so many pieces pass."""

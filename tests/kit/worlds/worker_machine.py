@@ -87,7 +87,7 @@ class Machine:
     def __init__(self, liveness: LivenessTimes = LivenessTimes()) -> None:  # noqa: B008 - it never changes
         self.runner = asyncio.Runner()
         self.watcher = Watcher()
-        pool = PoolSettings(refill_delay_s=0.0)
+        pool = PoolSettings(forked=0, refill_delay_s=0.0)
         settings = ProcessSettings(
             pool=pool, load_timeout_s=20, liveness=liveness, pool_library=pool_library()
         )

@@ -14,7 +14,6 @@ import pytest
 
 from cache_manager.model.ids import Tier
 from cache_manager.tiers.tier_index import TierIndex
-from gpu_manager.devices.shared_path import SharedPath
 from gpu_manager.errors import (
     ReadingGivenUp,
     StoreFailed,
@@ -22,6 +21,7 @@ from gpu_manager.errors import (
     WeightsChanged,
     WeightStoreError,
 )
+from gpu_manager.transfers.transfer_path import TransferPath
 from gpu_manager.weights.arriving_images import ArrivingImage
 from gpu_manager.weights.image_feeds import ImageFeed
 from gpu_manager.weights.image_requests import ImageRequest
@@ -85,7 +85,7 @@ def told(pipe: int) -> list[int]:
 
 
 def feed(request: ImageRequest) -> int:
-    return ImageFeed(request, TABLE.total_bytes, SharedPath()).follow()
+    return ImageFeed(request, TABLE.total_bytes, TransferPath()).follow()
 
 
 def test_each_piece_can_be_read_before_the_next_one_is(tmp_path: Path, gate: PathGate) -> None:
@@ -333,7 +333,7 @@ def test_empty_image_arrives(tmp_path: Path, table: ImageTable) -> None:
     os.close(descriptor)
     store = WeightStore(TierIndex("lru", 1 << 30), spill)
     request = store.request(digest, table)
-    pipe = ImageFeed(request, 0, SharedPath()).follow()
+    pipe = ImageFeed(request, 0, TransferPath()).follow()
 
     assert told(pipe) == [VERIFIED]
     request.wait().release()

@@ -10,10 +10,10 @@ from torch_shim.wire.protocol import FrameKind, pack_frame, read_header, unpack_
 
 EXAMPLES: list[worker_orders.WorkerOrder] = [
     worker_orders.Warm("cpu", 0.25, 1 << 28),
-    worker_orders.Assign(0, 10, 20),
+    worker_orders.Assign(0, 10, 20, [1.5e9, 524288.0]),
     worker_orders.Ready(["no network"], 5),
     worker_orders.LoadImage(
-        1, "d", [[0, 4], [64, 4]], 128, 1 << 40, 0.0, 0.5, arriving=True, shared=False
+        1, "d", [[0, 4], [64, 4]], 128, 1 << 40, 0.0, 0.5, arriving=True, shared=False, ahead=True
     ),
     worker_orders.ImageLoaded(1, 0.25, 7, [1.0, 2.0], [1.5, 2.5]),
     worker_orders.ImageLoadFailed(1, True, "why"),
@@ -29,6 +29,8 @@ EXAMPLES: list[worker_orders.WorkerOrder] = [
     worker_orders.CallsRan(1, 1, 3, 32, 0.125, 1 << 33),
     worker_orders.Pressure(1, 1, 2, 3),
     worker_orders.Note("text", ""),
+    worker_orders.HurryLoad(1),
+    worker_orders.BytesMoved([[1.0, 0.5], [0.0, 0.0], [2.0, 0.0]], []),
     worker_orders.Fork(1),
     worker_orders.Forked(1, 4711),
 ]

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.worker import worker_orders
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.executor import Executor
 from gpu_manager.worker.device.arrival import VERIFIED, packed
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.served_model import ServedModel
-from gpu_manager.worker.shared_memory.published_data import PublishedData
 from gpu_manager.worker.worker_setup import WorkerSetup
 from tests.kit.processes.open_files import open_files
 from tests.kit.waiting import PATIENCE_S, wait_until
 
 SIZE = 8192
 LOAD = worker_orders.LoadImage(
-    1, "d", [[0, SIZE]], SIZE, 1 << 40, 0.0, 0.5, arriving=True, shared=False
+    1, "d", [[0, SIZE]], SIZE, 1 << 40, 0.0, 0.5, arriving=True, shared=False, ahead=False
 )
 
 
@@ -39,8 +39,9 @@ class Bench:
     def load(self) -> None:
         """Begin to load, as LOAD says; the set-up owns the descriptors."""
         device, table = self.setup.device, self.setup.take_table()
+        tell = self.told.append
         self.model = ServedModel(
-            1, device, table, CallsTogether(), self.told.append, lambda: None, PublishedData()
+            1, device, table, CallsTogether(), tell, lambda: None, LoadUrgency()
         )
         self.setup.load(self.model, LOAD, (self.image, self.pipe))
 

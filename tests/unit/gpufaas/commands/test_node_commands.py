@@ -12,7 +12,13 @@ from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.cluster.models import table
 from gpufaas.errors import CommandError
 from gpufaas.local.shim_counts import ReportFile, summed_counts
-from gpufaas.options.gpu_node import add_device_options, emulation, gpu_overlap, node_settings
+from gpufaas.options.gpu_node import (
+    add_device_options,
+    emulation,
+    gpu_overlap,
+    node_settings,
+    spare_contexts,
+)
 from gpufaas.remote.manager_admin import default_address
 from scheduler.api import DecisionCounts
 
@@ -54,12 +60,25 @@ def test_emulated_paths_and_contexts_are_read() -> None:
 
     assert (found.disk_bytes_per_s, found.pcie_bytes_per_s) == (1_500_000_000, 4_500_000_000)
     assert (found.context_s, found.context_bytes) == (0.285, 414 << 20)
+    assert not found.pcie_per_gpu
     assert emulation("0", "0", context="2") == EmulatedTimes(context_s=2.0)
+
+
+def test_emulated_pcie_is_each_gpus_when_the_setting_says_so() -> None:
+    found = emulation("0", "0", pcie="12GB/gpu")
+
+    assert (found.pcie_bytes_per_s, found.pcie_per_gpu) == (12_000_000_000, True)
 
 
 @pytest.mark.parametrize(
     "more",
-    [{"disk": "fast"}, {"pcie": "-1"}, {"context": "1:2:3"}, {"context": "soon"}],
+    [
+        {"disk": "fast"},
+        {"pcie": "-1"},
+        {"pcie": "12GB/node"},
+        {"context": "1:2:3"},
+        {"context": "soon"},
+    ],
 )
 def test_emulated_paths_are_refused_when_they_make_no_sense(more: dict[str, str]) -> None:
     with pytest.raises(CommandError, match="emulated"):
@@ -97,6 +116,23 @@ def test_overlap_is_the_flags_or_the_environments(
     options = parser.parse_args(flags)
     options.environment = environment
     assert node_settings(options, "node", (UnixAddress("@x"),)).gpu_overlap == expected
+
+
+@pytest.mark.parametrize(("flags", "expected"), [([], None), (["--spare-contexts", "0"], 0)])
+def test_spare_contexts_are_as_usual_unless_a_flag_says_how_many(
+    flags: list[str], expected: int | None
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_device_options(parser)
+    options = parser.parse_args(flags)
+    options.environment = {}
+    assert node_settings(options, "node", (UnixAddress("@x"),)).spare_contexts == expected
+
+
+@pytest.mark.parametrize("text", ["-1", "many", "1000"])
+def test_spare_contexts_are_refused_when_they_make_no_sense(text: str) -> None:
+    with pytest.raises(CommandError, match="spare contexts"):
+        spare_contexts(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1000"])

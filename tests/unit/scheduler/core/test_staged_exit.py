@@ -259,6 +259,45 @@ def test_new_leader_takes_empty_processes_over() -> None:
     assert pass_timers(world, 25.0) == [EndContext(GPU, BERT, "it was idle")]
 
 
+def test_stages_go_on_when_the_node_reports_its_whole_state_again() -> None:
+    world = a_world()
+    used(world, BERT, 0.0, 0.0)
+    used(world, VGG, 0.0, 0.0)
+    stored(world, OTHER, Tier.HOST)
+    pass_timers(world, 10.0)
+    kept = tuple((left, CONTEXT_BYTES) for left in (BERT, VGG))
+    spec = replace(gpu("g0", memory_mb=4000), context_bytes=CONTEXT_BYTES)
+    for at in (20.0, 29.0):
+        whole = GpuSnapshot(spec, contexts=kept)
+        world.send(NodeSnapshot(NODE, (whole,), ((OTHER, Tier.HOST),)), at=at)
+    assert pass_timers(world, 29.9) == []
+    assert pass_timers(world, 30.0) == [
+        DemoteStored(NODE, OTHER, Tier.DISK, "it was idle"),
+        EndContext(GPU, BERT, "it was idle"),
+        EndContext(GPU, VGG, "it was idle"),
+    ]
+
+
+def test_stage_begins_anew_when_the_node_reports_another_tier() -> None:
+    world = a_world()
+    stored(world, BERT, Tier.HOST)
+    whole = GpuSnapshot(gpu("g0", memory_mb=4000))
+    world.send(NodeSnapshot(NODE, (whole,), ((BERT, Tier.DISK),)), at=20.0)
+    assert pass_timers(world, 59.9) == []
+    assert pass_timers(world, 60.0) == [DemoteStored(NODE, BERT, Tier.ABSENT, "it was idle")]
+
+
+def test_nothing_is_remembered_of_a_model_that_has_gone_through_all_stages() -> None:
+    world = a_world()
+    used(world, BERT, 0.0, 0.0)
+    for until, tier in ((10.0, Tier.HOST), (30.0, Tier.HOST), (60.0, Tier.DISK)):
+        pass_timers(world, until)
+        stored(world, BERT, tier)
+    pass_timers(world, 1_000.0)
+    stored(world, BERT, Tier.ABSENT)
+    assert world.core.exits.remembered == 0
+
+
 def test_timer_is_set_once_for_many_calls() -> None:
     world = a_world()
     for number in range(50):
@@ -290,10 +329,16 @@ def test_call_during_the_step_is_served_by_the_process_that_is_being_emptied() -
 
 
 def test_random_lives_have_models_that_leave() -> None:
-    actions = [each for answer in lived("lalbo3", seed=1, count=4000).answers for each in answer]
+    worlds = [lived("lalbo3", seed, count=4000) for seed in (1, 2, 3)]
+    actions = [each for world in worlds for answer in world.answers for each in answer]
     for kind in (EndContext, DemoteStored):
         assert sum(isinstance(each, kind) for each in actions) > 5, kind
     demotes = [each for each in actions if isinstance(each, Demote)]
     assert sum(each.keeps_context for each in demotes) > 5
     loads = [load for each in actions if isinstance(each, Prepare) for load in each.loads]
-    assert any(load.emptied is not None for load in loads)
+    assert any(load.emptied == load.model for load in loads)
+    assert any(load.emptied not in {load.model, None} for load in loads)
+    events = [event for world in worlds for event, _ in world.log]
+    snapshots = [event for event in events if isinstance(event, NodeSnapshot)]
+    shared = [each for found in snapshots for gpu_ in found.gpus for each in gpu_.shared]
+    assert sum(len(models) > 1 for _, models in shared) > 10

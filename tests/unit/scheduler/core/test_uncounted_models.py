@@ -166,7 +166,8 @@ def test_model_stays_counted_when_an_older_demotion_is_reported_while_it_loads()
 def shared_by(world: World, mib: int, *residents: str) -> list[str]:
     """A snapshot with processes that several models share; the models that leave for them."""
     held = tuple((ModelId(name), GIB) for name in residents)
-    snapshot = GpuSnapshot(G0, held, shared_bytes=mib * MIB)
+    shared = ((mib * MIB, (ModelId(residents[0]),)),) if mib else ()
+    snapshot = GpuSnapshot(G0, held, shared=shared)
     actions = world.send(NodeSnapshot(G0.node, (snapshot,)))
     return [action.model for action in actions if isinstance(action, Demote)]
 

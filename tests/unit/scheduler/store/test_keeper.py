@@ -2,6 +2,9 @@
 
 import time
 
+import pytest
+
+from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.core.core import Core
 from scheduler.core.recording import RecordedProfile
@@ -12,8 +15,9 @@ from scheduler.model.events import (
     PinAsked,
     RequestArrived,
     RunFinished,
+    SlotFreed,
 )
-from scheduler.model.values import SlotId
+from scheduler.model.values import CoreSettings, SlotId
 from scheduler.store.keeper import RETURN_S
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import Recovered, recover
@@ -251,7 +255,8 @@ async def test_keeper_writes_a_models_use_once_an_hour_when_nothing_else_changes
 @virtually
 async def test_models_of_an_earlier_leader_are_forgotten_when_they_are_too_old() -> None:
     store, now_s = FailingStore(), int(time.time())
-    profile = profile_record(two_gpus().cluster.profiles.of(ModelId("a")), now_s - 40 * DAY_S)
+    known = two_gpus().cluster.profiles.of(ModelId("a"))
+    profile = profile_record(known, now_s - 40 * DAY_S, IdleGaps())
     await store.put("models/old", encoded(profile))
     await store.put("models/new", encoded({**profile, "used_unix_s": now_s - DAY_S}))
     await store.put(
@@ -298,3 +303,53 @@ def test_keys_differ_for_any_two_names() -> None:
     keys = {key("models/", each) for each in names}
     assert len(keys) == len(names)
     assert key("models/", "sha256:0f") == "models/sha256:0f"
+
+
+def with_gaps(*gaps_s: float) -> Core:
+    """A core of which a model was idle for these times between its uses."""
+    settings = CoreSettings(exit_rule="adaptive")
+    core = a_core(models=("a",), settings=settings)
+    now = 0.0
+    for number, gap_s in enumerate((*gaps_s, 0.0)):
+        core.handle(RequestArrived(request(f"r{number}", "a")), now)
+        core.handle(RunFinished(SlotId("g0"), ModelId("a"), 1, 0.5), now + 0.9)
+        core.handle(SlotFreed(SlotId("g0"), max(core.placer.leases)), now + 1.0)
+        now += 1.0 + gap_s
+    return core
+
+
+@virtually
+async def test_gaps_between_uses_are_known_to_the_next_leader() -> None:
+    core = with_gaps(3.0, 3.0, 100.0)
+    async with kept(core) as made:
+        await until(1.0)
+        found = await recover(made.store, LOG)
+    later = a_core(models=(), settings=CoreSettings(exit_rule="adaptive"))
+    found.restore(later)
+    gaps = later.placer.idle.gaps(ModelId("a"))
+    assert len(gaps.counts) == 2
+    for (kind, count), (known, counted) in zip(
+        gaps.counts, core.placer.idle.gaps(ModelId("a")).counts, strict=True
+    ):
+        assert kind == known
+        assert abs(count - counted) < 1e-4
+
+
+@virtually
+async def test_nothing_is_kept_of_gaps_where_models_never_leave() -> None:
+    async with kept(two_gpus()) as made:
+        await until(1.0)
+        assert "gaps" not in await made.read("models/a")
+
+
+@pytest.mark.parametrize(
+    "gaps", [[[60, 1.0]], [[-1, 1.0]], [[1, 1e9]], [[1, "inf"]], [[1, 0]], [[1]], 7, {"1": 2}]
+)
+@virtually
+async def test_gaps_that_nobody_can_have_seen_are_passed_over(gaps: object) -> None:
+    store = FailingStore()
+    known = two_gpus().cluster.profiles.of(ModelId("a"))
+    record = profile_record(known, int(time.time()), IdleGaps())
+    await store.put("models/a", encoded({**record, "gaps": gaps}))
+    found = await recover(store, LOG)
+    assert (list(found.profiles), dict(found.gaps)) == (["a"], {})

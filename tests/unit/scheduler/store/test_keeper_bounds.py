@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import ModelId
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import MOST_RUNS
@@ -77,7 +78,7 @@ def test_declaration_of_many_batches_and_features_is_cut_and_replaces_no_measure
 def test_large_record_of_an_older_version_is_read_within_the_bounds() -> None:
     known = one_gpu().cluster.profiles.of(A)
     known.run_s = {(batch, "any"): 1.0 for batch in range(1, MANY)}
-    assert len(profile(encoded(profile_record(known, 0))).run_s) == MOST_RUNS
+    assert len(profile(encoded(profile_record(known, 0, IdleGaps()))).run_s) == MOST_RUNS
 
 
 @virtually

@@ -18,7 +18,7 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.worker_machine import Watcher, children_of
 from tests.unit.gpu_manager.worker.calls.caller import DIGEST, sealed_image
 
-POOL = PoolSettings(least=0, most=0, refill_delay_s=0.0)
+POOL = PoolSettings(least=0, most=0, forked=0, refill_delay_s=0.0)
 
 
 class Following:

@@ -18,7 +18,7 @@ NOWHERE = "cuda:GPU-00000000-0000-0000-0000-000000000000"
 
 
 async def test_load_fails_with_the_drivers_words_and_a_spare_waits() -> None:
-    settings = ProcessSettings(pool=PoolSettings(refill_delay_s=0.0), load_timeout_s=60)
+    settings = ProcessSettings(pool=PoolSettings(forked=0, refill_delay_s=0.0), load_timeout_s=60)
     runtime = ProcessRuntime(Watcher(), [NOWHERE], settings)
     image, table, total = sealed_image(torch.ones(4))
     order = LoadOrder("m", "t", "g0", NOWHERE, DIGEST, table, total, image, limit_bytes=1 << 30)
@@ -39,7 +39,7 @@ async def test_load_fails_with_the_drivers_words_and_a_spare_waits() -> None:
 
 
 async def test_spare_workers_that_die_are_made_ever_less_often() -> None:
-    settings = ProcessSettings(pool=PoolSettings(refill_delay_s=0.0), load_timeout_s=60)
+    settings = ProcessSettings(pool=PoolSettings(forked=0, refill_delay_s=0.0), load_timeout_s=60)
     runtime = ProcessRuntime(Watcher(), ["cpu"], settings)
     runtime.prepare()
     loop, gaps = asyncio.get_running_loop(), []

@@ -21,6 +21,7 @@ from scheduler.model.events import (
     LeaseUsed,
     LiveLease,
     ModelDemoted,
+    ModelLoaded,
     ModelRegistered,
     NodeSnapshot,
     PrefetchAsked,
@@ -179,6 +180,76 @@ def test_empty_process_is_paid_by_who_used_its_model() -> None:
     (span,) = spans
     held = sum(sum(row.amounts[IN_USE : CONTEXT + 1]) for row in rows)
     assert held + span.unused_byte_us == span.byte_us == 6 * _S * 8 * GIB
+
+
+A, B, OF_OTHERS = ModelId("t/a"), ModelId("t/b"), ModelId("u/c")
+
+
+def sharing(*processes: tuple[int, tuple[ModelId, ...]]) -> tuple[Core, UseMeter]:
+    """A core whose one GPU holds three models of two tenants, in these processes of several."""
+    core, meter = metered(a_core(gpus=(), models=(A, B, OF_OTHERS)))
+    meter.remember({A: ["t/f"], B: ["t/g"], OF_OTHERS: ["u/h"]}, 0.0)
+    report(core, 0.0, *processes)
+    return core, meter
+
+
+def report(core: Core, at: float, *processes: tuple[int, tuple[ModelId, ...]]) -> None:
+    spec = gpu("g0")
+    held = tuple((each, GIB) for each in (A, B, OF_OTHERS))
+    core.handle(NodeSnapshot(spec.node, (GpuSnapshot(spec, held, shared=processes),)), at)
+
+
+def idle_and_unused(meter: UseMeter, now: float) -> tuple[dict[str, int], int]:
+    """What was charged for idle memory, and the memory that nobody used; together all there is."""
+    rows, (span,) = meter.collect(now)
+    idle = {row.function: row.amounts[IDLE] for row in rows if row.amounts[IDLE]}
+    assert sum(idle.values()) + span.unused_byte_us == span.byte_us
+    return idle, span.unused_byte_us
+
+
+def test_models_of_a_tenant_share_the_context_of_their_process_to_the_byte() -> None:
+    _, meter = sharing((301, (A, B)), (200, (OF_OTHERS,)))
+    idle, unused = idle_and_unused(meter, 2.0)
+    assert idle == {
+        "t/f": 2 * _S * (GIB + 151), "t/g": 2 * _S * (GIB + 150), "u/h": 2 * _S * (GIB + 200),
+    }  # fmt: skip
+    assert unused == 2 * _S * (5 * GIB - 501)
+
+
+def test_lease_pays_for_its_models_part_of_the_context() -> None:
+    core, meter = sharing((300, (A, B)))
+    run(core, "r", "t/f", 1.0, 3.0, A)
+    assert charged(meter, 3.0)["t/f", IN_USE] == 2 * _S * (GIB + 150)
+
+
+def test_context_is_split_anew_when_a_model_joins_the_process_or_leaves_it() -> None:
+    core, meter = sharing((300, (A,)))
+    core.handle(ModelLoaded(GpuId("g0"), B, 1.0, Tier.HOST, shares=True), 2.0)
+    idle, _ = idle_and_unused(meter, 4.0)
+    assert idle["t/f"] == 4 * _S * GIB + 2 * _S * 300 + 2 * _S * 150
+    assert idle["t/g"] == 4 * _S * GIB + 2 * _S * 150
+    core.handle(EvictAsked(A), 4.0)
+    assert idle_and_unused(meter, 5.0)[0]["t/g"] == _S * (GIB + 300)
+
+
+def test_models_with_processes_of_their_own_pay_for_no_other_process() -> None:
+    core, meter = sharing((300, (A,)))
+    core.handle(ModelLoaded(GpuId("g0"), B, 1.0, Tier.HOST), 0.0)
+    assert idle_and_unused(meter, 1.0)[0]["t/g"] == _S * GIB
+
+
+def test_nobody_pays_for_a_process_that_its_last_model_has_left() -> None:
+    core, meter = sharing((300, (A,)))
+    core.handle(EvictAsked(A), 0.0)
+    assert idle_and_unused(meter, 1.0)[0] == {"t/g": _S * GIB, "u/h": _S * GIB}
+    report(core, 1.0)
+    assert idle_and_unused(meter, 2.0)[0]["t/f"] == _S * GIB
+
+
+def test_model_that_leaves_for_its_shared_process_pays_for_no_part_of_it() -> None:
+    _, meter = sharing((6 * GIB, (A, B)))
+    idle, unused = idle_and_unused(meter, 1.0)
+    assert (idle, unused) == ({"t/g": 7 * GIB * _S, "u/h": GIB * _S}, 0)
 
 
 def test_weights_stored_after_the_model_left_are_paid_by_who_used_it() -> None:

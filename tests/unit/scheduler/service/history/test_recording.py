@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import ModelId, Tier
 from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.studies.replay import replay
@@ -51,7 +52,7 @@ class Everyone:
 
 def a_recording(path: Path, policy: str) -> None:
     """A random life under this policy."""
-    world = lived(policy, seed=5, count=420)
+    world = lived(policy, seed=5, count=600)
     recorder = RunRecorder(path)
     recorder.begins(
         Beginning(VERSION, policy, "lru", standing=LEAVING.standing, exit_rule=LEAVING.exit_rule)
@@ -133,7 +134,7 @@ async def test_term_that_began_with_recovered_profiles_replays_to_the_same_answe
         profile.measured_runs = {(8, "H200")}
         profile.usual_run_s = 0.3
         profile.features = {"sm": 0.5}
-        await store.put(f"models/{model}", encoded(profile_record(profile, 0)))
+        await store.put(f"models/{model}", encoded(profile_record(profile, 0, IdleGaps())))
     recovered = await recover(store, LOG)
     loop = asyncio.get_running_loop()
     office = Office(Settings(), 1, loop, SchedulerCounters(), recovered, recorder)
@@ -154,6 +155,13 @@ async def test_term_that_began_with_recovered_profiles_replays_to_the_same_answe
     assert {each.model for each in beginning.profiles} == {"large", "small"}
     path.write_text(beginning_line(beginning._replace(profiles=())) + "\n" + "".join(lines[1:]))
     assert replay(path).differing_lines  # they do decide
+
+
+def test_beginning_carries_the_gaps_that_decide_when_models_leave() -> None:
+    gaps = {ModelId("bert"): ((28, 3.5), (31, 0.25))}
+    beginning = Beginning(VERSION, "lb", "lru", exit_rule="adaptive", gaps=gaps)
+    assert parsed(beginning_line(beginning)) == beginning
+    assert beginning.core().placer.idle.all_gaps() == gaps
 
 
 def test_beginning_carries_what_decides_admission_and_lease_numbers() -> None:
