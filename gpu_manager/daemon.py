@@ -78,9 +78,7 @@ class GpuManager:
         """`neighbours` are the other nodes of the manager's cluster, if it belongs to one."""
         self._settings = settings
         self._scheduling = scheduling
-        secret = (
-            fresh_secret() if settings.secret_file is None else load_secret(settings.secret_file)
-        )
+        secret = _secret(settings)
         self.credentials = FunctionCredentials(secret)
         node = NodeId(settings.node)
         limit = settings.gpu_memory_bytes
@@ -273,6 +271,11 @@ def _data(
     spill = DataSpill(settings.spill / "data", limits.disk_bytes) if settings.spill else None
     table = DataTable(settings.node, limits, DataRoom(limits, spill))
     return NodeData(node, table, WorkerData(table), scheduling.locate)
+
+
+def _secret(settings: NodeSettings) -> bytes:
+    """The cluster's secret, or one for the life of this process."""
+    return fresh_secret() if settings.secret_file is None else load_secret(settings.secret_file)
 
 
 def _certificate(settings: NodeSettings) -> Certificate | None:

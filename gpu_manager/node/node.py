@@ -55,8 +55,7 @@ log = logging.getLogger(__name__)
 class GpuNode:
     """A node's GPUs, residents and leases; implements NodeLink and the runtime's Observer.
 
-    `lease_ended` is called after the end of a lease that a session had claimed; `data` is what
-    functions put with the workers.
+    `lease_ended` is called after a claimed lease has ended; `data` is what functions put.
     """
 
     def __init__(
@@ -94,9 +93,8 @@ class GpuNode:
             self.meters,
             self.data,
         )
-        self._steps = WeightSteps(
-            self._store, self._catalogue, self._loader.tiers, self._is_on_a_gpu
-        )
+        tiers = self._loader.tiers
+        self._steps = WeightSteps(self._store, self._catalogue, tiers, self._is_on_a_gpu)
         self._relief = MemoryRelief(reports, self._settings.pressure_s, self.resync)
         self._endings = LeaseEndings(
             self.leases, self.gpus, self.meters, reports, self._runs, self.lease_ended
