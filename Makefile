@@ -27,7 +27,7 @@ export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpufaas/mypy
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test tools soak lint format compat fuzz simulate reproduce bench bench-wake bench-full gpu gpu-kit pictures lock clean FORCE
+.PHONY: help setup run test tools soak soak-streams lint format compat fuzz simulate reproduce bench bench-wake bench-full gpu gpu-kit pictures lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
@@ -54,6 +54,9 @@ tools: ## Install what tests need beside Python (on Debian, as root; else say wh
 
 soak: setup ## A minute of the examples under load, their processes killed all the while
 	GPUFAAS_E2E_SECONDS=60 $(BIN)/python -m pytest tests/e2e/test_chaos.py
+
+soak-streams: setup ## Ten minutes of a hundred functions of one process, called, loaded and evicted at random
+	@nice $(BIN)/python -m bench.streambox soak --seconds 600 $(ARGS)
 
 lint: setup ## Check style, types and who imports whom
 	$(BIN)/ruff check .

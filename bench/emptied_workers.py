@@ -46,6 +46,7 @@ class Unconcerned:
         run_s: float,
         peak_bytes: int,
         calls: int = 1,
+        held_bytes: int = 0,
     ) -> None:
         """No call is made."""
 

@@ -4,21 +4,30 @@ from typing import NamedTuple, Self
 from urllib.parse import parse_qsl, urlencode
 
 PROCESS, STREAM = RUNTIMES = ("process", "stream")
+WHOLE = 1.0  # the share of a GPU's multiprocessors that a model has without a wish
 
 
 class GpuWishes(NamedTuple):
-    """How a function's models are hosted; without a `runtime` the node decides."""
+    """How a function's models are hosted, and on what `share` of a GPU's multiprocessors they run.
+
+    Without a `runtime` the node decides.
+    """
 
     runtime: str = ""
+    share: float = WHOLE
 
     def text(self) -> str:
         """The wishes that there are, for a credential; empty if there are none."""
-        return urlencode({"runtime": self.runtime} if self.runtime else {})
+        found = {"runtime": self.runtime} if self.runtime else {}
+        if self.share != WHOLE:
+            found["share"] = f"{self.share:.6g}"
+        return urlencode(found)
 
     @classmethod
     def of_text(cls, text: str) -> Self:
         """The wishes of such a text, which must come from a checked credential."""
-        return cls(dict(parse_qsl(text)).get("runtime", ""))
+        found = dict(parse_qsl(text))
+        return cls(found.get("runtime", ""), float(found.get("share", WHOLE)))
 
 
 USUAL = GpuWishes()

@@ -248,10 +248,8 @@ def _gpu(
         device.id, node, device.memory_bytes, device.gpu_type, slots, context_bytes=context_bytes
     )
     ledger = Ledger(device.memory_bytes, context_bytes)
-    gpu = HostGpu(device, spec, ledger, paths=GpuPaths(gates))
-    if overlap > 1:
-        gpu.turns = make_turns()
-    return gpu
+    # Turns also with one lease at a time: one whose models were loaded beside its runs may join it.
+    return HostGpu(device, spec, ledger, turns=make_turns(), paths=GpuPaths(gates))
 
 
 # The memory that a process takes on a GPU before it holds a model; used until it is measured.

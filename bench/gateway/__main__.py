@@ -4,13 +4,14 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from importlib.metadata import version
 from statistics import median
 from typing import TypeVar
 
 from bench import idle
-from bench.gateway.call_cases import PEERS, Answering, CallCase, CallKind, cases
+from bench.gateway.call_cases import PEERS, Answering, CallCase, CallKind, OwnSettings, cases
 from bench.gateway.call_tables import cells, show_calls
 from bench.gateway.many_models import ZipfRun, of_ray, ours, warm_stack
 from bench.gateway.measured_calls import one_round
@@ -26,6 +27,7 @@ from testbed.live.live_runs import ZIPF_CALLERS, ZIPF_MEASURED, ZIPF_WARMING
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _ROUNDS, _SECONDS, _SEEDS = 3, 4.0, (1, 2, 3)
 _IDLE_S = 30.0
+_POLICIES = ("lalbo3", "beside")
 _RAY_ZIPF = {"Ray Serve": PeerProgram.ZIPF, "Ray Serve, overlapped": PeerProgram.ZIPF_OVERLAPPED}
 
 
@@ -46,7 +48,8 @@ def main() -> None:
         rounds = options.rounds or (_ROUNDS if full else 1)
         seconds = options.seconds or (_SECONDS if full else 1.0)
         chosen = cases(systems, _chosen(CallKind, options.kind))
-        _calls(report, chosen, rounds, seconds, options.instances)
+        tuned = OwnSettings(options.gpu_overlap, options.instances)
+        _calls(report, chosen, rounds, seconds, tuned)
     if options.only in {None, "zipf"}:
         _zipf(report, with_ray=Answering.RAY in systems, seeds=_SEEDS if full else _SEEDS[:1])
     if options.only in {None, "idle"}:
@@ -76,9 +79,8 @@ def _options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, help=f"of each case (1, in full {_ROUNDS})")
     parser.add_argument("--seconds", type=float, help=f"of each load (1, in full {_SECONDS:g})")
-    parser.add_argument(
-        "--instances", type=int, default=1, help="of each of our functions that computes (1)"
-    )
+    parser.add_argument("--instances", type=int, default=2, help="of a function, tuned (2)")
+    parser.add_argument("--gpu-overlap", type=int, default=4, help="leases on a GPU, tuned (4)")
     return parser
 
 
@@ -111,25 +113,31 @@ def _systems(report: BenchReport, wanted: Sequence[Answering]) -> list[Answering
 
 
 def _calls(
-    report: BenchReport, chosen: Sequence[CallCase], rounds: int, seconds: float, instances: int
+    report: BenchReport,
+    chosen: Sequence[CallCase],
+    rounds: int,
+    seconds: float,
+    tuned: OwnSettings,
 ) -> None:
     report.add("\n## Calls\n")
     report.add(
         "A POST with 16 numbers as JSON; every answer is checked. Ours: `gpufaas up`, each "
         "function in processes of its own. A plain call has no GPU; the GPU call that does nothing "
         "is given one of 8 emulated GPUs; the one that computes has two small linear layers on one "
-        f"of 2 (instances of its function: {instances}); 4 such functions, with weights of their "
-        "own, compete for 4. Peers compute the same model with the same torch, at their best "
+        "of 2; 4 such functions, with weights of their own, compete for 4. As it comes, a GPU has "
+        "one lease at a time and a function one instance; tuned, "
+        f"{tuned.gpu_overlap} leases (`--gpu-overlap`) and {tuned.instances} instances. "
+        "Peers compute the same model with the same torch, at their best "
         "documented settings (docs/benchmarks.md), and have no GPU to share. Medians of rounds "
         f"({rounds} of {seconds:g} s), in which the systems are started and measured in turn; "
         "`others` is the number of cores that everything else here took."
     )
-    report.facts |= {"rounds_count": rounds, "round_s": seconds, "instances": instances}
+    report.facts |= {"rounds_count": rounds, "round_s": seconds, "tuned": asdict(tuned)}
     runs: dict[CallCase, list[dict[int, CallCosts]]] = {}
     for number in range(rounds):
         for case in chosen:
             print(f"round {number + 1} of {rounds}: {case}", file=sys.stderr, flush=True)
-            runs.setdefault(case, []).append(one_round(case, seconds, instances))
+            runs.setdefault(case, []).append(one_round(case, seconds, tuned))
     show_calls(report, runs)
 
 
@@ -142,25 +150,31 @@ def _zipf(report: BenchReport, *, with_ray: bool, seeds: Sequence[int]) -> None:
         f"Zipf 1.0, load 250 ms, run 20 ms, cold caches; {ZIPF_WARMING} calls, then "
         f"{ZIPF_MEASURED} that are measured, of {ZIPF_CALLERS} clients. Ours: a function process "
         "for each model, the real shim and GPU manager, loads and runs at least as long as these. "
-        "Ray Serve: 4 replicas, max_num_models_per_replica=4, where loads and runs only sleep; "
-        "a load has the GPU to itself as it has with us, or (`overlapped`) other models run "
-        "meanwhile. "
+        "With the policy lalbo3 a load has the GPU to itself, with `beside` other models run "
+        "meanwhile. Ray Serve: 4 replicas, max_num_models_per_replica=4, where loads and runs only "
+        "sleep; a load has the GPU to itself, or (`overlapped`) other models run meanwhile. By "
+        "seed, one after the other; `others` is what everything else on the machine took. "
         f"Load average before: {load_average()}.\n"
     )
-    report.add("| system | seed | calls/s | median ms | p99 ms | hit ratio | failed |")
-    report.add("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    head = "calls/s | median ms | p99 ms | hit ratio | processor ms a call | others, cores | failed"
+    report.add(f"| system | seed | {head} |")
+    report.add(f"| --- | ---: |{' ---: |' * len(head.split('|'))}")
     runs: dict[str, list[ZipfRun]] = {}
-    for seed in seeds:
-        if with_ray:
-            for name, program in _RAY_ZIPF.items():
-                _show_zipf(report, runs, name, seed, of_ray(seed, program))
     with warm_stack() as running:
-        for seed in seeds:
-            _show_zipf(report, runs, "gpufaas", seed, ours(running, seed))
+        for number, seed in enumerate(seeds):
+            for policy in _POLICIES if number % 2 else reversed(_POLICIES):
+                _show_zipf(report, runs, f"gpufaas, {policy}", seed, ours(running, seed, policy))
+            for name, program in _RAY_ZIPF.items() if with_ray else ():
+                _show_zipf(report, runs, name, seed, of_ray(seed, program))
     for name, found in runs.items():
         row = medians([each.figures for each in found])
-        ratio = median(each.hit_ratio for each in found)
-        report.add(f"| {name} | median | {cells(row)} | {ratio:.3f} | {row.failed} |")
+        ratio, call_ms, others = (
+            median(values) for values in zip(*[_shares(each) for each in found], strict=True)
+        )
+        report.add(
+            f"| {name} | median | {cells(row)} | {ratio:.3f} | {call_ms:.1f} | {others:.1f} | "
+            f"{row.failed} |"
+        )
 
 
 def _show_zipf(
@@ -168,7 +182,17 @@ def _show_zipf(
 ) -> None:
     runs.setdefault(name, []).append(found)
     row = found.figures
-    report.add(f"| {name} | {seed} | {cells(row)} | {found.hit_ratio:.3f} | {row.failed} |")
+    ratio, call_ms, others = _shares(found)
+    report.add(
+        f"| {name} | {seed} | {cells(row)} | {ratio:.3f} | {call_ms:.1f} | {others:.1f} | "
+        f"{row.failed} |"
+    )
+
+
+def _shares(found: ZipfRun) -> tuple[float, float, float]:
+    """The hit ratio, a call's processor time in ms, and what everything else took."""
+    call_ms = 1e3 * sum(found.costs.processor_s.values())
+    return found.hit_ratio, call_ms, found.costs.others
 
 
 if __name__ == "__main__":

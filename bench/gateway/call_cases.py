@@ -1,5 +1,6 @@
 """What is measured of calls: kinds of call, the systems that answer them, and the goals."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -21,11 +22,13 @@ class Answering(StrEnum):
     """A system that answers calls."""
 
     GPUFAAS = "gpufaas"
+    TUNED = "gpufaas, tuned"
     LITSERVE = "LitServe"
     RAY = "Ray Serve"
     BENTOML = "BentoML"
 
 
+OURS = frozenset({Answering.GPUFAAS, Answering.TUNED})
 PEERS = {
     Answering.LITSERVE: PeerSystem.LITSERVE,
     Answering.RAY: PeerSystem.RAY,
@@ -33,6 +36,8 @@ PEERS = {
 }
 # A peer's call that does nothing has no GPU: it stands beside both of ours that do nothing.
 _OF_PEERS = (CallKind.EMPTY, CallKind.COMPUTING)
+# What leases on one GPU and instances of one function change.
+_OF_TUNED = (CallKind.COMPUTING, CallKind.COMPETING)
 _CLIENTS = {CallKind.COMPETING: (MANY,)}
 GPUS = {
     CallKind.PLAIN: 8,
@@ -41,6 +46,17 @@ GPUS = {
     CallKind.COMPETING: 4,
 }
 COMPETING_FUNCTIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSettings:
+    """What can be set of ours for calls that compute: leases on a GPU, a function's instances."""
+
+    gpu_overlap: int = 1
+    instances: int = 1
+
+
+AS_IT_COMES = OwnSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +82,14 @@ def cases(systems: list[Answering], kinds: list[CallKind]) -> list[CallCase]:
         for kind in CallKind
         for system in Answering
         if kind in kinds and system in systems
-        if system is Answering.GPUFAAS or kind in _OF_PEERS
+        if kind in _kinds_of(system)
     ]
+
+
+def _kinds_of(system: Answering) -> Sequence[CallKind]:
+    if system is Answering.GPUFAAS:
+        return tuple(CallKind)
+    return _OF_TUNED if system is Answering.TUNED else _OF_PEERS
 
 
 class Figure(StrEnum):

@@ -4,7 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 
-from bench.gateway.call_cases import GOALS, MANY, Answering, CallCase, CallGoal, CallKind, Figure
+from bench.gateway.call_cases import (
+    GOALS,
+    MANY,
+    OURS,
+    Answering,
+    CallCase,
+    CallGoal,
+    CallKind,
+    Figure,
+)
 from bench.measure.call_costs import CallCosts
 from bench.measure.load_figures import LoadFigures, medians
 from bench.measure.report import BenchReport
@@ -52,10 +61,10 @@ def _show_processor_time(report: BenchReport, runs: CallRuns) -> None:
     """The processor time of a call by part; a peer's parts are not told apart."""
     report.add(f"\nProcessor time of a call of gpufaas at {MANY} clients, in ms:\n")
     for case, found in runs.items():
-        if case.system is Answering.GPUFAAS:
+        if case.system in OURS:
             parts = _parts([run[MANY] for run in found])
             shown = (f"{name} {1e3 * cpu_s:.3f}" for name, cpu_s in sorted(parts.items()))
-            report.add(f"- {case.kind}: {', '.join(shown)}")
+            report.add(f"- {case}: {', '.join(shown)}")
 
 
 def _show_goals(report: BenchReport, runs: CallRuns) -> None:
@@ -78,10 +87,10 @@ def _show_goals(report: BenchReport, runs: CallRuns) -> None:
 
 def _show_ratios(report: BenchReport, runs: CallRuns) -> None:
     report.add()
-    for peer, found in runs.items():
-        for kind in _beside(peer):
-            mine = CallCase(kind, Answering.GPUFAAS)
-            if peer.system is not Answering.GPUFAAS and mine in runs:
+    peers = {case: found for case, found in runs.items() if case.system not in OURS}
+    for peer, found in peers.items():
+        for mine in _beside(peer):
+            if mine in runs:
                 rates = ", ".join(
                     f"{_rate(runs[mine], clients) / _rate(found, clients):.2f} at {clients}"
                     for clients in mine.clients
@@ -89,11 +98,10 @@ def _show_ratios(report: BenchReport, runs: CallRuns) -> None:
                 report.add(f"- {mine} against {peer.system}: {rates} clients times the rate")
 
 
-def _beside(peer: CallCase) -> tuple[CallKind, ...]:
-    """The calls of ours that a peer's case is compared with."""
-    if peer.kind is CallKind.EMPTY:
-        return (CallKind.PLAIN, CallKind.EMPTY)
-    return (peer.kind,)
+def _beside(peer: CallCase) -> list[CallCase]:
+    """The cases of ours that a peer's case is compared with."""
+    kinds = (CallKind.PLAIN, CallKind.EMPTY) if peer.kind is CallKind.EMPTY else (peer.kind,)
+    return [CallCase(kind, system) for kind in kinds for system in Answering if system in OURS]
 
 
 def _figure(goal: CallGoal, rounds: Sequence[CallCosts]) -> float:

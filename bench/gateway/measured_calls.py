@@ -9,12 +9,15 @@ from functools import partial
 from bench.gateway import bench_functions
 from bench.gateway.bench_stacks import call_until_leased, stack_of_builds
 from bench.gateway.call_cases import (
+    AS_IT_COMES,
     COMPETING_FUNCTIONS,
     GPUS,
+    OURS,
     PEERS,
     Answering,
     CallCase,
     CallKind,
+    OwnSettings,
 )
 from bench.gateway.checked_calls import (
     Answer,
@@ -46,13 +49,14 @@ class _Target:
     leases: Callable[[], int] | None = None
 
 
-def one_round(case: CallCase, seconds: float, instances: int) -> dict[int, CallCosts]:
+def one_round(case: CallCase, seconds: float, tuned: OwnSettings) -> dict[int, CallCosts]:
     """Put every number of clients on a system for these seconds.
 
     MeasurementFailed if an answer is wrong, or if a GPU call of ours was computed elsewhere.
     """
     found = {}
-    with _target(case, instances) as target:
+    own = tuned if case.system is Answering.TUNED else AS_IT_COMES
+    with _target(case, own) as target:
         time.sleep(_SETTLE_S)  # until the workers of the pool are made
         _load(target, _WARM_CLIENTS, _WARM_S)
         for clients in case.clients:
@@ -75,26 +79,27 @@ def _load(target: _Target, clients: int, seconds: float) -> LoadFigures:
 
 
 def _computes_on_gpu(case: CallCase) -> bool:
-    return case.system is Answering.GPUFAAS and case.kind in {
+    return case.system in OURS and case.kind in {
         CallKind.COMPUTING,
         CallKind.COMPETING,
     }
 
 
 @contextmanager
-def _target(case: CallCase, instances: int) -> Iterator[_Target]:
+def _target(case: CallCase, own: OwnSettings) -> Iterator[_Target]:
     if case.system in PEERS:
         path = _PATHS[case.system]
         program = _PROGRAMS[case.kind]
         calls = empty_calls(path) if program is PeerProgram.NOOP else computing_calls({0: path})
         with peer_server(PEERS[case.system], program) as served:
-            yield _Target(served.url, calls, partial(_usage_of_peer, served.pid))
+            yield _Target(served.url, calls, partial(usage_of_peer, served.pid))
     else:
         devices = f"cpu:{GPUS[case.kind]}"
-        with stack_of_builds("--devices", devices, "--gpu-memory", "1GiB") as running:
-            calls = _deploy(running, case.kind, instances)
+        overlap = ("--gpu-overlap", str(own.gpu_overlap))
+        with stack_of_builds("--devices", devices, "--gpu-memory", "1GiB", *overlap) as running:
+            calls = _deploy(running, case.kind, own.instances)
             leases = None if case.kind is CallKind.PLAIN else partial(_leases, running)
-            yield _Target(running.url, calls, partial(_usage_of_stack, running.pid), leases)
+            yield _Target(running.url, calls, partial(usage_of_stack, running.pid), leases)
 
 
 def _deploy(running: WholeStack, kind: CallKind, instances: int) -> CheckedCalls:
@@ -131,11 +136,12 @@ def _leases(running: WholeStack) -> int:
     return found.hits + found.misses
 
 
-def _usage_of_stack(pid: int) -> dict[str, float]:
+def usage_of_stack(pid: int) -> dict[str, float]:
+    """The processor seconds so far of each part of ours."""
     parts = usage_by_part(process_tree(pid))
     return {name: part.processor_s for name, part in parts.items()}
 
 
-def _usage_of_peer(pid: int) -> dict[str, float]:
+def usage_of_peer(pid: int) -> dict[str, float]:
     """A peer's processes are not told apart."""
     return {"all": sum(each.processor_s for each in process_tree(pid).values())}

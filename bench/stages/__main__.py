@@ -73,6 +73,7 @@ class _Stack(SupervisedStack):
             *("--emulate-disk", f"{_WEIGHTS_BYTES / _DISK_S:.0f}"),
             *("--emulate-pcie", f"{_WEIGHTS_BYTES / _PCIE_S:.0f}"),
             *("--emulate-context", f"{_CONTEXT_S}:{_CONTEXT_BYTES}"),
+            *("--spare-contexts", "0"),  # SAGE has none
         )
 
 

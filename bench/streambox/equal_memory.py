@@ -3,14 +3,14 @@
 import random
 import threading
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.measure.report import MeasurementFailed
-from bench.streambox.functions import BenchFunction, functions, node
-from cache_manager.model.ids import MIB
+from bench.streambox.functions import BenchFunction, call_each, node
+from bench.streambox.offered_load import LOAD_S, RUN_S
 from testbed.nodes.node_thread import NodeThread
 
-_LOAD_S, _RUN_S = 0.25, 0.02
 _CALLERS = 4
 
 
@@ -22,21 +22,23 @@ class CallRate(NamedTuple):
     p99_s: float
 
 
-def call_rate(runtime: str, count: int, gpu_mib: int, seconds: float, seed: int) -> CallRate:
-    """Call functions that are drawn at random, evenly; the first third is not measured."""
+def call_rate(
+    runtime: str, made: Sequence[BenchFunction], gpu_mib: int, seconds: float, seed: int
+) -> CallRate:
+    """Call functions that are drawn at random, evenly, after each was called once."""
     times: list[tuple[float, float]] = []
     failures: list[BaseException] = []
-    with functions(count) as made, node(runtime, gpu_mib, _LOAD_S, _RUN_S) as it:
+    with node(runtime, gpu_mib, LOAD_S, RUN_S) as it:
         senders = [function.client(it) for function in made]
-        ends_s = time.monotonic() + seconds
+        call_each(made, senders)
+        before, from_s = it.run(lambda node: node.status().counts), time.monotonic()
+        ends_s = from_s + seconds
         threads = [
             threading.Thread(target=_calls, args=(it, made, seed + n, ends_s, times, failures))
             for n in range(_CALLERS)
         ]
         for thread in threads:
             thread.start()
-        time.sleep(seconds / 3)
-        before, from_s = it.run(lambda node: node.status().counts), time.monotonic()
         for thread in threads:
             thread.join()
         after = it.run(lambda node: node.status().counts)
@@ -44,25 +46,17 @@ def call_rate(runtime: str, count: int, gpu_mib: int, seconds: float, seed: int)
             sender.close()
     if failures:
         raise MeasurementFailed(f"{runtime}: {failures[0]!r}") from failures[0]
-    took = sorted(took_s for ended_s, took_s in times if ended_s > from_s)
+    took = sorted(took_s for ended_s, took_s in times if ended_s < ends_s)
     hits = after.hits - before.hits
     placed = hits + after.misses - before.misses
     if not took or not placed:
         raise MeasurementFailed(f"{runtime}: no call ended in {seconds:g} s")
-    measured_s = ends_s - from_s
-    return CallRate(len(took) / measured_s, hits / placed, took[int(0.99 * len(took))])
-
-
-def memory_for(alone: int) -> int:
-    """The MiB of a GPU on which about so many processes of the mean model have room."""
-    with functions(4) as made:
-        mean = sum(f.weights_bytes / MIB + f.activations_mib for f in made) / len(made)
-    return int(alone * (mean + 414 + 40))
+    return CallRate(len(took) / seconds, hits / placed, took[int(0.99 * len(took))])
 
 
 def _calls(
     it: NodeThread,
-    made: list[BenchFunction],
+    made: Sequence[BenchFunction],
     seed: int,
     ends_s: float,
     times: list[tuple[float, float]],

@@ -1,16 +1,16 @@
 """What many functions take of a GPU, and what their processes take of the machine."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.measure.report import MeasurementFailed
-from bench.streambox.functions import functions, node
+from bench.streambox.functions import BenchFunction, node
 from cache_manager.model.ids import MIB
 from gpufaas.daemons.embedded_node import EmbeddedNode
 
 _GPU_MIB = 64 * 1024
-_WEIGHTS_SHARE = 16  # the machine has no room for 64 whole models, and weights are not the point
 _PATIENCE_S = 30.0
 
 
@@ -19,13 +19,15 @@ class Footprint(NamedTuple):
 
     granted_bytes: int
     weights_bytes: int
+    calls_bytes: int
     anonymous_bytes: int
     processes: int
 
 
-def footprint(runtime: str, count: int) -> Footprint:
+def footprint(runtime: str, made: Sequence[BenchFunction]) -> Footprint:
     """Load so many functions, call each of them, and look at the memory when nothing runs."""
-    with functions(count, weights_share=_WEIGHTS_SHARE) as made, node(runtime, _GPU_MIB) as it:
+    count = len(made)
+    with node(runtime, _GPU_MIB) as it:
         clients = [function.client(it) for function in made]
         for function, client in zip(made, clients, strict=True):
             function.call(client)
@@ -37,7 +39,10 @@ def footprint(runtime: str, count: int) -> Footprint:
             time.sleep(0.1)
         time.sleep(3.0)  # a pool gives free pages back two seconds after the last call
         pids = set(it.pids())
-        found = Footprint(it.run(_granted), weights_bytes, sum(map(_anonymous, pids)), len(pids))
+        calls_bytes = sum(function.activations_mib for function in made) * MIB
+        anonymous_bytes = sum(map(_anonymous, pids))
+        granted = it.run(granted_bytes)
+        found = Footprint(granted, weights_bytes, calls_bytes, anonymous_bytes, len(pids))
         for client in clients:
             client.close()
     return found
@@ -48,7 +53,8 @@ def _measured(it: EmbeddedNode) -> list[str]:
     return [model for model in gpu.ledger.models() if gpu.residents[model].uses]
 
 
-def _granted(it: EmbeddedNode) -> int:
+def granted_bytes(it: EmbeddedNode) -> int:
+    """What the ledger of the node's GPU grants models and processes."""
     (gpu,) = it.manager.node.gpus.values()
     return gpu.ledger.granted_bytes
 
@@ -57,18 +63,3 @@ def _anonymous(pid: int) -> int:
     shares = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     (line,) = [line for line in shares.splitlines() if line.startswith("Pss_Anon:")]
     return int(line.split()[1]) * 1024
-
-
-def row(count: int, alone: Footprint, shared: Footprint) -> str:
-    """A line of the table: beyond weights, for each function."""
-
-    def each(total_bytes: int, found: Footprint) -> float:
-        return (total_bytes - found.weights_bytes) / count / MIB
-
-    return (
-        f"| {count} | {alone.processes} | {shared.processes} "
-        f"| {each(alone.granted_bytes, alone):.0f} | {each(shared.granted_bytes, shared):.0f} "
-        f"| {alone.granted_bytes / shared.granted_bytes:.1f} "
-        f"| {alone.anonymous_bytes / count / MIB:.1f} "
-        f"| {shared.anonymous_bytes / count / MIB:.1f} |"
-    )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gateway.call_cases import MANY, ONE, Answering, CallCase, CallKind, cases
+from bench.gateway.call_cases import MANY, ONE, OURS, Answering, CallCase, CallKind, cases
 from bench.gateway.call_tables import show_calls
 from bench.measure.call_costs import CallCosts
 from bench.measure.load_figures import LoadFigures
@@ -34,8 +34,10 @@ def test_cases_are_by_kind_and_peers_have_no_plain_or_competing_calls() -> None:
     assert [each.kind for each in found] == sorted(
         (each.kind for each in found), key=list(CallKind).index
     )
-    peers = {each.kind for each in found if each.system is not Answering.GPUFAAS}
+    peers = {each.kind for each in found if each.system not in OURS}
     assert peers == {CallKind.EMPTY, CallKind.COMPUTING}
+    tuned = {each.kind for each in found if each.system is Answering.TUNED}
+    assert tuned == {CallKind.COMPUTING, CallKind.COMPETING}
     assert CallCase(CallKind.COMPETING, Answering.GPUFAAS).clients == (MANY,)
 
 
@@ -44,8 +46,8 @@ def test_figures_are_medians_of_the_rounds(capsys: pytest.CaptureFixture[str]) -
 
     shown = capsys.readouterr().out
     assert "| GPU call that computes | gpufaas | 32 | 1,600.0 | 0.31 |" in shown
-    assert "GPU call that computes: scheduler" not in shown
-    assert "- GPU call that computes: gateway 0.600, scheduler 0.400" in shown
+    assert "- LitServe, GPU call that computes" not in shown
+    assert "- gpufaas, GPU call that computes: gateway 0.600, scheduler 0.400" in shown
     assert "against LitServe: 1.60 at 1, 1.60 at 32, 1.60 at 256 clients" in shown
     assert isinstance(report.facts["calls"], list)
 

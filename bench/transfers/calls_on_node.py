@@ -2,15 +2,19 @@
 
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bench.transfers.path_processes import Tail
-from cache_manager.model.ids import MIB
+from cache_manager.model.ids import MIB, ModelId
 from gpu_manager.node.settings import EmulatedTimes
+from scheduler.model.errors import EventRefused
 from testbed.nodes.manager_client import SealedWeights, weights
 from testbed.nodes.node_thread import NodeThread, node_thread
 from testbed.nodes.worker_client import FunctionClient
+
+_PATIENCE_S = 10.0
 
 
 class CallsOnNode:
@@ -66,7 +70,20 @@ class CallsOnNode:
         gpus = self._node.run(lambda it: it.status().gpus)
         for resident in [each for gpu in gpus for each in gpu.residents]:
             if resident.model.endswith(self._large.digest[:20]):
-                self._node.do(self._node.node.driver.evict(resident.model))
+                self._evict(resident.model)
+
+    def _evict(self, model: ModelId) -> None:
+        """Evict the model when its lease, which was released, has ended."""
+        until_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                self._node.do(self._node.node.driver.evict(model))
+            except EventRefused:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(0.01)
+            else:
+                return
 
     def _client(self, function: str, image: SealedWeights) -> FunctionClient:
         found = FunctionClient(self._node.address, self._node.credential(function))

@@ -14,6 +14,8 @@ from uvicorn.server import ServerState
 from common.frames.frame_line import LineBroken
 from common.frames.stream_upgrade import PROTOCOL, StreamRequest
 from common.http.accepted_line import AcceptedLine, StreamHandler
+from common.http.asgi import Scope
+from common.http.client_watch import offer_watch, watch_in
 from common.http.connection_table import ConnectionTable
 from common.http.joining_transport import JoiningTransport
 from common.http.request_head import (
@@ -91,10 +93,12 @@ class ServerProtocol(HttpToolsProtocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer of the head."""
+        """Stop the timer of the head; whoever watches the client learns that it has left."""
         self._table.remove(self)
         self._end_of_head()
         super().connection_lost(exc)
+        if not self.idle and (watch := watch_in(cast(Scope, self.cycle.scope))) is not None:
+            watch.left()
 
     def drop(self) -> None:
         """Make room for another connection."""
@@ -149,6 +153,7 @@ class ServerProtocol(HttpToolsProtocol):
         if self.cycle is not before:
             self._keeps_alive = self.cycle.keep_alive
             self.cycle.keep_alive = False  # until its body is complete
+            offer_watch(cast(Scope, self.cycle.scope))
             self._table.works(self)
         # The parser appends trailers to `self.headers`: behind the checks of a proxy in front they
         # would become headers of the request. An upgrade reads its headers once more.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from common.errors import NoResponse
 from common.http.asgi import Receive
 from common.http.client import HttpClient, HttpConnection
+from common.http.client_watch import ClientWatch
 from gateway_ext.calls import call_headers
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.doubted_instances import until_it_answers
@@ -68,11 +69,20 @@ class Exchange:
         "_instance", "_answered", "_lease", "_connection", "_avoid", "_ended",
     )  # fmt: skip
 
-    def __init__(self, parts: CallServices, call: FunctionCall, receive: Receive | None) -> None:
+    def __init__(
+        self,
+        parts: CallServices,
+        call: FunctionCall,
+        receive: Receive | None,
+        client: ClientWatch | None = None,
+    ) -> None:
+        """`client` says when the caller leaves, if the server of the call can do so."""
         self.call = call
         self.interruption: GatewayError | None = None
         self._parts = parts
-        self._upload = RequestBody(call.asked, receive, parts.settings, self._interrupt, call.body)
+        self._upload = RequestBody(
+            call.asked, receive, parts.settings, self._interrupt, call.body, client
+        )
         self._deadline_s = call.began_s + call.function.options.timeout_s
         self._instance: Instance | None = None
         self._answered = False  # by the instance, or not counted as unanswered

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from common.http import asgi
 from common.http.asgi import Header, Message, Receive, Scope, Send
 from common.http.client import HttpClient, HttpConnection
+from common.http.client_watch import watch_in
 from common.telemetry.work_context import ABOUT
 from gateway_ext import error_statuses
 from gateway_ext.calls import call_headers
@@ -88,7 +89,7 @@ class Invoke:
         call.client = peer[0].encode("latin-1") if peer else b""
         self._begin(call)
         ABOUT.set(call.journey)
-        exchange = Exchange(self._parts, call, receive)
+        exchange = Exchange(self._parts, call, receive, watch_in(scope))
         relay = _Relay(exchange, send, self._parts.meters, self.tracer, self.guard, raw_path)
         await relay.run()
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from common.http.asgi import Message, Receive
 from common.http.client import HttpConnection
+from common.http.client_watch import ClientWatch
 from gateway_ext.calls.call_headers import RequestHeaders
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.errors import BadRequest, CallerGone, GatewayError, TooLarge
@@ -17,12 +18,12 @@ class RequestBody:
 
     Without a connection to write to, `body` grows up to a bound; a body that was complete before it
     was written to a connection can be sent again. `interrupt` is called if the rest of the body is
-    invalid or its caller has disconnected.
+    invalid or its caller has disconnected. Without a `client` a task waits for the disconnection.
     """
 
     __slots__ = (
         "body", "complete", "_request", "_receive", "_settings", "_interrupt", "_came_bytes",
-        "_sink", "_poured", "_delivered", "_held", "_room", "_reader",
+        "_sink", "_poured", "_delivered", "_held", "_room", "_reader", "_client",
     )  # fmt: skip
 
     def __init__(
@@ -32,8 +33,10 @@ class RequestBody:
         settings: InvokeSettings,
         interrupt: Interrupt,
         body: bytes = b"",
+        client: ClientWatch | None = None,
     ) -> None:
         self.body = body
+        self._client = client
         self.complete = receive is None or not request.has_body
         self._request = request
         self._receive = receive
@@ -74,7 +77,11 @@ class RequestBody:
 
     def watch(self) -> None:
         """Watch for the caller's disconnection from now on."""
-        if self._reader is None and self._receive is not None and self.complete:
+        if self._reader is not None or self._receive is None or not self.complete:
+            return
+        if self._client is not None:
+            self._client.start(self._lose_caller)
+        else:
             self._reader = asyncio.get_running_loop().create_task(self._until_gone())
 
     def pour(self, connection: HttpConnection) -> None:
@@ -91,6 +98,8 @@ class RequestBody:
         """Stop reading."""
         if self._reader is not None:
             self._reader.cancel()
+        if self._client is not None:
+            self._client.stop()
 
     async def _read(self) -> None:
         assert self._receive is not None, "there is a body to read"
@@ -111,6 +120,9 @@ class RequestBody:
         assert self._receive is not None, "there is a caller"
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._lose_caller()
+
+    def _lose_caller(self) -> None:
         self._interrupt(CallerGone())
 
     def _take_in(self, message: Message) -> None:

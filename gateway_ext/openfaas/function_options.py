@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from cache_manager.model.errors import UnknownRule
 from cache_manager.tiers import exits
-from common.gpu_wishes import RUNTIMES, USUAL, GpuWishes
+from common.gpu_wishes import RUNTIMES, USUAL, WHOLE, GpuWishes
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment, Resources
 from gateway_ext.openfaas import durations, quantities
@@ -23,7 +23,7 @@ KEYS = frozenset(
     for name in (
         *("enabled", "model", "memory", "batch", "slo", "priority", "retry", "retries", "keep"),
         *("timeout", "workers", "concurrency", "queue", "max-wait", "path", "trouble", "template"),
-        *("template-state", "exit", "runtime"),
+        *("template-state", "exit", "runtime", "share"),
     )
 )
 GPU_FLAG = "--gpu"  # in the template's fprocess, which arrives as envProcess
@@ -36,6 +36,7 @@ _MAX_WAIT_S = 5.0
 _MOST = 5
 _NONE: tuple[str, ...] = ()
 _ALL_PERCENT = 100
+_FINEST_SHARE = 1e-6
 
 _Value = TypeVar("_Value")
 
@@ -105,7 +106,7 @@ def of(
         template=read.ours("template", _truth, True),
         max_wait_s=_max_wait_s(deployment, read, default_max_wait_s),
         exit_rule=read.ours("exit", _exit_rule, ""),
-        wishes=GpuWishes(read.ours("runtime", _runtime, "")),
+        wishes=GpuWishes(read.ours("runtime", _runtime, ""), read.ours("share", _gpu_share, WHOLE)),
         scale_min=least,
         scale_max=_most(read, least),
         scale_factor=read.scaling("factor", _percent, 20),
@@ -314,6 +315,18 @@ def _runtime(text: str) -> str:
     found = text.strip().lower()
     if found not in RUNTIMES:
         raise ValueError(f"{' or '.join(RUNTIMES)} is expected")
+    return found
+
+
+def _gpu_share(text: str) -> float:
+    """A share as `0.25` or `25%`; a millionth is the finest."""
+    number = text.strip()
+    try:
+        found = float(number.removesuffix("%")) / (_ALL_PERCENT if number.endswith("%") else 1)
+    except ValueError:
+        found = 0.0
+    if not _FINEST_SHARE <= found <= WHOLE:
+        raise ValueError("a share of a GPU is expected: above 0 and up to 1, or a percentage")
     return found
 
 

@@ -197,6 +197,7 @@ class Loader:
         """Host the model as its function wishes; a process that others share needs memory, too."""
         model = self._catalogue.get(resident.model)
         resident.runtime = self._runtime.hosting(model.wishes.runtime, model.id)
+        resident.gpu_share = model.wishes.share
         if resident.runtime == STREAM:
             needed_bytes = gpu.ledger.context_bytes
             await self._granted(
@@ -293,12 +294,14 @@ class Loader:
             table=model.table.storages,
             total_bytes=total_bytes,
             image=request.descriptor,
-            limit_bytes=gpu.ledger.limit_bytes(model.id),
+            limit_bytes=gpu.limit_bytes(resident),
             emulation=Emulation(emulation.load_s + per_gib_s, emulation.run_s),
             turns=gpu.turns,
             arrival=feed if arrives else None,
             emptied=None if resident.takes is None else resident.takes.host,
             runtime=resident.runtime,
+            gpu_share=resident.gpu_share,
+            together_bytes=gpu.together_bytes(resident),
             link=paths.link,
             urgency=resident.urgency,
         )

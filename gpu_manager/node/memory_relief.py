@@ -23,6 +23,10 @@ class MemoryRelief:
 
     async def relieve(self, gpu: HostGpu, hosted: HostedModel, need_bytes: int) -> bool:
         """Grant the model this many bytes; return False if impossible or if it takes too long."""
+        resident = gpu.resident_of(hosted)
+        if resident is None:
+            return False
+        need_bytes -= gpu.for_calls_bytes(resident)
         if not gpu.ledger.ever_fits(need_bytes):
             return False
         model = ModelId(hosted.order.model)

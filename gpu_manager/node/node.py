@@ -23,13 +23,7 @@ from gpu_manager.node.run_reports import RunReports
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.stepping_down.weight_steps import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.runtimes.runtime import (
-    EmptyHost,
-    HostedId,
-    HostedModel,
-    PressureAnswer,
-    Runtime,
-)
+from gpu_manager.runtimes.runtime import EmptyHost, HostedId, HostedModel, PressureAnswer, Runtime
 from gpu_manager.runtimes.staying_data import NoStayingData, StayingData
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import (
@@ -285,6 +279,7 @@ class GpuNode:
         run_s: float,
         peak_bytes: int,
         calls: int = 1,
+        held_bytes: int = 0,
     ) -> None:
         """Record successful calls, and report them."""
         gpu = self.gpus[GpuId(hosted.order.gpu)]
@@ -301,12 +296,14 @@ class GpuNode:
                 self._endings.check()
         batch = max(1, batch)
         before = gpu.ledger.measured_bytes(resident.model)
-        gpu.ledger.ran(resident.model, None, batch, peak_bytes)
-        if gpu.ledger.measured_bytes(resident.model) != before:
+        needed_bytes, news = gpu.measured_run(resident, batch, peak_bytes, held_bytes)
+        if news or gpu.ledger.measured_bytes(resident.model) != before:
             gpu.update_limits()
+        if news:
+            self.resync()
         self.meters.ran(gpu.id, resident.model, calls, run_s)
         slot = gpu.slot if found is None else found.slot
-        self._runs.ran(slot, resident.model, batch, run_s, peak_bytes)
+        self._runs.ran(slot, resident.model, batch, run_s, needed_bytes)
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
         """Obtain memory for a call beyond its model's limit: free bytes, or those of victims."""
@@ -320,7 +317,8 @@ class GpuNode:
         if gpu.resident_of(hosted) is None:
             return PressureAnswer(hosted.order.limit_bytes, retry=False)
         gpu.update_limits()
-        return PressureAnswer(gpu.ledger.limit_bytes(resident.model), retry=relieved)
+        limit_bytes, together_bytes = gpu.limit_bytes(resident), gpu.together_bytes(resident)
+        return PressureAnswer(limit_bytes, relieved, together_bytes)
 
     def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
         """A worker has copied data that functions put with it, or has not got it."""

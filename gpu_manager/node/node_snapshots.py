@@ -35,6 +35,7 @@ def lasting_shortages(gpus: Iterable[HostGpu]) -> list[MemoryPressure]:
 
 def _gpu_snapshot(gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
     residents = tuple((found.model, gpu.size_bytes(found)) for found in gpu.by_use())
+    loading = tuple(found.model for found in gpu.by_use() if found.hosted is None)
     live = tuple(
         LiveLease(lease.id, SlotId(lease.slot), lease.models, lease.requests)
         for lease in leases
@@ -42,5 +43,6 @@ def _gpu_snapshot(gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
     )
     contexts = tuple((found.model, gpu.ledger.of_context(found)) for found in gpu.contexts.values())
     spec = replace(gpu.spec, context_bytes=gpu.ledger.context_bytes)
-    shared = tuple((process.bytes, gpu.sharing(tenant)) for tenant, process in gpu.shared.items())
-    return GpuSnapshot(spec, residents, live, contexts, shared)
+    calls = gpu.calls_at_once
+    shared = tuple((each.bytes(calls), gpu.sharing(tenant)) for tenant, each in gpu.shared.items())
+    return GpuSnapshot(spec, residents, live, contexts, shared, loading)

@@ -6,11 +6,12 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 from cache_manager.model.ids import GpuId, ModelId
-from common.gpu_wishes import PROCESS
+from common.gpu_wishes import PROCESS, WHOLE
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.ledger import Ledger
+from gpu_manager.node.shared_context import SharedContext
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.load_urgency import LoadUrgency
@@ -50,6 +51,7 @@ class ModelOnGpu:
         self.since_s = self.used_s = now_s
         self.uses = 0
         self.runtime = PROCESS
+        self.gpu_share = WHOLE  # of the GPU's multiprocessors
         self.hosted: HostedModel | None = None
         self.hold: ImageHold | None = None
         self.loading: asyncio.Task[None] | None = None
@@ -92,20 +94,12 @@ class ModelOnGpu:
 
 
 @dataclass(slots=True)
-class SharedContext:
-    """The process in which models of one tenant are: what it takes without them."""
-
-    bytes: int
-    models: int = 0
-
-
-@dataclass(slots=True)
 class HostGpu:
     """One GPU of the node; `foreign_bytes` of its memory are used by other programs.
 
     `contexts` are the processes that models left, by these models, until others take them, `shared`
     those in which a tenant's models are, by the tenant. `turns` is the lock file by which the GPU's
-    workers take turns if its slot has several leases. `paths` are the directions of its PCIe.
+    workers take turns: its slot may have several leases. `paths` are the directions of its PCIe.
     """
 
     device: GpuDevice
@@ -120,6 +114,7 @@ class HostGpu:
     lost: bool = False
     turns: int | None = None
     paths: GpuPaths = field(default_factory=GpuPaths)
+    _aside_bytes: int = 0  # of the ledger's, for the processes in `shared`
 
     @property
     def id(self) -> GpuId:
@@ -175,10 +170,11 @@ class HostGpu:
         found = self.shared.get(tenant)
         if found is None:
             context_bytes = self.ledger.context_bytes
-            short_bytes = self.ledger.set_aside(self.ledger.set_aside_bytes + context_bytes)
+            short_bytes = max(0, context_bytes - self.ledger.free_bytes)
             if short_bytes:
                 return short_bytes
             found = self.shared[tenant] = SharedContext(context_bytes)
+            self._set_aside()
         found.models += 1
         resident.shares = tenant
         return 0
@@ -190,11 +186,10 @@ class HostGpu:
     def measured_shared(self, tenant: str, context_bytes: int) -> bool:
         """Note what a tenant's process takes without its models; return whether that was news."""
         found = self.shared.get(tenant)
-        if found is None or not context_bytes or found.bytes == context_bytes:
+        if found is None or not context_bytes or found.context_bytes == context_bytes:
             return False
-        aside_bytes = self.ledger.set_aside_bytes + context_bytes - found.bytes
-        if not self.ledger.set_aside(aside_bytes):
-            found.bytes = context_bytes
+        found.context_bytes = context_bytes
+        self._set_aside()
         return True
 
     def unshare(self, resident: ModelOnGpu) -> bool:
@@ -203,12 +198,69 @@ class HostGpu:
         found = None if tenant is None else self.shared.get(tenant)
         if tenant is None or found is None:
             return False
-        found.models -= 1
-        if found.models:
-            return False
-        del self.shared[tenant]
-        self.ledger.set_aside(self.ledger.set_aside_bytes - found.bytes)
-        return True
+        found.leave(resident.model)
+        if not found.models:
+            del self.shared[tenant]
+        self._set_aside()
+        return not found.models
+
+    def measured_run(
+        self, resident: ModelOnGpu, batch: int, peak_bytes: int, held_bytes: int
+    ) -> tuple[int, bool]:
+        """Grant what a model was measured to need; return that, and whether more is set aside.
+
+        A model that shares its process is granted what it holds between calls. What a call takes
+        beyond that is set aside once for all models of the process, as often as calls may overlap.
+        """
+        shared = None if resident.shares is None else self.shared.get(resident.shares)
+        if shared is None or not held_bytes:
+            self.ledger.ran(resident.model, None, batch, peak_bytes)
+            return peak_bytes, False
+        before_bytes = self.shared_bytes
+        self.ledger.ran(resident.model, None, batch, held_bytes)
+        kept_bytes = self.ledger.measured_bytes(resident.model)
+        shared.ran(resident.model, peak_bytes - kept_bytes)
+        self._set_aside()
+        return kept_bytes, self.shared_bytes > before_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """What processes of several models should have beside what their models hold."""
+        return sum(found.bytes(self.calls_at_once) for found in self.shared.values())
+
+    def limit_bytes(self, resident: ModelOnGpu) -> int:
+        """Return the bytes that the model may use while it runs."""
+        return self.ledger.limit_bytes(resident.model) + self.for_calls_bytes(resident)
+
+    def together_bytes(self, resident: ModelOnGpu) -> int:
+        """Return what the models of its process may use together; 0 if it has the process alone."""
+        if resident.shares is None:
+            return 0
+        granted = self.ledger.models()
+        there = (found for found in self.residents.values() if found.shares == resident.shares)
+        held_bytes = sum(granted.get(found.model, 0) for found in there)
+        return held_bytes + self.ledger.free_bytes + self.for_calls_bytes(resident)
+
+    def for_calls_bytes(self, resident: ModelOnGpu) -> int:
+        """Return what is set aside for calls of the model's process, if others share it."""
+        shared = None if resident.shares is None else self.shared.get(resident.shares)
+        if shared is None:
+            return 0
+        lacking_bytes = self.shared_bytes - self._aside_bytes
+        return max(0, shared.for_calls_bytes(self.calls_at_once) - lacking_bytes)
+
+    @property
+    def calls_at_once(self) -> int:
+        """The calls that may overlap: one for each lease that a slot has room for."""
+        return sum(slot.leases for slot in self.spec.slot_specs())
+
+    def _set_aside(self) -> None:
+        """Set aside what shared processes take beside their models, as far as there is room."""
+        most_bytes = self._aside_bytes + max(0, self.ledger.free_bytes)
+        aside_bytes = min(self.shared_bytes, most_bytes)
+        others_bytes = self.ledger.set_aside_bytes - self._aside_bytes
+        if not self.ledger.set_aside(others_bytes + aside_bytes):
+            self._aside_bytes = aside_bytes
 
     def forget(self, resident: ModelOnGpu) -> None:
         """Release the memory of a model that has left or was lost."""
@@ -242,7 +294,10 @@ class HostGpu:
         loaded = [found for found in self.residents.values() if found.hosted is not None]
         for resident in loaded:
             self.ledger.grow(resident.model, self.ledger.measured_bytes(resident.model))
+        self._set_aside()
+        together = {resident.shares: resident for resident in loaded}
+        bytes_of = {tenant: self.together_bytes(one) for tenant, one in together.items()}
         for resident in loaded:
             if resident.hosted is not None:
-                resident.hosted.limit(self.ledger.limit_bytes(resident.model))
+                resident.hosted.limit(self.limit_bytes(resident), bytes_of[resident.shares])
         self.change.notify()

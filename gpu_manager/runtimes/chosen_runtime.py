@@ -3,16 +3,19 @@
 from common.gpu_wishes import PROCESS, STREAM
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder
+from gpu_manager.runtimes.stream.process_breaks import ProcessBreaks
 from gpu_manager.runtimes.stream.stream_runtime import StreamRuntime
 
 
 class ChosenRuntime:
     """Hosts models alone (`process`) or with the other models of their tenant (`stream`)."""
 
-    def __init__(self, alone: ProcessRuntime, usual: str = PROCESS) -> None:
-        """`usual` is the runtime of models without a wish."""
+    def __init__(
+        self, alone: ProcessRuntime, usual: str = PROCESS, breaks: ProcessBreaks | None = None
+    ) -> None:
+        """`usual` is the runtime of models without a wish; `breaks` counts who broke processes."""
         self.alone = alone
-        self.streams = StreamRuntime(alone)
+        self.streams = StreamRuntime(alone, breaks)
         self._usual = usual
 
     def prepare(self) -> None:

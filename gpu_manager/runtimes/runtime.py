@@ -58,12 +58,15 @@ class LoadOrder:
 
     `device` is torch's name for the GPU (`cuda:0`, or `cpu` for an emulated one). `limit_bytes` is
     the memory that the model may use there: weights, activations, and the process's own memory
-    unless the model shares it with others, by the `runtime` of streams. `turns` is a descriptor of
+    unless the model shares it with others, by the `runtime` of streams; all of those may use
+    `together_bytes` at once. `turns` is a descriptor of
     the lock by which runtimes run one call at a time on the GPU (`worker/device/gpu_turns.py`); it
     is given if several leases may be in force on the GPU. The caller keeps both descriptors.
     `emptied` is the process that takes the model, left there by another model of the tenant;
     without one, or if it has ended, a process that was prepared does. `link` are the paths that
-    everything takes between the process and the GPU; `urgency` says whether a request waits.
+    everything takes between the process and the GPU; `urgency` says whether a request waits. The
+    model's calls run on no more than this `gpu_share` of the GPU's multiprocessors, or the load
+    fails.
     """
 
     model: str
@@ -80,15 +83,18 @@ class LoadOrder:
     emptied: "EmptyHost | None" = None
     arrival: ArrivingWeights | None = None
     runtime: str = "process"
+    gpu_share: float = 1.0
+    together_bytes: int = 0
     link: WorkerLink | None = None
     urgency: LoadUrgency = field(default_factory=LoadUrgency)
 
 
 class PressureAnswer(NamedTuple):
-    """The answer to memory pressure: the new limit, and whether to retry the call."""
+    """The answer to memory pressure: the new limits, and whether to retry the call."""
 
     limit_bytes: int
     retry: bool
+    together_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +178,11 @@ class HostedModel(Protocol):
     def channel(self, session: str, function: str, end: socket.socket) -> None:
         """Serve a shim's calls on this socket, and take ownership of the socket."""
 
-    def limit(self, limit_bytes: int) -> None:
-        """Change the memory that the model may use; a smaller limit applies from the next call."""
+    def limit(self, limit_bytes: int, together_bytes: int = 0) -> None:
+        """Change the memory that the model may use; a smaller limit applies from the next call.
+
+        All models of its process may use `together_bytes` at once; 0 if it has none beside it.
+        """
 
     def hand_over(self, handle: str, size_bytes: int, descriptor: int) -> None:
         """Have data that functions put with the model's worker copied to memory.
@@ -205,11 +214,14 @@ class Observer(Protocol):
         run_s: float,
         peak_bytes: int,
         calls: int = 1,
+        held_bytes: int = 0,
     ) -> None:
         """Handle the report of successful calls.
 
-        `peak_bytes` is the highest total memory of the model so far. `batch` is the first dimension
-        of the call's largest input, 0 if there is none; `run_s` is the time of each call.
+        `peak_bytes` is the highest total memory of the model so far. Of a model that gives the
+        memory of calls back at once, `held_bytes` is what it has between calls; else it is 0.
+        `batch` is the first dimension of the call's largest input, 0 if there is none; `run_s` is
+        the time of each call.
         """
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:

@@ -41,7 +41,6 @@ class SharedGates:
             TransferPath(speed, ProcessGate(gate)) if speed.bytes_per_s else TransferPath()
             for gate in self.gates
         )
-
         self._watches = [
             PathWatch(path, gate)
             for path, gate in zip(self.paths, self.gates, strict=True)
@@ -53,9 +52,10 @@ class SharedGates:
         return [pid for watch in self._watches if (pid := watch.check()) is not None]
 
     def close(self) -> None:
-        """Close the files of locks."""
-        for gate in self.gates:
-            os.close(gate)
+        """Let nothing pass any more, and close the files of locks."""
+        for path, gate in zip(self.paths, self.gates, strict=True):
+            if path.close():
+                os.close(gate)
 
 
 class GpuPaths:

@@ -4,11 +4,12 @@ A worker belongs to a tenant and may be hostile. The manager moves a byte now an
 does not pass in seconds, who has the path has it for much longer than a block.
 """
 
+import contextlib
 import threading
 import time
 
 from gpu_manager.transfers.process_gate import kill_path_holder, path_holder
-from gpu_manager.transfers.transfer_path import TransferPath
+from gpu_manager.transfers.transfer_path import TransferAbandoned, TransferPath
 from gpu_manager.transfers.transfer_schedule import TransferRank
 
 _PATIENCE_S = 2.0
@@ -45,8 +46,9 @@ class PathWatch:
         self._probe = None
         if path_holder(self._gate) is not None:
             self._since_s = time.monotonic()
-            transfer = self._path.transfer("watch", TransferRank.BACKGROUND)
-            self._probe = threading.Thread(
-                target=transfer.move, args=(1,), name="watch-path", daemon=True
-            )
+            self._probe = threading.Thread(target=self._move, name="watch-path", daemon=True)
             self._probe.start()
+
+    def _move(self) -> None:
+        with contextlib.suppress(TransferAbandoned):  # the path is closed
+            self._path.transfer("watch", TransferRank.BACKGROUND).move(1)

@@ -94,7 +94,7 @@ class TransferPath:
         self.has_turns = self.is_limited or gate is not None
         self.block_bytes = speed.block
         self.now_s = now_s
-        self._gate = NoGate() if gate is None else gate
+        self._gate: ProcessGate | NoGate = NoGate() if gate is None else gate
         self._sleep = sleep
         self._schedule = TransferSchedule(self.block_bytes)
         self._times = PathTimes(speed.bytes_per_s)
@@ -105,6 +105,7 @@ class TransferPath:
         self._is_inside = False  # of the gate; for the thread whose block passes
         self._made_way = False  # for other processes, since the last block
         self._held_back_s: float | None = None
+        self._is_closed = False
 
     def transfer(
         self,
@@ -133,6 +134,16 @@ class TransferPath:
         with self._changed:
             return self._schedule.is_queued(owner)
 
+    def close(self, within_s: float = 1.0) -> bool:
+        """Let no further block pass, and do without the gate; False if one does not end in time."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            is_over = self._changed.wait_for(lambda: not self._is_passing, within_s)
+            if is_over:
+                self._gate, self._is_inside = NoGate(), False
+            return is_over
+
     # -- for transfers --------------------------------------------------------------------------
 
     def queue(self, owner: str, rank: TransferRank, size_bytes: int) -> QueuedTransfer:
@@ -159,9 +170,14 @@ class TransferPath:
             self._changed.notify_all()
 
     def wait_for_turn(self, queued: QueuedTransfer) -> Block:
-        """Wait until the transfer's next block may pass; nothing else does until `end_turn`."""
+        """Wait until the transfer's next block may pass; nothing else does until `end_turn`.
+
+        TransferAbandoned is raised if the path is closed.
+        """
         with self._changed:
             while True:
+                if self._is_closed:
+                    raise TransferAbandoned(queued.owner)
                 if self._is_passing:
                     self._changed.wait()
                     continue
@@ -180,7 +196,9 @@ class TransferPath:
                 self._times.taken_until(self.now_s())
                 self._made_way = False
         begun_s, passed_s = self._times.span_s(block.size_bytes, ready_s)
-        self._sleep(max(0.0, passed_s - self.now_s()))
+        left_s = passed_s - self.now_s()
+        if left_s > 0.0:  # sleep(0) would give the core away
+            self._sleep(left_s)
         return begun_s, passed_s
 
     def end_turn(self, block: Block, *, passed: bool) -> None:

@@ -58,6 +58,7 @@ class ImageFeed:
         """Tell what is there until everything is; False if the reading has failed."""
         transfer = self._path.transfer(self._owner, self._urgency.rank, self._sums)
         self._urgency.listen(transfer.promote)
+        transfer.promote(self._urgency.rank)  # it may have changed before
         while told.end < self._total_bytes:
             present = self._wait_beyond(told.end, transfer)
             if present is None:

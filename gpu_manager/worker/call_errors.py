@@ -19,11 +19,22 @@ class CallRefused(GpuManagerError):
 
 
 class OutOfMemory(GpuManagerError):
-    """A call needs more than the worker may use: `need_bytes` in all, as far as is known."""
+    """A call needs more than the worker may use: `need_bytes` in all, as far as is known.
 
-    def __init__(self, need_bytes: int, detail: str) -> None:
+    `by_others` where the call's model may have that much, and others of the process have it now.
+    """
+
+    def __init__(self, need_bytes: int, detail: str, *, by_others: bool = False) -> None:
         self.need_bytes = need_bytes
+        self.by_others = by_others
         super().__init__(detail)
+
+
+class ShareRefused(GpuManagerError):
+    """A share of a GPU's multiprocessors that a model wishes for, and that this GPU cannot give."""
+
+    def __init__(self, share: float, why: str) -> None:
+        super().__init__(f"com.gpufaas.share: {100 * share:.3g} % of this GPU: {why}")
 
 
 class CannotRecord(GpuManagerError):

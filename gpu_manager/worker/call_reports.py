@@ -22,7 +22,7 @@ class CallSums:
         self._told_s = 0.0
         self._pending: worker_orders.CallsRan | None = None
 
-    def add(self, lease: int, batch: int, run_s: float, peak_bytes: int) -> None:
+    def add(self, lease: int, batch: int, run_s: float, peak_bytes: int, held_bytes: int) -> None:
         """A call of this lease ended well."""
         with self._lock:
             before = self._pending
@@ -30,9 +30,10 @@ class CallSums:
                 self._send()
                 before = None
             calls = 1 if before is None else before.calls + 1
+            held_bytes = max(held_bytes, 0 if before is None else before.held_bytes)
             mean_s = run_s if before is None else before.run_s + (run_s - before.run_s) / calls
             self._pending = worker_orders.CallsRan(
-                self._model, lease, calls, batch, mean_s, peak_bytes
+                self._model, lease, calls, batch, mean_s, peak_bytes, held_bytes
             )
             if time.monotonic() - self._told_s > _INTERVAL_S:
                 self._send()

@@ -133,7 +133,8 @@ class ServedModel:
         server.serve()
 
     def _after_call(self, lease: int, answer: CallAnswer) -> None:
-        self._ran.add(lease, answer.batch, answer.times[2], self.executor.peak_bytes)
+        peak_bytes, held_bytes = self.executor.peak_bytes, self.device.held_bytes()
+        self._ran.add(lease, answer.batch, answer.times[2], peak_bytes, held_bytes)
         self.device.link.report(self._moved)
 
     def _ended(self, lease: int) -> None:

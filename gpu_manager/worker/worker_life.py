@@ -134,6 +134,8 @@ class _WorkerLife:
     def _limit(self, order: worker_orders.SetLimit) -> None:
         model = self._models.get(order.model)
         if model is not None:
+            if order.together_bytes:
+                self._setup.device.limit_together(order.together_bytes)
             model.limit(order)
 
     def _serve(self, order: worker_orders.OpenChannel, frame: Frame) -> None:

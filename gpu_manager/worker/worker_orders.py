@@ -51,8 +51,9 @@ class LoadImage(NamedTuple):
     """Manager to worker, with the image's descriptor: hold this image. Times are the least.
 
     The next descriptor, of an image that is `arriving`, is that of a pipe that tells how much is
-    there (`device/arrival.py`). A model that is `shared` is one of several in this worker. No
-    request waits for one that is loaded `ahead`.
+    there (`device/arrival.py`). A model that is `shared` is one of several in this worker. Its
+    calls use no more than a `gpu_share` of the GPU's multiprocessors. `together_bytes` is what all
+    models may use at once, or 0. No request waits for one that is loaded `ahead`.
     """
 
     model: int
@@ -64,6 +65,8 @@ class LoadImage(NamedTuple):
     run_s: float
     arriving: bool
     shared: bool
+    gpu_share: float
+    together_bytes: int
     ahead: bool
 
 
@@ -95,10 +98,14 @@ class ImageLoadFailed(NamedTuple):
 
 
 class SetLimit(NamedTuple):
-    """Manager to worker: what you may use. `answers` numbers the pressure it answers, or is 0."""
+    """Manager to worker: what you may use. `answers` numbers the pressure it answers, or is 0.
+
+    `together_bytes` is what all models of the worker may use at once, or 0 where there is one.
+    """
 
     model: int
     limit_bytes: int
+    together_bytes: int
     answers: int
     retry: bool
 
@@ -192,7 +199,10 @@ class ModelDropped(NamedTuple):
 
 
 class CallsRan(NamedTuple):
-    """Worker to manager: calls ended well since the last of these; the times are per call."""
+    """Worker to manager: calls ended well since the last of these; the times are per call.
+
+    `held_bytes` is what the model has between calls, 0 where memory of calls stays with it.
+    """
 
     model: int
     lease: int
@@ -200,6 +210,7 @@ class CallsRan(NamedTuple):
     batch: int
     run_s: float
     peak_bytes: int
+    held_bytes: int
 
 
 class BytesMoved(NamedTuple):

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from gpu_manager.worker import worker_orders
+from gpu_manager.worker.call_errors import ShareRefused
 from gpu_manager.worker.call_reports import Tell
 from gpu_manager.worker.device.arrival import Arrival
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
@@ -109,6 +110,9 @@ class WorkerSetup:
         executor, device = model.executor, model.device
         placed: DeviceImage | None = None
         try:
+            if order.together_bytes:
+                self.device.limit_together(order.together_bytes)
+            device.use_share(order.gpu_share)
             device.adopt_thread()
             placed = _placed(order, image, arrival, model)
             time.sleep(max(0.0, begin_s + order.load_s - time.monotonic()))
@@ -119,7 +123,7 @@ class WorkerSetup:
                 return  # the manager knows it
             executor.images[order.digest] = placed
             executor.set_limit(order.limit_bytes)
-        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+        except (OSError, ValueError, RuntimeError, MemoryError, ShareRefused) as error:
             short = isinstance(error, (MemoryError, torch.OutOfMemoryError))
             text = f"{type(error).__name__}: {error}"[:500]
             self._tell(worker_orders.ImageLoadFailed(order.model, short, text))
@@ -129,7 +133,7 @@ class WorkerSetup:
             if placed is not None and order.digest not in executor.images:
                 placed.close()
             model.note_settled()
-        executor.run_s = order.run_s
+        executor.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
         executor.peak_bytes = device.used_bytes()
         transfer = [begin_s, end_s]
         self._tell(

@@ -13,6 +13,7 @@ from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.runtimes.chosen_runtime import ChosenRuntime
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import Observer, Runtime
+from gpu_manager.runtimes.stream.process_breaks import FILE, ProcessBreaks
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from gpu_manager.worker.device.pool.pool_build import PoolNotBuilt, pool_library
 from gpufaas.options.gpu_node import POLICY
@@ -76,7 +77,8 @@ def worker_processes(settings: NodeSettings) -> MakeRuntime:
         emulated = all(device.kind == "cpu" for device in devices)
         library = await asyncio.to_thread(_built_pool) if emulated else None
         processes = ProcessSettings(pool=pool, pool_library=library)
-        return ChosenRuntime(ProcessRuntime(observer, kinds, processes), settings.runtime)
+        breaks = ProcessBreaks(None if settings.spill is None else settings.spill / FILE)
+        return ChosenRuntime(ProcessRuntime(observer, kinds, processes), settings.runtime, breaks)
 
     return make
 

@@ -20,7 +20,7 @@ def decision_text(why: Explanation) -> str:
         lines.append(f"  evicted for it: {', '.join(why.victims)}")
     lines.append(
         f"  {'candidate':<12}{'state':<7}{'model':<9}{'given':>6}"
-        f"{'wait s':>9}{'load s':>9}{'run s':>8}{'done in s':>11}"
+        f"{'wait s':>9}{_copy_head(why)}{'load s':>9}{'run s':>8}{'done in s':>11}"
     )
     lines += [_row(candidate, why) for candidate in why.candidates[:_MOST_CANDIDATES]]
     left_out = len(why.candidates) - _MOST_CANDIDATES
@@ -29,12 +29,18 @@ def decision_text(why: Explanation) -> str:
     return "\n".join(lines)
 
 
+def _copy_head(why: Explanation) -> str:
+    """A column for the copy engines, where the policy has them load beside runs."""
+    return f"{'copy s':>9}" if any(each.beside for each in why.candidates) else ""
+
+
 def _row(candidate: SlotCandidate, why: Explanation) -> str:
+    copy_wait = f"{candidate.copy_wait_s:>9.2f}" if _copy_head(why) else ""
     return (
         f"  {candidate.slot:<12}"
         f"{'idle' if candidate.idle else 'busy':<7}"
         f"{'cached' if candidate.cached else '-':<9}"
-        f"{candidate.frequency:>6}{candidate.wait_s:>9.2f}{candidate.load_s:>9.2f}"
+        f"{candidate.frequency:>6}{candidate.wait_s:>9.2f}{copy_wait}{candidate.load_s:>9.2f}"
         f"{candidate.run_s:>8.2f}{candidate.finish_s:>11.2f}"
         f"{'  <- chosen' if candidate.slot == why.chosen else ''}"
     )

@@ -94,6 +94,8 @@ class AdminHandler:
                 self._demote(gpu, victim, reason, out)
         load_s = profiles.load_s(model, index.tier(gpu.spec.node, model))
         self._cluster.admit(gpu, model, min(needed, cache.free_bytes), now, load_s)
+        for slot in gpu.slots:
+            self._cluster.settle(slot)  # an idle one may have a hit now
         if self._placer.idle.active:
             self._placer.idle.found(gpu, model)
 

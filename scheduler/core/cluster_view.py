@@ -6,6 +6,7 @@ from itertools import islice
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.residency.gpu_cache import GpuCache
 from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.loadable_slots import LoadableSlots
 from scheduler.core.state.pending import Bundle, Pending
 from scheduler.core.state.rankings import SlotRanking
 from scheduler.core.state.request_queue import RequestQueue
@@ -82,6 +83,15 @@ class ClusterView(View):
     def wait_s(self, slot: SlotView) -> float:
         return _own(slot).wait_s(self.now)
 
+    def begins_s(self, request: RequestView, slot: SlotView) -> float:
+        own, models = _own(slot), _pending(request).bundle.models
+        if own.serves(models):
+            return 0.0
+        return max(own.wait_s(self.now), own.serves_at_s(models) - self.now)
+
+    def copy_wait_s(self, slot: SlotView) -> float:
+        return max(0.0, _own(slot).gpu.copied_s - self.now)
+
     def load_s(self, request: RequestView, slot: SlotView) -> float:
         return self._cluster.load_s(_pending(request).bundle, _own(slot))
 
@@ -140,25 +150,14 @@ class ClusterView(View):
         return self._cluster.copies(_pending(request).bundle)
 
     def few_idle(self, request: RequestView, most: int) -> Sequence[SlotView]:
-        bundle = _pending(request).bundle
-
-        def has_room(slot: Slot) -> bool:
-            return self._has_room(slot.gpu.cache, bundle)
-
-        slots = [
-            slot
-            for ranking in self._cluster.idle[bundle.size_class :]
-            for slot in ranking.few_idle(most, has_room)
-        ]
-        slots.sort(key=_used)
-        return slots[:most]
+        return self._few(self._cluster.idle, _pending(request).bundle, most)
 
     def near_idle(self, request: RequestView) -> Sequence[SlotView]:
         pending = _pending(request)
         near = pending.request.near
         if near is None:
             return ()
-        gpus = self._cluster.gpus_of(near)
+        gpus = self._cluster.gpus_of.get(near, ())
         fitting = [gpu for gpu in gpus if gpu.size_class >= pending.bundle.size_class]
         slots = [
             slot
@@ -172,6 +171,22 @@ class ClusterView(View):
 
     def any_idle(self) -> bool:
         return self._cluster.idle_slots > 0
+
+    def few_loadable(self, request: RequestView, most: int) -> Sequence[SlotView]:
+        return self._few(self._loadable().rankings, _pending(request).bundle, most)
+
+    def any_loadable(self) -> bool:
+        return self._loadable().has_any()
+
+    def strands(self, slot: SlotView, models: Sequence[ModelId]) -> bool:
+        cluster, own = self._cluster, _own(slot)
+        for model in models:
+            for bundle in cluster.bundles_of(model):
+                if bundle not in cluster.waiting.lanes or not own.holds(bundle.models):
+                    continue
+                if cluster.copies(bundle) == 1:
+                    return True
+        return False
 
     def slot_count(self) -> int:
         return self._cluster.active_slots
@@ -237,6 +252,26 @@ class ClusterView(View):
         """Whether the models fit a GPU of their size class, after evictions."""
         return not cache.kept_bytes or self._cluster.index.fits(cache, bundle.needs)
 
+    def _few(self, rankings: Sequence[SlotRanking], bundle: Bundle, most: int) -> list[Slot]:
+        """The least used slots of these rankings where the models have room."""
+
+        def has_room(slot: Slot) -> bool:
+            return self._has_room(slot.gpu.cache, bundle)
+
+        slots = [
+            slot
+            for ranking in rankings[bundle.size_class :]
+            for slot in ranking.few_idle(most, has_room)
+        ]
+        slots.sort(key=_used)
+        return slots[:most]
+
+    def _loadable(self) -> LoadableSlots:
+        cluster = self._cluster
+        if not cluster.loadable.running:
+            cluster.rank_loadable()
+        return cluster.loadable
+
     def _demand(self) -> UnmetDemand:
         demand = self._cluster.demand
         if not demand.running:
@@ -277,7 +312,7 @@ class ClusterView(View):
                 if lane is None or lane.first is None:
                     continue
                 first = lane.first
-                if (best is None or first.rank < best.rank) and slot.holds(bundle.models):
+                if (best is None or first.rank < best.rank) and slot.has(bundle.models):
                     best = first
         return best
 

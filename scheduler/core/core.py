@@ -133,6 +133,7 @@ class Core:
             return
         self.placer.policy_name = event.policy
         self.cluster.demand.stop()
+        self.cluster.loadable.stop()
         for slot in self.cluster.slots.values():
             self.placer.recall(slot)
 

@@ -140,6 +140,7 @@ class Fleet:
                     self._lifecycle.cut_off(lease, lost, reason, out)
                     self._placer.end(lease, now)
         self._reconcile_residents(gpu, snapshot, now, out)
+        self._reconcile_loads(gpu, snapshot, now)
         for found in snapshot.leases:
             slot = self._cluster.slots[found.slot]
             if found.lease not in slot.leases:
@@ -173,6 +174,21 @@ class Fleet:
             self._admin.keep_context(gpu, model, size_bytes, left_s.get(model, now), out)
         if snapshot.shared or cache.shared:
             self._admin.set_apart(gpu, snapshot.shared, now, out)
+
+    def _reconcile_loads(self, gpu: Gpu, snapshot: GpuSnapshot, now: float) -> None:
+        """The copy engine is busy with what its manager loads, and nothing else."""
+        index, profiles = self._cluster.index, self._cluster.profiles
+        for model in [model for model in gpu.loads if model not in snapshot.loading]:
+            arrived = model in gpu.arriving  # the report of its load was lost
+            self._cluster.load_ended(gpu, model)
+            if arrived:
+                for slot in gpu.slots:
+                    for lease in slot.leases.values():
+                        self._placer.loaded(lease, model, now)
+        for model in snapshot.loading:
+            if model in gpu.cache.residents and model not in gpu.loads:
+                tier = index.tier(gpu.spec.node, model)
+                gpu.loads[model] = now + profiles.load_s(model, tier)
 
 
 def _check_owners(event: NodeSnapshot, gpus: Mapping[GpuId, Gpu]) -> None:

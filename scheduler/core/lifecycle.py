@@ -1,5 +1,7 @@
 """A request's life: accepted, placed, paused, placed again, and ended exactly once."""
 
+from collections import OrderedDict
+
 from cache_manager.model.ids import ModelId
 from cache_manager.tiers import exits
 from scheduler.core.placer import Placer
@@ -45,7 +47,8 @@ class Lifecycle:
         self._max_waiting = max_waiting
         self._paused: dict[LeaseId, list[Pending]] = {}
         self._returned: dict[LeaseId, list[Pending]] = {}
-        self._released: dict[LeaseId, None] = {}
+        # The oldest one leaves at every release: a plain dict would look through what was deleted.
+        self._released: OrderedDict[LeaseId, None] = OrderedDict()
         self._arrivals = 0
         self._fronts = _FRONT
 
@@ -277,7 +280,7 @@ class Lifecycle:
         """Remember the release in case the lease's node reports the lease as in force later."""
         self._released[lease] = None
         if len(self._released) > _MOST_RELEASED:
-            del self._released[next(iter(self._released))]
+            self._released.popitem(last=False)
 
     def _done_for_good(self, lease: LeaseId, out: list[Action]) -> None:
         """Complete the requests that gave this lease back early, even if they hold another one.

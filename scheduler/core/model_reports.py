@@ -58,6 +58,8 @@ class ModelReports:
         """Learn from one measured load, and correct when its slot will be free."""
         gpu = self._fleet.gpu(event.gpu)
         self._cluster.profiles.report_load(event.model, event.source, event.load_s)
+        self._cluster.load_ended(gpu, event.model)
+        self._placer.disturbed |= self._cluster.loadable.running  # the copy engine may be free
         for slot in gpu.slots:
             for lease in slot.leases.values():
                 self._placer.loaded(lease, event.model, now)

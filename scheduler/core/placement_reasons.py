@@ -46,6 +46,7 @@ def _candidates(cluster: ClusterState, pending: Pending, now: float) -> tuple[Sl
     models, size_class = pending.bundle.models, pending.bundle.size_class
     found: list[tuple[float, SlotId, SlotCandidate]] = []
     known: dict[Hashable, Estimate] = {}
+    beside = cluster.loadable.running
     for slot in cluster.slots.values():
         gpu = slot.gpu
         if not gpu.active or gpu.size_class < size_class:
@@ -53,8 +54,15 @@ def _candidates(cluster: ClusterState, pending: Pending, now: float) -> tuple[Sl
         cached = slot.holds(models)
         load_s, run_s = _estimate(cluster, pending, slot, known)
         wait_s = 0.0 if slot.idle else slot.wait_s(now)
-        candidate = SlotCandidate(slot.id, slot.idle, cached, slot.frequency, wait_s, load_s, run_s)
-        found.append((wait_s + load_s + run_s, slot.id, candidate))
+        copy_wait_s = 0.0
+        if gpu.loads:
+            copy_wait_s = max(0.0, gpu.copied_s - now)
+            if slot.awaits(models):
+                wait_s = max(wait_s, slot.serves_at_s(models) - now)
+        candidate = SlotCandidate(
+            slot.id, slot.idle, cached, slot.frequency, wait_s, load_s, run_s, copy_wait_s, beside
+        )
+        found.append((candidate.finish_s, slot.id, candidate))
     found.sort(key=_SOONEST)
     return tuple([candidate for _, _, candidate in found])
 

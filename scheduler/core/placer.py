@@ -1,8 +1,9 @@
 """Carries out what a policy decides: placements, local queues, visits, prefetches."""
 
-from cache_manager.model.ids import ModelId, Tier
+from cache_manager.model.ids import ModelId
 from cache_manager.residency.cache_index import LoadPlan
 from scheduler.core.billing.use_meter import UseMeter
+from scheduler.core.loads import Loads
 from scheduler.core.placement_reasons import Reasons, explain
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.idle_models import IdleModels
@@ -11,17 +12,23 @@ from scheduler.core.state.queue_pace import QueuePace
 from scheduler.core.state.slots import ActiveLease, Slot
 from scheduler.core.state.standing_leases import StandingLeases
 from scheduler.core.state.visits import Visits
-from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Prepare, SetTimer
+from scheduler.model.actions import Action, Dispatch, EnqueueLocally, SetTimer
 from scheduler.model.events import LiveLease, TimerFired
 from scheduler.model.values import (
     CoreSettings,
     Estimate,
     Explanation,
     LeaseId,
-    ModelLoad,
     RequestId,
 )
-from scheduler.policies.placement_policy import Decision, Place, Prefetch, Queue, Skip
+from scheduler.policies.placement_policy import (
+    Decision,
+    LoadBeside,
+    Place,
+    Prefetch,
+    Queue,
+    Skip,
+)
 
 _NO_LEASE = LeaseId(0)
 
@@ -34,6 +41,7 @@ class Placer:
         self.visits = visits
         self.standing = StandingLeases(settings.standing)
         self.idle = IdleModels(settings.exit_rule)
+        self._loads = Loads(cluster, self.idle)
         self.leases: dict[LeaseId, ActiveLease] = {}
         self.policy_name = ""
         self.latest_seq = 0
@@ -50,9 +58,11 @@ class Placer:
     ) -> None:
         """Carry out one decision."""
         slots = self.cluster.slots
-        if isinstance(decision, Place):
+        if isinstance(decision, Place | LoadBeside):
+            beside = isinstance(decision, LoadBeside)
             chosen = tuple([requests[request.id] for request in decision.requests])
-            self.place(chosen, slots[decision.slot.id], decision.rule, now, out)
+            slot = slots[decision.slot.id]
+            self.place(chosen, slot, decision.rule, now, out, beside=beside)
         elif isinstance(decision, Queue):
             pending = requests[decision.request.id]
             self.enqueue(pending, slots[decision.slot.id], decision.rule, now, out)
@@ -68,12 +78,19 @@ class Placer:
     # -- a lease for requests -------------------------------------------------------------------
 
     def place(
-        self, chosen: tuple[Pending, ...], slot: Slot, rule: str, now: float, out: list[Action]
+        self,
+        chosen: tuple[Pending, ...],
+        slot: Slot,
+        rule: str,
+        now: float,
+        out: list[Action],
+        *,
+        beside: bool = False,
     ) -> None:
-        """Give requests of the same models one lease on a slot with room."""
+        """Give requests of the same models one lease on a slot with room, or beside its runs."""
         first = chosen[0]
         bundle = first.bundle
-        assert slot.idle, f"{slot.id} has no room for another lease"
+        assert slot.loadable if beside else slot.idle, f"{slot.id} has no room for another lease"
         if len(chosen) > 1:
             assert all(pending.bundle is bundle for pending in chosen), "a batch of several models"
         from_local = first.standing is Standing.LOCAL
@@ -88,16 +105,13 @@ class Placer:
         batch = first.request.batch if len(chosen) == 1 else sum(p.request.batch for p in chosen)
         estimate = self.cluster.estimate(bundle, batch, slot)
         lease = self._lease(slot, bundle.models)
+        lease.beside = beside
         if plan is not None:
-            self._load(lease, plan, now, out)
+            self._loads.order(lease, plan, now, out)
         elif slot.leases or len(slot.gpu.slots) > 1:
-            under_way_s = self._load_under_way_s(slot, bundle.models, now)
+            under_way_s = self._loads.under_way_s(slot, bundle.models, now)
             estimate = Estimate(under_way_s, estimate.run_s)
-        for pending in chosen:
-            pending.standing = Standing.LEASED
-            pending.at = slot.id
-            pending.lease = lease.id
-        lease.requests.extend(chosen)
+        _join(lease, chosen, slot)
         if not from_local:
             slot.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)
@@ -114,7 +128,7 @@ class Placer:
             rule,
             explanation,
             bundle.models,
-            self.standing.terms_for(first, slot) if alone else None,
+            self.standing.terms_for(first, slot) if alone and not beside else None,
             first.request.function if alone and first.request.caller else "",
         )
         out.append(lease.dispatch)
@@ -134,9 +148,10 @@ class Placer:
         """A call still runs under a lease that its caller keeps: it should end at `due_s`."""
         slot = lease.slot
         later_s = max(now, due_s) - max(now, lease.due_s)
-        slot.free_s = max(now, max(now, slot.free_s) + later_s)
         lease.due_s = max(now, due_s)
-        self.cluster.settle(slot)
+        if not lease.beside:
+            slot.free_s = max(now, max(now, slot.free_s) + later_s)
+            self.cluster.settle(slot)
 
     def prefetch(self, model: ModelId, slot: Slot, now: float, out: list[Action]) -> bool:
         """Load a model without a request; the slot is busy until its manager reports it freed."""
@@ -147,7 +162,7 @@ class Placer:
         if plan is None:
             return False
         lease = self._lease(slot, bundle.models)
-        load_s = self._load(lease, plan, now, out, prefetch=True)
+        load_s = self._loads.order(lease, plan, now, out, prefetch=True)
         self._occupy(lease, now, load_s, 0.0)
         return True
 
@@ -201,7 +216,9 @@ class Placer:
             self.cluster.index.use(cache, model, -1)
         if self.idle.active:
             self.idle.ended(slot.gpu, lease.models, now)
-        if slot.leases:
+        if lease.beside:
+            slot.copying -= 1
+        elif slot.computing:
             slot.free_s = max(now, slot.free_s - lease.left_s(now))
         else:
             slot.free_s = now
@@ -210,6 +227,9 @@ class Placer:
     def loaded(self, lease: ActiveLease, model: ModelId, now: float) -> None:
         """A model that a lease waited for is loaded: correct when its slot will be free."""
         if lease.loading.pop(model, None) is None or lease.loading:
+            return
+        if lease.beside:
+            self._computes(lease, now)
             return
         due_s = max(now, lease.begins_s) + lease.run_s
         if due_s != lease.due_s:
@@ -286,7 +306,10 @@ class Placer:
 
     def expected_wait_s(self) -> float:
         """The seconds that a request that arrives now should wait for a lease."""
-        return 0.0 if self.cluster.idle_slots else self.pace.wait_s(self.queued)
+        held_back = self.queued and self.cluster.loadable.running  # slots idle, copy engines do not
+        if self.cluster.idle_slots and not held_back:
+            return 0.0
+        return self.pace.wait_s(self.queued)
 
     def recall(self, slot: Slot) -> None:
         """Move a whole local queue back to the global queue, each request to its old place."""
@@ -303,66 +326,28 @@ class Placer:
         self.leases[lease.id] = lease
         return lease
 
+    def _computes(self, lease: ActiveLease, now: float) -> None:
+        """What a lease was beside the runs for is loaded: from now on it has a part in them.
+
+        If others run there now, the GPU's workers take turns; no further lease is given meanwhile.
+        """
+        slot = lease.slot
+        lease.beside = False
+        slot.copying -= 1
+        lease.begins_s = max(now, slot.free_s)
+        lease.due_s = slot.free_s = lease.begins_s + lease.run_s
+        if self.meter is not None:
+            self.meter.computes(lease, now)
+        if slot.computing > slot.capacity:
+            self.standing.recall(slot)
+        self.cluster.settle(slot)
+
     def _plan(self, bundle: Bundle, slot: Slot, now: float, *, spare_waiting: bool) -> LoadPlan:
         plan = self.cluster.index.plan(
             slot.gpu.cache, bundle.needs, now, spare_waiting=spare_waiting
         )
         assert plan is not None, f"{bundle.models} cannot fit {slot.gpu.spec.id} now"
         return plan
-
-    def _load(
-        self,
-        lease: ActiveLease,
-        plan: LoadPlan,
-        now: float,
-        out: list[Action],
-        *,
-        prefetch: bool = False,
-    ) -> float:
-        """Evict the victims and reserve memory; returns the expected seconds of the load."""
-        cluster, gpu = self.cluster, lease.slot.gpu
-        node = gpu.spec.node
-        for victim in plan.victims:
-            cluster.evict(gpu, victim)
-        for ended in (*plan.ends, *plan.emptied.values()):
-            cluster.index.drop_context(gpu.cache, ended)
-        total_s = 0.0
-        loads = []
-        for model, size_bytes in plan.loads:
-            source, left = cluster.index.tier(node, model), plan.emptied.get(model)
-            if left is not None:
-                if source is Tier.HOST:
-                    source = Tier.CONTEXT
-                if left != model:
-                    self.idle.stored(node, left, cluster.index.tier(node, left), now)
-            load_s = cluster.profiles.load_s(model, source)
-            total_s += load_s
-            cluster.admit(gpu, model, size_bytes, now, load_s)
-            lease.loading[model] = now + total_s
-            loads.append(ModelLoad(model, size_bytes, source, left))
-        out.append(
-            Prepare(
-                lease.slot.id,
-                gpu.spec.id,
-                lease.id,
-                plan.victims,
-                tuple(loads),
-                prefetch,
-                plan.ends,
-            )
-        )
-        return total_s
-
-    def _load_under_way_s(self, slot: Slot, models: tuple[ModelId, ...], now: float) -> float:
-        """Seconds until models that another lease on this GPU is loading will be resident."""
-        ends = [
-            ends_s
-            for other in slot.gpu.slots
-            for lease in other.leases.values()
-            for model, ends_s in lease.loading.items()
-            if model in models
-        ]
-        return max(0.0, max(ends) - now) if ends else 0.0
 
     def _occupy(self, lease: ActiveLease, now: float, load_s: float, run_s: float) -> None:
         """The lease loads at once, and runs once it is loaded and earlier leases have ended."""
@@ -372,9 +357,13 @@ class Placer:
         for model in lease.models:
             index.touch(slot.gpu.cache, model, now)
             index.use(slot.gpu.cache, model, +1)
-        lease.begins_s = max(now, slot.free_s)
         lease.run_s = run_s
-        lease.due_s = slot.free_s = max(lease.begins_s, now + load_s) + run_s
+        if lease.beside:
+            slot.copying += 1
+            lease.begins_s, lease.due_s = now, now + load_s + run_s
+        else:
+            lease.begins_s = max(now, slot.free_s)
+            lease.due_s = slot.free_s = max(lease.begins_s, now + load_s) + run_s
         slot.leases[lease.id] = lease
         self.cluster.settle(slot)
         if self.meter is not None:
@@ -388,3 +377,12 @@ class Placer:
         victims = plan.victims if plan is not None else ()
         reasons = Reasons(self.policy_name, rule, self.visits.count(pending.seq), victims)
         return explain(self.cluster, pending, slot, now, reasons)
+
+
+def _join(lease: ActiveLease, chosen: tuple[Pending, ...], slot: Slot) -> None:
+    """These requests have the lease."""
+    for pending in chosen:
+        pending.standing = Standing.LEASED
+        pending.at = slot.id
+        pending.lease = lease.id
+    lease.requests.extend(chosen)

@@ -20,7 +20,8 @@ from scheduler.model.values import (
 class Prepare(NamedTuple):
     """To the GPU manager: evict the victims, then load; a prefetch has a lease of its own.
 
-    `emptied` names models whose empty processes must end as well.
+    `emptied` names models whose empty processes must end as well. Other leases of the slot may run
+    while it loads `beside` them.
     """
 
     slot: SlotId
@@ -30,6 +31,7 @@ class Prepare(NamedTuple):
     loads: tuple[ModelLoad, ...]
     prefetch: bool = False
     emptied: tuple[ModelId, ...] = ()
+    beside: bool = False
 
 
 class Dispatch(NamedTuple):

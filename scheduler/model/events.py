@@ -90,7 +90,8 @@ class GpuSnapshot(NamedTuple):
 
     Residents run from the least to the most recently used, models that are being loaded included.
     `contexts` are the empty processes that models left, and their memory. No model can have that of
-    `shared` processes, which counts beside that of the models in them.
+    `shared` processes, which counts beside that of the models in them. `loading` are the residents
+    that are not there yet.
     """
 
     gpu: GpuSpec
@@ -98,6 +99,7 @@ class GpuSnapshot(NamedTuple):
     leases: tuple[LiveLease, ...] = ()
     contexts: tuple[tuple[ModelId, int], ...] = ()
     shared: tuple[tuple[int, tuple[ModelId, ...]], ...] = ()
+    loading: tuple[ModelId, ...] = ()
 
     @property
     def shared_bytes(self) -> int:

@@ -182,6 +182,8 @@ class ModelLoad:
 class SlotCandidate:
     """One slot that a request could have gone to, as the policy saw it; do not change it.
 
+    Its two finish times: the compute is free after `wait_s`, the GPU's copy engine after
+    `copy_wait_s`. The load goes on while others run only `beside` them, as the policy has it.
     A frozen dataclass would take three times as long to make, one for every slot and request.
     """
 
@@ -192,11 +194,15 @@ class SlotCandidate:
     wait_s: float
     load_s: float
     run_s: float
+    copy_wait_s: float = 0.0
+    beside: bool = False
 
     @property
     def finish_s(self) -> float:
         """The seconds until the request would be done there."""
-        return self.wait_s + self.load_s + self.run_s
+        if not self.beside or self.cached:
+            return self.wait_s + self.load_s + self.run_s
+        return max(self.wait_s, self.copy_wait_s + self.load_s) + self.run_s
 
 
 @dataclass(frozen=True, slots=True)

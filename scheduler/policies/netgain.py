@@ -1,11 +1,11 @@
 """NETGAIN: hits first; a model is loaded where the waiting it saves exceeds what it costs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from cache_manager.model.ids import ModelId
 from scheduler.model.errors import BadParameter
+from scheduler.policies.gain_terms import wait_at_s, worth_s
 from scheduler.policies.placement_policy import Decision, Place, RequestView, SlotView, View
 
 
@@ -92,7 +92,7 @@ class Policy:
             for slot in view.few_idle(request, self.candidates):
                 gain_s = wait_s - load_weight * view.load_s(request, slot)
                 if gain_s > best_s:
-                    gain_s -= self._worth_s(view, view.victims(request, slot))
+                    gain_s -= worth_s(view, view.victims(request, slot), self.memory)
                 if gain_s > best_s:
                     best_s, best = gain_s, (request, slot)
         if best is None:
@@ -107,10 +107,8 @@ class Policy:
         holder = view.busy_holder(request)
         if holder is None:
             return 0.0
-        before = view.waiting(request) - 1
-        own_work_s = before * view.run_s(request, holder) / view.copies(request)
-        rivals_s = view.rival_work_s(holder, request)
-        return view.wait_s(holder) + self.rivals * rivals_s + self.backlog * own_work_s
+        begins_s = view.wait_s(holder)
+        return wait_at_s(view, request, holder, begins_s, self.rivals, self.backlog)
 
     def _cheapest(self, view: View, request: RequestView) -> SlotView | None:
         """The idle GPU whose victims are worth least, counting the way to the request's data."""
@@ -118,19 +116,9 @@ class Policy:
         best_s = 0.0
         near = view.near_idle(request)
         for slot in (*near, *view.few_idle(request, self.candidates)):
-            cost_s = self._worth_s(view, view.victims(request, slot))
+            cost_s = worth_s(view, view.victims(request, slot), self.memory)
             if near and slot not in near:
                 cost_s += self.away
             if best is None or cost_s < best_s:
                 best, best_s = slot, cost_s
         return best
-
-    def _worth_s(self, view: View, victims: Sequence[ModelId]) -> float:
-        total_s = 0.0
-        for model in victims:
-            facts = view.facts(model)
-            others = facts.copies - 1
-            busy = min(1.0, facts.rate * facts.run_s / others) ** others if others > 0 else 1.0
-            expected = self.memory * facts.rate * facts.load_s / max(facts.run_s, 1e-6)
-            total_s += facts.load_s * expected * busy
-        return total_s

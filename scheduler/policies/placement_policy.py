@@ -46,6 +46,21 @@ class Place:
         self.rule = rule
 
 
+class LoadBeside:
+    """Load what these requests of the same models lack, beside the runs of a slot that is loadable.
+
+    Their lease takes the GPU's copy engine at once, and the slot's compute when the models are
+    there; meanwhile the slot serves others.
+    """
+
+    __slots__ = ("requests", "rule", "slot")
+
+    def __init__(self, requests: Sequence[RequestView], slot: SlotView, rule: str) -> None:
+        self.requests = requests
+        self.slot = slot
+        self.rule = rule
+
+
 class Queue:
     """Let a request wait for this one slot."""
 
@@ -89,7 +104,7 @@ class ModelFacts(NamedTuple):
     copies: int
 
 
-Decision = Place | Queue | Skip | Prefetch | Wake
+Decision = Place | LoadBeside | Queue | Skip | Prefetch | Wake
 
 
 class View(Protocol):
@@ -120,7 +135,10 @@ class View(Protocol):
         ...
 
     def busy_holder(self, request: RequestView) -> SlotView | None:
-        """The busy slot that holds all the request's models and is free soonest."""
+        """The slot that holds all the request's models, and could begin it soonest but not now.
+
+        It is busy, or a model is still on its way there, loaded beside the runs of others.
+        """
         ...
 
     def is_hit(self, request: RequestView, slot: SlotView) -> bool:
@@ -129,6 +147,17 @@ class View(Protocol):
 
     def wait_s(self, slot: SlotView) -> float:
         """Seconds until the slot could begin one more request: its finish time."""
+        ...
+
+    def begins_s(self, request: RequestView, slot: SlotView) -> float:
+        """Seconds until the slot, which holds the request's models, could begin it.
+
+        It is `wait_s`, or longer if a model is still on its way there.
+        """
+        ...
+
+    def copy_wait_s(self, slot: SlotView) -> float:
+        """Seconds until the copy engine of the slot's GPU is free: its other finish time."""
         ...
 
     def load_s(self, request: RequestView, slot: SlotView) -> float:
@@ -199,6 +228,21 @@ class View(Protocol):
 
     def any_idle(self) -> bool:
         """Whether any slot has room."""
+        ...
+
+    def few_loadable(self, request: RequestView, most: int) -> Sequence[SlotView]:
+        """The least used slots, idle or not, that could load the request's models beside runs.
+
+        Their GPUs load nothing now, and have room for the models after evictions.
+        """
+        ...
+
+    def any_loadable(self) -> bool:
+        """Whether any slot could load models beside its runs."""
+        ...
+
+    def strands(self, slot: SlotView, models: Sequence[ModelId]) -> bool:
+        """Whether requests wait for this GPU alone that lack a model there if these leave."""
         ...
 
     def slot_count(self) -> int:

@@ -1,4 +1,8 @@
-"""The core on virtual time: arrivals go in, and placements take no time."""
+"""The core on virtual time: arrivals go in, and placements take no time.
+
+A GPU has two resources, as live: its copy engine loads while its compute runs, where the core
+orders a load beside runs. A slot computes for one lease at a time.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +19,7 @@ from scheduler.model.events import (
     RunFinished,
     SlotFreed,
 )
-from scheduler.model.values import Explanation, Request, RequestId
+from scheduler.model.values import Explanation, Request, RequestId, SlotId
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import BATCH, SimModel
 from scheduler.sim.simulation_tally import SimulationTally
@@ -48,9 +52,11 @@ class Engine:
         self._workload = workload
         self._models = {model.id: model for model in workload.models}
         self._overhead_s = hardware.overhead_s
-        self._due: list[tuple[float, int, tuple[Event, ...]]] = []
+        self._due: list[tuple[float, int, tuple[Event, ...], Dispatch | None]] = []
         self._order = 0
         self._load_s = 0.0
+        self._beside = False
+        self._computed_s: dict[SlotId, float] = {}
         self.run_result = SimulationRun(
             SimulationTally(hardware.gpus, [model.id for model in workload.models])
         )
@@ -67,9 +73,11 @@ class Engine:
         arrived = 0
         while arrived < total or due:
             if due and (arrived == total or due[0][0] <= arrivals[arrived][0]):
-                now, _, events = heappop(due)
+                now, _, events, loaded = heappop(due)
                 for event in events:
                     carry_out(handle(event, now), now)
+                if loaded is not None:
+                    self._compute(loaded, now)
                 continue
             now, model = arrivals[arrived]
             request = Request(RequestId(f"r{arrived}"), model, (model,), BATCH)
@@ -94,7 +102,7 @@ class Engine:
                 self.run_result.tally.demoted(action.model)
             elif kind is SetTimer:
                 assert isinstance(action, SetTimer)
-                self._push(action.at_s, action.event)
+                self._push(action.at_s, (action.event,))
             elif kind is EnqueueLocally:
                 assert isinstance(action, EnqueueLocally)
                 if action.explanation is not None:
@@ -106,30 +114,39 @@ class Engine:
         for load in action.loads:
             load_s = self._models[load.model].load_s
             done_s += load_s
-            self._push(done_s, ModelLoaded(action.gpu, load.model, load_s, load.source))
-        self._load_s = done_s - now
+            self._push(done_s, (ModelLoaded(action.gpu, load.model, load_s, load.source),))
+        self._load_s, self._beside = done_s - now, action.beside
         if action.prefetch:
-            self._push(done_s, SlotFreed(action.slot, action.lease))
+            self._push(done_s, (SlotFreed(action.slot, action.lease),))
 
     def _dispatch(self, action: Dispatch, now: float) -> None:
+        self.run_result.tally.placed(action)
+        if action.explanation is not None:
+            self.run_result.explanations.append(action.explanation)
+        if action.hit:
+            self._compute(action, now)
+        elif self._beside:  # others run meanwhile
+            self._push(now + self._load_s, (), action)
+        else:
+            self._compute(action, now + self._load_s)
+
+    def _compute(self, action: Dispatch, ready_s: float) -> None:
+        """Run the requests of a lease once they are ready and the slot's compute is free."""
         model = self._models[action.models[0]]
         run_s = model.run_s * len(action.requests)
         busy_s = self._overhead_s + run_s
-        done_s = now + busy_s if action.hit else now + self._load_s + busy_s
+        begins_s = max(ready_s, self._computed_s.get(action.slot, 0.0))
+        done_s = self._computed_s[action.slot] = begins_s + busy_s
         batch = BATCH * len(action.requests)
-        self._push(
-            done_s,
-            RunFinished(action.slot, model.id, batch, busy_s),
-            SlotFreed(action.slot, action.lease),
-        )
-        self.run_result.tally.dispatched(action, done_s, run_s)
-        if action.explanation is not None:
-            self.run_result.explanations.append(action.explanation)
+        ran = RunFinished(action.slot, model.id, batch, busy_s)
+        self._push(done_s, (ran, SlotFreed(action.slot, action.lease)))
+        self.run_result.tally.answered(action.requests, done_s, run_s)
 
     def _declared(self, model: SimModel) -> SimModel:
         run_s = model.run_s + self._overhead_s
         return SimModel(model.id, model.size_class, model.memory_bytes, model.load_s, run_s)
 
-    def _push(self, at_s: float, *events: Event) -> None:
+    def _push(self, at_s: float, events: tuple[Event, ...], loaded: Dispatch | None = None) -> None:
+        """Have these events happen then; after them a lease is `loaded` that was beside runs."""
         self._order += 1
-        heappush(self._due, (at_s, self._order, events))
+        heappush(self._due, (at_s, self._order, events, loaded))

@@ -39,13 +39,16 @@ class SimulationTally:
         """A copy left a GPU for another reason than a placement."""
         self._change_copies(model, -1)
 
-    def dispatched(self, action: Dispatch, done_s: float, computing_s: float) -> None:
-        """One placement, and when its requests will have been answered."""
+    def placed(self, action: Dispatch) -> None:
+        """One placement."""
         self._placements += 1
         if not action.hit:
             self._misses += 1
             self._false_misses += action.held_elsewhere
-        for request in action.requests:
+
+    def answered(self, requests: Sequence[RequestId], done_s: float, computing_s: float) -> None:
+        """When the requests of a placement will have been answered."""
+        for request in requests:
             self.latencies.append(done_s - self._arrived_s.pop(request))
         self._computing_s += computing_s
         self._end_s = max(self._end_s, done_s)

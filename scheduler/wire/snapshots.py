@@ -16,6 +16,7 @@ class _Books:
     context_bytes: int
     residents: dict[ModelId, int]
     contexts: dict[ModelId, int]
+    loading: dict[ModelId, None]
     leases: dict[LeaseId, LiveLease] = field(default_factory=dict)
 
 
@@ -30,6 +31,7 @@ def amended(snapshot: NodeSnapshot, orders: Iterable[Order]) -> NodeSnapshot:
             found.gpu.context_bytes,
             dict(found.residents),
             dict(found.contexts),
+            dict.fromkeys(found.loading),
             {live.lease: live for live in found.leases},
         )
         for found in snapshot.gpus
@@ -41,6 +43,7 @@ def amended(snapshot: NodeSnapshot, orders: Iterable[Order]) -> NodeSnapshot:
             residents=tuple(books[found.gpu.id].residents.items()),
             leases=tuple(books[found.gpu.id].leases.values()),
             contexts=tuple(books[found.gpu.id].contexts.items()),
+            loading=tuple(books[found.gpu.id].loading),
         )
         for found in snapshot.gpus
     )
@@ -53,6 +56,7 @@ def _enter(order: Order, books: dict[GpuId, _Books]) -> None:
     found = books[order.gpu]
     if isinstance(order, Demote):
         was_there = found.residents.pop(order.model, None) is not None
+        found.loading.pop(order.model, None)
         if was_there and order.keeps_context:
             found.contexts[order.model] = found.context_bytes
     elif isinstance(order, EndContext):
@@ -62,10 +66,12 @@ def _enter(order: Order, books: dict[GpuId, _Books]) -> None:
     else:
         for victim in order.victims:
             found.residents.pop(victim, None)
+            found.loading.pop(victim, None)
         for left in (*order.emptied, *(load.emptied for load in order.loads)):
             if left is not None:
                 found.contexts.pop(left, None)
         found.residents.update((load.model, load.memory_bytes) for load in order.loads)
+        found.loading.update(dict.fromkeys(load.model for load in order.loads))
         if order.prefetch:
             models = tuple(load.model for load in order.loads)
             found.leases[order.lease] = LiveLease(order.lease, order.slot, models)

@@ -64,7 +64,8 @@ class _Gpu:
 class EmulatedNode:
     """A NodeLink that takes as long as GPUs would, computes nothing, and logs the leases it served.
 
-    `log` holds every lease that was given and freed, `wrong` every order that no GPU could obey.
+    `log` holds every lease that was given and freed, but for those that loaded beside the runs of
+    others, `wrong` every order that no GPU could obey.
     All requests of a lease run as one batch, as in the simulator.
     """
 
@@ -86,6 +87,7 @@ class EmulatedNode:
         self._gpus = {spec.id: _Gpu(spec) for spec in specs}
         self._models: Mapping[ModelId, SimModel] = {model.id: model for model in models}
         self._leases: dict[LeaseId, _EmulatedLease] = {}
+        self._beside: set[LeaseId] = set()
         self._ended: set[LeaseId] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -116,12 +118,14 @@ class EmulatedNode:
             self.wrong.append(f"{order.gpu} is over its memory with {sorted(gpu.residents)}")
         loads = self._begin(self._load(gpu, order))
         gpu.loading |= {load.model: loads for load in order.loads}
+        if order.beside:
+            self._beside.add(order.lease)
 
     def grant(self, order: Dispatch) -> None:
         lease = self._lease(order.lease)
         if not lease.granted.done():
             lease.granted.set_result(order)
-            self.log.append(Noted(Word.GIVEN, order.slot, order.lease))
+            self._note(Word.GIVEN, order)
 
     def demote(self, order: Demote) -> None:
         """Evict a model; its process is never kept, which the report says by the GPU's name."""
@@ -152,6 +156,10 @@ class EmulatedNode:
             granted = asyncio.get_running_loop().create_future()
             lease = self._leases[lease_id] = _EmulatedLease(granted)
         return lease
+
+    def _note(self, word: Word, order: Dispatch | EndLease) -> None:
+        if order.lease not in self._beside:
+            self.log.append(Noted(word, order.slot, order.lease))
 
     async def _load(self, gpu: _Gpu, order: Prepare) -> None:
         for load in order.loads:
@@ -185,7 +193,8 @@ class EmulatedNode:
             await asyncio.shield(lease.run)
         del self._leases[order.lease]
         self._ended.add(order.lease)
-        self.log.append(Noted(Word.FREED, order.slot, order.lease))
+        self._note(Word.FREED, order)
+        self._beside.discard(order.lease)
         self._report(SlotFreed(order.slot, order.lease))
 
     def _unload(self, gpu: _Gpu, model: ModelId) -> None:
@@ -203,7 +212,8 @@ class EmulatedNode:
             LiveLease(lease_id, order.slot, order.models, order.requests)
             for lease_id, order in given.items()
         )
-        return GpuSnapshot(gpu.spec, tuple(gpu.residents.items()), leases)
+        residents, loading = tuple(gpu.residents.items()), tuple(gpu.loading)
+        return GpuSnapshot(gpu.spec, residents, leases, loading=loading)
 
     def _begin(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

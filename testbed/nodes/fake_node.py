@@ -35,7 +35,10 @@ _Order = TypeVar("_Order", Prepare, Dispatch, Demote, EndContext, DemoteStored, 
 
 @dataclass
 class NodeLease:
-    """A lease as its node knows it, from its grant or its prepare on."""
+    """A lease as its node knows it, from its grant or its prepare on.
+
+    One that loads `beside` the runs of its slot joins them when it is loaded, room or no room.
+    """
 
     slot: SlotId
     gpu: GpuId
@@ -43,6 +46,7 @@ class NodeLease:
     requests: tuple[RequestId, ...] = ()
     granted: bool = False
     ending: bool = False
+    beside: bool = False
 
 
 @dataclass
@@ -84,7 +88,7 @@ class FakeNode:
             self._end_context(order.gpu, left)
         for load in order.loads:
             self._reserve(order.gpu, order.lease, load)
-        lease = self._lease(order.lease, order.slot, order.gpu)
+        lease = self._lease(order.lease, order.slot, order.gpu, beside=order.beside)
         lease.models += tuple(load.model for load in order.loads)
         last_s = 0.0
         for load in order.loads:
@@ -149,6 +153,7 @@ class FakeNode:
                     if lease.gpu == spec.id
                 ),
                 tuple(self.contexts[spec.id].items()),
+                loading=tuple(model for gpu, model in self.loading if gpu == spec.id),
             )
             for spec in self.specs
         )
@@ -184,10 +189,13 @@ class FakeNode:
         if name in self.breaks:
             raise ConnectionResetError(f"{self.name} cannot take {name}")
 
-    def _lease(self, lease_id: LeaseId, slot: SlotId, gpu: GpuId) -> NodeLease:
-        lease = self.leases.setdefault(lease_id, NodeLease(slot, gpu))
+    def _lease(
+        self, lease_id: LeaseId, slot: SlotId, gpu: GpuId, *, beside: bool = False
+    ) -> NodeLease:
+        lease = self.leases.setdefault(lease_id, NodeLease(slot, gpu, beside=beside))
         capacity = {each.id: each.leases for spec in self.specs for each in spec.slot_specs()}
-        held = sum(each.slot == slot for each in self.leases.values())
+        here = [each for each in self.leases.values() if each.slot == slot]
+        held = sum(not each.beside for each in here)
         if held > capacity[slot]:
             self.wrong.append(f"{slot} has {held} leases, room for {capacity[slot]}")
         return lease

@@ -37,6 +37,7 @@ class InMemoryHosted:
         self.load_spans: Sequence[LoadSpan] = [LoadSpan("transfer", now_s - self.load_s, now_s)]
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.limit_bytes = order.limit_bytes
+        self.together_bytes = order.together_bytes
         self.admitted: set[int] = set()
         self.holders: dict[int, str] = {}  # by lease, whose calls may run
         self.hangs = False  # as a stopped process does
@@ -70,8 +71,8 @@ class InMemoryHosted:
     def channel(self, session: str, function: str, end: socket.socket) -> None:
         self.channels.append((session, function, end))
 
-    def limit(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
+    def limit(self, limit_bytes: int, together_bytes: int = 0) -> None:
+        self.limit_bytes, self.together_bytes = limit_bytes, together_bytes
 
     def hand_over(self, handle: str, size_bytes: int, descriptor: int) -> None:
         """A worker that has the data copies it a moment later."""

@@ -11,6 +11,7 @@ from cache_manager.model.ids import MIB
 from common.addresses import UnixAddress
 from gpu_manager.api import MakeRuntime, NodeSettings
 from gpufaas.daemons.embedded_node import EmbeddedNode, embedded_node
+from gpufaas.options.gpu_node import POLICY
 
 _PATIENCE_S = 60.0
 T = TypeVar("T")
@@ -19,9 +20,15 @@ T = TypeVar("T")
 class NodeThread:
     """A node on an event loop of its own, in a thread; `make_runtime` replaces its workers."""
 
-    def __init__(self, settings: NodeSettings, make_runtime: MakeRuntime | None = None) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        make_runtime: MakeRuntime | None = None,
+        policy: str = POLICY,
+    ) -> None:
         self._settings = settings
         self._make_runtime = make_runtime
+        self._policy = policy
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="node")
@@ -78,7 +85,7 @@ class NodeThread:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         try:
-            async with embedded_node(self._settings, make_runtime=self._make_runtime) as self.node:
+            async with embedded_node(self._settings, self._policy, self._make_runtime) as self.node:
                 self._ready.set()
                 await self._stopping.wait()
         except BaseException as error:
@@ -89,7 +96,7 @@ class NodeThread:
 
 
 @contextmanager
-def node_thread(gpu_mib: int = 512, **more: Any) -> Iterator[NodeThread]:
+def node_thread(gpu_mib: int = 512, *, policy: str = POLICY, **more: Any) -> Iterator[NodeThread]:
     """A node with one emulated GPU, on an abstract socket."""
     listen = (UnixAddress(f"@gpufaas-test-{secrets.token_hex(8)}"),)
     values: dict[str, Any] = {
@@ -98,7 +105,7 @@ def node_thread(gpu_mib: int = 512, **more: Any) -> Iterator[NodeThread]:
         "gpu_memory_bytes": gpu_mib * MIB,
         "drain_s": 0.5,
     }
-    node = NodeThread(NodeSettings("node", **(values | more)))
+    node = NodeThread(NodeSettings("node", **(values | more)), policy=policy)
     try:
         yield node
     finally:

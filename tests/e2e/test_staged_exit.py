@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -23,6 +24,7 @@ _STAGES = {
     "disk": "fixed:0.2,0,0.2,600",
     "gone": "fixed:0.2,0,0.2,0.2",
 }
+_QUICK = "fixed:0.25"
 _GPU = {"com.gpufaas.enabled": "true"}
 
 
@@ -40,11 +42,15 @@ def leaving(environment: Mapping[str, str]) -> Iterator[Leaving]:
         found.start("--spill", str(found.folder / "spill"))
         rest = Rest(found)
         for number, (stage, rule) in enumerate(_STAGES.items()):
-            text = handlers.ON_GPU.replace("manual_seed(0)", f"manual_seed({number})")
-            text = text.replace('"pid": os.getpid()', '"sum": round(float(answer().sum()), 4)')
-            written = dict(handlers.write(found.work, stage, text))
-            rest.deploy(stage, annotations=written | _GPU | {"com.gpufaas.exit": rule})
+            rest.deploy(stage, annotations=_of(found, stage, number, rule))
         yield Leaving(found, rest)
+
+
+def _of(up: Stack, name: str, seed: int, rule: str) -> dict[str, str]:
+    """What deploys a function whose weights come of this seed, and leave by this rule."""
+    text = handlers.ON_GPU.replace("manual_seed(0)", f"manual_seed({seed})")
+    text = text.replace('"pid": os.getpid()', '"sum": round(float(answer().sum()), 4)')
+    return dict(handlers.write(up.work, name, text)) | _GPU | {"com.gpufaas.exit": rule}
 
 
 def _rests(up: Stack, model: str) -> dict[str, float | None]:
@@ -93,11 +99,56 @@ def test_model_answers_when_a_part_is_killed_in_that_stage(
     first = rest.call(stage).json()
     wait_until(lambda: stage in _rests(up, model), stage, instead=up.said)
 
+    _replaced(up, part)
+    wait_until(lambda: _answers(rest, stage) == first, "the same answer", instead=up.said)
+
+
+def test_books_are_right_when_the_manager_is_killed_between_any_two_steps(
+    leaving: Leaving,
+) -> None:
+    """A call comes after each death, whatever step the model was taking; at last it is gone."""
+    up, rest = leaving
+    rest.deploy("steps", annotations=_of(up, "steps", 50, _QUICK))
+    model = _model_of(leaving, "steps")
+    first = rest.call("steps").json()
+    for passed_s in (0.1, 0.3, 0.5, 0.7, 0.9):
+        time.sleep(passed_s)  # in another stage each time, or on the way to the next one
+        _replaced(up, "gpu-manager")
+        wait_until(lambda: _answers(rest, "steps") == first, "it answers", instead=up.said)
+    wait_until(lambda: not _rests(up, model), "the model is gone", instead=up.said)
+    gpus = up.scheduler.get("/cluster")["gpus"]
+    held = {each["model"] for gpu in gpus for each in (*gpu["residents"], *gpu["contexts"])}
+    assert model not in held
+    sizes = [each["memory_bytes"] for gpu in gpus for each in (*gpu["residents"], *gpu["contexts"])]
+    assert sum(gpu["used_bytes"] for gpu in gpus) == sum(sizes)
+
+
+def test_function_with_other_weights_answers_while_the_former_ones_go_on_leaving(
+    leaving: Leaving,
+) -> None:
+    up, rest = leaving
+    former = _model_of(leaving, "host")
+    first, before = rest.call("host").json(), _known(up)
+    wait_until(lambda: _rests(up, former).keys() == {"host"}, "stage 3", instead=up.said)
+    rest.deploy("host", method="PUT", annotations=_of(up, "host", 99, _STAGES["host"]))
+    wait_until(lambda: _answers(rest, "host") not in (None, first), "it has other weights")
+    wait_until(lambda: bool(_answers(rest, "host")) and _known(up) > before, "another model")
+    # The gateway may have expected the former one once more; it leaves again.
+    wait_until(lambda: _rests(up, former).keys() == {"host"}, "stage 3 again", instead=up.said)
+    rest.deploy("host", method="PUT", annotations=_of(up, "host", 1, _STAGES["host"]))
+    wait_until(lambda: _answers(rest, "host") == first, "it has its former weights again")
+
+
+def _known(up: Stack) -> set[str]:
+    """Every model that the scheduler knows."""
+    return {one["model"] for one in up.scheduler.get("/models")}
+
+
+def _replaced(up: Stack, part: str) -> None:
+    """Kill a part of the stack, and wait until there is another one."""
     killed = up.part(f"gpufaas.cli {part}")
     os.kill(killed, signal.SIGKILL)
-
     wait_until(lambda: up.part(f"gpufaas.cli {part}") not in {0, killed}, f"another {part}")
-    wait_until(lambda: _answers(rest, stage) == first, "the same answer", instead=up.said)
 
 
 def _answers(rest: Rest, function: str) -> object:

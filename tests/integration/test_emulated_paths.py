@@ -29,8 +29,9 @@ EMULATION = EmulatedTimes(
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[NodeThread]:
     """Host memory has room for one of the models."""
-    more = {"spill": tmp_path, "store_memory_bytes": 5 * MIB, "emulation": EMULATION}
-    with node_thread(1024, **more) as found:
+    with node_thread(
+        1024, spill=tmp_path, store_memory_bytes=5 * MIB, emulation=EMULATION
+    ) as found:
         yield found
 
 

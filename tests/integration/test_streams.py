@@ -107,6 +107,28 @@ def test_tenants_never_share_a_process(node: NodeThread) -> None:
         assert len(set(node.pids())) == 2
 
 
+def test_no_process_serves_two_tenants_whatever_leaves_and_comes(node: NodeThread) -> None:
+    """Looks at the processes of three rounds."""
+    tenants: dict[int, set[str]] = {}
+
+    def look(it: EmbeddedNode) -> None:
+        for gpu in it.manager.node.gpus.values():
+            for hosted in gpu.loaded():
+                if hosted.host is not None:
+                    tenants.setdefault(hosted.host.pid, set()).add(hosted.order.tenant)
+
+    with models(3) as made, functions(node, 2) as ours, functions(node, 2, "others") as theirs:
+        for turn in range(3):
+            for number, clients in ((turn, ours), ((turn + 1) % 3, theirs)):
+                for client in clients:
+                    used(client, made[number], number)
+            node.run(look)
+            evict(node, 2)
+            wait_until(lambda: not node.pids(), "they have left")
+    assert len(tenants) >= 4
+    assert all(len(found) == 1 for found in tenants.values())
+
+
 def test_runtimes_live_side_by_side_as_functions_wish(node: NodeThread) -> None:
     with models(3) as made, functions(node, 2) as shared:
         for number, client in enumerate(shared):

@@ -31,8 +31,8 @@ ALONE_S = INPUT / SPEED
 def node(runtime: str = PROCESS, **more: Any) -> Iterator[NodeThread]:
     """Two requests at a time have leases on its only GPU."""
     emulation = EmulatedTimes(pcie_bytes_per_s=SPEED, pcie_per_gpu=True)
-    values = {"emulation": emulation, "gpu_overlap": 2, "runtime": runtime} | more
-    with node_thread(2048, **values) as found:
+    values: dict[str, Any] = {"emulation": emulation, "gpu_overlap": 2, "runtime": runtime}
+    with node_thread(2048, **values, **more) as found:
         yield found
 
 

@@ -9,6 +9,8 @@
     request r0 bert                   a request for this model (or these models) arrives
     cancel r0 | expire r0             the caller goes away | the deadline passes
     free g0                           g0's manager ends its lease
+    free g0 r1                        ... the one that it gave this request
+    loaded bert g0                    bert is there: its load has ended
     drain g0 | lose g0 | lose g0 requeue
     silent g0 | heard g0              the way to g0's node breaks | is there again
     pin bert g0 | unpin bert g0 | evict bert g0 | prefetch bert g0
@@ -20,7 +22,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cache_manager.model.ids import MIB, GpuId, ModelId
+from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.core.core import make_core
 from scheduler.model.actions import (
     Action,
@@ -40,6 +42,7 @@ from scheduler.model.events import (
     GpuJoined,
     GpuLost,
     GpuSnapshot,
+    ModelLoaded,
     ModelRegistered,
     NodeHeard,
     NodeSilent,
@@ -49,9 +52,10 @@ from scheduler.model.events import (
     PrefetchAsked,
     RequestArrived,
     RequestCancelled,
+    SlotFreed,
     UnpinAsked,
 )
-from scheduler.model.values import AfterLoss, GpuSpec, ModelSpec, RequestId
+from scheduler.model.values import AfterLoss, GpuSpec, ModelSpec, RequestId, SlotId
 from tests.kit.cores.builders import gpu, model, request
 from tests.kit.cores.core_world import World
 
@@ -136,8 +140,14 @@ class _Stage:
     def _do_expire(self, name: str) -> list[Action]:
         return self._there.send(DeadlinePassed(RequestId(name)))
 
-    def _do_free(self, slot: str) -> list[Action]:
-        return self._there.free(slot)
+    def _do_free(self, slot: str, holder: str = "") -> list[Action]:
+        there = self._there
+        lease = there.lease_of(holder) if holder else there.lease_on(slot)
+        return there.send(SlotFreed(SlotId(slot), lease))
+
+    def _do_loaded(self, name: str, there: str) -> list[Action]:
+        load_s = self._models[name].load_s[Tier.ABSENT]
+        return self._there.send(ModelLoaded(GpuId(there), ModelId(name), load_s, Tier.ABSENT))
 
     def _do_drain(self, name: str) -> list[Action]:
         return self._there.send(GpuDraining(GpuId(name)))
@@ -171,7 +181,8 @@ def _told(actions: list[Action]) -> Iterator[str]:
         if isinstance(action, Prepare):
             loads = ", ".join(load.model for load in action.loads)
             victims = ", ".join(action.victims)
-            prepared = [f"loads {loads}", *([f"evicts {victims}"] if victims else [])]
+            how = "loads beside runs" if action.beside else "loads"
+            prepared = [f"{how} {loads}", *([f"evicts {victims}"] if victims else [])]
             if action.prefetch:
                 yield f"{action.slot} {'; '.join(prepared)}"
         elif isinstance(action, Dispatch):

@@ -15,6 +15,7 @@ from torch_shim.remote.broken_connections import BrokenConnections
 from torch_shim.remote.received_results import (
     STAYS,
     AliasOfCopy,
+    AnswerLayout,
     OutputView,
     Results,
     alias,
@@ -69,6 +70,7 @@ class RemoteProgram:
         self._result_bytes = 0
         self._worth_keeping: list[bool] = []
         self._bindings = Bindings()
+        self._layout: AnswerLayout | None = None  # of the last answer
 
     def run(
         self,
@@ -215,7 +217,8 @@ class RemoteProgram:
 
     def _read(self, answer: "_Answer", args: Sequence[Any]) -> tuple[list[Any], list[float]]:
         """Return the outputs and the worker's times."""
-        results = Results(answer.frame, answer.channel, answer.peer, args)
+        results = Results(answer.frame, answer.channel, answer.peer, args, self._layout)
+        self._layout = results.layout
         shipment = answer.shipment
         results.check_aliases(shipment)
         self._result_bytes = min(max(self._result_bytes, results.size_bytes), MOST_ARENA_RESULTS)

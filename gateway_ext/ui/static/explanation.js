@@ -104,10 +104,14 @@ function why(explained, label) {
   return [h("p", { text }), victims, candidates(sorted, explained.chosen)].filter(Boolean);
 }
 
-const finished = (one) => ({
-  ...one,
-  finish_s: one.finish_s ?? one.wait_s + one.load_s + one.run_s,
-});
+/** A load beside runs: the compute may be free while the copy engine is busy, and during the load. */
+function finished(one) {
+  let { wait_s } = one;
+  if (one.beside && !one.cached) {
+    wait_s = Math.max(one.copy_wait_s ?? 0, wait_s - one.load_s);
+  }
+  return { ...one, wait_s, finish_s: wait_s + one.load_s + one.run_s };
+}
 
 function candidates(sorted, chosen) {
   const longest = Math.max(0.001, ...sorted.map((one) => one.finish_s));

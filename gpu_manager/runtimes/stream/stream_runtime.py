@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections import Counter
 
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder
+from gpu_manager.runtimes.stream.process_breaks import ProcessBreaks
 from gpu_manager.runtimes.workers.hosting_worker import HostingWorker
 from torch_shim.errors import WireError
 
@@ -13,18 +13,17 @@ log = logging.getLogger(__name__)
 
 # A model that has broken so many processes of others gets one of its own.
 _MOST_BREAKS = 2
-_MOST_REMEMBERED = 4096
 
 
 class StreamRuntime:
     """Hosts the models of a tenant in one process on each GPU; never those of two tenants."""
 
-    def __init__(self, workers: ProcessRuntime) -> None:
+    def __init__(self, workers: ProcessRuntime, breaks: ProcessBreaks | None = None) -> None:
         """`workers` has the processes, and hosts the models that break those of others."""
         self._workers = workers
         self._hosts: dict[tuple[str, str], HostingWorker] = {}
         self._opening: dict[tuple[str, str], asyncio.Lock] = {}
-        self._breaks: Counter[str] = Counter()
+        self._breaks = breaks or ProcessBreaks()
 
     def prepare(self) -> None:
         """Have workers ready for a first load."""
@@ -76,7 +75,6 @@ class StreamRuntime:
             del self._hosts[place]
         for model in host.broken_by:
             name = model.order.model
-            if name in self._breaks or len(self._breaks) < _MOST_REMEMBERED:
-                self._breaks[name] += 1
+            self._breaks.add(name)
             if self.hosts_alone(name):
                 log.warning("%s broke its process again: it gets one of its own", name)

@@ -113,6 +113,7 @@ class HostingWorker:
 
     def end(self) -> None:
         """Kill the worker without a report."""
+        self._ends = True
         for model in self.models:
             model.leaves = True
         self.worker.kill("the runtime is closed")
@@ -192,8 +193,8 @@ class HostingWorker:
             model.fail(error)
 
     def _close(self, cause: str) -> None:
+        self.broken_by = [] if self._ends else self.suspects  # an end by order is nobody's fault
         self._ends = True
-        self.broken_by = self.suspects
         if self._watching is not None:
             self._watching.cancel()
         self._fail_all(ConnectionLost(cause))

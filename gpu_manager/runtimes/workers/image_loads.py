@@ -21,6 +21,8 @@ async def send_image(worker: ForkedWorker, number: int, order: LoadOrder, *, sha
         order.emulation.run_s,
         order.arrival is not None,
         shared,
+        order.gpu_share,
+        order.together_bytes,
         order.urgency.is_ahead,
     )
     if order.arrival is None:

@@ -137,8 +137,12 @@ class ModelInWorker:
         The weights are on their way while the worker makes its context, and is assigned; `assign`
         makes it the tenant's, unless it is that already.
         """
+        urgency = self._order.urgency
+        told_ahead = urgency.is_ahead
         await send_image(self._worker, self.number, self._order, shared=self._host.shared)
-        self._order.urgency.listen(lambda _: self._send(worker_orders.HurryLoad(self.number)))
+        urgency.listen(lambda _: self._hurry())
+        if told_ahead and not urgency.is_ahead:
+            self._hurry()
         await self._host.assign(assign)
         answer = await asyncio.shield(self._loaded)
         self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
@@ -183,9 +187,9 @@ class ModelInWorker:
         self._send(worker_orders.OpenChannel(self.number, session, function), [end.fileno()])
         end.close()
 
-    def limit(self, limit_bytes: int) -> None:
-        """Change the memory that the model may use."""
-        self._send(worker_orders.SetLimit(self.number, limit_bytes, 0, False))
+    def limit(self, limit_bytes: int, together_bytes: int = 0) -> None:
+        """Change the memory that the model may use, and all models of the worker together."""
+        self._send(worker_orders.SetLimit(self.number, limit_bytes, together_bytes, 0, False))
 
     # -- data of functions ----------------------------------------------------------------------
 
@@ -263,8 +267,10 @@ class ModelInWorker:
             self.fail(LoadFailure(self._worker.name, order.detail, out_of_memory=out_of_memory))
         elif isinstance(order, worker_orders.CallsRan):
             self._memory_bytes = max(self._memory_bytes, order.peak_bytes)
-            peak_bytes = self._memory_bytes
-            self._observer.ran(self, order.lease, order.batch, order.run_s, peak_bytes, order.calls)
+            peak_bytes, held_bytes = self._memory_bytes, order.held_bytes
+            self._observer.ran(
+                self, order.lease, order.batch, order.run_s, peak_bytes, order.calls, held_bytes
+            )
         elif isinstance(order, worker_orders.CallsClaimed):
             self._observer.claimed(self, order.lease, order.session)
         elif isinstance(order, worker_orders.CallsEnded):
@@ -276,6 +282,9 @@ class ModelInWorker:
             self._observer.handed_over(self, order.handle, done=order.done)
         elif isinstance(order, worker_orders.Pressure):
             self._pressures.start(self._relieve(order))
+
+    def _hurry(self) -> None:
+        self._send(worker_orders.HurryLoad(self.number))
 
     def _send(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
         """Send an order about this model, unless the model leaves."""
@@ -292,9 +301,8 @@ class ModelInWorker:
 
     async def _relieve(self, order: worker_orders.Pressure) -> None:
         relief = await self._observer.pressure(self, order.lease, order.need_bytes)
-        self._send(
-            worker_orders.SetLimit(self.number, relief.limit_bytes, order.number, relief.retry)
-        )
+        limits = relief.limit_bytes, relief.together_bytes
+        self._send(worker_orders.SetLimit(self.number, *limits, order.number, relief.retry))
 
 
 async def _wait_within(answer: asyncio.Future[Any], grace_s: float) -> None:

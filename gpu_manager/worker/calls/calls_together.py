@@ -29,6 +29,7 @@ class CallNeeds(NamedTuple):
     arithmetic: Arithmetic
     default_dtype: torch.dtype
     random: bool  # it seeds torch's generator, and draws from it
+    alone: bool = False
 
 
 class CallsTogether:
@@ -40,7 +41,7 @@ class CallsTogether:
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
         self._under_way = 0
-        self._is_random = False
+        self._is_random = self._is_alone = False
         self._takes_turn = False
         self._turn_s = 0.0
         self._arithmetic = Arithmetic()  # in force
@@ -68,6 +69,11 @@ class CallsTogether:
         finally:
             self._enter(needs)
 
+    def become_alone(self, needs: CallNeeds) -> None:
+        """In a call: let those beside it end, and let in none until it has ended itself."""
+        self._leave(needs)
+        self._enter(needs._replace(alone=True))
+
     def _enter(self, needs: CallNeeds) -> None:
         ticket = object()
         with self._changed:
@@ -81,6 +87,7 @@ class CallsTogether:
                 self._takes_turn = True
             self._under_way += 1
             self._is_random |= needs.random
+            self._is_alone |= needs.alone
         if first:
             self._take_turn(needs)
 
@@ -104,6 +111,7 @@ class CallsTogether:
             self._under_way -= 1
             self._is_random &= not needs.random
             if not self._under_way:
+                self._is_alone = False
                 self._turns.__exit__(None, None, None)
                 self._use_dtype(self._usual_dtype)
             if self._waiting:
@@ -112,7 +120,9 @@ class CallsTogether:
     def _suits(self, needs: CallNeeds) -> bool:
         if not self._under_way:
             return True
-        if self._takes_turn or (self._is_random and needs.random):
+        if self._takes_turn or self._is_alone or needs.alone:
+            return False
+        if self._is_random and needs.random:
             return False
         if isinstance(self._turns, GpuTurns) and time.monotonic() - self._turn_s > _MOST_TURN_S:
             return False

@@ -4,13 +4,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from gpu_manager.worker.call_errors import CallRefused, OutOfMemory
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
-from gpu_manager.worker.calls.calls_together import CallNeeds, CallsTogether
+from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.data_in_worker import DataInWorker
 from gpu_manager.worker.calls.graph_call import GraphCall
 from gpu_manager.worker.calls.results import PackedResult, Packer
@@ -43,6 +44,7 @@ OPERATOR_ERRORS = (
     AssertionError,
     NameError,
 )
+Found = TypeVar("Found")
 _MOST_SHAPES = 4096  # whose memory need is remembered
 
 # Copies a result's bytes to where the shim will read them.
@@ -198,13 +200,13 @@ class Executor:
         self, call: GraphCall, channel: ChannelState, body: memoryview, deliver: Deliver
     ) -> CallAnswer:
         asked_s = time.perf_counter()
-        with self._gate, self._together.call(_needs_of(call)):
+        with self._gate, self._together.call(call.needs):
             self._leases.check(call.lease)
             if call.options.residents is not None:
                 channel.kept.drop(call.options.residents.dropped)
             begun_s = time.perf_counter()
             try:
-                inputs = self._inputs(call, channel, body)
+                inputs = self._perhaps_alone(call, lambda: self._inputs(call, channel, body))
             except OutOfMemory as short:
                 self._make_room(call, short)
                 inputs = self._inputs(call, channel, body)
@@ -213,14 +215,13 @@ class Executor:
 
     def _inputs(self, call: GraphCall, channel: ChannelState, body: memoryview) -> Inputs:
         prepared: Inputs | None = channel.prepared(call.number, call.inputs, call.binding)
-        arena = channel.arena
-        area = body if arena is None else arena
+        area = body if channel.arena is None else channel.arena
         if prepared is not None:
             return prepared.refilled(area)
         how = {"borrows": call.program.borrows, "reads_only": call.program.reads_only}
         reader = InputReader(self.device, self.images, channel.kept, area, **how)
         inputs = reader.call(call.inputs, call.program.inputs, call.binding)
-        if inputs.refill is not None and arena is not None:
+        if inputs.refill is not None and channel.arena is not None:
             channel.prepare(call.number, call.inputs, call.binding, inputs)
         return inputs
 
@@ -274,24 +275,36 @@ class Executor:
     def _run_within_limit(self, call: GraphCall, inputs: Inputs) -> ProgramRun:
         """The program's outputs, after room was made if it was short; once."""
         shapes = (call.program.digest, *inputs.shapes)
+        attempt = partial(self._attempt, call, inputs, shapes)
         try:
-            run, need_bytes = self._attempt(call, inputs, shapes)
+            run, need_bytes = self._perhaps_alone(call, attempt, inputs)
         except OutOfMemory as short:
             self._make_room(call, short)
-            if inputs.changed():
-                detail = "inputs were written to when memory ran out; send them again"
-                raise CallRefused(FailureKind.MISSING, detail, {"missing": []}) from short
-            return self._second_attempt(call, inputs, shapes)
+            inputs.refuse_if_written()
+            return self._second_attempt(attempt)
         if need_bytes > self.limit_bytes:
             self.device.release()
             self._relieve(call, OutOfMemory(need_bytes, "measured"))
         return run
 
-    def _second_attempt(
-        self, call: GraphCall, inputs: Inputs, shapes: tuple[Any, ...]
-    ) -> ProgramRun:
+    def _perhaps_alone(
+        self, call: GraphCall, work: Callable[[], Found], inputs: Inputs | None = None
+    ) -> Found:
+        """Do it; once more without calls of other models if those have the memory that it needs."""
         try:
-            run, need_bytes = self._attempt(call, inputs, shapes)
+            return work()
+        except OutOfMemory as short:
+            if not short.by_others:
+                raise
+        if inputs is not None:
+            inputs.refuse_if_written()
+        self._together.become_alone(call.needs)
+        self.device.release_beside()
+        return work()
+
+    def _second_attempt(self, attempt: Callable[[], tuple[ProgramRun, int]]) -> ProgramRun:
+        try:
+            run, need_bytes = attempt()
         except OutOfMemory as short:
             raise self._too_much(short.need_bytes) from short
         if need_bytes > self.limit_bytes:
@@ -351,7 +364,7 @@ class Executor:
         self.device.release()
 
     def _relieve(self, call: GraphCall, short: OutOfMemory) -> None:
-        with self._together.yielded(_needs_of(call)):  # their calls may end what has to leave
+        with self._together.yielded(call.needs):  # their calls may end what has to leave
             limit_bytes, retry = self._ask_relief(call.lease, short.need_bytes)
         if limit_bytes is not None:
             self.set_limit(limit_bytes)
@@ -381,11 +394,6 @@ class Executor:
                 kept.drop([held.key])
                 if call.binding is not None and call.binding.keeps(held.key):
                     call.binding.gone = True
-
-
-def _needs_of(call: GraphCall) -> CallNeeds:
-    options = call.options
-    return CallNeeds(options.arithmetic, options.default_dtype, options.rng is not None)
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:

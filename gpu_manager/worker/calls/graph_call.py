@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.calls.calls_together import CallNeeds
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, ChannelState
 from gpu_manager.worker.program.recorded_runs import Mode
@@ -57,6 +58,12 @@ class GraphCall(NamedTuple):
     binding: Binding | None
     inputs: Any
     options: Options
+
+    @property
+    def needs(self) -> CallNeeds:
+        """What the call needs of the process while it runs."""
+        options = self.options
+        return CallNeeds(options.arithmetic, options.default_dtype, options.rng is not None)
 
 
 def read_call(meta: Any, channel: ChannelState) -> GraphCall:

@@ -22,11 +22,13 @@ from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.device.pool.pool_floor import SharedPool
 from gpu_manager.worker.device.pool.pooled_memory import PooledMemory
 from gpu_manager.worker.device.process_memory import EmulatedMemory, ProcessMemory
+from gpu_manager.worker.device.thread_share import ThreadShare
 from gpu_manager.worker.device.worker_device import WorkRecorder
 
 Result = TypeVar("Result")
 
 _ASKED = re.compile(r"allocate (\d+) bytes")
+_BESIDE = "beside other models"  # the pool's words
 _PARALLEL_COPY_BYTES = 1 << 20
 
 
@@ -42,11 +44,13 @@ class CpuArithmetic:
         memory: EmulatedMemory | None = None,
         library: MemoryPool | None = None,
         owner: str = "",
+        all_threads: int | None = None,
     ) -> None:
         """Emulate a context that takes this time and memory.
 
         The memory is by default all that the process takes from now on; parts for several models
-        need the library of a pool. The link has a queue for each owner.
+        need the library of a pool. The link has a queue for each owner. `all_threads` compute for
+        the whole GPU, by default as many as torch uses.
         """
         self.link = DeviceLink()
         self._owner = owner
@@ -59,13 +63,16 @@ class CpuArithmetic:
         self._shared: SharedPool | None = None
         self._weights_bytes = 0
         self._limit_bytes = 0
+        self._all_threads = all_threads or torch.get_num_threads()
+        self._share = ThreadShare(1.0, self._all_threads)
 
     def part(self, model: int) -> "CpuArithmetic":
         """The part of one of several models, which come from one pool."""
         if self._shared is None:
             assert self._library is not None, "a worker for several models has the pool's library"
             self._shared = SharedPool(self._library)
-        found = CpuArithmetic(memory=PooledMemory(self._shared, model), owner=str(model))
+        memory, threads = PooledMemory(self._shared, model), self._all_threads
+        found = CpuArithmetic(memory=memory, owner=str(model), all_threads=threads)
         found.link = self.link
         return found
 
@@ -76,9 +83,14 @@ class CpuArithmetic:
     def wait_for_copies(self) -> None:
         """Nothing: no context is needed to map an image."""
 
+    def use_share(self, share: float) -> None:
+        """Compute with this share of the threads."""
+        self._share = ThreadShare(share, self._all_threads)
+
     def adopt_thread(self) -> None:
-        """What this thread allocates counts as this model's."""
+        """What this thread allocates counts as this model's; it computes with the model's share."""
         self._memory.adopt_thread()
+        self._share.adopt_thread()
 
     def overhead_bytes(self) -> int:
         """The context, and what was taken since the beginning."""
@@ -87,6 +99,18 @@ class CpuArithmetic:
     def used_bytes(self) -> int:
         """Weights, the context, and memory above what the process began with."""
         return self._weights_bytes + self.overhead_bytes()
+
+    def held_bytes(self) -> int:
+        """Weights and what calls have left, of a part; 0 for a model that is alone."""
+        return self.used_bytes() if self._memory.gives_back else 0
+
+    def limit_together(self, most_bytes: int) -> None:
+        """Have the pool refuse all parts more at once."""
+        if self._shared is not None:
+            self._shared.limit_together(most_bytes)
+
+    def release_beside(self) -> None:
+        """Nothing: a pool counts no free memory."""
 
     def limit(self, limit_bytes: int) -> None:
         """Have a call that asks for too much fail at once."""
@@ -105,12 +129,14 @@ class CpuArithmetic:
         """Count no weights any more, and lift the limit for the next model."""
         self._weights_bytes = self._limit_bytes = 0
         self._memory.lift()
+        self._share = ThreadShare(1.0, self._all_threads)
         self.release()
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """Storages over the mapping itself: no byte is copied, but all have arrived."""
         image.populate()
         self._weights_bytes += image.total_bytes
+        self._memory.note_weights(self._weights_bytes)
         if not image.total_bytes:
             return [torch.empty(0).untyped_storage() for _ in image.table]
         whole = torch.frombuffer(image.memory, dtype=torch.uint8).untyped_storage()
@@ -187,7 +213,7 @@ class CpuArithmetic:
             self.limit(self._limit_bytes)
             self._memory.watch()
         try:
-            with self._memory.computing():
+            with self._share.computing(), self._memory.computing():
                 result = work()
         except (MemoryError, RuntimeError) as error:
             self._check_shortage(error)
@@ -229,6 +255,8 @@ class CpuArithmetic:
         if "allocate memory" in str(error):
             asked = _ASKED.search(str(error))
             need = self.used_bytes() + (int(asked[1]) if asked else 0)
+            if _BESIDE in str(error):
+                raise OutOfMemory(need, str(error), by_others=True) from error
             raise OutOfMemory(max(need, self._limit_bytes + 1), str(error)) from error
 
     def _peak_bytes(self) -> int:

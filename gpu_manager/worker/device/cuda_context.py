@@ -3,6 +3,7 @@
 import contextlib
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from gpu_manager.worker.device.cuda_graphs import CudaRecorder, end_allocation
 from gpu_manager.worker.device.cuda_runtime import CudaRuntime, loaded_runtime
 from gpu_manager.worker.device.driver_account import DriverAccount, context_bytes, read_account
 from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.device.sm_partitions import SmPartition, SmPartitions
 from gpu_manager.worker.device.staged_copy import StagingBuffers
 from gpu_manager.worker.device.worker_device import WorkRecorder
 
@@ -68,11 +70,15 @@ class CudaContext:
         self._clear_workspaces = clear_workspaces
         self._end_allocation = end_allocation
         self._make_part = make_part
+        self.partitions = SmPartitions()
+        self._partition: SmPartition | None = None
         self._free_streams: list[Any] = []  # of models that have left
+        self.parts: weakref.WeakSet[CudaContext] = weakref.WeakSet()
         self._staging: StagingBuffers | None = None
         self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
         self.total_bytes = 1  # of the GPU
-        self.recorder: WorkRecorder | None = CudaRecorder(cuda, self._runtime, end_allocation)
+        self._usual_recorder = CudaRecorder(cuda, self._runtime, end_allocation)
+        self.recorder: WorkRecorder | None = self._usual_recorder
         self._copies = threading.Event()  # set when weights can be copied, or never can
         self.accounting = threading.Lock()  # no image is allocated while it is held
 
@@ -103,7 +109,9 @@ class CudaContext:
         """A stream for one of several models, which another one may have had before."""
         assert self._make_part is not None, "a worker for several models can make parts"
         stream = self._free_streams.pop() if self._free_streams else self._cuda.Stream(self.device)
-        return self._make_part(self, stream, self._free_streams.append)
+        part = self._make_part(self, stream, self._free_streams.append)
+        self.parts.add(part)
+        return part
 
     def ingredients(self) -> dict[str, Any]:
         """What makes another view of the same context."""
@@ -117,8 +125,22 @@ class CudaContext:
             "clear_workspaces": self._clear_workspaces,
         }
 
+    def use_share(self, share: float) -> None:
+        """Have the work go to a stream of a green context; nothing is recorded then.
+
+        A recording would have a stream of its own, and be replayed on all multiprocessors.
+        """
+        if share < 1:
+            self._partition = self.partitions.take(share)
+            self.recorder = None
+
     def adopt_thread(self) -> None:
-        """Nothing: all threads use the current stream."""
+        """Nothing, but where the model has a share: other threads use the usual stream."""
+        if self._partition is not None:
+            self._cuda.set_stream(self._stream_of(self._partition))
+
+    def _stream_of(self, partition: SmPartition) -> Any:
+        return self._cuda.ExternalStream(partition.stream, self.device)
 
     def after_call(self) -> None:
         """Nothing: what stays allocated is counted, and the limit is looked at."""
@@ -130,6 +152,20 @@ class CudaContext:
     def used_bytes(self) -> int:
         """The context and what torch's allocator has, be it in use or not."""
         return int(self._overhead_bytes + self._cuda.memory_reserved(self.device))
+
+    def held_bytes(self) -> int:
+        """0: memory that a call took stays with the allocator for a while."""
+        return 0
+
+    def limit_together(self, most_bytes: int) -> None:
+        """Have torch's allocator refuse all parts more at once."""
+        share = most_bytes / self.total_bytes
+        self._cuda.set_per_process_memory_fraction(min(1.0, share), self.device)
+
+    def release_beside(self) -> None:
+        """Have every part give its free segments back."""
+        for part in list(self.parts):
+            part.release()
 
     def limit(self, limit_bytes: int) -> None:
         """Have torch's allocator refuse more than the limit leaves beside the context."""
@@ -144,10 +180,17 @@ class CudaContext:
     def clear(self) -> None:
         """Give back everything but the context: also the workspaces of cuBLAS."""
         self._cuda.synchronize()
+        self._give_back_share()
+        self.recorder = self._usual_recorder
         self._limit_bytes = 0
         self._cuda.set_per_process_memory_fraction(1.0, self.device)
         self._clear_workspaces()
         self._cuda.empty_cache()
+
+    def _give_back_share(self) -> None:
+        if self._partition is not None:
+            self.partitions.give_back(self._partition)
+            self._partition = None
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """Copy the whole image; its storages are parts of one allocation."""
@@ -269,13 +312,16 @@ class CudaContext:
             yield
         except torch.OutOfMemoryError as error:
             need_bytes = self._need_bytes() + _asked_bytes(str(error))
-            raise OutOfMemory(max(need_bytes, self._limit_bytes + 1), str(error)) from error
+            raise self._short(need_bytes, str(error)) from error
         except RuntimeError as error:
             lasting = self._lasting_fault()
             if lasting:
                 detail = f"{error} ({lasting})"[:500]
                 raise ContextLost(detail, of_program=_OF_PROGRAM in detail) from error
             raise
+
+    def _short(self, need_bytes: int, detail: str) -> OutOfMemory:
+        return OutOfMemory(max(need_bytes, self._limit_bytes + 1), detail)
 
     def _wait(self) -> None:
         """Wait for the work that was given to the GPU."""

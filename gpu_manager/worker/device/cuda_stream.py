@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from gpu_manager.worker.call_errors import OutOfMemory
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.image_file import ImageFile
 
@@ -30,8 +31,10 @@ class CudaStream(CudaContext):
         self.link = whole.link
         # A recording's memory must be in no other pool: what is freed there would be given again.
         self.recorder = None
-        self._total_bytes = whole.total_bytes
+        self.total_bytes = whole.total_bytes
         self.accounting = whole.accounting
+        self.partitions = whole.partitions
+        self.parts = whole.parts
         self._copies.set()  # its context made them possible
         self._stream = stream
         self._give_back = give_back
@@ -40,6 +43,13 @@ class CudaStream(CudaContext):
         self._renewing = threading.Lock()
         self._renewed_s = time.monotonic()
         self._shrinking: threading.Timer | None = None
+
+    def use_share(self, share: float) -> None:
+        """Have a stream of a green context instead of the usual one."""
+        super().use_share(share)
+        if self._partition is not None:
+            self._give_back(self._stream)
+            self._stream = self._stream_of(self._partition)
 
     def adopt_thread(self) -> None:
         """Have this thread's work go to the model's stream."""
@@ -81,7 +91,9 @@ class CudaStream(CudaContext):
             self._shrinking.cancel()
         self._limit_bytes = 0
         self.release()
-        self._give_back(self._stream)
+        if self._partition is None:
+            self._give_back(self._stream)
+        self._give_back_share()
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """Copy the whole image on the model's stream, into its pool."""
@@ -120,6 +132,11 @@ class CudaStream(CudaContext):
 
     def _need_bytes(self) -> int:
         return self.used_bytes()
+
+    def _short(self, need_bytes: int, detail: str) -> OutOfMemory:
+        """The process's limit is reached: by others if the model's own one is not."""
+        by_others = need_bytes <= self._limit_bytes
+        return OutOfMemory(need_bytes, detail, by_others=by_others)
 
     def _segments_bytes(self, pool: Any) -> int:
         found = self._cuda.memory_snapshot(pool, include_traces=False)

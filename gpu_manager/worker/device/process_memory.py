@@ -19,6 +19,11 @@ _libc = ctypes.CDLL(None)
 class EmulatedMemory(Protocol):
     """The memory that one model takes, weights and context aside."""
 
+    gives_back: bool  # what a call took when it ends, so that another model's call may have it
+
+    def note_weights(self, weights_bytes: int) -> None:
+        """So many bytes of weights lie elsewhere."""
+
     def used_bytes(self) -> int:
         """What it takes now."""
 
@@ -51,6 +56,8 @@ class EmulatedMemory(Protocol):
 class ProcessMemory:
     """Counts from its creation: memory that the process had taken before is not counted."""
 
+    gives_back = False
+
     def __init__(self) -> None:
         # Opened ahead: a process that gave up its rights may not open them any more.
         self._sizes = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -72,6 +79,9 @@ class ProcessMemory:
         if hard != resource.RLIM_INFINITY:
             wanted_bytes = min(wanted_bytes, hard)
         resource.setrlimit(resource.RLIMIT_AS, (wanted_bytes, hard))
+
+    def note_weights(self, weights_bytes: int) -> None:
+        """Nothing: no other model is beside this one."""
 
     def lift(self) -> None:
         """Let the address space grow again."""

@@ -57,6 +57,15 @@ class WorkerDevice(Protocol):
         """GPU memory that others lack now: overhead, weights, recordings, and what is kept for the
         next call."""
 
+    def held_bytes(self) -> int:
+        """What a part has between calls; 0 where memory that a call took stays with the model."""
+
+    def limit_together(self, most_bytes: int) -> None:
+        """Let all parts have no more than this at once, or be OutOfMemory by others."""
+
+    def release_beside(self) -> None:
+        """Give back what other parts hold only to be used again; no call of theirs is under way."""
+
     def limit(self, limit_bytes: int) -> None:
         """Let nothing be allocated beyond this, as far as the system can enforce it."""
 
@@ -65,6 +74,12 @@ class WorkerDevice(Protocol):
 
     def after_call(self) -> None:
         """Give back memory that later calls will hardly need."""
+
+    def use_share(self, share: float) -> None:
+        """Run on no more than this share of the GPU from now on, in threads adopted from now on.
+
+        ShareRefused where the GPU cannot be shared so.
+        """
 
     def adopt_thread(self) -> None:
         """Have this thread work for this model alone, from now on."""

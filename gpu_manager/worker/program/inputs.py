@@ -63,6 +63,12 @@ class Inputs:
         pairs = zip(self.given, self._versions, after, strict=True)
         return [entry for entry, before, now in pairs if before != now]
 
+    def refuse_if_written(self) -> None:
+        """CallRefused where a program has written to some, and ended before it was done."""
+        if self.changed():
+            detail = "inputs were written to when memory ran out; send them again"
+            raise CallRefused(FailureKind.MISSING, detail, {"missing": []})
+
     def _now(self) -> list[int]:
         return list(map(_version_of, self._tensors))
 

@@ -5,6 +5,7 @@ import json
 import time
 from typing import Any
 
+from common.gpu_wishes import WHOLE
 from common.sizes import format_size
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
@@ -124,13 +125,19 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
         row["model"],
         row["label"],
         row["gpu"] or row["tier"],
-        row.get("runtime") or "-",
+        _hosting(row),
         format_size(row["bytes"] or row["weights_bytes"]),
         _ago(row["since"]),
         str(row["uses"]),
         _ago(row["used"]) if row["uses"] else "-",
         "yes" if row["pinned"] else "",
     )
+
+
+def _hosting(row: dict[str, Any]) -> str:
+    """How the model is hosted: `process`, or `stream, 25 % of the GPU`."""
+    runtime, share = row.get("runtime") or "-", row.get("share") or WHOLE
+    return runtime if share == WHOLE else f"{runtime}, {100 * share:.3g} % of the GPU"
 
 
 def _ago(moment_s: float | None) -> str:

@@ -10,9 +10,11 @@ from pathlib import Path
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
 from gpufaas.output.generated_blocks import page_of_blocks, with_blocks
-from gpufaas.output.optional_pictures import CHAPTER, SAGE, load_pictures, make_folder
+from gpufaas.output.optional_pictures import CHAPTER, ESG, SAGE, load_pictures, make_folder
 from gpufaas.output.progress_bar import ProgressBar
 from scheduler.sim.latency_bound import average_latency_bound
+from scheduler.sim.papers.esg.esg_experiments import EsgPlan, default_esg_plan, evaluate_esg
+from scheduler.sim.papers.esg.page.esg_blocks import esg_blocks
 from scheduler.sim.papers.sage.page.sage_blocks import sage_blocks
 from scheduler.sim.papers.sage.sage_experiments import SagePlan, default_sage_plan, evaluate
 from scheduler.sim.papers.thesis import beyond, calibrate, experiments, printed_figures
@@ -24,7 +26,8 @@ from scheduler.sim.papers.thesis.printed_figures import Paper
 
 _TITLE = "Evaluation: the thesis's experiments, simulated"
 _SAGE_TITLE = "Evaluation: SAGE's experiments, simulated"
-_THESIS, _SAGE = "thesis", "sage"
+_ESG_TITLE = "Evaluation: ESG's experiments, simulated"
+_THESIS, _SAGE, _ESG = "thesis", "sage", "esg"
 _SEEDS = 5
 _BEST = 10
 
@@ -53,13 +56,15 @@ def add_parser(commands: Commands) -> None:
         "reproduce", help="repeat a paper's evaluation and write it down with pictures"
     )
     add = parser.add_argument
-    add("--paper", choices=(_THESIS, _SAGE), default=_THESIS, help="whose evaluation (thesis)")
+    add(
+        "--paper", choices=(_THESIS, _SAGE, _ESG), default=_THESIS, help="whose evaluation (thesis)"
+    )
     add("--seeds", type=int, metavar="K", help=f"seeds to average over ({_SEEDS}; thesis)")
     add(
         "--out",
         default="docs",
         metavar="DIR",
-        help="folder of evaluation.md, and of evaluation/sage.md (docs)",
+        help="folder of evaluation.md, and of evaluation/{sage,esg}.md (docs)",
     )
     add(
         "--calibrate",
@@ -74,10 +79,12 @@ def _run(options: argparse.Namespace) -> int:
     if seeds < 1:
         raise CommandError(f"seeds must be at least 1, not {seeds}")
     started_s = time.monotonic()
+    if options.paper != _THESIS and (options.seeds is not None or options.calibrate):
+        raise CommandError("--seeds and --calibrate are of the thesis's evaluation alone")
     if options.paper == _SAGE:
-        if options.seeds is not None or options.calibrate:
-            raise CommandError("--seeds and --calibrate are of the thesis's evaluation alone")
         print(write_sage(make_folder(options.out), default_sage_plan()))
+    elif options.paper == _ESG:
+        print(write_esg(make_folder(options.out), default_esg_plan()))
     elif options.calibrate:
         nearest = search(printed_figures.load(), calibrate.coarse(), calibrate.SEEDS)
         print(f"Nearest: {nearest}; in use: {calibrate.CHOSEN}.")
@@ -116,6 +123,15 @@ def write_sage(out: Path, plan: SagePlan) -> Path:
     pictures.draw_sage(out / "pictures", evaluation)
     folder = make_folder(str(out / "evaluation"))
     return _write_page(folder / "sage.md", _SAGE_TITLE, sage_blocks(evaluation))
+
+
+def write_esg(out: Path, plan: EsgPlan) -> Path:
+    """Simulate ESG's systems and ours, and write the generated parts and pictures of their page."""
+    pictures = load_pictures(ESG)
+    evaluation = evaluate_esg(plan, _announce)
+    pictures.draw_esg(out / "pictures", evaluation)
+    folder = make_folder(str(out / "evaluation"))
+    return _write_page(folder / "esg.md", _ESG_TITLE, esg_blocks(evaluation))
 
 
 def search(paper: Paper, first: Sequence[Setting], seeds: tuple[int, int, int]) -> Setting:

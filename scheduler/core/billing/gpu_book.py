@@ -45,8 +45,6 @@ class GpuBook:
             slot.id: Holding(_NO_MODEL, self.gpu, 1, GPU_TIME, None, self.charged, now_us)
             for slot in gpu.slots
         }
-        for slot in gpu.slots:
-            self.slots[slot.id].alone = slot.capacity == 1
         self._counted_us = now_us
         self._span_us = 0
         self._unused_byte_us = 0

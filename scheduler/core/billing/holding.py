@@ -77,14 +77,12 @@ class Holding:
     It is settled before its size, its users or the number of its leases changes, except that one
     lease that comes and goes alone settles nothing: `used_us` is the time that such leases paid for
     since the last settlement. What has no charge for its idle time counts that time as `unused_us`.
-    `sole` is a lease that needs no bill: the only one here, on one slot, for one function. Where
-    `alone`, a slot's leases are always the only ones.
+    `sole` is a lease that needs no bill: the only one here, on one slot, for one function.
     """
 
     __slots__ = (
         "charged",
         "gpu",
-        "alone",
         "idle_charge",
         "kept_sole",
         "leases",
@@ -117,7 +115,6 @@ class Holding:
         self.since_us = since_us
         self.used_us = 0
         self.unused_us = 0
-        self.alone = False
         self.sole: SoleLease | None = None
         self.kept_sole: SoleLease | None = None
         self.leases: dict[LeaseId, tuple[LeaseBill, Sequence[Payer]]] = {}

@@ -62,7 +62,8 @@ class UseMeter:
             self._look(now_us)
         book, of_slot = self._slots[lease.slot.id]
         requests, models = lease.requests, lease.models
-        if of_slot.alone and len(requests) == 1 and len(models) == 1:
+        alone = of_slot.sole is None and not of_slot.leases and not lease.beside
+        if alone and len(requests) == 1 and len(models) == 1:
             holding = book.residents.get(models[0])
             if holding is not None and holding.sole is None and not holding.leases:
                 payer = holding.users.get(requests[0].request.function)
@@ -74,6 +75,20 @@ class UseMeter:
                     return
         functions = [pending.request.function for pending in requests]
         self._bill(lease, book, functions or _NOBODY_ALONE, now_us)
+
+    def computes(self, lease: ActiveLease, now: float) -> None:
+        """What a lease was beside the runs of others for is loaded: it uses its slot from now."""
+        now_us = self._at(now)
+        if self.changes.gpus:
+            self._look(now_us)
+        book, of_slot = self._slots[lease.slot.id]
+        bill = self._bills[lease.id]
+        payers: list[Payer] = []
+        for model in lease.models:
+            payers += self._payers(book, model, bill.functions, now_us)
+        self._share(of_slot, now_us)
+        of_slot.settle(now_us)  # the bill is older than its part in the slot
+        of_slot.begin(lease.id, bill, payers, now_us)
 
     def ended(self, lease: ActiveLease, now: float) -> None:
         """A lease is over."""
@@ -138,7 +153,7 @@ class UseMeter:
     def _bill(
         self, lease: ActiveLease, book: GpuBook, functions: Sequence[str], now_us: int
     ) -> None:
-        """Follow a lease that shares what it uses, or uses more than one thing."""
+        """Follow a lease that shares what it uses, or uses more than one thing, or no slot yet."""
         bill = self._bills[lease.id] = LeaseBill(functions, now_us)
         of_slot: list[Payer] = []
         for model in lease.models:
@@ -148,8 +163,9 @@ class UseMeter:
             if holding is not None:
                 self._share(holding, now_us)
                 holding.begin(lease.id, bill, payers, now_us)
-        self._share(book.slots[lease.slot.id], now_us)
-        book.slots[lease.slot.id].begin(lease.id, bill, of_slot, now_us)
+        if not lease.beside:
+            self._share(book.slots[lease.slot.id], now_us)
+            book.slots[lease.slot.id].begin(lease.id, bill, of_slot, now_us)
 
     def _share(self, holding: Holding, now_us: int) -> None:
         """Make a bill for the lease that has been alone here: another one comes."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.cache_index import CacheIndex
+from scheduler.core.state.loadable_slots import LoadableSlots
 from scheduler.core.state.pending import Bundle, Pending
 from scheduler.core.state.rankings import HolderRanking, SlotRanking
 from scheduler.core.state.request_queue import BundleLane, RequestQueue
@@ -27,7 +28,7 @@ class ClusterState:
         self.profiles = profiles
         self.index = CacheIndex(rule)
         self.gpus: dict[GpuId, Gpu] = {}
-        self._gpus_of: dict[NodeId, list[Gpu]] = {}
+        self.gpus_of: dict[NodeId, list[Gpu]] = {}
         self.slots: dict[SlotId, Slot] = {}
         self.sizes: list[int] = []
         self.largest_bytes = 0
@@ -36,6 +37,7 @@ class ClusterState:
         self.active: list[SlotRanking] = []
         self.ready = SlotRanking()
         self.demand = UnmetDemand(self.waiting, self.is_held, self._excess_s)
+        self.loadable = LoadableSlots()
         self.accepted = 0
         self.idle_slots = 0
         self.active_slots = 0
@@ -153,20 +155,17 @@ class ClusterState:
             self.active_slots += 1
             self.slots[slot.id] = slot
         self.gpus[spec.id] = gpu
-        self._gpus_of.setdefault(spec.node, []).append(gpu)
+        self.gpus_of.setdefault(spec.node, []).append(gpu)
         self._sort_sizes()
         for slot in gpu.slots:
             self.active[gpu.size_class].add(slot)
             self.idle[gpu.size_class].add(slot)
+            self.loadable.settle(slot, self.active_slots)
         if self.active[gpu.size_class].overgrown(self.active_slots):
             self._rank_active()
         if self.idle[gpu.size_class].overgrown(self.active_slots):
             self._rank_idle()
         return gpu
-
-    def gpus_of(self, node: NodeId) -> list[Gpu]:
-        """The GPUs of one node."""
-        return self._gpus_of.get(node, _NO_GPUS)
 
     def retire(self, gpu: Gpu) -> None:
         """Offer this GPU to no further request."""
@@ -202,9 +201,9 @@ class ClusterState:
         self.retire(gpu)
         self.index.remove_gpu(gpu.spec.id)
         del self.gpus[gpu.spec.id]
-        self._gpus_of[gpu.spec.node].remove(gpu)
-        if not self._gpus_of[gpu.spec.node]:
-            del self._gpus_of[gpu.spec.node]
+        self.gpus_of[gpu.spec.node].remove(gpu)
+        if not self.gpus_of[gpu.spec.node]:
+            del self.gpus_of[gpu.spec.node]
         for slot in gpu.slots:
             del self.slots[slot.id]
 
@@ -225,6 +224,12 @@ class ClusterState:
             gpu.size_class = bisect_left(self.sizes, gpu.spec.memory_bytes)
         self._rank_active()
         self._rank_idle()
+        if self.loadable.running:
+            self.rank_loadable()
+
+    def rank_loadable(self) -> None:
+        """Begin to follow which slots are loadable, or begin anew."""
+        self.loadable.start(self.slots.values(), len(self.sizes))
 
     def _rank_active(self) -> None:
         self.active = [SlotRanking() for _ in self.sizes]
@@ -264,6 +269,22 @@ class ClusterState:
         """Free a model's memory; the GPU no longer counts as a holder."""
         self.index.evict(gpu.cache, model)
         self._residency_changed(model)
+        self.load_ended(gpu, model)
+
+    def load_ended(self, gpu: Gpu, model: ModelId) -> None:
+        """A load is done, has failed or was given up: the copy engine may be free."""
+        if gpu.loads.pop(model, None) is None:
+            return
+        arrived = model in gpu.arriving
+        gpu.arriving.discard(model)
+        if not (arrived or self.loadable.running):
+            return
+        for slot in gpu.slots:
+            if arrived and not slot.idle:
+                for bundle in self.bundles_of(model):
+                    if slot.holds(bundle.models):
+                        self._list(self._busy_holders, bundle, slot)
+            self.settle(slot)
 
     def _residency_changed(self, model: ModelId) -> None:
         if self.demand.running:
@@ -275,7 +296,7 @@ class ClusterState:
         return self._ranking(self._idle_holders, bundle, idle=True).best()
 
     def busy_holder(self, bundle: Bundle) -> Slot | None:
-        """The busy slot that holds all these models and is free soonest."""
+        """The slot that holds all these models, but serves others first, and is free soonest."""
         return self._ranking(self._busy_holders, bundle, idle=False).best()
 
     def _ranking(
@@ -338,7 +359,7 @@ class ClusterState:
 
     def settle(self, slot: Slot) -> None:
         """Update the rankings after a slot's leases, times or local queue changed."""
-        idle = len(slot.leases) < slot.capacity and slot.gpu.active
+        idle = slot.computing < slot.capacity and slot.gpu.active
         if idle != slot.idle:
             slot.idle = idle
             self.idle_slots += 1 if idle else -1
@@ -346,16 +367,25 @@ class ClusterState:
             for order in slot.unlisted:
                 order.list(slot)
             slot.unlisted.clear()
+        if not self.loadable.settle(slot, self.active_slots):
+            self.rank_loadable()
         if slot.idle:
-            ranking = self.idle[slot.gpu.size_class]
-            ranking.add(slot)
-            if slot.local.count:
-                self.ready.add(slot)
-            if ranking.overgrown(self.active_slots) or self.ready.overgrown(self.active_slots):
-                self._rank_idle()
-            if self.demand.running:
-                self.demand.fresh_slots[slot] = None
-            return
+            self._list_idle(slot)
+        else:
+            self._relist_busy(slot)
+
+    def _list_idle(self, slot: Slot) -> None:
+        ranking = self.idle[slot.gpu.size_class]
+        ranking.add(slot)
+        if slot.local.count:
+            self.ready.add(slot)
+        if ranking.overgrown(self.active_slots) or self.ready.overgrown(self.active_slots):
+            self._rank_idle()
+        if self.demand.running:
+            self.demand.fresh_slots[slot] = None
+
+    def _relist_busy(self, slot: Slot) -> None:
+        """If it is free sooner than its entries say, enter it anew."""
         available_s = slot.available_s
         if available_s < slot.highest_listed_s and self._busy_holders:
             for model in slot.residents:
@@ -366,4 +396,3 @@ class ClusterState:
 
 
 _NO_BUNDLES: list[Bundle] = []
-_NO_GPUS: list[Gpu] = []

@@ -16,7 +16,10 @@ _COMPACT_BEYOND = 16
 
 
 class HolderRanking:
-    """The idle (or the busy) slots that hold one set of models, the best one first."""
+    """The idle (or the busy) slots that hold one set of models, the best one first.
+
+    A slot to which some of the models are on their way counts as busy for them.
+    """
 
     __slots__ = ("_entries", "_idle", "_models")
 
@@ -32,7 +35,7 @@ class HolderRanking:
             key, slot_id, slot = entries[0]
             if not slot.gpu.active or not slot.holds(self._models):
                 heappop(entries)
-            elif slot.idle != self._idle:
+            elif slot.serves(self._models) != self._idle:
                 heappop(entries)
                 slot.unlisted.append(self)
             else:
@@ -62,16 +65,20 @@ class HolderRanking:
         return key, slot.id, slot
 
     def _key(self, slot: Slot) -> float:
-        return slot.frequency if self._idle else slot.available_s
+        return slot.frequency if self._idle else slot.serves_at_s(self._models)
 
 
 class SlotRanking:
-    """Slots by how many requests each was given; ties to the lowest id."""
+    """Slots by how many requests each was given; ties to the lowest id.
 
-    __slots__ = ("_entries",)
+    Of loads, a slot is idle here if a load could begin beside its runs, whether it computes or not.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_entries", "_of_loads")
+
+    def __init__(self, *, of_loads: bool = False) -> None:
         self._entries: list[tuple[int, SlotId, Slot]] = []
+        self._of_loads = of_loads
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -87,10 +94,14 @@ class SlotRanking:
         """The least used idle slot; a slot is entered again whenever it is idle after a change."""
         entries = self._entries
         while entries:
-            frequency, _, slot = entries[0]
-            if slot.idle and slot.frequency == frequency:
+            frequency, slot_id, slot = entries[0]
+            idle = slot.loadable if self._of_loads else slot.idle
+            if idle and slot.frequency == frequency:
                 return slot
-            heappop(entries)
+            if idle and self._of_loads:  # it was given requests, and takes loads all the same
+                heapreplace(entries, (slot.frequency, slot_id, slot))
+            else:
+                heappop(entries)
         return None
 
     def few_idle(self, most: int, accepts: Callable[[Slot], bool]) -> list[Slot]:

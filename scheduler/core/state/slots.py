@@ -22,10 +22,13 @@ class ActiveLease:
 
     `loading` holds, for each model that is being loaded, when its load should end. The run may
     begin at `begins_s`, when the slot's earlier leases have ended, and should end at `due_s`.
+    While a lease is `beside` the slot's runs, its models are being copied, and it has no part in
+    the slot's compute.
     """
 
     __slots__ = (
         "begins_s",
+        "beside",
         "dispatch",
         "due_s",
         "id",
@@ -45,6 +48,7 @@ class ActiveLease:
         self.models = models
         self.requests: list[Pending] = []
         self.loading: dict[ModelId, float] = {}
+        self.beside = False
         self.released = False
         self.may_return = False
         self.wanted: list[Pending] = []
@@ -59,12 +63,25 @@ class ActiveLease:
 
 
 class Gpu:
-    """One GPU: its memory, as the cache index keeps it, and its slots.
+    """One GPU: its memory, as the cache index keeps it, its slots, and what its copy engine does.
 
     `active`: the GPU takes requests; it is neither `draining`, which is final, nor `silent`.
+    `loads` are the models that are being loaded, until they are there, and when each load should
+    end; a load outlives the lease that it was ordered for. `arriving` are those of them that are
+    loaded beside runs: requests for them wait, as the slot's compute serves others meanwhile.
     """
 
-    __slots__ = ("active", "cache", "draining", "silent", "size_class", "slots", "spec")
+    __slots__ = (
+        "active",
+        "arriving",
+        "cache",
+        "draining",
+        "loads",
+        "silent",
+        "size_class",
+        "slots",
+        "spec",
+    )
 
     def __init__(self, spec: GpuSpec, cache: GpuCache) -> None:
         self.spec = spec
@@ -74,17 +91,26 @@ class Gpu:
         self.silent = False
         self.size_class = 0
         self.slots: list[Slot] = []
+        self.loads: dict[ModelId, float] = {}
+        self.arriving: set[ModelId] = set()
+
+    @property
+    def copied_s(self) -> float:
+        """When the copy engine should be free; 0 if it is."""
+        return max(self.loads.values()) if self.loads else 0.0
 
 
 class Slot:
     """One schedulable unit, the leases it holds, and its local queue.
 
     `frequency` counts the requests it was given. `free_s` is when its leased work should be done.
-    `idle` says whether there is room for one more lease; the cluster keeps it up to date.
+    `idle` says whether there is room for one more lease; the cluster keeps it up to date. `copying`
+    counts the leases that are beside its runs: they take no room.
     """
 
     __slots__ = (
         "capacity",
+        "copying",
         "free_s",
         "frequency",
         "given",
@@ -102,6 +128,7 @@ class Slot:
         self.id = slot
         self.gpu = gpu
         self.capacity = capacity
+        self.copying = 0
         self.idle = True
         self.leases: dict[LeaseId, ActiveLease] = {}
         self.local = local
@@ -119,6 +146,22 @@ class Slot:
     def __hash__(self) -> int:
         """The same as without an order, which compiled classes otherwise have instead of it."""
         return id(self)
+
+    @property
+    def computing(self) -> int:
+        """How many leases have, or wait for, a part in its compute."""
+        return len(self.leases) - self.copying
+
+    @property
+    def loadable(self) -> bool:
+        """Whether a load could begin beside its runs, idle or not.
+
+        Not while a request whose load is done waits for the compute: else requests that have given
+        up every other GPU would heap up behind one long run.
+        """
+        gpu = self.gpu
+        free = not gpu.loads and not self.copying
+        return free and gpu.active and self.computing <= self.capacity
 
     @property
     def available_s(self) -> float:
@@ -143,6 +186,7 @@ class Slot:
                 for slot in slots
                 if slot is not self or self.capacity > 1
                 for lease in slot.leases.values()
+                if not lease.beside
                 for model in lease.models
             ]
         )
@@ -157,3 +201,25 @@ class Slot:
         if len(models) == 1:
             return models[0] in residents
         return all(model in residents for model in models)
+
+    def has(self, models: tuple[ModelId, ...]) -> bool:
+        """Whether it holds all these models, and none of them is arriving."""
+        return self.holds(models) and not self.awaits(models)
+
+    def awaits(self, models: tuple[ModelId, ...]) -> bool:
+        """Whether some of these models are arriving."""
+        arriving = self.gpu.arriving
+        return bool(arriving) and any(model in arriving for model in models)
+
+    def serves(self, models: tuple[ModelId, ...]) -> bool:
+        """Whether it has room for a lease on models that it holds, none of which is arriving."""
+        return self.idle and not self.awaits(models)
+
+    def serves_at_s(self, models: tuple[ModelId, ...]) -> float:
+        """When it could start a request for models that it holds or that are arriving."""
+        gpu, at_s = self.gpu, self.free_s + self.local_s
+        if gpu.arriving:
+            for model in models:
+                if model in gpu.arriving and gpu.loads[model] > at_s:
+                    at_s = gpu.loads[model]
+        return at_s

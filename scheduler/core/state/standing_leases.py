@@ -1,5 +1,6 @@
 """Leases that outlive their first call, because their callers keep them while nobody else waits."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from scheduler.core.state.pending import Bundle, Pending
@@ -58,7 +59,7 @@ class StandingLeases:
         self._unsaid: list[LeaseId] = []
         self.waiting: dict[_Kind, int] = {}
         self.queued = 0
-        self._ended: dict[LeaseId, Dispatch] = {}
+        self._ended: OrderedDict[LeaseId, Dispatch] = OrderedDict()  # many, and the oldest leaves
         self.unused: dict[LeaseId, _Doubted] = {}
         self._doubts: dict[_Doubted, _Doubt] = {}
 
@@ -143,7 +144,7 @@ class StandingLeases:
             self._doubt(unused)
         self._ended[lease.id] = lease.dispatch._replace(explanation=None)
         if len(self._ended) > _MOST_ENDED:
-            del self._ended[next(iter(self._ended))]
+            self._ended.popitem(last=False)
 
     def dispatch_of(self, number: LeaseId, lease: ActiveLease | None) -> Dispatch | None:
         """What the calls under this lease have for a dispatch; None for a lease unknown here."""

@@ -1,5 +1,6 @@
 """The last requests: the decisions about them, and their measured outcomes."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -111,7 +112,8 @@ class History:
         self._limit = limit
         self._alive = alive
         self._listener = listener
-        self._records: dict[RequestId, RequestRecord] = {}
+        # The oldest one leaves at every call: a plain dict would look through what was deleted.
+        self._records: OrderedDict[RequestId, RequestRecord] = OrderedDict()
         self._held: dict[LeaseId, _Held] = {}
         self._by_slot: dict[SlotId, dict[LeaseId, _Held]] = {}
         self._missing: dict[LeaseId, frozenset[ModelId]] = {}
@@ -187,7 +189,7 @@ class History:
     def _keep(self, record: RequestRecord) -> RequestRecord:
         self._records[record.request.id] = record
         if len(self._records) > self._limit:
-            del self._records[next(iter(self._records))]
+            self._records.popitem(last=False)
         return record
 
     def _loaded(self, event: ModelLoaded, now: float) -> None:

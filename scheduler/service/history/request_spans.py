@@ -1,6 +1,7 @@
 """The spans of requests: their waits, the decisions about them, and the use of their leases."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,7 +70,8 @@ class RequestTraces:
         self._limit = limit
         self._now_s = now_s
         self._sink = sink
-        self._traced: dict[RequestId, _Traced] = {}
+        # As in the history: the oldest one leaves at every call.
+        self._traced: OrderedDict[RequestId, _Traced] = OrderedDict()
         self._loading: dict[LeaseId, tuple[Prepare, list[_Loaded]]] = {}
         self._took_s = 0.0
         self._happens: Mapping[type, Callable[[Any, float], None]] = {
@@ -118,7 +120,7 @@ class RequestTraces:
     def _keep(self, request: RequestId, trace: TraceContext) -> _Traced:
         traced = self._traced[request] = _Traced(trace, getrandbits(64))
         if len(self._traced) > self._limit:
-            del self._traced[next(iter(self._traced))]
+            self._traced.popitem(last=False)
         return traced
 
     def _loaded(self, event: ModelLoaded, now: float) -> None:

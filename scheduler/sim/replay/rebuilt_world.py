@@ -199,7 +199,10 @@ class RequestNames:
 
 @dataclass(slots=True)
 class FollowedLease:
-    """A lease while it is followed through a recording."""
+    """A lease while it is followed through a recording.
+
+    One that was loaded beside runs is ready when those have ended that it is `behind`.
+    """
 
     lease: LeaseId
     gpu: GpuId
@@ -211,6 +214,7 @@ class FollowedLease:
     given_s: float
     awaits: set[ModelId]
     awaited: bool
+    behind: set[LeaseId] = field(default_factory=set)
     runs: list[tuple[float, MeasuredRun]] = field(default_factory=list)
     released_s: float | None = None
     may_return: bool = False

@@ -73,6 +73,7 @@ class RecordingReader:
         self._last: dict[RequestId, FollowedLease] = {}
         self._kept: dict[RequestId, _KeptCall] = {}
         self._loading: dict[tuple[GpuId, ModelId], _Loading] = {}
+        self._beside: set[LeaseId] = set()
         self._last_end_s = self._end_s = float("-inf")
         self._of_events: dict[type, Callable[[Any, float], None]] = {
             RequestArrived: self._arrived,
@@ -190,6 +191,10 @@ class RecordingReader:
 
     def _freed(self, event: SlotFreed, at_s: float) -> None:
         self._live.pop(event.lease, None)
+        for waiting in self._live.values():
+            if event.lease in waiting.behind and waiting.released_s is None:
+                waiting.behind.discard(event.lease)
+                waiting.ready_s = at_s
         seen = self._seen.get(event.lease)
         if seen is None:
             if event.lease < self._world.beginning.first_lease:  # given by an earlier leader
@@ -213,6 +218,14 @@ class RecordingReader:
             if seen.gpu == event.gpu and event.model in seen.awaits and seen.released_s is None:
                 seen.awaits.discard(event.model)
                 seen.ready_s = at_s
+                if seen.lease in self._beside and not seen.awaits:
+                    seen.behind = self._computing_with(seen.lease)
+
+    def _computing_with(self, lease: LeaseId) -> set[LeaseId]:
+        """The leases that compute where a lease is to compute that was loaded beside them."""
+        found = self._core.placer.leases.get(lease)
+        others = {} if found is None else found.slot.leases
+        return {other for other, held in others.items() if other != lease and not held.beside}
 
     def _load_failed(self, event: LoadFailed, at_s: float) -> None:
         times = self._world.times
@@ -256,6 +269,8 @@ class RecordingReader:
 
     def _prepared(self, action: Prepare, at_s: float) -> None:
         loading = _Loading(at_s)
+        if action.beside:
+            self._beside.add(action.lease)
         for load in action.loads:
             self._loading[action.gpu, load.model] = loading
 

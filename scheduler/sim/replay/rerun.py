@@ -53,6 +53,7 @@ class Rerun:
         self._holds: dict[LeaseId, RecordedHold | None] = {}
         self._failed: dict[ModelId, int] = {}
         self._ending: set[LeaseId] = set()
+        self._over_s: dict[LeaseId, float] = {}  # when each lease should be given back
         self._loading: dict[tuple[GpuId, ModelId], tuple[LeaseId, float]] = {}
         for at_s, event in [*world.outside, *(world.policies if policies else ())]:
             self._at(at_s, partial(self._happens, event))
@@ -192,8 +193,25 @@ class Rerun:
         self._holds[action.lease] = hold
         lease = self._core.placer.leases[action.lease]
         ready_s = self._ready_s(action, hold)
+        if lease.beside:  # its slot serves others until then
+            self._at(ready_s, partial(self._join, action))
+        else:
+            self._hold(action, ready_s)
+
+    def _join(self, action: Dispatch) -> None:
+        """Hold a lease whose models are loaded, once the others that compute there have ended."""
+        lease = self._live(action.lease)
+        if lease is None:
+            return
+        others = [self._over_s.get(each, 0.0) for each in lease.slot.leases if each != lease.id]
+        self._hold(action, max([self._now, *others]))
+
+    def _hold(self, action: Dispatch, ready_s: float) -> None:
+        """Schedule the runs and the end of a lease that is ready then."""
+        lease, hold = self._core.placer.leases[action.lease], self._holds[action.lease]
         if hold is None:
             held_s = self._usual_hold_s(lease)
+            self._over_s[action.lease] = ready_s + held_s
             self._at(ready_s + held_s, partial(self._handle_of, LeaseReleased(action.lease)))
             return
         gpu_type = lease.slot.gpu.spec.gpu_type
@@ -203,7 +221,7 @@ class Rerun:
             ran = RunFinished(action.slot, run.model, run.batch, run_s, run.peak_bytes)
             after_s = run.after_s + run_s - run.run_s
             self._at(ready_s + after_s, partial(self._of_lease, action.lease, ran))
-        over_s = ready_s + max(0.0, hold.held_s + slower_s)
+        over_s = self._over_s[action.lease] = ready_s + max(0.0, hold.held_s + slower_s)
         if hold.failure is not None:
             failed = RunFailed(action.lease, hold.failure.reason, hold.failure.requests)
             failed_s = ready_s + hold.failure.after_s
@@ -272,4 +290,4 @@ def _as_it_is(gpu: Gpu) -> GpuSnapshot:
         for slot in gpu.slots
         for lease in slot.leases.values()
     )
-    return GpuSnapshot(gpu.spec, residents, leases)
+    return GpuSnapshot(gpu.spec, residents, leases, loading=tuple(gpu.loads))

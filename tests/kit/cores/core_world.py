@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from cache_manager.model.ids import GpuId, ModelId
+from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.core import Core
 from scheduler.model.actions import (
     Action,
@@ -22,6 +22,7 @@ from scheduler.model.events import (
     LeaseReleased,
     LoadFailed,
     ModelDemoted,
+    ModelLoaded,
     NodeSnapshot,
     RequestArrived,
     SlotFreed,
@@ -60,6 +61,8 @@ class World:
     ends: dict[RequestId, list[RequestOutcome]] = field(default_factory=dict)
     recalled: list[LeaseId] = field(default_factory=list)
     stages: list[tuple[float, StageDue]] = field(default_factory=list)
+    loads: dict[GpuId, set[ModelId]] = field(default_factory=dict)
+    beside: set[LeaseId] = field(default_factory=set)
 
     def send(self, event: Event, at: float | None = None) -> list[Action]:
         """Hand one event to the core, and keep the books by its answer."""
@@ -70,6 +73,9 @@ class World:
         self.answers.append(actions)
         for action in actions:
             self._note(action)
+        for gpu_id, models in self.loads.items():  # what has left is loaded no more
+            gpu = self.core.cluster.gpus.get(gpu_id)
+            models.intersection_update(() if gpu is None else gpu.cache.residents)
         return actions
 
     def _note_event(self, event: Event) -> None:
@@ -83,6 +89,8 @@ class World:
             for lease in self.leases.values():
                 if lease.gpu == event.gpu:
                     lease.models.discard(event.model)
+        elif isinstance(event, ModelLoaded):
+            self.loads.get(event.gpu, set()).discard(event.model)
         elif isinstance(event, NodeSnapshot):
             self._note_snapshot(event)
 
@@ -96,6 +104,7 @@ class World:
         for lease in mine:
             lease.models &= residents.get(lease.gpu, set())
         for snapshot in event.gpus:
+            self.loads[snapshot.gpu.id] = set(snapshot.loading)
             for live in snapshot.leases:
                 models = set(live.models) & residents[snapshot.gpu.id]
                 adopted = HeldLease(live.lease, live.slot, snapshot.gpu.id, models, self.now)
@@ -106,6 +115,11 @@ class World:
             del self.leases[lease.id]
 
     def _note(self, action: Action) -> None:
+        if isinstance(action, Prepare):
+            loads = self.loads.setdefault(action.gpu, set())
+            loads.update(load.model for load in action.loads)
+            if action.beside:
+                self.beside.add(action.lease)
         if isinstance(action, Prepare) and action.prefetch:
             models = {load.model for load in action.loads}
             done_s = self.now
@@ -146,8 +160,13 @@ class World:
         return self.send(LeaseReleased(self.lease_on(slot), may_return))
 
     def free(self, slot: str, at: float | None = None) -> list[Action]:
-        """The manager ends the oldest lease on a slot."""
-        return self.send(SlotFreed(SlotId(slot), self.lease_on(slot)), at)
+        """The manager ends the oldest lease on a slot, after its load, if that is beside runs."""
+        lease = self.leases[self.lease_on(slot)]
+        loaded = sorted(self.loads.get(lease.gpu, set()) & lease.models)
+        found: list[Action] = []
+        for model in loaded if lease.id in self.beside else ():
+            found += self.send(ModelLoaded(lease.gpu, model, 1.0, Tier.ABSENT), at)
+        return found + self.send(SlotFreed(SlotId(slot), lease.id), at)
 
 
 def placements(actions: list[Action]) -> list[tuple[str, str]]:

@@ -25,6 +25,8 @@ from scheduler.model.events import (
     Event,
     LeaseReleased,
     LeaseUsed,
+    LoadFailed,
+    ModelDemoted,
     ModelLoaded,
     NodeHeard,
     NodeSilent,
@@ -39,6 +41,9 @@ from tests.kit.cores.core_world import World
 
 # After these the policy does not run: work that they make possible waits for the next event.
 _NO_DECISION = (LeaseReleased, LeaseUsed, ModelLoaded, RecallPassed, RunFinished)
+
+# The policies that load models beside the runs of others: not the thesis's.
+_OVERLAPPING = ("beside",)
 
 
 class Invariants:
@@ -55,6 +60,7 @@ class Invariants:
         in_force = set(self.world.leases)
         new = isinstance(event, RequestArrived) and event.request.id not in self.world.sent
         self._note_silence(event)
+        copying = {gpu: set(models) for gpu, models in self.world.loads.items()}
         actions = self.world.send(event)
         if isinstance(event, RequestArrived) and new:
             self.accepted.add(event.request.id)
@@ -63,6 +69,7 @@ class Invariants:
             pinned -= {(gpu, event.model) for gpu, _ in pinned if event.gpu in (None, gpu)}
         self._check_victims(actions, in_force, pinned)
         self._check_ends(actions)
+        self._check_copies(event, actions, copying)
         self._check_silent_get_nothing(actions, in_force)
         self.check_state()
         if not isinstance(event, _NO_DECISION) and not _refused(event, actions):
@@ -75,14 +82,54 @@ class Invariants:
         _check_offered(core)
         for gpu in core.cluster.gpus.values():
             _check_memory(core, gpu)
-            for slot in gpu.slots:
-                assert len(slot.leases) <= slot.capacity, f"{slot.id} holds too many leases"
+            self._check_resources(gpu)
         _check_queues(core)
         _check_holders(core)
         _check_standing(core)
         assert len(self.world.recalled) == len(set(self.world.recalled)), "recalled twice"
         in_force = {lease for slot in core.cluster.slots.values() for lease in slot.leases}
         assert in_force == set(core.placer.leases) == set(self.world.leases)
+
+    # -- compute and copy engines -------------------------------------------------------------
+
+    def _check_resources(self, gpu: Gpu) -> None:
+        """Of each GPU's two resources the core knows what is under way, and no more."""
+        where = gpu.spec.id
+        assert gpu.loads.keys() == self.world.loads.get(where, set()), f"loads on {where}"
+        assert gpu.arriving <= gpu.loads.keys(), where
+        for slot in gpu.slots:
+            beside = [lease for lease in slot.leases.values() if lease.beside]
+            assert slot.copying == len(beside) <= 1, f"{slot.id} copies for many"
+            computing = len(slot.leases) - len(beside)
+            assert computing <= slot.capacity + 1, f"{slot.id} holds too many leases"
+            loaded_beside = self.world.beside.intersection(slot.leases)
+            if not loaded_beside:
+                assert computing <= slot.capacity, f"{slot.id} holds too many leases"
+            for lease in beside:
+                assert lease.id in loaded_beside
+                assert lease.loading, f"{lease.id} waits for no load"
+                assert lease.dispatch is not None
+                assert lease.dispatch.stands is None, f"{lease.id} stands while it loads"
+
+    def _check_copies(
+        self, event: Event, actions: list[Action], copying: dict[GpuId, set[ModelId]]
+    ) -> None:
+        """Only a policy of ours has loads beside runs, and only where nothing else is copied."""
+        if isinstance(event, ModelLoaded | LoadFailed | ModelDemoted) and event.gpu is not None:
+            copying.get(event.gpu, set()).discard(event.model)
+        elif isinstance(event, NodeSnapshot):
+            copying |= {found.gpu.id: set(found.loading) for found in event.gpus}
+        for action in actions:
+            if isinstance(action, Prepare):
+                under_way = copying.setdefault(action.gpu, set())
+                under_way.difference_update(action.victims)
+                if action.beside:
+                    here = self.world.core.cluster.gpus[action.gpu]
+                    assert self.world.core.placer.policy_name in _OVERLAPPING
+                    assert not under_way & here.cache.residents.keys(), f"{action.gpu} copies"
+                under_way.update(load.model for load in action.loads)
+            elif isinstance(action, Demote):
+                copying.get(action.gpu, set()).discard(action.model)
 
     # -- silent nodes -----------------------------------------------------------------------------
 
@@ -164,12 +211,12 @@ class Invariants:
 
         While something runs a policy may hold back, since an event is still to come.
         """
-        if self.world.leases:
+        if self.world.leases or any(self.world.loads.values()):
             return
         cluster = self.world.core.cluster
         waiting = list(cluster.waiting)
         for slot in cluster.slots.values():
-            if not slot.gpu.active or len(slot.leases) >= slot.capacity:
+            if not slot.gpu.active or slot.leases:
                 continue
             for request in waiting:
                 assert not _has_room(slot, request, spare_waiting=True), (
@@ -206,7 +253,14 @@ def _check_offered(core: Core) -> None:
     for gpu in cluster.gpus.values():
         assert gpu.active == (not gpu.draining and not gpu.silent), gpu.spec.id
         for slot in gpu.slots:
-            assert slot.idle == (gpu.active and len(slot.leases) < slot.capacity), slot.id
+            computing = sum(not lease.beside for lease in slot.leases.values())
+            assert slot.idle == (gpu.active and computing < slot.capacity), slot.id
+            assert slot.loadable == (
+                gpu.active
+                and not gpu.loads
+                and computing == len(slot.leases)
+                and computing <= slot.capacity
+            ), slot.id
     slots = cluster.slots.values()
     assert cluster.active_slots == sum(slot.gpu.active for slot in slots)
     assert cluster.idle_slots == sum(slot.idle for slot in slots)

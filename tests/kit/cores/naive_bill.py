@@ -58,7 +58,7 @@ class NaiveBill:
     def _gpu(self, gpu: Gpu) -> None:
         cache, name = gpu.cache, gpu.spec.id
         leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
-        idle_slots = sum(not slot.leases for slot in gpu.slots)
+        idle_slots = sum(all(each.beside for each in s.leases.values()) for s in gpu.slots)
         sizes = {model: each.bytes for model, each in cache.residents.items()}
         for model, part_bytes in _parts(cache).items():
             sizes[model] += part_bytes
@@ -68,8 +68,9 @@ class NaiveBill:
             len(gpu.slots), idle_slots, cache.memory_bytes, cache.memory_bytes - held,
         )  # fmt: skip
         for slot in gpu.slots:
-            for lease in slot.leases.values():
-                share = Fraction(1, len(slot.leases) * len(lease.models))
+            computing = [lease for lease in slot.leases.values() if not lease.beside]
+            for lease in computing:
+                share = Fraction(1, len(computing) * len(lease.models))
                 for model in lease.models:
                     self._charge((name, model, GPU_TIME), lease, share)
         for model, size_bytes in sizes.items():

@@ -38,7 +38,8 @@ SIZES_MB = (700, 1300, 1900, 2600, 3500, 5200)
 _COMMON = ("arrive",) * 12 + ("free",) * 10 + ("release",) * 5
 KINDS = (
     *_COMMON,
-    *("again", "cancel", "deadline", "wanted", "wanted", "run", "loaded", "load_failed"),
+    *("again", "cancel", "deadline", "wanted", "wanted", "run", "load_failed"),
+    *("loaded",) * 3,
     *("run_failed", "pin", "unpin", "prefetch", "evict", "pressure", "policy", "snapshot"),
     *("demoted", "register", "join", "join", "drain", "lose", "timer", "stale"),
     *("silent", "heard", "used", "used", "used", "recall_passed"),
@@ -180,6 +181,10 @@ class Chaos:
         return events.RunFinished(lease.slot, ran, 1 + how % 3, 0.1 + how / 50, peak_bytes)
 
     def _loaded(self, who: int, how: int) -> Event | None:
+        under_way = [(gpu, each) for gpu, of in self.world.loads.items() for each in sorted(of)]
+        if under_way and how % 4:  # perhaps of a load whose lease has ended
+            there, model_id = under_way[who % len(under_way)]
+            return events.ModelLoaded(there, model_id, 0.5 + how / 9, Tier.ABSENT)
         lease = self._lease(who)
         if lease is None or not lease.models:
             return None
@@ -317,17 +322,27 @@ class Chaos:
         contexts = [(each.model, each.bytes) for each in cache.contexts.values()]
         if how % 8 == 0:  # one has ended meanwhile
             del contexts[:1]
+        loading = [each for each in cache.residents if each in self.world.loads.get(there, ())]
+        del loading[: who % 5 == 0]  # the report of a load was lost
         difference = how % 6
         if difference == 0 and leases:
             leases.pop(who % len(leases))
         elif difference == 1 and residents:
-            residents.pop(who % len(residents))
+            gone, _ = residents.pop(who % len(residents))
+            loading = [each for each in loading if each != gone]
         elif difference == 2 and _model(how) not in cache.residents:
             residents.insert(0, (_model(how), min(700 * MIB, cache.free_bytes)))
         elif difference == 3 and residents:
             leases += self._unknown_lease(there, residents[0][0])
         shared = _shared([each for each, _ in residents], how)
-        found = GpuSnapshot(spec, tuple(residents), tuple(leases), tuple(contexts), shared)
+        found = GpuSnapshot(
+            spec,
+            tuple(residents),
+            tuple(leases),
+            tuple(contexts),
+            shared,
+            tuple(loading),
+        )
         gpus = () if difference == 4 else (found,)
         stored = ((_model(who), Tier.HOST), (_model(how), Tier.DISK))
         return NodeSnapshot(spec.node, gpus, stored, _after(how))

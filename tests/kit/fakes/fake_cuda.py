@@ -190,6 +190,11 @@ class FakeTorchCuda:
         self.streams.append(FakeStream(len(self.streams)))
         return self.streams[-1]
 
+    def ExternalStream(self, handle: int, _device: Any = None) -> FakeStream:
+        """A stream that somebody else has made."""
+        self.streams.append(FakeStream(handle))
+        return self.streams[-1]
+
     def current_stream(self) -> FakeStream:
         return self.current
 

@@ -48,6 +48,7 @@ class Watcher:
         self.lost: list[tuple[EmptyHost, str]] = []
         self.pressures: list[tuple[int, int]] = []
         self.relief = PressureAnswer(0, retry=False)
+        self.held_bytes = 0  # of the last report
 
     def ran(
         self,
@@ -57,8 +58,10 @@ class Watcher:
         run_s: float,
         peak_bytes: int,
         calls: int = 1,
+        held_bytes: int = 0,
     ) -> None:
         del hosted, calls
+        self.held_bytes = held_bytes
         self.runs.append((lease, batch, run_s, peak_bytes))
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:

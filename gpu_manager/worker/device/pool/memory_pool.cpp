@@ -59,12 +59,14 @@ class Pool {
     std::lock_guard<std::mutex> held(lock_);
     int model = this_model >= 0 ? this_model : lone();
     Account& account = accounts_[model];
-    if (asked > account.limit || account.used > account.limit - asked) refuse(asked);
+    if (asked > account.limit || account.used > account.limit - asked) refuse(asked, "");
+    if (asked > together_ || charged_ > together_ - asked) refuse(asked, " beside other models");
     size_t size = round_up(asked, asked >= kWholePages ? kPage : kAlignment);
     size_t at = find(size, asked >= kWholePages ? kPage : kAlignment);
-    if (at == SIZE_MAX) refuse(asked);
+    if (at == SIZE_MAX) refuse(asked, "");
     blocks_[at] = Block{size, model, asked, true};
     account.used += asked;
+    charged_ += asked;
     account.peak = std::max(account.peak, account.used);
     used_ += size;
     peak_ = std::max(peak_, used_);
@@ -78,6 +80,7 @@ class Pool {
     auto found = blocks_.find(at);
     Account& account = accounts_[found->second.model];
     account.used -= found->second.asked;
+    charged_ -= found->second.asked;
     used_ -= found->second.size;
     size_t size = found->second.size;
     if (found != blocks_.begin()) {
@@ -127,6 +130,11 @@ class Pool {
     accounts_[model].limit = bytes;
   }
 
+  void limit_together(size_t bytes) {
+    std::lock_guard<std::mutex> held(lock_);
+    together_ = bytes;
+  }
+
   void watch(int model) {
     std::lock_guard<std::mutex> held(lock_);
     Account& account = accounts_[model];
@@ -169,8 +177,9 @@ class Pool {
   // An operator's own threads belong to the model that runs, if it is the only one.
   int lone() const { return running_.size() == 1 ? running_.front() : 0; }
 
-  [[noreturn]] void refuse(size_t asked) const {
-    TORCH_CHECK(false, "the pool can't allocate memory: you tried to allocate ", asked, " bytes.");
+  [[noreturn]] void refuse(size_t asked, const char* why) const {
+    TORCH_CHECK(false, "the pool can't allocate memory", why, ": you tried to allocate ", asked,
+                " bytes.");
   }
 
   // The smallest free block that has room, touched ones first: their pages are there.
@@ -231,6 +240,8 @@ class Pool {
   char* base_ = nullptr;
   size_t used_ = 0;
   size_t peak_ = 0;
+  size_t charged_ = 0;             // to all accounts
+  size_t together_ = SIZE_MAX;     // the most of that
   size_t touched_bytes_ = 0;
   std::map<size_t, Block> blocks_;
   std::set<std::pair<size_t, size_t>> touched_, untouched_;
@@ -277,6 +288,7 @@ int gpufaas_pool_enter(int model) {
 void gpufaas_pool_leave(int model, int before) { pool().leave(model, before); }
 void gpufaas_pool_adopt_thread(int model) { this_model = model; }
 void gpufaas_pool_limit(int model, size_t bytes) { pool().limit(model, bytes); }
+void gpufaas_pool_limit_together(size_t bytes) { pool().limit_together(bytes); }
 void gpufaas_pool_watch(int model) { pool().watch(model); }
 size_t gpufaas_pool_used_by(int model) { return pool().account(model).used; }
 size_t gpufaas_pool_peak_of(int model) { return pool().account(model).peak; }

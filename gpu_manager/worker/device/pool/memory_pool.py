@@ -49,6 +49,10 @@ class MemoryPool:
         """Refuse the model more than this from now on, as torch refuses what is not there."""
         self._calls.gpufaas_pool_limit(model, ctypes.c_size_t(limit_bytes))
 
+    def limit_together(self, most_bytes: int) -> None:
+        """Refuse all models more than this at once from now on, as memory that others have."""
+        self._calls.gpufaas_pool_limit_together(ctypes.c_size_t(most_bytes))
+
     def used_by(self, model: int) -> int:
         """The bytes that the model has now."""
         return int(self._calls.gpufaas_pool_used_by(model))

@@ -48,6 +48,8 @@ class SharedPool:
         self._now_s = now_s
         self._lock = threading.Lock()
         self._used = threading.Event()
+        self._together_bytes = 0
+        self._weights_bytes: dict[int, int] = {}
         pool.install()
         threading.Thread(target=self._shrink_when_idle, name="pool", daemon=True).start()
 
@@ -57,6 +59,25 @@ class SharedPool:
             floor_bytes = self._floor.used(self.pool.take_peak(), self._now_s())
             self.pool.trim(max(0, floor_bytes - self.pool.used_bytes))
         self._used.set()
+
+    def limit_together(self, most_bytes: int) -> None:
+        """Let all models have no more than this at once, their weights included."""
+        with self._lock:
+            self._together_bytes = most_bytes
+            self._limit()
+
+    def note_weights(self, model: int, weights_bytes: int) -> None:
+        """Count this model's weights, which lie outside, among what all may have."""
+        with self._lock:
+            self._weights_bytes[model] = weights_bytes
+            if not weights_bytes:
+                del self._weights_bytes[model]
+            if self._together_bytes:
+                self._limit()
+
+    def _limit(self) -> None:
+        outside_bytes = sum(self._weights_bytes.values())
+        self.pool.limit_together(max(0, self._together_bytes - outside_bytes))
 
     def shrink_to(self, keep_bytes: int) -> None:
         """Give free pages back, whatever was used."""

@@ -9,6 +9,8 @@ from gpu_manager.worker.device.pool.pool_floor import SharedPool
 class PooledMemory:
     """What one model has of a pool that other models of the process use as well."""
 
+    gives_back = True
+
     def __init__(self, shared: SharedPool, model: int) -> None:
         self._shared = shared
         self._pool = shared.pool
@@ -22,8 +24,13 @@ class PooledMemory:
         """Have the pool refuse the model more."""
         self._pool.limit(self._model, most_bytes)
 
+    def note_weights(self, weights_bytes: int) -> None:
+        """Count weights among what the models may have together."""
+        self._shared.note_weights(self._model, weights_bytes)
+
     def lift(self) -> None:
         """Close the model's account."""
+        self._shared.note_weights(self._model, 0)
         self._pool.forget(self._model)
 
     def watch(self) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from common.http.asgi import App, Receive, Scope, Send, send_text
+from common.http.client_watch import ClientWatch, watch_in
 from common.http.server import listen, serving
 from common.http.server_protocol import Limits
 from tests.kit.waiting import eventually
@@ -172,3 +173,53 @@ async def test_more_requests_at_once_than_may_wait_are_not_all_read() -> None:
         writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
         answered = (await reader.read()).count(b"HTTP/1.1 200 ")
         assert 1 <= answered <= Limits().pipelined + 1
+
+
+async def test_watched_client_is_said_to_have_left_when_its_connection_closes() -> None:
+    left, began = asyncio.Event(), asyncio.Event()
+
+    async def watching(scope: Scope, receive: Receive, send: Send) -> None:
+        del receive, send
+        watch = watch_in(scope)
+        assert watch is not None, "our server offers it"
+        watch.start(left.set)
+        began.set()
+        await left.wait()
+
+    async with peer(watching) as (_, writer):
+        writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
+        await began.wait()
+        assert not left.is_set()
+        writer.close()
+        await asyncio.wait_for(left.wait(), 10)
+
+
+async def test_watched_client_is_not_said_to_have_left_when_it_leaves_after_the_answer() -> None:
+    found: list[str] = []
+
+    async def watching(scope: Scope, receive: Receive, send: Send) -> None:
+        watch = watch_in(scope)
+        assert watch is not None, "our server offers it"
+        watch.start(lambda: found.append("left"))
+        await path_of(scope, receive, send)
+        found.append("answered")
+
+    async with peer(watching) as (reader, writer):
+        writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await answer(reader) == b"HTTP/1.1 200 OK /a"
+    assert found == ["answered"]
+
+
+def test_watch_calls_at_once_when_the_client_had_left_before() -> None:
+    watch, found = ClientWatch(), list[str]()
+    watch.left()
+    watch.start(lambda: found.append("left"))
+    assert found == ["left"]
+
+
+def test_watch_calls_nothing_when_it_was_stopped() -> None:
+    watch, found = ClientWatch(), list[str]()
+    watch.start(lambda: found.append("left"))
+    watch.stop()
+    watch.left()
+    assert not found

@@ -106,6 +106,11 @@ def test_the_runtime_is_a_wish_for_the_gpu() -> None:
     assert ours().wishes == GpuWishes()
 
 
+@pytest.mark.parametrize("text", ["0.25", "25%", " 25 % "])
+def test_a_share_is_a_number_or_a_percentage(text: str) -> None:
+    assert ours(share=text, runtime="stream").wishes == GpuWishes("stream", 0.25)
+
+
 def test_scaling_labels_are_read() -> None:
     assert scaled(
         min="2",
@@ -185,6 +190,11 @@ def test_max_inflight_is_the_concurrency_of_an_instance(given: str, limit: int |
         ("com.gpufaas.workers", "1.5"),
         ("com.gpufaas.concurrency", "²"),
         ("com.gpufaas.runtime", "thread"),
+        ("com.gpufaas.share", "0"),
+        ("com.gpufaas.share", "25"),
+        ("com.gpufaas.share", "120%"),
+        ("com.gpufaas.share", "nan"),
+        ("com.gpufaas.share", "a quarter"),
         ("com.openfaas.scale.min", "-1"),
         ("com.openfaas.scale.max", "0"),
         ("com.openfaas.scale.factor", "101"),

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from cache_manager.model.ids import MIB
+from cache_manager.model.ids import MIB, ModelId
 from common.gpu_wishes import STREAM
 from gpu_manager.errors import LoadFailure
-from scheduler.api import MemoryPressure
+from scheduler.api import MemoryPressure, RunFinished
 from testbed.virtual_time import virtually
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.worlds.gpu_node import GPU
@@ -116,3 +116,69 @@ async def test_the_kept_process_of_the_last_model_is_a_context_as_any_other() ->
         await it.loaded(model, emptied=model)
         assert it.shown().shared_bytes == CONTEXT_BYTES
         assert it.shown().contexts == ()
+
+
+@virtually
+async def test_memory_of_calls_is_set_aside_once_for_the_largest() -> None:
+    async with ordered_node() as it:
+        it.runtime.shared = True
+        first = await it.loaded(it.add(100, runtime=STREAM))
+        second = await it.loaded(it.add(110, runtime=STREAM))
+        it.node.ran(first, 1, 1, 0.01, 130 * MIB, held_bytes=101 * MIB)
+        it.node.ran(second, 2, 1, 0.01, 160 * MIB, held_bytes=110 * MIB)
+        assert it.gpu.ledger.models() == {
+            first.order.model: 101 * MIB,
+            second.order.model: 110 * MIB,
+        }
+        assert it.shown().shared_bytes == CONTEXT_BYTES + 50 * MIB
+        assert granted_mib(it) == 211 + 150
+        free_mib = 1024 - 211 - 150
+        assert first.limit_bytes == (101 + 50 + free_mib) * MIB
+        assert first.together_bytes == second.together_bytes == (211 + 50 + free_mib) * MIB
+        await it.advance(1.0)
+        assert it.snapshots()[-1].gpus[0].shared_bytes == CONTEXT_BYTES + 50 * MIB
+        peaks = {event.model: event.peak_bytes for event in it.seen(RunFinished)}
+        assert peaks == it.gpu.ledger.models()
+
+        it.demote(ModelId(second.order.model))
+        await it.settle()
+        assert it.shown().shared_bytes == CONTEXT_BYTES + 29 * MIB
+        assert granted_mib(it) == 101 + 129
+
+
+@virtually
+async def test_a_model_in_a_process_of_its_own_is_granted_its_peak() -> None:
+    async with ordered_node() as it:
+        hosted = await it.loaded(it.add(100))
+        it.node.ran(hosted, 1, 1, 0.01, 250 * MIB)
+        assert granted_mib(it) == 250
+        assert it.shown().shared_bytes == 0
+        assert hosted.together_bytes == 0
+
+
+@virtually
+async def test_what_is_lacking_for_calls_is_told_and_set_aside_when_it_is_free() -> None:
+    async with ordered_node(gpu_mib=420) as it:
+        other = it.add(90)  # with a context, 190
+        await it.loaded(other)
+        hosted = await it.loaded(it.add(100, runtime=STREAM))
+        it.node.ran(hosted, 1, 1, 0.01, 150 * MIB, held_bytes=100 * MIB)
+        assert it.gpu.ledger.granted_bytes == 420 * MIB  # 30 of 50 were free
+        assert it.shown().shared_bytes == CONTEXT_BYTES + 50 * MIB
+        assert hosted.limit_bytes == hosted.together_bytes == 130 * MIB
+        it.demote(other)
+        await it.settle()
+        assert granted_mib(it) == 100 + 150
+        assert hosted.limit_bytes == (420 - 100) * MIB
+
+
+@virtually
+async def test_a_shortage_of_a_call_counts_what_is_set_aside_for_calls() -> None:
+    async with ordered_node(gpu_mib=420) as it:
+        hosted = await it.loaded(it.add(100, runtime=STREAM))
+        it.node.ran(hosted, 1, 1, 0.01, 300 * MIB, held_bytes=100 * MIB)
+        assert granted_mib(it) == 400
+        relief = await it.node.pressure(hosted, 1, 315 * MIB)
+        assert relief.retry
+        assert relief.limit_bytes >= 315 * MIB
+        assert relief.together_bytes == 320 * MIB

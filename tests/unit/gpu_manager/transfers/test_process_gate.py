@@ -245,6 +245,23 @@ def test_nobody_is_killed_when_processes_have_the_path_in_turns(
     assert not killed
 
 
+def test_closed_path_lets_nothing_pass_and_leaves_its_gate(
+    gate: int, path: TransferPath, other: Other
+) -> None:
+    with Load(path) as load:
+        assert path.close()
+        wait_until(lambda: not path.is_queued("load"), "the load is over")
+    passed = load.bytes
+
+    other.move(AWAITED, BLOCK)
+
+    assert [other.hears(20.0), other.hears(20.0)] == ["block", "done"]
+    assert path_holder(gate) is None
+    with pytest.raises(TransferAbandoned):
+        path.transfer("late").move(BLOCK)
+    assert load.bytes == passed
+
+
 def found(killed: list[int], watch: PathWatch) -> list[int]:
     pid = watch.check()
     killed += [] if pid is None else [pid]

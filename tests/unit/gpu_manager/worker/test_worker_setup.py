@@ -19,7 +19,18 @@ from tests.kit.waiting import PATIENCE_S, wait_until
 
 SIZE = 8192
 LOAD = worker_orders.LoadImage(
-    1, "d", [[0, SIZE]], SIZE, 1 << 40, 0.0, 0.5, arriving=True, shared=False, ahead=False
+    1,
+    "d",
+    [[0, SIZE]],
+    SIZE,
+    1 << 40,
+    0.0,
+    0.5,
+    arriving=True,
+    shared=False,
+    gpu_share=1.0,
+    together_bytes=0,
+    ahead=False,
 )
 
 

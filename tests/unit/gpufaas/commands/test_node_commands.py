@@ -166,6 +166,12 @@ def test_table_has_a_line_for_each_model_and_gpu() -> None:
     assert second.split() == ["team/0123456789", "reader", "host", "-", "98", "MiB", "-", "0", "-"]
 
 
+def test_share_of_a_gpu_is_shown_with_the_runtime() -> None:
+    row = ROW | {"runtime": "stream", "since": time.time(), "used": time.time(), "share": 0.125}
+    assert "stream, 12.5 % of the GPU" in table([row])
+    assert "%" not in table([row | {"share": 1.0}])
+
+
 def test_sums_are_over_all_processes() -> None:
     with ReportFile() as file:
         with Path(file.path).open("a", encoding="utf-8") as lines:

@@ -6,13 +6,14 @@ from random import Random
 
 import pytest
 
-from cache_manager.model.ids import GpuId, ModelId
+from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler import policies
 from scheduler.core.core import Core
 from scheduler.model.events import (
     GpuJoined,
     GpuLost,
     LeaseWanted,
+    ModelLoaded,
     PinAsked,
     PolicySet,
     RequestCancelled,
@@ -110,6 +111,7 @@ def test_memory_is_bounded_when_idle_gpus_come_and_go_and_nothing_else_happens(p
 def test_memory_is_bounded_when_one_request_never_fits(policy: str) -> None:
     world = World(a_core(policy, models=(*MODELS, model("pin"), model("wide", memory_mb=8000))))
     world.send(PinAsked(ModelId("pin"), GpuId("g0")))
+    world.send(ModelLoaded(GpuId("g0"), ModelId("pin"), 2.0, Tier.ABSENT))
     world.free("g0")
     world.arrive(request("stuck", "wide"))
     for _ in serve(world, 2000, longest_s=0.5):

@@ -32,6 +32,13 @@ def dispatch(request: str, *, hit: bool, held_elsewhere: bool = False) -> Dispat
     )
 
 
+def answered_at_once(
+    tally: SimulationTally, action: Dispatch, done_s: float, computing_s: float
+) -> None:
+    tally.placed(action)
+    tally.answered(action.requests, done_s, computing_s)
+
+
 def test_percentile_interpolates_between_neighbours() -> None:
     ordered = [0.0, 10.0, 20.0, 30.0]
 
@@ -63,7 +70,7 @@ def test_summary_has_mean_variance_and_end_of_the_latencies() -> None:
     tally = SimulationTally(2, [A])
     for name, arrived_s, done_s in (("r0", 0.0, 3.0), ("r1", 1.0, 6.0)):
         tally.arrived(RequestId(name), arrived_s)
-        tally.dispatched(dispatch(name, hit=True), done_s, computing_s=1.5)
+        answered_at_once(tally, dispatch(name, hit=True), done_s, computing_s=1.5)
     summary = tally.summary()
 
     assert (summary.avg_latency_s, summary.latency_variance) == (4.0, 1.0)
@@ -80,7 +87,7 @@ def test_false_misses_are_a_share_of_misses() -> None:
         ("r3", True, False),
     ):
         tally.arrived(RequestId(name), 0.0)
-        tally.dispatched(dispatch(name, hit=hit, held_elsewhere=elsewhere), 1.0, 1.0)
+        answered_at_once(tally, dispatch(name, hit=hit, held_elsewhere=elsewhere), 1.0, 1.0)
     summary = tally.summary()
 
     assert summary.miss_ratio == 0.5
@@ -95,6 +102,6 @@ def test_duplicates_average_the_holders_over_placements() -> None:
         tally.arrived(RequestId(name), 0.0)
         if step is not None:
             tally.prepared(step)
-        tally.dispatched(dispatch(name, hit=step is None), 1.0, 1.0)
+        answered_at_once(tally, dispatch(name, hit=step is None), 1.0, 1.0)
 
     assert tally.summary().duplicates == {A: (1 + 2 + 1 + 1) / 4, B: (0 + 0 + 1 + 1) / 4}

@@ -218,6 +218,14 @@ def test_snapshot_has_the_lease_of_a_prefetch_when_it_crossed_one() -> None:
     assert found.leases == (LiveLease(LeaseId(2), SLOT, (ModelId("c"),)),)
 
 
+def test_snapshot_has_the_loads_under_way_when_orders_crossed_it() -> None:
+    reported = snapshot("a", "b")
+    (bare,) = reported.gpus
+    loading = reported._replace(gpus=(bare._replace(loading=(ModelId("a"), ModelId("b"))),))
+    (found,) = amended(loading, [prepare(2, "a", "c")]).gpus
+    assert found.loading == (ModelId("b"), ModelId("c"))
+
+
 def test_orders_for_a_lost_gpu_change_nothing_when_the_snapshot_lacks_it() -> None:
     bare = NodeSnapshot(NODE, ())
     assert amended(bare, [prepare(2, "", "c"), dispatch(2, "c")]) == bare

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from torch_shim.errors import BadFrame
-from torch_shim.remote.received_results import Results
+from torch_shim.remote.received_results import AnswerLayout, Results
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.protocol import FrameKind
 from torch_shim.wire.worker_peer import WorkerPeer
@@ -31,6 +31,7 @@ def answer(
     seals: int = fcntl.F_SEAL_SHRINK,
     numbers: Sequence[Any] = (),
     arena_bytes: int = 64,
+    known: AnswerLayout | None = None,
 ) -> tuple[Results, WorkerPeer]:
     """Read such an answer of a worker whose arena has this size."""
     descriptors: tuple[int, ...] = ()
@@ -43,7 +44,7 @@ def answer(
     arena = SimpleNamespace(memory=bytearray(arena_bytes)) if arena_bytes else None
     channel: Any = SimpleNamespace(arena=arena)
     peer = WorkerPeer("w", takes_files_back=True)
-    return Results(frame, channel, peer, [INPUT, 3]), peer
+    return Results(frame, channel, peer, [INPUT, 3], known), peer
 
 
 def _descriptors() -> int:
@@ -127,3 +128,45 @@ def test_file_is_given_back_once_nothing_maps_it_any_more() -> None:
     del storage
     gc.collect()
     assert peer.take_dropped() == [-5]
+
+
+def test_layout_is_taken_over_when_the_next_answer_says_the_same() -> None:
+    first, _ = answer()
+    second, _ = answer(known=first.layout)
+
+    assert first.layout is not None
+    assert second.layout is first.layout
+    assert second.views == first.views
+    assert second.size_bytes == first.size_bytes
+    assert second.bytes_at(0, 16).nbytes() == 16
+
+
+def test_answer_is_checked_when_it_says_something_else_than_the_one_before() -> None:
+    first, _ = answer()
+
+    with pytest.raises(BadFrame, match="output up to byte 20 of 16"):
+        answer(views=((0, "float32", [5], [1], 0, False),), known=first.layout)
+    with pytest.raises(BadFrame, match="part of a result"):
+        answer(storages=((0, -16, 0),), known=first.layout)
+
+
+def test_answer_behind_its_frame_is_refused_when_nothing_came_though_its_layout_is_known() -> None:
+    first, _ = answer(storages=((-1, 16, 0),), body=bytes(64))
+
+    assert first.layout is not None
+    with pytest.raises(BadFrame, match="behind its frame"):
+        answer(storages=((-1, 16, 0),), known=first.layout)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"views": ((-1, "float32", [4], [1], 0, False),), "storages": ()},
+        {"views": (PLACE, 3)},
+        {"changed": ((0, 0, 16),)},
+    ],
+    ids=["an output in an input", "a number", "a written input"],
+)
+def test_layout_is_not_kept_when_it_depends_on_more_than_the_answer_s_shape(said: Any) -> None:
+    found, _ = answer(**said)
+    assert found.layout is None

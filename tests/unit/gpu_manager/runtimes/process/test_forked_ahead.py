@@ -39,7 +39,7 @@ class World:
     async def ready(self) -> int:
         """Wait for the one that is forked ahead."""
         await eventually(lambda: self.runtime.forked == 1, "a process is forked ahead")
-        hosting = {found.host.pid for found in self.runtime.hosted if found.host is not None}
+        hosting = {found.host.pid for found in self.runtime.hosted}
         (pid,) = set(self.forked()) - hosting
         return pid
 

@@ -31,6 +31,13 @@ LARGE = program(
     step("m:sum", Ref(1)),
     output=[Ref(2)],
 )
+HOLDING = program(
+    step("t:torch.ones", [32 * MIB // 4], device=DeviceName("cuda")),
+    step("t:torch.ones", [400, 400], device=DeviceName("cuda")),
+    *(step("o:matmul", Ref(2), Ref(2 + n)) for n in range(200)),
+    step("m:sum", Ref(1)),
+    output=[Ref(203)],
+)
 DRAW = program(
     step("t:torch.rand", [64], device=DeviceName("cuda")), inputs=0, output=[Ref(0)], random=True
 )
@@ -156,6 +163,75 @@ def test_a_call_that_wants_too_much_fails_alone(machine: Machine) -> None:
     assert machine.watcher.deaths == []
 
 
+def test_calls_that_do_not_fit_together_run_one_after_the_other(machine: Machine) -> None:
+    together_bytes = 2 * machine.total + 48 * MIB
+    first, second = (shared(machine, name, together_bytes=together_bytes) for name in "ab")
+
+    def several(caller: Caller) -> list[float]:
+        caller.define(HOLDING)
+        return [float(caller.call(HOLDING, torch.ones(1)).outputs[0]) for _ in range(4)]
+
+    async def scene(one: Caller, two: Caller) -> list[list[float]]:
+        return await asyncio.gather(*(asyncio.to_thread(several, each) for each in (one, two)))
+
+    with ExitStack() as stack:
+        found = machine.run(scene(*callers(machine, stack, first, second)))
+    assert found == [[32 * MIB / 4] * 4] * 2
+    assert machine.watcher.pressures == []
+    assert machine.watcher.deaths == []
+
+
+def test_a_call_asks_for_memory_when_it_does_not_fit_beside_what_others_keep(
+    machine: Machine,
+) -> None:
+    small = 2 * machine.total + 8 * MIB
+    first, _ = (shared(machine, name, together_bytes=small) for name in "ab")
+    with ExitStack() as stack:
+        (caller,) = callers(machine, stack, first)
+        with pytest.raises(CallFailed) as failed:
+            machine.call(caller, LARGE, torch.ones(1))
+        assert failed.value.failure == "out of memory"
+        assert len(machine.watcher.pressures) == 1
+        machine.watcher.relief = PressureAnswer(1 << 30, True, 2 * machine.total + 40 * MIB)
+        machine.call(caller, LARGE, torch.ones(1))
+
+
+def test_a_model_holds_no_memory_of_its_calls_between_them(machine: Machine) -> None:
+    model = shared(machine, "m")
+    with ExitStack() as stack:
+        (caller,) = callers(machine, stack, model)
+        machine.call(caller, LARGE, torch.ones(1))
+        machine.until(lambda: bool(machine.watcher.runs), "it is reported")
+    (_, _, _, peak_bytes) = machine.watcher.runs[-1]
+    assert peak_bytes > machine.total + 32 * MIB
+    assert machine.total <= machine.watcher.held_bytes < machine.total + MIB
+
+
+def test_a_share_of_the_gpu_is_so_much_of_its_processors(machine: Machine) -> None:
+    whole_s = 0.05
+    slow = shared(machine, "slow", gpu_share=0.25, emulation=Emulation(run_s=whole_s))
+    other = shared(machine, "other", emulation=Emulation(run_s=whole_s))
+    with ExitStack() as stack:
+        one, two = callers(machine, stack, slow, other)
+        for caller in (one, two):
+            machine.call(caller, DOUBLE, torch.ones(2))
+        machine.until(lambda: len(machine.watcher.runs) == 2, "both are reported")
+        (_, _, of_slow_s, _), (_, _, of_other_s, _) = machine.watcher.runs
+        assert of_slow_s >= 4 * whole_s
+        assert whole_s <= of_other_s < 4 * whole_s
+        begun_s, before_s = time.monotonic(), processor_s(slow)
+        for _ in range(4):
+            machine.call(one, HOLDING, torch.ones(1))
+        spent_s, took_s = processor_s(slow) - before_s, time.monotonic() - begun_s
+    assert spent_s < (0.25 * torch.get_num_threads() + 0.1) * took_s
+
+
+def processor_s(hosted: HostedModel) -> float:
+    """What the process has computed, in seconds of one core."""
+    fields = Path(f"/proc/{pid_of(hosted)}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def test_free_pages_are_given_back_a_while_after_the_last_call(machine: Machine) -> None:
     model = shared(machine, "m")
     with ExitStack() as stack:
@@ -217,7 +293,10 @@ def test_a_load_that_fails_costs_the_others_nothing(machine: Machine) -> None:
     with ExitStack() as stack:
         (caller,) = callers(machine, stack, other)
         machine.call(caller, DOUBLE, torch.ones(2))
-    assert [model.order.model for model in machine.runtime.hosted] == ["other"]
+    machine.until(
+        lambda: [model.order.model for model in machine.runtime.hosted] == ["other"],
+        "the one that failed has left",
+    )
     assert machine.watcher.deaths == []
 
 
@@ -242,3 +321,10 @@ def test_a_model_that_breaks_its_process_twice_gets_one_of_its_own(machine: Mach
     assert machine.chosen.hosting("stream", "victim") == "stream"
     victim, culprit = shared(machine, "victim"), shared(machine, "culprit")
     assert victim.host != culprit.host
+
+
+def test_a_process_that_ends_by_order_was_broken_by_nobody(machine: Machine) -> None:
+    for _ in range(3):
+        model = shared(machine, "in use")
+        machine.run(model.unload())
+    assert machine.chosen.hosting("stream", "in use") == "stream"

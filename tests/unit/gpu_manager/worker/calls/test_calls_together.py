@@ -13,6 +13,7 @@ from tests.kit.waiting import PATIENCE_S
 from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force
 
 PLAIN = CallNeeds(Arithmetic(), torch.float32, random=False)
+ALONE = PLAIN._replace(alone=True)
 RANDOM = PLAIN._replace(random=True)
 DOUBLE = PLAIN._replace(default_dtype=torch.float64)
 FAST = PLAIN._replace(arithmetic=Arithmetic(matmul="medium"))
@@ -50,6 +51,23 @@ def test_calls_run_together_when_they_agree(first: CallNeeds, second: CallNeeds)
     together = CallsTogether()
     with together.call(first), waiting(together, second) as runs:
         assert runs.wait(PATIENCE_S)
+
+
+def test_a_call_that_becomes_alone_waits_for_others_and_lets_none_in() -> None:
+    together = CallsTogether()
+    before, it = together.call(PLAIN), together.call(PLAIN)
+    before.__enter__()
+    with waiting(together, ALONE) as alone_runs:
+        assert not alone_runs.wait(0.1)
+        before.__exit__(None, None, None)
+        assert alone_runs.wait(PATIENCE_S)
+
+    it.__enter__()
+    together.become_alone(PLAIN)
+    with waiting(together, PLAIN) as other_runs:
+        assert not other_runs.wait(0.1)
+        it.__exit__(None, None, None)
+        assert other_runs.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize(

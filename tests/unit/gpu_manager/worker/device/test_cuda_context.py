@@ -3,15 +3,12 @@
 import mmap
 import os
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from gpu_manager.transfers.moved_sums import Moved
-from gpu_manager.transfers.process_gate import make_gate
-from gpu_manager.transfers.transfer_path import PathSpeed
 from gpu_manager.worker.call_errors import CannotRecord, ContextLost, OutOfMemory
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.device.cuda_context import MOST_PINNED_BYTES, CudaContext
@@ -149,51 +146,6 @@ def test_image_arrives_whole_when_it_is_staged_in_pieces(*, refuses: bool) -> No
     assert library.pinned == {}
     library.check_launch()
     os.close(descriptor)
-
-
-def test_gpu_has_two_blocks_at_most_when_a_piece_is_copied_in_turns() -> None:
-    cuda = FakeTorchCuda()
-    content = os.urandom(2 * MIB)
-    descriptor = os.memfd_create("image")
-    os.write(descriptor, content)
-    target = torch.zeros(len(content), dtype=torch.uint8)
-    turns: list[int] = []
-
-    def in_turn(size_bytes: int) -> Generator[int, None, None]:
-        for at in range(0, size_bytes, MIB // 4):
-            turns.append(cuda.log.count("record") - cuda.log.count("wait"))
-            yield min(MIB // 4, size_bytes - at)
-
-    staging = StagingBuffers(cuda, CudaRuntime(FakeRuntimeLibrary()), piece_bytes=MIB)
-    staging.copy(descriptor, len(content), target, in_turn=in_turn)
-    staging.close()
-
-    assert target.numpy().tobytes() == content
-    assert len(turns) == 8
-    assert turns[:4] == [0, 1, 2, 2]  # given to the GPU, and not waited for
-    os.close(descriptor)
-
-
-def test_large_input_is_waited_for_when_it_is_announced_and_a_small_one_is_not() -> None:
-    cuda = FakeTorchCuda()
-    device = context(cuda)
-    gates = make_gate(), make_gate()
-    device.link.connect(gates, PathSpeed())
-    waits: list[int] = []
-    cuda.synchronize = lambda _device=None: waits.append(1)  # type: ignore[method-assign, misc]
-    area = memoryview(bytearray(os.urandom(3 * MIB)))
-
-    small = device.receive(area, 0, MIB)
-    assert waits == []
-    large = device.receive(area, 0, 3 * MIB)
-
-    assert waits == [1]
-    assert small.nbytes() == MIB
-    sent = torch.frombuffer(area, dtype=torch.uint8)
-    assert torch.equal(torch.empty(0, dtype=torch.uint8).set_(large), sent)
-    told: list[list[Moved]] = []
-    device.link.report(lambda *both: told.extend(both), at_once=True)
-    assert [[moved.size_bytes for moved in sums] for sums in told] == [[4 * MIB, 0, 0], []]
 
 
 def test_image_that_ends_early_is_an_error_and_no_copy_is_under_way() -> None:

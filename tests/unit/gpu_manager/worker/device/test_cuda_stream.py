@@ -9,7 +9,9 @@ from gpu_manager.worker.call_errors import OutOfMemory
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.cuda_runtime import CudaRuntime
 from gpu_manager.worker.device.cuda_stream import CudaStream
+from gpu_manager.worker.device.sm_partitions import SmPartitions
 from tests.kit.fakes.fake_cuda import MIB, FakeRuntimeLibrary, FakeTorchCuda
+from tests.kit.fakes.fake_driver import FakeDriver
 
 
 class Parts:
@@ -17,6 +19,7 @@ class Parts:
 
     def __init__(self) -> None:
         self.cuda = FakeTorchCuda()
+        self.driver = FakeDriver(64, 8)
         self.whole = CudaContext(
             "GPU-a",
             torch.device("cpu"),
@@ -27,6 +30,7 @@ class Parts:
             lambda: self.cuda.log.append("clear_workspaces"),
             CudaStream,
         )
+        self.whole.partitions = SmPartitions(self.driver)
         self.first, self.second = self.part(1), self.part(2)
 
     def part(self, number: int) -> CudaStream:
@@ -132,3 +136,37 @@ def test_a_thread_works_for_its_model_once_it_was_adopted(parts: Parts) -> None:
 
 def test_nothing_is_recorded_in_a_pool_that_is_given_back(parts: Parts) -> None:
     assert parts.first.recorder is None
+
+
+def test_a_model_with_a_share_works_on_a_stream_of_its_green_context(parts: Parts) -> None:
+    usual = stream_of(parts.first)
+    parts.first.use_share(0.25)
+    assert parts.driver.contexts[stream_of(parts.first)] == [0, 1]
+    parts.second.use_share(0.5)
+    assert parts.driver.contexts[stream_of(parts.second)] == [2, 3, 4, 5]
+    where: list[int] = []
+    parts.first.run(lambda: where.append(parts.cuda.current.number), measure=False)
+    assert where == [stream_of(parts.first)]
+    assert stream_of(parts.part(3)) in {usual, usual + 1}  # the usual streams are free
+
+
+def test_a_share_is_free_when_its_model_has_left(parts: Parts) -> None:
+    parts.first.use_share(0.5)
+    parts.second.use_share(0.5)
+    left = stream_of(parts.second)
+    parts.second.clear()
+    third = parts.part(3)
+    third.use_share(0.5)
+    assert stream_of(third) == left
+    assert parts.driver.contexts[left] == [4, 5, 6, 7]
+
+
+def test_a_model_alone_has_its_share_until_it_leaves_and_records_nothing(parts: Parts) -> None:
+    recorder = parts.whole.recorder
+    assert recorder is not None
+    parts.whole.use_share(0.25)
+    parts.whole.adopt_thread()
+    assert parts.driver.contexts[parts.cuda.current.number] == [0, 1]
+    assert parts.whole.recorder is None
+    parts.whole.clear()
+    assert parts.whole.recorder is recorder

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cache_manager.model.ids import ModelId
+from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler import policies
 from scheduler.model.actions import Dispatch, EndLease, Refuse
 from scheduler.model.events import (
@@ -10,6 +10,7 @@ from scheduler.model.events import (
     LeaseReleased,
     LeaseWanted,
     LoadFailed,
+    ModelLoaded,
     RequestArrived,
     RunFailed,
     SlotFreed,
@@ -38,6 +39,7 @@ def test_lease_that_its_manager_took_back_goes_to_the_next_whatever_its_function
     invariants = Invariants(world)
     for name in ("r0", "r1"):
         invariants.step(RequestArrived(request(name)))
+    invariants.step(ModelLoaded(GpuId("g0"), ModelId("bert"), 2.0, Tier.ABSENT))
     taken = world.lease_on("g0")
     actions = invariants.step(SlotFreed(SlotId("g0"), taken))
     assert ended(actions) == {"r0": RequestOutcome.COMPLETED}

@@ -33,18 +33,32 @@ def check(core: Core, now: float) -> None:
     view = ClusterView(core.cluster, Visits())
     view.now = now
     slots = [slot for slot in core.cluster.slots.values() if slot.gpu.active]
-    idle = [slot for slot in slots if len(slot.leases) < slot.capacity]
-    busy = [slot for slot in slots if len(slot.leases) >= slot.capacity]
     for lane in core.cluster.waiting.lanes.values():
         assert lane.first is not None
         models = lane.bundle.models
+        idle = [slot for slot in slots if has_room(slot) and not slot.gpu.arriving & set(models)]
+        busy = [slot for slot in slots if slot not in idle]
         assert view.idle_holder(lane.first) is least_used(holding(models, idle))
         soonest = min(
-            holding(models, busy), key=lambda slot: (slot.available_s, slot.id), default=None
+            holding(models, busy), key=lambda slot: (begins_s(slot, models), slot.id), default=None
         )
         assert view.busy_holder(lane.first) is soonest
         large = [slot for slot in slots if could_hold(slot, lane.bundle.needs)]
         assert view.least_used(lane.first) is least_used(large)
+
+
+def has_room(slot: Slot) -> bool:
+    return sum(not lease.beside for lease in slot.leases.values()) < slot.capacity
+
+
+def begins_s(slot: Slot, models: tuple[str, ...]) -> float:
+    """When the compute is free, and those of the models are there that are on their way."""
+    on_the_way = [
+        ends_s
+        for model, ends_s in slot.gpu.loads.items()
+        if model in models and model in slot.gpu.arriving
+    ]
+    return max([slot.available_s, *on_the_way])
 
 
 def least_used(slots: list[Slot]) -> Slot | None:

@@ -1,0 +1,140 @@
+"""BESIDE: hits first; models are loaded beside the runs of others, where that gains most."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+from scheduler.model.errors import BadParameter
+from scheduler.policies.gain_terms import reloads, wait_at_s
+from scheduler.policies.placement_policy import (
+    Decision,
+    LoadBeside,
+    Place,
+    RequestView,
+    SlotView,
+    View,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Ours. A GPU computes and copies at the same time: no load takes its compute from others.
+
+    Only the global queue is used. While requests wait, and a GPU is idle or loads nothing:
+
+    1. The first request goes next once `patience` later ones for each slot have overtaken it,
+       unless a busy GPU has its models: there it is the first one anyway.
+    2. A request whose models are all on an idle GPU goes there: the least used such GPU, the
+       first such request.
+    3. Models that no GPU holds are loaded, those of the oldest request first, unless the only copy
+       of what requests wait for would have to leave: these run first (with `spare`).
+    4. Models that only busy GPUs hold, or that are on their way, are loaded once more where that
+       gains something. Now: the wait for the holder that could begin soonest, plus `rivals` times
+       the work that waits for the other models there, plus `backlog` times a holder's share of
+       what waits for these; less the time until the new copy could run. And over the time of
+       `horizon` loads: as many requests as come for these models save the new copy's share of
+       such a wait; less `rent` times the loads that the victims' requests wait for instead. The
+       largest gain goes first, and for the youngest request of its models, since the oldest one
+       will get the holder that comes free.
+    A load goes beside the runs of a GPU that loads nothing, idle or not, where it costs least: the
+    loads that the victims' requests wait for over the same time, and the time that the compute is
+    busy beyond the load's end. A term with a weight of 0 is switched off. At most `candidates`
+    models and GPUs are weighed.
+    """
+
+    patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
+    rivals: Annotated[float, "weight of the work that waits for what is on a busy holder"] = 0.6
+    backlog: Annotated[float, "weight of a holder's share of what waits for the same models"] = 1.4
+    horizon: Annotated[float, "over how many loads' time a copy is expected to pay"] = 24.0
+    rent: Annotated[float, "weight of what the loss of the victims costs, for a further copy"] = 2.0
+    spare: Annotated[int, "1: the only copy of what requests wait for stays until they run"] = 1
+    candidates: Annotated[int, "how many models and GPUs are weighed at most"] = 8
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 0:
+                raise BadParameter("beside", field.name, "must be 0 or more")
+        if self.candidates < 1:
+            raise BadParameter("beside", "candidates", "must be 1 or more")
+
+    def decide(self, view: View) -> Iterator[Decision]:
+        while (view.any_idle() or view.any_loadable()) and (head := view.head()) is not None:
+            decision = self._overdue(view, head) or self._hit(view)
+            if decision is None and view.any_loadable():
+                decision = self._load_unheld(view) or self._load_again(view)
+            if decision is None:
+                return
+            yield decision
+
+    # -- the four rules, in order ---------------------------------------------------------------
+
+    def _overdue(self, view: View, head: RequestView) -> Place | LoadBeside | None:
+        if view.overtaken(head) < self.patience * view.slot_count():
+            return None
+        slot = view.idle_holder(head)
+        if slot is not None:
+            return Place((head,), slot, "overtaken too often")
+        if view.busy_holder(head) is not None:
+            return None
+        slot = self._cheapest(view, head, spare=False)
+        return LoadBeside((head,), slot, "overtaken too often") if slot is not None else None
+
+    def _hit(self, view: View) -> Place | None:
+        for hit, slot in view.hits():
+            return Place((hit,), slot, "hit on an idle GPU")
+        return None
+
+    def _load_unheld(self, view: View) -> LoadBeside | None:
+        for request in view.unheld(self.candidates):
+            slot = self._cheapest(view, request, spare=self.spare > 0)
+            if slot is not None:
+                return LoadBeside((request,), slot, "on no GPU")
+        return None
+
+    def _load_again(self, view: View) -> LoadBeside | None:
+        best_s = 0.0
+        best: tuple[RequestView, SlotView] | None = None
+        for request in view.most_in_excess(self.candidates):
+            horizon_s = self.horizon * view.nearest_load_s(request)
+            saved_s = self._saved_s(view, request, horizon_s)
+            if saved_s - view.nearest_load_s(request) <= best_s:
+                continue
+            for slot in view.few_loadable(request, self.candidates):
+                gain_s = saved_s - max(view.load_s(request, slot), view.wait_s(slot))
+                if gain_s <= best_s or view.is_hit(request, slot):
+                    continue
+                victims = view.victims(request, slot)
+                gain_s -= self.rent * horizon_s * reloads(view, victims)
+                if gain_s > best_s and not (self.spare and view.strands(slot, victims)):
+                    best_s, best = gain_s, (request, slot)
+        if best is None:
+            return None
+        youngest = view.last_like(best[0])
+        return LoadBeside((youngest,), best[1], "one more copy saves more than it costs")
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _saved_s(self, view: View, request: RequestView, horizon_s: float) -> float:
+        """What the last of the waiting requests and those to come would wait without a new copy."""
+        holder = view.busy_holder(request)
+        if holder is None:
+            return 0.0
+        begins_s = view.begins_s(request, holder)
+        wait_s = wait_at_s(view, request, holder, begins_s, self.rivals, self.backlog)
+        coming = horizon_s * min([view.facts(model).rate for model in request.models])
+        return wait_s + coming * wait_s / (view.copies(request) + 1)
+
+    def _cheapest(self, view: View, request: RequestView, *, spare: bool) -> SlotView | None:
+        """The GPU, idle or not, where a load costs others least and is of use soonest."""
+        best: SlotView | None = None
+        best_s = 0.0
+        horizon_s = self.horizon * view.nearest_load_s(request)
+        for slot in view.few_loadable(request, self.candidates):
+            victims = view.victims(request, slot)
+            if spare and view.strands(slot, victims):
+                continue
+            late_s = max(0.0, view.wait_s(slot) - view.load_s(request, slot))
+            cost_s = late_s + horizon_s * reloads(view, victims)
+            if best is None or cost_s < best_s:
+                best, best_s = slot, cost_s
+        return best

@@ -1,0 +1,133 @@
+"""The graph of a workflow: checked when made, with its order and its dominator tree."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from scheduler.workflows.errors import BadWorkflow
+
+# Bounds of what a file may say; longer ones have no use that we know, and cost the search.
+MOST_STAGES = 64
+MOST_EDGES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """Stages and who waits for whom; one that exists has no cycle, and names only its stages.
+
+    `order` lists the stages such that each comes after all that it waits for.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    edges: tuple[tuple[str, str], ...]
+    order: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        _check_names(self)
+        object.__setattr__(self, "order", _ordered(self))
+
+    def after(self, stage: str) -> tuple[str, ...]:
+        """The stages that wait for this one, in the order of the edges."""
+        return tuple(to for start, to in self.edges if start == stage)
+
+    def before(self, stage: str) -> tuple[str, ...]:
+        """The stages for which this one waits."""
+        return tuple(start for start, to in self.edges if to == stage)
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The stages that wait for no other."""
+        return tuple(stage for stage in self.order if not self.before(stage))
+
+    def longest(self, weights: Mapping[str, float]) -> Mapping[str, float]:
+        """For each stage the weight of the heaviest path that begins with it."""
+        found: dict[str, float] = {}
+        for stage in reversed(self.order):
+            rest = max((found[each] for each in self.after(stage)), default=0.0)
+            found[stage] = weights[stage] + rest
+        return found
+
+
+def chain(name: str, stages: Iterable[str]) -> Workflow:
+    """A workflow whose stages run one after the other."""
+    listed = tuple(stages)
+    return Workflow(name, listed, tuple(pairwise(listed)))
+
+
+def dominators(workflow: Workflow) -> Mapping[str, str | None]:
+    """The immediate dominator of each stage: the last one that every path to it passes.
+
+    None: no stage is passed by all of them, as for an entry.
+    """
+    found: dict[str, str | None] = {}
+    depth: dict[str | None, int] = {None: 0}
+    for stage in workflow.order:
+        above = workflow.before(stage)
+        common: str | None = above[0] if above else None
+        for other in above[1:]:
+            common = _nearest_common(common, other, found, depth)
+        found[stage] = common
+        depth[stage] = depth[common] + 1
+    return found
+
+
+def _nearest_common(
+    one: str | None,
+    other: str | None,
+    parents: Mapping[str, str | None],
+    depth: Mapping[str | None, int],
+) -> str | None:
+    while one != other:
+        if depth[one] < depth[other]:
+            one, other = other, one
+        assert one is not None  # the deeper of two different ones has a parent
+        one = parents[one]
+    return one
+
+
+def _check_names(workflow: Workflow) -> None:
+    if not workflow.stages:
+        raise BadWorkflow(workflow.name, "it has no stage")
+    if len(workflow.stages) > MOST_STAGES:
+        raise BadWorkflow(workflow.name, f"it has more than {MOST_STAGES} stages")
+    if len(workflow.edges) > MOST_EDGES:
+        raise BadWorkflow(workflow.name, f"it has more than {MOST_EDGES} edges")
+    known = set(workflow.stages)
+    if len(known) < len(workflow.stages):
+        twice = next(each for each in workflow.stages if workflow.stages.count(each) > 1)
+        raise BadWorkflow(workflow.name, f"the stage {twice} is listed twice")
+    if len(set(workflow.edges)) < len(workflow.edges):
+        raise BadWorkflow(workflow.name, "an edge is listed twice")
+    for edge in workflow.edges:
+        unknown = [stage for stage in edge if stage not in known]
+        if unknown:
+            raise BadWorkflow(workflow.name, f"an edge names the unknown stage {unknown[0]}")
+
+
+def _ordered(workflow: Workflow) -> tuple[str, ...]:
+    waits = {stage: len(workflow.before(stage)) for stage in workflow.stages}
+    ready = deque(stage for stage in workflow.stages if not waits[stage])
+    order: list[str] = []
+    while ready:
+        stage = ready.popleft()
+        order.append(stage)
+        for each in workflow.after(stage):
+            waits[each] -= 1
+            if not waits[each]:
+                ready.append(each)
+    if len(order) < len(workflow.stages):
+        around = " -> ".join(_cycle(workflow, frozenset(workflow.stages).difference(order)))
+        raise BadWorkflow(workflow.name, f"it has the cycle {around}")
+    return tuple(order)
+
+
+def _cycle(workflow: Workflow, left: frozenset[str]) -> list[str]:
+    """A cycle among the stages that never became ready: each of them waits for another one."""
+    path = [min(left)]
+    while True:
+        above = min(stage for stage in workflow.before(path[-1]) if stage in left)
+        if above in path:
+            return [above, *reversed(path[path.index(above) :])]
+        path.append(above)

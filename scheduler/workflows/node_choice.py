@@ -1,0 +1,94 @@
+"""ESG_Dispatch (section 3.4): on which node, and in which configuration, requests run.
+
+The paper says home invoker, warm invokers, cold ones. A home that has room but no idle instance
+of the function is read as a cold one: there the stage would first wait seconds for its start.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from zlib import crc32
+
+from scheduler.workflows.stage_profiles import Configuration
+
+# A queue that no configuration could serve so often gets the least one.
+MOST_ROUNDS = 3
+
+
+class NodeRoom(NamedTuple):
+    """What is free on a node, and whether an idle instance of the stage's function is there."""
+
+    vcpus: int
+    vgpus: int
+    is_warm: bool
+
+    def fits(self, configuration: Configuration) -> bool:
+        """Whether the configuration has room here now."""
+        return configuration.vcpus <= self.vcpus and configuration.vgpus <= self.vgpus
+
+
+class NodeChoice(NamedTuple):
+    """A configuration and the node, by its place in the list, that has room for it."""
+
+    configuration: Configuration
+    node: int
+
+
+def home(application: str, stage: str, nodes: int) -> int:
+    """The node where the first stage of an application runs if it can: always the same."""
+    return crc32(f"{application}/{stage}".encode()) % nodes
+
+
+def dispatch(
+    configurations: Iterable[Configuration], nodes: Sequence[NodeRoom], preferred: int
+) -> NodeChoice | None:
+    """The first configuration that fits on any node, and where; None if none does."""
+    for configuration in configurations:
+        node = node_for(configuration, nodes, preferred)
+        if node is not None:
+            return NodeChoice(configuration, node)
+    return None
+
+
+def node_for(configuration: Configuration, nodes: Sequence[NodeRoom], preferred: int) -> int | None:
+    """The preferred node, else the next warm one after it, else the cold one with most room."""
+    coldest: int | None = None
+    for step in range(len(nodes)):
+        place = (preferred + step) % len(nodes)
+        room = nodes[place]
+        if not room.fits(configuration):
+            continue
+        if room.is_warm:
+            return place
+        if coldest is None or _free(room) > _free(nodes[coldest]):
+            coldest = place
+    return coldest
+
+
+def _free(room: NodeRoom) -> tuple[int, int]:
+    """GPU parts first: they are what is scarce."""
+    return room.vgpus, room.vcpus
+
+
+@dataclass(slots=True)
+class RecheckList:
+    """Queues that found no room, and how often they were tried again since."""
+
+    most_rounds: int = MOST_ROUNDS
+    _rounds: dict[Hashable, int] = field(default_factory=dict)
+
+    def __contains__(self, queue: Hashable) -> bool:
+        return queue in self._rounds
+
+    def enter(self, queue: Hashable) -> None:
+        """Remember a queue for which there was no room."""
+        self._rounds.setdefault(queue, 0)
+
+    def try_again(self, queue: Hashable) -> bool:
+        """Count one more try; whether it is time for the least configuration."""
+        self._rounds[queue] += 1
+        return self._rounds[queue] > self.most_rounds
+
+    def leave(self, queue: Hashable) -> None:
+        """Forget a queue that was served."""
+        self._rounds.pop(queue, None)

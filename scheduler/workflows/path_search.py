@@ -1,0 +1,111 @@
+"""ESG_1Q (appendix B): the K cheapest ways to run stages one after the other within a time.
+
+A path is a choice for each stage. Two blades cut partial paths: the time that a path needs at
+least, and its least cost against the K-th lowest of what K others cost at most. What appendix B
+leaves open is read so: paths of a stage and of the next one are kept apart; a bound that a path
+would loosen stays; a path is paired with no further choice once its cheapest end is too dear.
+
+A third blade, ours, cuts what K others beat in both time and cost: choices of a stage before the
+search, and partial paths after each stage. All three leave the K lowest costs as they are.
+"""
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+from typing import NamedTuple
+
+from scheduler.workflows.stage_profiles import Choice, StageProfile, undominated
+
+KEPT_PATHS = 5
+
+
+class ConfigurationPath(NamedTuple):
+    """A choice for each stage, with their cost for one request and their time."""
+
+    cost: float
+    time_s: float
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """What the stages after the next one need: at least, and at their fastest."""
+
+    least_s: float
+    least_cost: float
+    fastest_cost: float
+
+
+def cheapest_paths(
+    profiles: Sequence[StageProfile],
+    target_s: float,
+    kept: int = KEPT_PATHS,
+    *,
+    third_blade: bool = True,
+) -> list[ConfigurationPath]:
+    """The cheapest paths that take less than the target, cheapest first; none if none does."""
+    paths = [ConfigurationPath(0.0, 0.0, ())]
+    for stage, rest in zip(profiles, _rests(profiles), strict=True):
+        choices = undominated(stage.choices, kept) if third_blade else stage.choices
+        paths = _extended(paths, choices, rest, target_s, kept)
+        if third_blade:
+            paths = undominated_paths(paths, kept)
+        paths.sort()
+    return paths[:kept]
+
+
+def undominated_paths(paths: Sequence[ConfigurationPath], kept: int) -> list[ConfigurationPath]:
+    """The paths to which fewer than `kept` others are at once as fast and as cheap, by time."""
+    found = []
+    lowest = [inf] * kept  # the lowest costs of those found, ascending
+    for path in sorted(paths, key=_by_time):
+        if path.cost < lowest[-1]:
+            found.append(path)
+            insort(lowest, path.cost)
+            lowest.pop()
+    return found
+
+
+def _rests(profiles: Sequence[StageProfile]) -> list[_Rest]:
+    after = list(reversed(profiles[1:]))
+    sums = (
+        accumulate((each.least_s for each in after), initial=0.0),
+        accumulate((each.least_cost for each in after), initial=0.0),
+        accumulate((each.fastest_cost for each in after), initial=0.0),
+    )
+    return [_Rest(*each) for each in zip(*sums, strict=True)][::-1]
+
+
+def _extended(
+    paths: Sequence[ConfigurationPath],
+    choices: Sequence[Choice],
+    rest: _Rest,
+    target_s: float,
+    kept: int,
+) -> list[ConfigurationPath]:
+    """Every path, cheapest first, with every choice that the two blades of the paper leave."""
+    least_cost = min(choice.cost for choice in choices)
+    bounds = [inf] * kept  # the lowest costs at most of paths that were kept, ascending
+    found: list[ConfigurationPath] = []
+    for cost, time_s, chosen in paths:
+        time_left_s = target_s - time_s - rest.least_s
+        if cost + least_cost + rest.least_cost >= bounds[-1]:
+            break
+        for choice in choices:
+            if choice.time_s >= time_left_s:
+                break
+            longer = cost + choice.cost
+            if longer + rest.least_cost >= bounds[-1]:
+                continue
+            found.append(ConfigurationPath(longer, time_s + choice.time_s, (*chosen, choice)))
+            at_most = longer + rest.fastest_cost
+            if at_most < bounds[-1]:
+                insort(bounds, at_most)
+                bounds.pop()
+    return found
+
+
+def _by_time(path: ConfigurationPath) -> tuple[float, float]:
+    return path.time_s, path.cost

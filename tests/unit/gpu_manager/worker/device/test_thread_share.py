@@ -1,0 +1,84 @@
+"""A share of an emulated GPU: threads, and pauses for what one thread is too much."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
+from gpu_manager.worker.device.thread_share import ThreadShare
+
+
+def in_a_thread(work: Callable[[], object]) -> None:
+    """So that this process's number of threads stays what it is."""
+    failures: list[BaseException] = []
+
+    def whole() -> None:
+        before = torch.get_num_threads()
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+        torch.set_num_threads(before)
+
+    thread = threading.Thread(target=whole)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+@pytest.mark.parametrize(
+    ("share", "of", "threads"), [(1.0, 8, 8), (0.5, 8, 4), (0.3, 8, 3), (0.01, 8, 1), (1.0, 1, 1)]
+)
+def test_a_share_is_so_many_threads(share: float, of: int, threads: int) -> None:
+    assert ThreadShare(share, of).threads == threads
+
+
+def test_each_thread_computes_with_its_own_models_share() -> None:
+    whole = CpuArithmetic(all_threads=2)
+    part = CpuArithmetic(all_threads=2)
+    part.use_share(0.5)
+
+    def beside() -> None:
+        whole.adopt_thread()
+        found.append(torch.get_num_threads())
+
+    def check() -> None:
+        part.adopt_thread()
+        assert torch.get_num_threads() == 1
+        in_a_thread(beside)
+        assert torch.get_num_threads() == 1
+
+    found: list[int] = []
+    in_a_thread(check)
+    assert found == [2]
+
+
+def test_a_part_of_a_thread_pauses_in_proportion() -> None:
+    device = CpuArithmetic(all_threads=1)
+    device.use_share(0.25)
+    begun_s = time.perf_counter()
+    device.run(lambda: time.sleep(0.05), measure=False)
+    assert 0.19 < time.perf_counter() - begun_s < 0.4
+
+
+def test_a_whole_share_never_pauses() -> None:
+    device = CpuArithmetic(all_threads=3)
+    begun_s = time.perf_counter()
+    device.run(lambda: time.sleep(0.05), measure=False)
+    assert time.perf_counter() - begun_s < 0.15
+
+
+def test_the_next_model_has_the_whole_gpu_when_one_with_a_share_has_left() -> None:
+    device = CpuArithmetic(all_threads=4)
+    device.use_share(0.25)
+    device.clear()
+
+    def check() -> None:
+        device.adopt_thread()
+        assert torch.get_num_threads() == 4
+
+    in_a_thread(check)

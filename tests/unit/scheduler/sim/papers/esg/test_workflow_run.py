@@ -1,0 +1,204 @@
+"""The books of ESG's testbed: every call ends once, no node gives more than it has."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from scheduler.sim.papers.esg.adaptive_planners import AppFunctionLanes, EsgPlanner
+from scheduler.sim.papers.esg.esg_experiments import HEAVY, STRICT, SYSTEMS
+from scheduler.sim.papers.esg.fitted_profiles import LEAST, EsgAssumptions, GpuScaling
+from scheduler.sim.papers.esg.lane_plans import LanePlan, LanePlanner, WorkflowCall
+from scheduler.sim.papers.esg.printed_esg import Application, LoadLevel, esg_paper
+from scheduler.sim.papers.esg.workflow_run import WorkflowRun, calls_of
+from scheduler.workflows.node_choice import NodeChoice, NodeRoom, home
+from scheduler.workflows.stage_profiles import Configuration
+
+PLAIN = EsgAssumptions(noise=0.0)
+PAPER = esg_paper()
+CLASSIFY = PAPER.applications[0]
+OVERLOAD = LoadLevel("overload", 1.2, (2.0, 3.0))
+
+
+class Watched:
+    """A planner whose every look at the nodes is checked, and whose placements are kept."""
+
+    def __init__(self, planner: LanePlanner) -> None:
+        self.planner = planner
+        self.choices: list[NodeChoice] = []
+
+    name = "watched"
+
+    @property
+    def replans(self) -> bool:
+        return self.planner.replans
+
+    def lane(self, call: WorkflowCall) -> Hashable:
+        return self.planner.lane(call)
+
+    def arrived(self, call: WorkflowCall, now: float) -> None:
+        self.planner.arrived(call, now)
+
+    def urgency(self, waiting: Sequence[WorkflowCall], now: float) -> float:
+        return self.planner.urgency(waiting, now)
+
+    def plan(self, waiting: Sequence[WorkflowCall], now: float) -> LanePlan:
+        assert len({(call.function, call.stage) for call in waiting}) == 1
+        plan = self.planner.plan(waiting, now)
+        assert all(option.batch <= len(waiting) for option in plan.options)
+        return plan
+
+    def place(
+        self, plan: LanePlan, function: str, rooms: Sequence[NodeRoom], preferred: int
+    ) -> NodeChoice | None:
+        assert len(rooms) == PAPER.nodes
+        for room in rooms:
+            assert 0 <= room.vcpus <= PAPER.vcpus
+            assert 0 <= room.vgpus <= PAPER.vgpus
+        choice = self.planner.place(plan, function, rooms, preferred)
+        if choice is not None:
+            assert rooms[choice.node].fits(choice.configuration)
+            self.choices.append(choice)
+        return choice
+
+
+class Always(AppFunctionLanes):
+    """Runs what waits first in one configuration, without a search."""
+
+    name = "always"
+
+    def __init__(self, configuration: Configuration = LEAST) -> None:
+        self.configuration = configuration
+
+    def plan(self, waiting: Sequence[WorkflowCall], now: float) -> LanePlan:  # noqa: ARG002
+        return LanePlan((self.configuration,))
+
+
+def call(
+    application: Application = CLASSIFY, arrived_s: float = 0.0, number: int = 0
+) -> WorkflowCall:
+    return WorkflowCall(application, number, arrived_s, slo_s=10.0)
+
+
+def run(planner: LanePlanner, assumed: EsgAssumptions, calls: list[WorkflowCall]) -> WorkflowRun:
+    found = WorkflowRun(planner, assumed, seed=1)
+    found.run(calls)
+    return found
+
+
+@pytest.mark.parametrize("scaling", list(GpuScaling))
+@pytest.mark.parametrize("level", [PAPER.level(STRICT), PAPER.level(HEAVY), OVERLOAD])
+@pytest.mark.parametrize("system", list(SYSTEMS))
+def test_every_call_ends_once_and_capacity_holds_under_every_system(
+    system: str, level: LoadLevel, scaling: GpuScaling
+) -> None:
+    assumed = EsgAssumptions(scaling=scaling)
+    watched = Watched(SYSTEMS[system](assumed))
+    calls = calls_of(level, 60, seed=3)
+
+    found = run(watched, assumed, calls)
+
+    assert sorted(each.number for each in found.ended) == list(range(60))
+    assert all(each.stage + 1 == len(each.application.stages) for each in found.ended)
+    assert all(each.ended_s > each.arrived_s for each in found.ended)
+    assert all((node.vcpus, node.vgpus) == (PAPER.vcpus, PAPER.vgpus) for node in found.nodes)
+    stages = sum(len(each.application.stages) for each in calls)
+    assert sum(choice.configuration.batch for choice in watched.choices) == stages
+    assert sum(size * many for size, many in found.tally.batch_sizes.items()) == stages
+    assert found.tally.cost == pytest.approx(sum(each.cost for each in found.ended))
+
+
+def test_overload_leaves_some_lane_without_room() -> None:
+    """Or the test above would not see what happens then."""
+    found = run(EsgPlanner(PLAIN), PLAIN, calls_of(OVERLOAD, 120, seed=3))
+
+    assert found.tally.least > 0
+
+
+def test_run_is_the_same_when_repeated() -> None:
+    first, again = (
+        run(SYSTEMS["cost-to-go"](PLAIN), PLAIN, calls_of(PAPER.level(HEAVY), 50, seed=2))
+        for _ in range(2)
+    )
+
+    assert [each.ended_s for each in first.ended] == [each.ended_s for each in again.ended]
+    assert first.tally == again.tally
+
+
+def test_call_alone_takes_its_runs_and_its_transfers() -> None:
+    found = run(Always(), PLAIN, [call()])
+
+    rows = [PAPER.table3[stage] for stage in CLASSIFY.stages]
+    moved_s = sum(PLAIN.transfer_s(row.input_mb, local=True) for row in rows)
+    assert found.ended[0].ended_s == pytest.approx(PAPER.alone_s(CLASSIFY) + moved_s)
+    assert found.tally.local == found.tally.moved == 2
+    assert found.ended[0].node == home(CLASSIFY.name, CLASSIFY.stages[0], PAPER.nodes)
+
+
+def test_call_alone_costs_what_it_holds() -> None:
+    found = run(Always(Configuration(1, 2, 4)), PLAIN, [call()])
+
+    hourly = 2 * PAPER.prices.vcpu_hour + 4 * PAPER.prices.vgpu_hour
+    assert found.tally.cost == pytest.approx(hourly * found.ended[0].ended_s / 3600.0)
+
+
+def test_first_call_starts_cold_when_no_instance_is_warm() -> None:
+    cold = replace(PLAIN, warm=0)
+
+    found = run(Always(), cold, [call()])
+
+    cold_s = sum(PAPER.table3[stage].cold_ms for stage in CLASSIFY.stages) / 1e3
+    assert found.tally.cold == 3
+    assert found.ended[0].ended_s > cold_s
+
+
+def test_next_call_is_warm_when_an_instance_became_idle() -> None:
+    found = run(Always(), replace(PLAIN, warm=0), [call(), call(arrived_s=100.0, number=1)])
+
+    assert found.tally.cold == 3
+    assert found.ended[1].ended_s < 102.0
+
+
+def test_instance_is_gone_when_its_keep_alive_time_is_over() -> None:
+    late_s = PAPER.keep_alive_s + 100.0
+
+    found = run(Always(), replace(PLAIN, warm=0), [call(), call(arrived_s=late_s, number=1)])
+
+    assert found.tally.cold == 6
+
+
+def test_instance_is_started_ahead_when_calls_come_faster_than_they_end() -> None:
+    calls = [call(arrived_s=at_s, number=place) for place, at_s in enumerate((0.0, 0.02, 0.04))]
+    first = CLASSIFY.stages[0]
+
+    found = run(Always(), replace(PLAIN, warm=1), calls)
+
+    warmed = [len(node.instances[first].idle_until_s) - 1 for node in found.nodes]
+    assert sum(warmed) == 2  # by the second call and the third, which know an interval
+    assert found.tally.cold == 0
+
+
+def test_batch_waits_for_room_when_every_node_is_full() -> None:
+    whole = Configuration(1, PAPER.vcpus, PAPER.vgpus)
+    calls = [call(number=number) for number in range(PAPER.nodes + 1)]
+
+    found = run(Watched(Always(whole)), replace(PLAIN, rounds=1000), calls)
+
+    first_s = min(each.ended_s for each in found.ended)
+    last_s = max(each.ended_s for each in found.ended)
+    assert last_s > first_s
+    assert found.tally.batch_sizes == {1: 3 * (PAPER.nodes + 1)}
+
+
+def test_arrivals_are_drawn_from_the_range_and_from_all_applications() -> None:
+    level = PAPER.level(STRICT)
+
+    calls = calls_of(level, 400, seed=1)
+
+    gaps = [b.arrived_s - a.arrived_s for a, b in pairwise(calls)]
+    assert min(gaps) >= 0.040
+    assert max(gaps) <= 0.0672
+    assert {each.application for each in calls} == set(PAPER.applications)
+    assert calls[0].slo_s == pytest.approx(0.8 * PAPER.alone_s(calls[0].application))
+    assert calls_of(level, 5, seed=2)[0].arrived_s != calls[0].arrived_s

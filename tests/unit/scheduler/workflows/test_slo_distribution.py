@@ -1,0 +1,111 @@
+"""How a workflow's time is divided among groups of its stages."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.workflows.dag import Workflow, chain
+from scheduler.workflows.errors import BadProfile, SloTooShort
+from scheduler.workflows.slo_distribution import (
+    average_normalised_lengths,
+    distribute,
+    require_slo,
+)
+from scheduler.workflows.stage_profiles import Configuration, Prices, StageProfile, profile
+from tests.unit.scheduler.workflows.test_dag import graphs
+
+PRICES = Prices(0.034, 0.67)
+TWO = (Configuration(1, 1, 1), Configuration(2, 1, 1))
+
+
+def stage(*times_s: float) -> StageProfile:
+    return profile(dict(zip(TWO, times_s, strict=False)), PRICES)
+
+
+def profiles(**seconds: float) -> Mapping[str, StageProfile]:
+    """Stages that take these times in both configurations."""
+    return {name: stage(each, each) for name, each in seconds.items()}
+
+
+def test_length_of_a_stage_is_its_mean_part_over_all_configurations() -> None:
+    found = average_normalised_lengths({"a": stage(1.0, 3.0), "b": stage(3.0, 1.0)})
+
+    assert found == pytest.approx({"a": 0.5, "b": 0.5})
+
+
+def test_lengths_are_refused_when_no_configuration_is_shared() -> None:
+    other = profile({Configuration(9, 9, 9): 1.0}, PRICES)
+
+    with pytest.raises(BadProfile):
+        average_normalised_lengths({"a": stage(1.0), "b": other})
+
+
+def test_chain_is_cut_into_groups_of_three() -> None:
+    workflow = chain("five", "abcde")
+
+    found = distribute(workflow, profiles(a=1, b=1, c=2, d=3, e=3))
+
+    assert [each.stages for each in found.groups] == [("a", "b", "c"), ("d", "e")]
+    assert [each.share for each in found.groups] == pytest.approx([0.4, 0.6])
+
+
+def test_branches_get_the_same_share_as_the_longest_of_them() -> None:
+    edges = (("a", "b"), ("a", "c"), ("c", "d"), ("b", "e"), ("d", "e"))
+    workflow = Workflow("split", tuple("abcde"), edges)
+
+    found = distribute(workflow, profiles(a=2, b=1, c=1, d=3, e=4))
+
+    assert [each.stages for each in found.groups] == [("a",), ("b",), ("c", "d"), ("e",)]
+    assert [each.share for each in found.groups] == pytest.approx([0.2, 0.4, 0.4, 0.4])
+
+
+def test_quota_is_the_whole_rest_when_the_group_is_the_last_one() -> None:
+    found = distribute(chain("five", "abcde"), profiles(a=1, b=1, c=2, d=3, e=3))
+
+    assert found.quota("a") == pytest.approx(0.4)
+    assert found.quota("c") == pytest.approx(2 / 8)
+    assert found.quota("d") == pytest.approx(1.0)
+    assert found.ahead("b") == ("b", "c")
+
+
+def test_deadline_is_refused_with_the_shortest_time_when_it_cannot_be_met() -> None:
+    edges = (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))
+    workflow, known = Workflow("w", tuple("abcd"), edges), profiles(a=1, b=2, c=5, d=1)
+
+    require_slo(workflow, known, 7.01)
+    with pytest.raises(SloTooShort) as raised:
+        require_slo(workflow, known, 7.0)
+
+    assert raised.value.fastest_s == pytest.approx(7.0)
+
+
+@given(graphs(), st.data())
+def test_shares_along_every_path_fill_the_time_at_most_once(
+    workflow: Workflow, data: st.DataObject
+) -> None:
+    seconds = {name: data.draw(st.floats(0.01, 10.0)) for name in workflow.stages}
+    size = data.draw(st.integers(1, 4))
+
+    found = distribute(workflow, profiles(**seconds), size)
+
+    assert max(found.rest.values()) <= 1.0 + 1e-9
+    assert sorted(name for group in found.groups for name in group.stages) == sorted(seconds)
+    assert all(1 <= len(group.stages) <= size for group in found.groups)
+    edges = set(workflow.edges)
+    followers = [
+        pair for group in found.groups for pair in zip(group.stages, group.stages[1:], strict=False)
+    ]
+    assert all(_leads(workflow, pair) or pair in edges for pair in followers)
+
+
+def _leads(workflow: Workflow, pair: tuple[str, str]) -> bool:
+    """Whether the first stage of the pair runs before the second one on some path."""
+    seen, todo = set(), [pair[0]]
+    while todo:
+        for each in workflow.after(todo.pop()):
+            if each not in seen:
+                seen.add(each)
+                todo.append(each)
+    return pair[1] in seen
