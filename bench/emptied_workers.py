@@ -63,6 +63,9 @@ class Unconcerned:
         """End the measurement."""
         raise MeasurementFailed(f"the worker of {hosted.order.model} died: {cause}")
 
+    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
+        """Nothing: no function puts data."""
+
     def context_lost(self, host: EmptyHost, cause: str) -> None:
         """End the measurement."""
         raise MeasurementFailed(f"the empty worker {host.host} died: {cause}")

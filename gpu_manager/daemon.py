@@ -14,6 +14,11 @@ from common.telemetry.metrics import MetricFamily, gauge, page
 from gpu_manager import open_files
 from gpu_manager.attachment.scheduling import Neighbours, Scheduling
 from gpu_manager.credentials import FunctionCredentials, fresh_secret, load_secret
+from gpu_manager.data.data_limits import DataLimits
+from gpu_manager.data.data_room import DataRoom
+from gpu_manager.data.data_spill import DataSpill
+from gpu_manager.data.data_table import DataTable
+from gpu_manager.data.worker_data import WorkerData
 from gpu_manager.devices.device_choice import choose
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.devices.host_memory import available_bytes
@@ -35,9 +40,10 @@ from gpu_manager.server.services import Services
 from gpu_manager.server.tls_termination import Certificate
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
+from gpu_manager.sessions.data_requests import NodeData
 from gpu_manager.sessions.leases_elsewhere import LeasesElsewhere
 from gpu_manager.sessions.presented_leases import PresentedLeases
-from gpu_manager.sessions.sessions import ClientSessions
+from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.transfers.gpu_paths import GpuPaths, SharedGates
 from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath, disk_speed
@@ -54,6 +60,9 @@ MakeRuntime = Callable[[Observer, Sequence[GpuDevice]], Awaitable[Runtime]]
 _STORE_SHARE = 4
 # Every image in host memory holds a descriptor: this fraction (1/N) of them is for images.
 _IMAGES_SHARE, _LEAST_IMAGES = 4, 64
+# The same for data that functions put for each other, of memory and of descriptors.
+_DATA_SHARE = 8
+_PIECES_SHARE, _LEAST_PIECES = 16, 64
 
 
 class GpuManager:
@@ -69,9 +78,7 @@ class GpuManager:
         """`neighbours` are the other nodes of the manager's cluster, if it belongs to one."""
         self._settings = settings
         self._scheduling = scheduling
-        secret = (
-            fresh_secret() if settings.secret_file is None else load_secret(settings.secret_file)
-        )
+        secret = _secret(settings)
         self.credentials = FunctionCredentials(secret)
         node = NodeId(settings.node)
         limit = settings.gpu_memory_bytes
@@ -98,7 +105,9 @@ class GpuManager:
         self._acquiring = Acquiring(
             self.node, scheduling, self.library, presented, self.leases_elsewhere
         )
-        sessions = ClientSessions(self._acquiring.end_session)
+        self.data = _data(settings, self.node, scheduling, descriptors)
+        self.node.data = self.data.workers
+        sessions = ClientSessions(self._end_session)
         self.node.lease_ended = sessions.lease_ended
         self.limits = ConnectionLimits(descriptors)
         self._server = ManagerServer(
@@ -111,6 +120,7 @@ class GpuManager:
                 administration=NodeAdministration(self.node, self._store, catalogue, scheduling),
                 limits=self.limits,
                 preparation=self._preparation,
+                data=self.data,
                 hello_s=settings.hello_s,
             ),
             _certificate(settings),
@@ -152,6 +162,7 @@ class GpuManager:
         if self._runtime is not None:
             await self.node.drain(self._settings.drain_s)
         await self._server.close()
+        await self.data.close()
         if self._runtime is not None:
             self._scheduling.detach(self.node.name)
             await self._runtime.close()
@@ -171,6 +182,10 @@ class GpuManager:
         """The host and port of the metrics server, which must be enabled."""
         return self._exporter.address
 
+    def _end_session(self, session: ClientSession) -> None:
+        self._acquiring.end_session(session)
+        self.data.end_session(session)
+
     def _families(self) -> Iterator[MetricFamily]:
         yield gauge(manager_metrics.ATTACHED, [((), float(self._scheduling.connected))])
         yield gauge(manager_metrics.SESSIONS, [((), len(self._sessions))])
@@ -178,6 +193,9 @@ class GpuManager:
         yield from self.node.meters.families()
         yield from of_gpus(self.node.gpus.values())
         yield from of_weights(self._store.status())
+        kinds = self.data.table.bytes_by_place().items()
+        yield gauge(manager_metrics.DATA, [((kind,), float(size)) for kind, size in kinds])
+        yield gauge(manager_metrics.DATA_PIECES, [((), len(self.data.table))])
 
     def _not_ready_reason(self) -> str:
         """Return why no call can be served now; empty if calls can be served."""
@@ -236,6 +254,26 @@ def _gpu(
 
 # The memory that a process takes on a GPU before it holds a model; used until it is measured.
 _CUDA_CONTEXT_BYTES = 600 << 20
+
+
+def _data(
+    settings: NodeSettings, node: GpuNode, scheduling: Scheduling, descriptors: int
+) -> NodeData:
+    memory_bytes = settings.data_memory_bytes or available_bytes() // _DATA_SHARE
+    on_disk = settings.spill is not None
+    limits = DataLimits(
+        memory_bytes=memory_bytes,
+        disk_bytes=settings.data_disk_bytes if on_disk else 0,
+        most=max(_LEAST_PIECES, descriptors // _PIECES_SHARE),
+    )
+    spill = DataSpill(settings.spill / "data", limits.disk_bytes) if settings.spill else None
+    table = DataTable(settings.node, limits, DataRoom(limits, spill))
+    return NodeData(node, table, WorkerData(table), scheduling.locate)
+
+
+def _secret(settings: NodeSettings) -> bytes:
+    """The cluster's secret, or one for the life of this process."""
+    return fresh_secret() if settings.secret_file is None else load_secret(settings.secret_file)
 
 
 def _certificate(settings: NodeSettings) -> Certificate | None:

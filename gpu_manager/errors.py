@@ -13,6 +13,10 @@ GpuManagerError
 ├── DeviceError
 │   ├── NoDriver         NVML or the NVIDIA driver is missing or does not answer
 │   └── NoSuchDevice     a choice of devices that this machine does not have
+├── DataError
+│   ├── NoSuchData       no data by this handle is here for this tenant, for whatever reason
+│   ├── NoRoomForData    data exceeds what the node, or one tenant, may have
+│   └── DataFailed       the operating system refused memory or a file operation
 └── WeightStoreError
     ├── BadImage         not a sealed image, or not the one that its table describes
     ├── UnknownImage     no image with this digest, in memory or on disk
@@ -96,6 +100,33 @@ class ReadingGivenUp(WeightStoreError):
     def __init__(self, digest: str) -> None:
         self.digest = digest
         super().__init__(f"reading weights {digest} was given up")
+
+
+class DataError(GpuManagerError):
+    """Base of errors about data that functions pass to each other."""
+
+
+class NoSuchData(DataError):
+    """A handle is of no use here; who asks does not learn why."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "there is no such data: it was dropped, its time was over, its node or worker is lost, "
+            "or it never was this namespace's"
+        )
+
+
+class NoRoomForData(DataError):
+    """Data exceeds a bound; the text says which one."""
+
+    def __init__(self, needed_bytes: int, limit_bytes: int, detail: str) -> None:
+        self.needed_bytes = needed_bytes
+        self.limit_bytes = limit_bytes
+        super().__init__(f"no room for {needed_bytes} bytes of data: {detail}")
+
+
+class DataFailed(DataError):
+    """The operating system refused memory or a file operation; the text states the reason."""
 
 
 class BadSetting(GpuManagerError):

@@ -7,6 +7,8 @@ ShimError                 base of all
 │   ├── BadFrame                  the peer sent a frame that violates the protocol
 │   └── ConnectionLost            the peer closed the connection, or is not reachable
 │       └── ManagerUnreachable    no GPU manager answers at an address
+├── UnsuitableData                a value cannot be put for other functions
+├── DataUnavailable               data of a handle cannot be had, or cannot be put now
 ├── NoWeights                     a model that is called has no weights on the GPU
 └── RemoteFailure                 the peer refused a request, or a call failed there
 """
@@ -57,6 +59,20 @@ class ManagerUnreachable(ConnectionLost):
             "`gpufaas gpu-manager`, or run the program by `gpufaas exec`"
         )
         self.address = address
+
+
+class UnsuitableData(ShimError, TypeError):
+    """A value that cannot be put for other functions; the text says what it has in it."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            f"the value cannot be put: {detail}; tensors, bytes, text, numbers, None, and lists, "
+            "tuples and dictionaries of these can"
+        )
+
+
+class DataUnavailable(ShimError, LookupError):
+    """Data cannot be had by this handle, or cannot be put now; the text says why."""
 
 
 class NoWeights(ShimError):

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from common.data_handles import node_of
 from common.http.asgi import Header
 from common.telemetry.traces import TRACEPARENT, TRACESTATE
 from gateway_ext.errors import BadRequest, Unsupported
@@ -14,6 +15,8 @@ START_TIME = b"x-start-time"
 MODELS = b"x-gpu-models"
 GPU_TRACE = b"x-gpu-trace"
 LOCAL = b"x-gpu-local"
+# Handles of data, in a request for the function and in a response for the caller.
+DATA = b"x-gpu-data"
 # What a function reports of its GPU work, before its answer or behind a stream.
 REPORTED = frozenset({MODELS, GPU_TRACE, LOCAL})
 
@@ -37,6 +40,8 @@ _NOT_BACK = _HOP_BY_HOP | {CALL_ID, START_TIME, DURATION}
 # Headers whose value is kept as it is, in the field of `RequestHeaders` of this name.
 _KEPT = {b"host": "host", b"x-forwarded-host": "forwarded_host", b"upgrade": "upgrade"}
 _CALL_ID_BYTES = 256
+_MOST_DATA = 16
+_DATA_WISH = "handle"  # the caller wants a handle of the result
 _H2C = b"h2c"
 
 
@@ -44,7 +49,8 @@ _H2C = b"h2c"
 class RequestHeaders:
     """The parsed headers of a request; `lines` are passed on to the function unchanged.
 
-    `held` are headers that are not among them until `BrowserGuard` has seen them.
+    `held` are headers that are not among them until `BrowserGuard` has seen them. `near` is the
+    node that has the data which the request names, if it names any.
     """
 
     lines: list[bytes] = field(default_factory=list)
@@ -58,6 +64,7 @@ class RequestHeaders:
     chunked: bool = False
     upgrade: bytes = b""
     named: set[bytes] = field(default_factory=set)
+    near: str = ""
     held: tuple[Header, ...] = ()
 
     @property
@@ -74,6 +81,9 @@ def read_request(headers: Iterable[Header]) -> RequestHeaders:
         if name in _READ:
             _note(found, name, value)
         elif name[:_GPU_LENGTH] != _GPU:
+            add((name, b": ", value, b"\r\n"))
+        elif name == DATA:
+            found.near = found.near or _node_of_data(value)
             add((name, b": ", value, b"\r\n"))
     if found.chunked:
         found.length = None
@@ -132,7 +142,7 @@ def read_response(headers: Iterable[Header]) -> ResponseHeaders:
         if name in _NOT_BACK:
             if name == b"connection":
                 named |= _names(header[1])
-        elif name[:_GPU_LENGTH] != _GPU:
+        elif name[:_GPU_LENGTH] != _GPU or name == DATA:
             back.append(header)
         elif name == MODELS:
             models = header[1]
@@ -168,6 +178,17 @@ def _note(found: RequestHeaders, name: bytes, value: bytes) -> None:
         found.forwarded_for.append(value)
     elif name == b"connection":
         found.named |= _names(value) - {b"close"} - _HOP_BY_HOP
+
+
+def _node_of_data(value: bytes) -> str:
+    """The node of the first handle in a list; empty if there is none. BadRequest for no list."""
+    items = value.decode("latin-1").split(",")
+    if len(items) > _MOST_DATA:
+        raise BadRequest(f"X-Gpu-Data lists more than {_MOST_DATA} handles")
+    nodes = [node_of(item.strip()) for item in items if item.strip() != _DATA_WISH]
+    if None in nodes:
+        raise BadRequest("X-Gpu-Data is a list of handles, and of the word `handle`")
+    return nodes[0] if nodes and nodes[0] else ""
 
 
 def _names(value: bytes) -> set[bytes]:

@@ -171,7 +171,12 @@ class Exchange:
         attempt.ahead = instance.unanswered - 1
         if function.options.gpu and parts.leasing is not None and self._may_lease():
             self._lease = await parts.leasing.acquire(
-                function, instance.address, call.journey, self._deadline_s, own_id=call.own_id
+                function,
+                instance.address,
+                call.journey,
+                self._deadline_s,
+                own_id=call.own_id,
+                near=call.asked.near,
             )
         attempt.asked_s = time.monotonic()
         if instance.doubted_since_s:

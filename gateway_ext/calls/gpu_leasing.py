@@ -17,6 +17,7 @@ from gateway_ext.tracing.call_journey import LEASE, Journey
 from scheduler.api import (
     EventRefused,
     LeaseUse,
+    NodeId,
     Placement,
     QueueFull,
     Request,
@@ -77,17 +78,19 @@ class GpuLeasing:
         deadline_s: float,
         *,
         own_id: bool,
+        near: str = "",
     ) -> CallLease | None:
         """A lease for the models that the call is expected to use, waited for until `deadline_s`.
 
         None if no model is expected, or if the scheduler no longer knows the models: the function
         then asks for its GPU by itself. NoGpu if the scheduler refuses. `instance` is the address
-        that the call goes to; `own_id`: no other call can have this id.
+        that the call goes to; `own_id`: no other call can have this id. `near` is the node that has
+        the call's data, if that is known.
         """
         if not function.learned.models:
             return None
         attempt = journey.attempts[-1]
-        request = _request(function, journey.call_id, deadline_s, own_id=own_id)
+        request = _request(function, journey.call_id, deadline_s, own_id=own_id, near=near)
         attempt.request = request.id
         trace = journey.context(LEASE, attempt.number)
         kind = _kind(function)
@@ -167,7 +170,9 @@ def _kind(function: Function) -> LeaseKind:
     return LeaseKind(function.id.for_scheduler, function.learned.models, function.options.batch)
 
 
-def _request(function: Function, call_id: str, deadline_s: float, *, own_id: bool) -> Request:
+def _request(
+    function: Function, call_id: str, deadline_s: float, *, own_id: bool, near: str
+) -> Request:
     options = function.options
     return Request(
         id=_request_id(call_id, own_id=own_id),
@@ -177,6 +182,7 @@ def _request(function: Function, call_id: str, deadline_s: float, *, own_id: boo
         deadline_s=deadline_s,
         priority=options.priority,
         slo_s=options.slo_s,
+        near=NodeId(near) if near else None,
         registered_only=function.learned.reported,
         max_wait_s=function.most_wait_s,
         exit_rule=options.exit_rule,

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from gateway_ext.runtime.handler.handler_data import HandlerData, ShimData
 from gateway_ext.runtime.handler.handler_event import Headers
 
 Pairs = list[tuple[str, str]]
@@ -15,6 +16,9 @@ class NoPlacements:
     """For a function without a GPU: nothing is passed."""
 
     trailers: tuple[str, ...] = ()  # what a stream may be followed by
+
+    def __init__(self) -> None:
+        self.data = HandlerData()
 
     def given(self, headers: Headers) -> AbstractContextManager[None]:
         """A context for the call of the handler."""
@@ -36,6 +40,8 @@ class ShimPlacements(NoPlacements):
     trailers = (MODELS, LOCAL)
 
     def __init__(self) -> None:
+        super().__init__()
+        self.data = ShimData()
         module = importlib.import_module("torch_shim.leases.request_context")
         self._given: Callable[..., AbstractContextManager[None]] = module.given
         self._used: Callable[[], Iterable[str]] = getattr(module, "used", tuple)

@@ -20,6 +20,7 @@ from gateway_ext.runtime.handler.handler_response import (
     HandlerResponse,
     answer_of,
     is_awaitable,
+    is_whole,
     piece_of,
 )
 from gateway_ext.runtime.handler_threads import HandlerThreads
@@ -48,6 +49,7 @@ class HandlerCalls:
         self.handle = handle
         self.hostname = hostname
         self.gpu = gpu
+        self.data = gpu.data
         self.log_line = log_line
         self.loop = asyncio.get_running_loop()
         self.mailbox = LoopMailbox(self.loop)
@@ -65,6 +67,7 @@ class HandlerCalls:
 
     def begin(self, event: HandlerEvent, connection: ServerConnection) -> "HandlerCall":
         """Start a call whose answer goes to this connection."""
+        event.passed = self.data
         call = HandlerCall(self, event, connection)
         self.live[call] = True
         self.deadlines.add(call)
@@ -189,7 +192,10 @@ class HandlerCall:
     def _called_in_thread(self) -> HandlerResponse | None:
         """Call the handler; its whole response, or None where it goes out in another way."""
         try:
-            returned = self._calls.handle(self._event, HandlerContext(self._calls.hostname))
+            calls, event = self._calls, self._event
+            returned = calls.handle(event, HandlerContext(calls.hostname, calls.data))
+            if calls.data.wanted(event.headers) and is_whole(returned):
+                returned = calls.data.exchanged(returned)
             answer = None if is_awaitable(returned) else answer_of(returned)
             if answer is None or answer.pieces_async is not None:
                 self._calls.mailbox.post(self.run_in_loop, returned)
@@ -206,6 +212,7 @@ class HandlerCall:
     def _note_end(self) -> None:
         """The call's times are complete; noted while the GPU's are still at hand."""
         self._timing.ends(self._calls.gpu.timing_entries())
+        self._calls.data.settle()
 
     def _report_headers(self) -> Pairs:
         """The headers for the gateway beside a whole response."""
@@ -260,9 +267,12 @@ class HandlerCall:
     async def _called_in_loop(self, returned: object) -> None:
         try:
             if returned is None:
-                returned = self._calls.handle(self._event, HandlerContext(self._calls.hostname))
+                context = HandlerContext(self._calls.hostname, self._calls.data)
+                returned = self._calls.handle(self._event, context)
             if is_awaitable(returned):
                 returned = await returned
+            if self._calls.data.wanted(self._event.headers) and is_whole(returned):
+                returned = await asyncio.to_thread(self._calls.data.exchanged, returned)
             answer = answer_of(returned)
             if answer.pieces_async is not None:
                 await self._pump_async(answer, answer.pieces_async)

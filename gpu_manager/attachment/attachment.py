@@ -47,6 +47,7 @@ from scheduler.wire.node_stream import (
     Ask,
     Contended,
     Given,
+    Locate,
     NodeReport,
     Report,
     StreamTimes,
@@ -219,6 +220,11 @@ class Attachment:
     async def evict(self, model: ModelId, gpu: GpuId | None = None) -> None:
         """Remove a model from GPU memory where it is not in use."""
         await self._ask(lambda number: Ask(number, "evict", model, gpu))
+
+    async def locate(self, node: NodeId) -> tuple[str, ...]:
+        """Ask the scheduler for a node's addresses, which may have changed; none if unknown."""
+        answer = await self._ask(lambda number: Locate(number, node))
+        return answer.addresses
 
     async def survey(self) -> Status:
         """Return the scheduler's current view: this node's GPUs and the cluster's counts."""

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 from scheduler.api import Placement, RequestId
-from scheduler.wire.node_stream import Acquire, Answer, Ask, Survey, Wanted
+from scheduler.wire.node_stream import Acquire, Answer, Ask, Locate, Survey, Wanted
 from scheduler.wire.refusals import error_of
 
-Call = Acquire | Wanted | Ask | Survey
+Call = Acquire | Wanted | Ask | Survey | Locate
 
 
 class PendingCall:

@@ -71,6 +71,10 @@ class Scheduling(NodeReports, Protocol):
         """Remove a model from GPU memory where it is not in use."""
         ...
 
+    async def locate(self, node: NodeId) -> tuple[str, ...]:
+        """Return the addresses at which functions reach a node; none if it is unknown."""
+        ...
+
     async def survey(self) -> Status:
         """Return the current counts and at least this node's GPUs."""
         ...

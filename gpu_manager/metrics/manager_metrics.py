@@ -27,6 +27,13 @@ WEIGHTS = _gauge(
     "kind",
 )
 WEIGHTS_BUDGET = _gauge("weights_budget_bytes", "What weights may take of the host's memory")
+DATA = _gauge(
+    "data_bytes",
+    "Data that functions put for each other: memory (kept to be used again, too), disk, worker "
+    "(whose worker alone has it)",
+    "kind",
+)
+DATA_PIECES = _gauge("data_pieces", "Pieces of such data")
 WEIGHTS_EVICTED = _counter("weights_evicted", "Weights that left the host's memory")
 
 # -- GPUs ----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.runtimes.load_phases import LoadPhases
 from gpu_manager.runtimes.runtime import Emulation, HostedModel, LoadOrder, LoadSpan, Runtime
+from gpu_manager.runtimes.staying_data import StayingData
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.moved_sums import MovedSums
 from gpu_manager.weights.image_feeds import ImageFeed
@@ -49,6 +50,7 @@ class Loader:
         reports: NodeReports,
         short: Callable[[], None],
         meters: NodeMeters,
+        data: StayingData,
     ) -> None:
         """`short` reports the whole state: after memory pressure that was reported has passed, and
         where a single report would be misunderstood."""
@@ -60,9 +62,10 @@ class Loader:
         self._reports = reports
         self._short = short
         self._meters = meters
+        self._data = data
         self._loop = asyncio.get_running_loop()
         self.tiers = TierReports(self._node, store, catalogue, reports)
-        self.processes = EmptiedProcesses(self.tiers, reports, short)
+        self.processes = EmptiedProcesses(self.tiers, reports, short, data)
 
     def load(
         self,
@@ -323,6 +326,7 @@ class Loader:
         await resident.stop_loading()
         await self.processes.give_up(gpu, resident)
         if resident.hosted is not None:
+            await self._data.rescue(resident.hosted)
             await resident.hosted.unload()
         self._forget(gpu, resident)
         self.tiers.report(resident.model)

@@ -23,13 +23,8 @@ from gpu_manager.node.run_reports import RunReports
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.stepping_down.weight_steps import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.runtimes.runtime import (
-    EmptyHost,
-    HostedId,
-    HostedModel,
-    PressureAnswer,
-    Runtime,
-)
+from gpu_manager.runtimes.runtime import EmptyHost, HostedId, HostedModel, PressureAnswer, Runtime
+from gpu_manager.runtimes.staying_data import NoStayingData, StayingData
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import (
     Demote,
@@ -54,7 +49,7 @@ log = logging.getLogger(__name__)
 class GpuNode:
     """A node's GPUs, residents and leases; implements NodeLink and the runtime's Observer.
 
-    `lease_ended` is called after the end of a lease that a session had claimed.
+    `lease_ended` is called after a claimed lease has ended; `data` is what functions put.
     """
 
     def __init__(
@@ -69,6 +64,7 @@ class GpuNode:
         self.leases = LeasesInForce(settings.leases)
         self.meters = NodeMeters(self.gpus, settings.metric_names)
         self.lease_ended: Callable[[SessionKey, LeaseId], None] = _ignore_end
+        self.data: StayingData = NoStayingData()
         self.granted = ChangeSignal()
         self.addresses: tuple[str, ...] = ()
         self._settings = settings
@@ -89,10 +85,10 @@ class GpuNode:
             reports,
             self.resync,
             self.meters,
+            self.data,
         )
-        self._steps = WeightSteps(
-            self._store, self._catalogue, self._loader.tiers, self._is_on_a_gpu
-        )
+        tiers = self._loader.tiers
+        self._steps = WeightSteps(self._store, self._catalogue, tiers, self._is_on_a_gpu)
         self._relief = MemoryRelief(reports, self._settings.pressure_s, self.resync)
         self._endings = LeaseEndings(
             self.leases, self.gpus, self.meters, reports, self._runs, self.lease_ended
@@ -323,6 +319,10 @@ class GpuNode:
         gpu.update_limits()
         limit_bytes, together_bytes = gpu.limit_bytes(resident), gpu.together_bytes(resident)
         return PressureAnswer(limit_bytes, relieved, together_bytes)
+
+    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
+        """A worker has copied data that functions put with it, or has not got it."""
+        self.data.handed_over(hosted, handle, done=done)
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model that ended unexpectedly: end every lease that may call the model."""

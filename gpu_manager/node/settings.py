@@ -40,9 +40,10 @@ class NodeSettings:
     function to send the weights. Up to `gpu_overlap` leases may be in force on a GPU at once; the
     work of one request at a time runs on it. So many `spare_contexts` at most wait for models on
     each kind of GPU (None: as many as is usual). `runtime` hosts the models whose functions do not
-    wish for another. `host_eviction` is the rule by which weights are evicted from host memory to
-    disk. Metrics and health checks are served at the host and port `metrics`; at most
-    `metric_names` models have separate metrics. Workers are prepared for a first
+    wish for another. Data that functions put for each other has `data_memory_bytes`, and on disk,
+    if weights are spilled, `data_disk_bytes`. `host_eviction` is the rule by which weights are
+    evicted from host memory to disk. Metrics and health checks are served at the host and port
+    `metrics`; at most `metric_names` models have separate metrics. Workers are prepared for a first
     model at the node's start, or when the first HELLO of a shim says that a GPU may be used soon.
     """
 
@@ -58,6 +59,8 @@ class NodeSettings:
     host_eviction: str = "lru"
     spill: Path | None = None
     spill_bytes: int = 64 * GIB
+    data_memory_bytes: int | None = None
+    data_disk_bytes: int = 16 * GIB
     secret_file: Path | None = None
     gpu_overlap: int = 1
     spare_contexts: int | None = None

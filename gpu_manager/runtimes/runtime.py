@@ -184,6 +184,15 @@ class HostedModel(Protocol):
         All models of its process may use `together_bytes` at once; 0 if it has none beside it.
         """
 
+    def hand_over(self, handle: str, size_bytes: int, descriptor: int) -> None:
+        """Have data that functions put with the model's worker copied to memory.
+
+        `handed_over` is called when it is there. The caller keeps the descriptor.
+        """
+
+    def withdraw(self, handle: str) -> None:
+        """Let no further call use data that functions put with the model's worker."""
+
     async def unload(self) -> int:
         """Remove the model from the GPU, even during a call; return the bytes freed."""
 
@@ -221,6 +230,9 @@ class Observer(Protocol):
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
         """Handle a call that needs `need_bytes` in total, beyond its limit; the call waits."""
         ...
+
+    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
+        """Handle the end of `hand_over`: the data was copied, or the worker has not got it."""
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model's unexpected end; called once for each model of a process."""

@@ -163,8 +163,11 @@ class ClientConnection:
         if answer is None:
             return
         try:
-            fields = answer.fields
-            await self._stream.send(FrameKind.ANSWER, [number, fields], (), answer.descriptors)
+            meta, body = [number, answer.fields], answer.body
+            if body is not None:
+                await self._stream.send(FrameKind.CONTENT, meta, (body,))
+            else:
+                await self._stream.send(FrameKind.ANSWER, meta, (), answer.descriptors)
         finally:
             answer.close()
 

@@ -21,6 +21,8 @@ _FAILURES: tuple[tuple[type[Exception], FailureKind], ...] = (
     (errors.UnknownVersion, FailureKind.UNKNOWN_VERSION),
     (errors.UnknownImage, FailureKind.UNKNOWN_MODEL),
     (errors.WeightStoreError, FailureKind.WEIGHTS),
+    (errors.NoSuchData, FailureKind.NO_DATA),
+    (errors.DataError, FailureKind.NO_ROOM),
     (errors.LoadFailure, FailureKind.LOST),
     (errors.NoWorker, FailureKind.LOST),
     (errors.LeaseOver, FailureKind.LEASE),

@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 from gpu_manager.server.greeting import ClientRole
 from gpu_manager.server.services import Services
+from gpu_manager.sessions.data_requests import DataRequests
 from gpu_manager.sessions.sessions import ClientSession
 from gpu_manager.sessions.weight_requests import WeightRequests
 from gpu_manager.wire import request_fields as read
+from gpu_manager.wire.request_fields import Fields
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.protocol import MAX_PIECE_BYTES, FrameKind
@@ -23,6 +25,7 @@ class ClientAnswer:
     fields: dict[str, Any]
     copies: Sequence[int] = ()
     ends: Sequence[socket.socket] = field(default=())
+    body: bytes | None = None  # a piece of data: then the frame is CONTENT
 
     @property
     def descriptors(self) -> list[int]:
@@ -65,21 +68,32 @@ class ShimRequests:
         self._session = session
         self._acquiring = services.acquiring
         self._weights = WeightRequests(services.library, session)
+        self._data = DataRequests(services.data, session, local=local)
         self._local = local
 
     @property
     def most_body_bytes(self) -> int:
-        """That of a piece while weights arrive in pieces: memory is kept for no other body."""
-        return MAX_PIECE_BYTES if self._weights.arriving else 0
+        """That of a piece while weights or data arrive: memory is kept for no other body."""
+        return MAX_PIECE_BYTES if self._weights.arriving or self._data.arriving else 0
 
     def waits(self, frame: Frame) -> bool:
-        """Whether a request hashes weights or waits for a lease; pieces of weights keep order."""
+        """Whether a request hashes weights, or waits for a lease or for room.
+
+        Pieces keep order, and follow the answer to the request that announced them.
+        """
         whole = frame.kind is FrameKind.UPLOAD and bool(frame.descriptors)
-        return whole or frame.kind in {FrameKind.PROVE, FrameKind.ACQUIRE}
+        puts = frame.kind is FrameKind.PUT and self._local
+        gets = frame.kind is FrameKind.GET and self._data.waits(read.request(frame.meta)[1])
+        return whole or puts or gets or frame.kind in _WAITING
 
     async def handle(self, frame: Frame) -> ClientAnswer | None:
         """Handle a request; return None if it has no answer."""
         _, fields = read.request(frame.meta)
+        if frame.kind in _ABOUT_DATA:
+            return await self._about_data(frame, fields)
+        return await self._about_models(frame, fields)
+
+    async def _about_models(self, frame: Frame, fields: Fields) -> ClientAnswer | None:
         if frame.kind is FrameKind.ACQUIRE:
             answer, ends = await self._acquiring.acquire(self._session, fields, local=self._local)
             return ClientAnswer(answer, ends=ends)
@@ -106,9 +120,36 @@ class ShimRequests:
             raise BadFrame(f"{frame.kind.name} is not a request of a shim")
         return None
 
+    async def _about_data(self, frame: Frame, fields: Fields) -> ClientAnswer | None:
+        data = self._data
+        if frame.kind is FrameKind.PUT:
+            answer, copies = await data.put(fields)
+            return ClientAnswer(answer, copies)
+        if frame.kind is FrameKind.GET:
+            answer, copies, body = await data.get(fields)
+            return ClientAnswer(answer, copies, body=body)
+        if frame.kind is FrameKind.PIECE:
+            return ClientAnswer(await data.piece(frame, fields))
+        if frame.kind is FrameKind.DISCARD:
+            data.drop(fields)
+        else:
+            data.give_back(fields)
+        return None
+
     def close(self) -> None:
         """Discard incomplete uploads."""
         self._weights.close()
+        self._data.close()
+
+
+_WAITING = {FrameKind.PROVE, FrameKind.ACQUIRE}
+_ABOUT_DATA = {
+    FrameKind.PUT,
+    FrameKind.GET,
+    FrameKind.PIECE,
+    FrameKind.DISCARD,
+    FrameKind.RETURN,
+}
 
 
 class AdminRequests:

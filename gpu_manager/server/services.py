@@ -8,6 +8,7 @@ from gpu_manager.runtimes.preparation import Preparation
 from gpu_manager.server.connection_limits import ConnectionLimits
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
+from gpu_manager.sessions.data_requests import NodeData
 from gpu_manager.sessions.sessions import ClientSessions
 from gpu_manager.sessions.weight_requests import Library
 
@@ -24,4 +25,5 @@ class Services:
     administration: NodeAdministration
     limits: ConnectionLimits
     preparation: Preparation
+    data: NodeData
     hello_s: float

@@ -1,6 +1,7 @@
 """One model of a worker: its weights, its calls on their channels, and how it leaves the worker."""
 
 import gc
+import os
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ from gpu_manager.worker.call_reports import CallSums, MemoryRequests, Tell
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
+from gpu_manager.worker.calls.data_in_worker import map_room
 from gpu_manager.worker.calls.executor import CallAnswer, Executor
 from gpu_manager.worker.device.worker_device import WorkerDevice
 from gpu_manager.worker.program.allowed_operators import OperatorTable
@@ -82,6 +84,21 @@ class ServedModel:
         else:
             self.executor.set_limit(order.limit_bytes)
 
+    def hand_over(self, order: worker_orders.HandOver, descriptor: int) -> None:
+        """Copy data to memory of the manager's, on a thread of its own, and say whether it is."""
+        done = False
+        try:
+            self.device.adopt_thread()
+            # The memory is mapped no more when this is over: the manager may seal it.
+            done = self.executor.data.hand_over(
+                order.handle, map_room(descriptor, order.size_bytes)
+            )
+        except (OSError, ValueError, MemoryError, RuntimeError) as error:
+            self._note(f"data cannot be handed over: {type(error).__name__}: {error}"[:500])
+        finally:
+            os.close(descriptor)
+        self._tell(worker_orders.HandedOver(self.number, order.handle, done))
+
     def note_settled(self) -> None:
         """Its load has ended."""
         self.device.link.report(self._moved, at_once=True)
@@ -104,6 +121,7 @@ class ServedModel:
         images = list(self.executor.images.values())
         self.executor.images.clear()
         self.executor.graphs.clear()
+        self.executor.data.clear()
         self._programs.clear()
         gc.collect()  # what a failed call left may refer to itself
         freed = [image.close() for image in images]

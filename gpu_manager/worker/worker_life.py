@@ -65,12 +65,14 @@ class _WorkerLife:
             worker_orders.EndCalls: self._end,
             worker_orders.SetLimit: self._limit,
             worker_orders.DropModel: self._drop,
+            worker_orders.WithdrawData: self._withdraw,
             worker_orders.HurryLoad: self._hurry,
         }
         with_descriptors: dict[type[worker_orders.WorkerOrder], Callable[..., None]] = {
             worker_orders.Assign: self._assign,
             worker_orders.LoadImage: self._load,
             worker_orders.OpenChannel: self._serve,
+            worker_orders.HandOver: self._hand_over,
         }
         while True:
             try:
@@ -143,6 +145,21 @@ class _WorkerLife:
             return
         for descriptor in frame.descriptors:
             os.close(descriptor)
+
+    def _hand_over(self, order: worker_orders.HandOver, frame: Frame) -> None:
+        model = self._models.get(order.model)
+        if model is not None and len(frame.descriptors) == 1:
+            (descriptor,) = frame.descriptors
+            self._setup.background(partial(model.hand_over, order, descriptor))
+            return
+        for descriptor in frame.descriptors:
+            os.close(descriptor)
+        self._tell(worker_orders.HandedOver(order.model, order.handle, False))
+
+    def _withdraw(self, order: worker_orders.WithdrawData) -> None:
+        model = self._models.get(order.model)
+        if model is not None:
+            model.executor.data.withdraw(order.handle)
 
     def _drop(self, order: worker_orders.DropModel) -> None:
         """Let a model go in a thread of its own, while the others work."""

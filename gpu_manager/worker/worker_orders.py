@@ -155,6 +155,32 @@ class OpenChannel(NamedTuple):
     function: str
 
 
+class HandOver(NamedTuple):
+    """Manager to worker, with a descriptor of memory: copy the data that you have there.
+
+    Functions put it by this handle.
+    """
+
+    model: int
+    handle: str
+    size_bytes: int
+
+
+class HandedOver(NamedTuple):
+    """Worker to manager: the data was copied; or it could not be, since it is not here."""
+
+    model: int
+    handle: str
+    done: bool
+
+
+class WithdrawData(NamedTuple):
+    """Manager to worker: no call takes the data of this handle any more."""
+
+    model: int
+    handle: str
+
+
 class StopWorker(NamedTuple):
     """Manager to worker: send the functions what only you have, and end."""
 
@@ -241,7 +267,19 @@ WorkerOrder = (
     | OpenChannel
     | StopWorker
     | CallsRan
-) | (Pressure | Note | Fork | Forked | DropModel | ModelDropped | HurryLoad | BytesMoved)
+) | (
+    Pressure
+    | Note
+    | Fork
+    | Forked
+    | DropModel
+    | ModelDropped
+    | HandOver
+    | HandedOver
+    | WithdrawData
+    | HurryLoad
+    | BytesMoved
+)
 
 KINDS: dict[type[WorkerOrder], FrameKind] = {
     Warm: FrameKind.WARM,
@@ -259,6 +297,9 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     StopWorker: FrameKind.STOP,
     DropModel: FrameKind.EMPTY,
     ModelDropped: FrameKind.CLEARED,
+    HandOver: FrameKind.HAND_OVER,
+    HandedOver: FrameKind.HANDED_OVER,
+    WithdrawData: FrameKind.WITHDRAW,
     HurryLoad: FrameKind.HURRY,
     BytesMoved: FrameKind.MOVED,
     CallsRan: FrameKind.RAN,

@@ -152,6 +152,23 @@ class ClusterView(View):
     def few_idle(self, request: RequestView, most: int) -> Sequence[SlotView]:
         return self._few(self._cluster.idle, _pending(request).bundle, most)
 
+    def near_idle(self, request: RequestView) -> Sequence[SlotView]:
+        pending = _pending(request)
+        near = pending.request.near
+        if near is None:
+            return ()
+        gpus = self._cluster.gpus_of.get(near, ())
+        fitting = [gpu for gpu in gpus if gpu.size_class >= pending.bundle.size_class]
+        slots = [
+            slot
+            for gpu in fitting
+            if self._has_room(gpu.cache, pending.bundle)
+            for slot in gpu.slots
+            if slot.idle
+        ]
+        slots.sort(key=_used)
+        return slots
+
     def any_idle(self) -> bool:
         return self._cluster.idle_slots > 0
 

@@ -24,7 +24,9 @@ class Policy:
        less the load (up to `idle_discount` cheaper, with the share of GPUs that are idle),
        less the worth of what is evicted. The largest gain goes first, and for the youngest
        request of its models, since the oldest one will get the holder that comes free.
-    Loads go to the idle GPU whose victims are worth least. A copy is worth its load, times the
+    Loads go to the idle GPU whose victims are worth least; away from the node that a request names,
+    where its data is, a GPU costs it `away` seconds more, and of idle GPUs with a hit one of that
+    node goes first. A copy is worth its load, times the
     requests expected while `memory` such loads' worth of inference runs, times the chance that
     all other copies are busy. At most `candidates` models and GPUs are weighed.
     """
@@ -36,6 +38,7 @@ class Policy:
     memory: Annotated[
         float, "over how many loads' worth of inference a copy is expected to pay"
     ] = 16.0
+    away: Annotated[float, "seconds that a request's data takes from the node that it names"] = 0.02
     candidates: Annotated[int, "how many models and GPUs are weighed at most"] = 8
 
     def __post_init__(self) -> None:
@@ -67,7 +70,8 @@ class Policy:
 
     def _hit(self, view: View) -> Place | None:
         for hit, slot in view.hits():
-            return Place((hit,), slot, "hit on an idle GPU")
+            holders = (near for near in view.near_idle(hit) if view.is_hit(hit, near))
+            return Place((hit,), next(holders, slot), "hit on an idle GPU")
         return None
 
     def _load_unheld(self, view: View) -> Place | None:
@@ -107,11 +111,14 @@ class Policy:
         return wait_at_s(view, request, holder, begins_s, self.rivals, self.backlog)
 
     def _cheapest(self, view: View, request: RequestView) -> SlotView | None:
-        """The idle GPU whose victims are worth least."""
+        """The idle GPU whose victims are worth least, counting the way to the request's data."""
         best: SlotView | None = None
         best_s = 0.0
-        for slot in view.few_idle(request, self.candidates):
+        near = view.near_idle(request)
+        for slot in (*near, *view.few_idle(request, self.candidates)):
             cost_s = worth_s(view, view.victims(request, slot), self.memory)
+            if near and slot not in near:
+                cost_s += self.away
             if best is None or cost_s < best_s:
                 best, best_s = slot, cost_s
         return best

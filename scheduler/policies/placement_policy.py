@@ -215,6 +215,13 @@ class View(Protocol):
         """How many GPUs hold the request's models."""
         ...
 
+    def near_idle(self, request: RequestView) -> Sequence[SlotView]:
+        """The idle slots with room on the node that the request is best near, least used first.
+
+        None where it names no node. A node has its data, or its function.
+        """
+        ...
+
     def few_idle(self, request: RequestView, most: int) -> Sequence[SlotView]:
         """The least used idle slots where the request's models have room, after evictions."""
         ...

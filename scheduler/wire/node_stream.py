@@ -230,6 +230,13 @@ class Survey(NamedTuple):
     call: int
 
 
+class Locate(NamedTuple):
+    """Up: asks for the addresses of another node, which has data."""
+
+    call: int
+    node: NodeId
+
+
 class Leave(NamedTuple):
     """Up: the node leaves; no message follows."""
 
@@ -248,10 +255,7 @@ class Given(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Down: the result of a call, if the call has one.
-
-    `addresses` are those of the placement's node, if it is not the caller's own node.
-    """
+    """Down: the result of a call; `addresses` are those of the placement's or the asked node."""
 
     call: int
     placement: Placement | None = None
@@ -270,7 +274,7 @@ class Beat(NamedTuple):
     """Both: a heartbeat, which acknowledges what was received."""
 
 
-Up = Report | Acquire | Wanted | Ask | Survey | Leave | Superseded | Beat
+Up = Report | Acquire | Wanted | Ask | Survey | Locate | Leave | Superseded | Beat
 Down = Given | Answer | Contended | Beat
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")

@@ -14,6 +14,7 @@ from torch_shim.capture import operator_counts
 from torch_shim.capture.background import BackgroundTracer
 from torch_shim.capture.root_modules import Root, Roots, root_of_module
 from torch_shim.capture.traces.pauses import at_imports, pauses
+from torch_shim.data import function_data
 from torch_shim.leases import request_context
 from torch_shim.patching import replace
 from torch_shim.process_report import report
@@ -67,6 +68,8 @@ class ModuleCalls:
         Module.__call__ = __call__  # type: ignore[method-assign]
         replace(Module, "_apply", self._apply)
         replace(torch, "compile", self._compile)
+        if self._roots.has_manager:
+            function_data.connect(self._roots.nodes)
         os.register_at_fork(after_in_child=self._after_fork)
         fork_steps.register(
             fork_steps.ForkSteps(

@@ -87,6 +87,10 @@ class Roots:
         self._weights = ProcessWeights(self._memories)
         self.local = _ThreadState()
 
+    def nodes(self) -> Nodes:
+        """Return this process's sessions with GPU managers."""
+        return self._nodes()[0]
+
     def lay_out_weights(self, module: torch.nn.Module, since: int) -> None:
         """Lay out weights for the node that were moved to the GPU after the mark `since`."""
         if self._address is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch_shim.errors import ManagerUnreachable, WireError
 from torch_shim.wire.dialing import CONNECT_TIMEOUT_S
 from torch_shim.wire.manager_session import ManagerSession
+from torch_shim.wire.worker_peer import Content, WorkerPeer
 
 log = logging.getLogger("gpufaas")
 
@@ -56,6 +57,19 @@ class Nodes:
         tried = ", ".join(addresses) or "no address"
         detail = "; ".join(failures) or "none of these addresses can be reached from here"
         raise ManagerUnreachable(tried, f"node {node}: {detail}")
+
+    def holding(self, key: int, content: Content) -> tuple[ManagerSession, WorkerPeer, int] | None:
+        """Return a worker that keeps this content of a storage, and the epoch that it has there."""
+        for session in [self.own, *list(self._others.values())]:
+            found = session.holding(key, content)
+            if found is not None:
+                return session, *found
+        return None
+
+    def peers(self) -> list[WorkerPeer]:
+        """Return the workers to which this process is connected, on any node."""
+        sessions = [self.own, *list(self._others.values())]
+        return [peer for session in sessions for peer in session.peers()]
 
     @property
     def other_sessions(self) -> int:

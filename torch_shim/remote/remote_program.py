@@ -343,7 +343,7 @@ def _bring_from_others(args: Sequence[Any], bound: Bound, peer: WorkerPeer) -> N
     for number in bound.others if waiting else ():
         value = args[number]
         lacks = absent_of(value) if isinstance(value, torch.Tensor) else None
-        if lacks is not None and lacks.holder is not peer:
+        if lacks is not None and lacks.holder is not None and not lacks.holder.is_with(peer):
             lacks.bring()
 
 

@@ -10,6 +10,7 @@ import torch
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of
 from torch_shim.tensors.handles import CudaTensor
+from torch_shim.tensors.large import data_origins
 from torch_shim.wire.arena import Buffer, Layout, layout_of, span_of, write_bytes
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.memory.shared_blocks import SharedBlock, block_of
@@ -178,9 +179,12 @@ class Shipment:
                 key = mark.key  # unchanged since the last call: keep it now
             else:
                 self._kept.sent[mark.key] = content
+            if data_origins.noted and self._take_data(storage, mark.key, content):
+                return value, layout, [KEPT, mark.key, 0]
             lacks = absent_of(value)
             if lacks is not None:  # the worker has other bytes than this one needs
-                lacks.bring(self._channel if lacks.holder is self._peer else None)
+                with_peer = lacks.holder is not None and lacks.holder.is_with(self._peer)
+                lacks.bring(self._channel if with_peer else None)
         dtype, shape, strides, offset = layout
         span = span_of(shape, strides)
         block = block_of(storage)
@@ -201,6 +205,21 @@ class Shipment:
             run = self._runs[id(storage)] = _ByteRun(storage, start, stop, key, content, block)
         run.start, run.stop = min(run.start, start), max(run.stop, stop)
         return value, layout, run
+
+    def _take_data(self, storage: torch.UntypedStorage, key: int, content: Content) -> bool:
+        """Have the worker use another function's data where that lies; whether it does."""
+        origin = data_origins.origin_of(storage, content)
+        if origin is None:
+            return False
+        handle, size, peer = origin.handle, origin.size_bytes, self._peer
+        file = origin.located()
+        places: list[tuple[int, int] | None] = [None] if origin.process == peer.process else []
+        places += [] if file is None else [file]
+        for place in places:
+            if peer.take_data(handle, key, size, self._channel, place, content):
+                origin.taken.append((peer, key))
+                return True
+        return False
 
     def _describe(
         self,

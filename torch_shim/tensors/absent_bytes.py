@@ -59,6 +59,10 @@ class BytesHolder(Protocol):
 
     sole: set[int]
 
+    def is_with(self, peer: Any) -> bool:
+        """Whether this worker may use the bytes where they are."""
+        ...
+
     def channel_for(self, channel: Any) -> AbstractContextManager[Any]:
         """Yield this channel, or an idle one while the block runs; None if the worker is lost."""
 

@@ -28,10 +28,11 @@ _MOST_AT_ONCE = 60
 
 @dataclass(slots=True)
 class ManagerAnswer:
-    """A manager's answer: fields, and descriptors that the caller owns."""
+    """A manager's answer: fields, descriptors that the caller owns, and a piece of data."""
 
     fields: dict[str, Any]
     descriptors: tuple[int, ...] = ()
+    body: memoryview | None = None
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class ControlConnection:
             frame.close_descriptors()
             _, failure, message, facts = frame.meta
             raise RemoteFailure(failure, message, facts)
-        return ManagerAnswer(frame.meta[1], frame.descriptors)
+        return ManagerAnswer(frame.meta[1], frame.descriptors, frame.body)
 
     def idle_since(self, since_s: float) -> bool:
         """Whether no request was sent since then, and none waits for an answer."""

@@ -60,6 +60,25 @@ class DataChannel:
         """Have the worker map a block of this process's memory."""
         self._ask(FrameKind.SHARE, [key, size_bytes], descriptors=[descriptor])
 
+    def publish(self, key: int, epoch: int, handle: str, about: bytes) -> None:
+        """Let other functions use a kept storage, by the handle of its data."""
+        self._ask(FrameKind.PUBLISH, [key, epoch, handle, about])
+
+    def take(self, handle: str, key: int) -> tuple[int, bytes]:
+        """Have the worker keep data that was published there, under this key.
+
+        Return its size and its description.
+        """
+        match self._ask(FrameKind.TAKE, [handle, key]).meta:
+            case [int(size_bytes), bytes(about)] if size_bytes > 0:
+                return size_bytes, about
+            case other:
+                raise BadFrame(f"the answer to TAKE: {other!r:.60}")
+
+    def take_file(self, key: int, start: int, size_bytes: int, descriptor: int) -> None:
+        """Have the worker keep data that lies in a file, under this key."""
+        self._ask(FrameKind.TAKE, [key, start, size_bytes], descriptors=[descriptor])
+
     def drop(self, keys: list[int]) -> None:
         """Make the worker drop kept storages."""
         self._ask(FrameKind.DROP, keys)

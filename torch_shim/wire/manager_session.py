@@ -27,7 +27,7 @@ from torch_shim.wire.protocol import (
     FailureKind,
     FrameKind,
 )
-from torch_shim.wire.worker_peer import WorkerPeer
+from torch_shim.wire.worker_peer import Content, WorkerPeer
 
 log = logging.getLogger("gpufaas")
 
@@ -122,6 +122,24 @@ class ManagerSession:
     def _knows(self, name: str) -> bool:
         control = self._control
         return control is not None and name in control.welcome.get("knows", ())
+
+    @property
+    def passes_data(self) -> bool:
+        """Whether the manager keeps data that functions pass to each other."""
+        return self._knows(FrameKind.PUT.name)
+
+    def peers(self) -> list[WorkerPeer]:
+        """Return the workers of this manager to which there are channels."""
+        with self._lock:
+            return list(self._peers.values())
+
+    def holding(self, key: int, content: Content) -> tuple[WorkerPeer, int] | None:
+        """Return a worker that keeps this content of a storage, and the epoch that it has there."""
+        for peer in self.peers():
+            known, epoch = peer.kept.epochs.get(key, (None, 0))
+            if known == content:
+                return peer, epoch
+        return None
 
     def holds(self, lease: ModelLease) -> bool:
         """Whether this process believes the lease to be in force."""
@@ -322,8 +340,11 @@ class ManagerSession:
         with self._lock:
             peer = self._peers.get(worker)
             if peer is None:
-                takes_files_back = self._knows(FILES)
-                peer = self._peers[worker] = WorkerPeer(worker, takes_files_back=takes_files_back)
+                peer = self._peers[worker] = WorkerPeer(
+                    worker,
+                    takes_files_back=self._knows(FILES),
+                    takes_data=self._knows(FrameKind.PUT.name),
+                )
             return peer
 
     def _open(self, answer: ManagerAnswer) -> None:

@@ -27,6 +27,8 @@ MAX_STORAGES = 1 << 16
 MAX_PIECE_BYTES = 16 << 20
 # The bindings of one program that a channel has at a time: those used last.
 MOST_BINDINGS = 8
+# The description of one put of data, which its receiver alone reads, and the parts of one put.
+MOST_ABOUT_BYTES, MOST_PARTS = 64 << 10, 64
 # The blocks of a function's memory that a worker maps, and their bytes.
 MOST_BLOCKS, MOST_BLOCK_BYTES = 64, 1 << 30
 
@@ -55,10 +57,17 @@ class FrameKind(IntEnum):
     PING = 10
     WHERE = 11
     CLAIMED = 12
+    PUT = 13
+    GET = 14
+    PIECE = 15
     # manager -> shim or administrator
     ANSWER = 16
     REFUSED = 17
     LEASE_ENDED = 18
+    CONTENT = 19
+    # shim -> manager: further requests, about data of functions
+    DISCARD = 24
+    RETURN = 25
     # shim -> worker
     ARENA = 32
     DEFINE = 33
@@ -67,6 +76,8 @@ class FrameKind(IntEnum):
     DROP = 36
     FETCH = 37
     SHARE = 38
+    PUBLISH = 39
+    TAKE = 40
     # worker -> shim
     DONE = 48
     RESULT = 49
@@ -83,6 +94,8 @@ class FrameKind(IntEnum):
     STOP = 71
     EMPTY = 72
     HURRY = 73
+    HAND_OVER = 75
+    WITHDRAW = 76
     # worker -> manager
     READY = 80
     LOADED = 81
@@ -92,6 +105,7 @@ class FrameKind(IntEnum):
     PRESSURE = 85
     CLEARED = 86
     MOVED = 87
+    HANDED_OVER = 88
     # manager -> fork server, and back
     FORK = 96
     FORKED = 97
@@ -100,7 +114,7 @@ class FrameKind(IntEnum):
 
 # Requests added after version 1. A manager lists those that it supports in its answer to HELLO, and
 # a shim sends only these.
-LATER_REQUESTS = (FrameKind.PING, FrameKind.WHERE, FrameKind.CLAIMED)
+LATER_REQUESTS = (FrameKind.PING, FrameKind.WHERE, FrameKind.CLAIMED, FrameKind.PUT)
 # A manager adds these to the list: its workers accept a trace in a call's options; it reads the
 # sizes of an image's storages as binary data, and of OFFER only the digest.
 TRACE = "TRACE"
@@ -127,6 +141,8 @@ class FailureKind(StrEnum):
     WEIGHTS = "weights refused"
     LEASE = "lease not in force"
     MISSING = "not held here any more"
+    NO_DATA = "no such data"
+    NO_ROOM = "no room for data"
     PROGRAM = "program refused"
     OUT_OF_MEMORY = "out of memory"
     TOO_LARGE = "too large for any GPU"
@@ -176,6 +192,10 @@ _LIMITS = (
         FrameKind.OFFER: _OFFER,
         FrameKind.UPLOAD: _UPLOAD,
         FrameKind.CHUNK: _PIECE,
+        FrameKind.PIECE: _PIECE,
+        FrameKind.DISCARD: _REQUEST,
+        FrameKind.RETURN: _REQUEST,
+        FrameKind.CONTENT: _ANSWER._replace(body_bytes=MAX_PIECE_BYTES, descriptors=0),
         FrameKind.BIND: _BINDING,
         FrameKind.FAILED: _FAILURE,
     }

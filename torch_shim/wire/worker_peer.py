@@ -59,8 +59,11 @@ class WorkerStorages:
 class WorkerPeer:
     """One worker: the idle channels to it, and the storages that it keeps for this process."""
 
-    def __init__(self, name: str, *, takes_files_back: bool = False) -> None:
+    def __init__(
+        self, name: str, *, takes_files_back: bool = False, takes_data: bool = False
+    ) -> None:
         self.name = name
+        self.takes_data = takes_data  # that functions pass to each other
         self.takes_files_back = takes_files_back  # so that it writes to them again
         self.kept = WorkerStorages()
         self._maps_blocks = takes_files_back
@@ -143,6 +146,59 @@ class WorkerPeer:
             self._blocks.add(block.key)
             block.forget.append(self._forget_block)
         return True
+
+    @property
+    def process(self) -> str:
+        """The worker's process, which may have other models, too."""
+        return self.name.rpartition(".")[0]
+
+    def is_with(self, peer: Any) -> bool:
+        """Whether bytes that this worker has are used by that one where they are."""
+        return peer is self
+
+    def take_data(
+        self,
+        handle: str,
+        key: int,
+        size_bytes: int,
+        channel: DataChannel,
+        file: tuple[int, int] | None,
+        content: Content,
+    ) -> bool:
+        """Have the worker keep data under a key, and return whether it does.
+
+        It was published there, or lies in a `file`: descriptor and offset.
+        """
+        if not self.takes_data or (file is not None and not channel.wire.local):
+            return False
+        try:
+            if file is not None:
+                channel.take_file(key, file[1], size_bytes, file[0])
+            elif channel.take(handle, key)[0] != size_bytes:
+                raise BadFrame("data has another size with its worker")
+        except RemoteFailure as refused:
+            log.info("a worker does not take data: %s", refused)
+            return False
+        self.kept.result(key, content)
+        return True
+
+    def take_new(self, handle: str, key: int) -> tuple[int, bytes] | None:
+        """Take data that this process knows nothing of: its size and description.
+
+        None if the worker has not got it, or all channels to it are in use.
+        """
+        channel = self.take() if self.takes_data else None
+        if channel is None:
+            return None
+        try:
+            return channel.take(handle, key)
+        except RemoteFailure:
+            return None
+        except ConnectionLost:
+            self.mark_lost()
+            return None
+        finally:
+            self.give(channel)
 
     def _forget_block(self, key: int) -> None:
         self._blocks.discard(key)

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from common.http.asgi import Header, Message, Receive, Scope, Send, send_response, send_text
 from common.telemetry.traces import SpanKind
+from gateway_ext.calls.call_headers import DATA
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import (
     BadRequest,
@@ -147,7 +148,7 @@ class AsyncIntake:
         kept = [
             header
             for header in scope["headers"]
-            if header[0] not in _DROPPED and not header[0].startswith(_GPU)
+            if header[0] not in _DROPPED and (header[0] == DATA or not header[0].startswith(_GPU))
             if header[0] != b"authorization" or not self._is_ours(header[1])
         ]
         url = values.get(b"x-callback-url", b"").decode("latin-1")

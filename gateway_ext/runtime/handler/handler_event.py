@@ -4,7 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar, overload
 from urllib.parse import parse_qsl, unquote
 
+from gateway_ext.runtime.handler.handler_data import HandlerData
+
 _Default = TypeVar("_Default")
+
+NO_DATA = HandlerData()
 
 
 class Multi(Mapping[str, str]):
@@ -85,6 +89,7 @@ class HandlerEvent:
         self.path = unquote(path) if "%" in path else path
         self._query_text = query
         self._query: QueryParameters | None = None
+        self.passed = NO_DATA  # set where the function can have data of others
 
     @property
     def query(self) -> QueryParameters:
@@ -93,9 +98,31 @@ class HandlerEvent:
             self._query = QueryParameters(parse_qsl(self._query_text, keep_blank_values=True))
         return self._query
 
+    @property
+    def data(self) -> object:
+        """The value that the caller named by its handle, in X-Gpu-Data; of several a list."""
+        return self.passed.named(self.headers)
+
 
 class HandlerContext:
-    """The host that the handler runs on."""
+    """The host that the handler runs on, and the data that functions pass to each other."""
 
-    def __init__(self, hostname: str) -> None:
+    def __init__(self, hostname: str, data: HandlerData = NO_DATA) -> None:
         self.hostname = hostname
+        self._data = data
+
+    def put(self, value: object, lifetime_s: float | None = None) -> str:
+        """Put a value for functions of this namespace; return the handle by which they get it.
+
+        A value is a tensor, bytes, text, a number, None, or a list, tuple or dictionary of values.
+        It is put as it is now, and ends after its lifetime: five minutes, if none is given.
+        """
+        return self._data.put(value, lifetime_s)
+
+    def get(self, handle: str) -> object:
+        """Return the value of a handle: bytes as a read-only memoryview, all else as it was put."""
+        return self._data.get(handle)
+
+    def drop(self, handle: str) -> None:
+        """End data before its time is over."""
+        self._data.drop(handle)

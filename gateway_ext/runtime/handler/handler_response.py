@@ -37,6 +37,12 @@ def is_awaitable(returned: object) -> TypeGuard[Awaitable[object]]:
     return type(returned) not in _VALUES and isinstance(returned, Awaitable)
 
 
+def is_whole(returned: object) -> bool:
+    """Whether a result is a value: nothing to be awaited, and no stream."""
+    streams = Awaitable, AsyncIterator, Iterator
+    return type(returned) in _VALUES or not isinstance(returned, streams)
+
+
 def answer_of(returned: object) -> HandlerResponse:
     """Accepts `{statusCode, body, headers}`, a text, bytes, a JSON value, a generator, None."""
     if _is_mapping(returned) and _is_shaped(returned):

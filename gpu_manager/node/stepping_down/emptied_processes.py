@@ -8,6 +8,7 @@ from cache_manager.model.ids import ModelId
 from gpu_manager.node.residents import ContextOnGpu, HostGpu, ModelOnGpu
 from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.runtimes.runtime import EmptyHost
+from gpu_manager.runtimes.staying_data import StayingData
 from scheduler.api import ContextKept, NodeReports
 
 log = logging.getLogger(__name__)
@@ -17,9 +18,14 @@ class EmptiedProcesses:
     """Empties the processes of models, and reports to the scheduler what becomes of them."""
 
     def __init__(
-        self, tiers: TierReports, reports: NodeReports, resync: Callable[[], None]
+        self,
+        tiers: TierReports,
+        reports: NodeReports,
+        resync: Callable[[], None],
+        data: StayingData,
     ) -> None:
         """`resync` is called where a single report would be misunderstood."""
+        self._data = data
         self._tiers = tiers
         self._reports = reports
         self._resync = resync
@@ -63,7 +69,10 @@ class EmptiedProcesses:
     async def _empty(self, gpu: HostGpu, resident: ModelOnGpu, context: ContextOnGpu) -> None:
         await resident.stop_loading()
         await self.give_up(gpu, resident)
-        host = None if resident.hosted is None else await resident.hosted.empty()
+        host: EmptyHost | None = None
+        if resident.hosted is not None:
+            await self._data.rescue(resident.hosted)
+            host = await resident.hosted.empty()
         if host is not None and host.closed.done():
             host = None  # it has ended since
         if gpu.unshare(resident):

@@ -191,6 +191,16 @@ class ModelInWorker:
         """Change the memory that the model may use, and all models of the worker together."""
         self._send(worker_orders.SetLimit(self.number, limit_bytes, together_bytes, 0, False))
 
+    # -- data of functions ----------------------------------------------------------------------
+
+    def hand_over(self, handle: str, size_bytes: int, descriptor: int) -> None:
+        """Have the worker copy data to this memory."""
+        self._send(worker_orders.HandOver(self.number, handle, size_bytes), [descriptor])
+
+    def withdraw(self, handle: str) -> None:
+        """Have the worker let data go, which is in no later call's way."""
+        self._send(worker_orders.WithdrawData(self.number, handle))
+
     # -- how it leaves --------------------------------------------------------------------------
 
     async def unload(self) -> int:
@@ -268,6 +278,8 @@ class ModelInWorker:
             ending = self._ending.pop(order.lease, None)
             if ending is not None:
                 ending.set_result(None)
+        elif isinstance(order, worker_orders.HandedOver):
+            self._observer.handed_over(self, order.handle, done=order.done)
         elif isinstance(order, worker_orders.Pressure):
             self._pressures.start(self._relieve(order))
 

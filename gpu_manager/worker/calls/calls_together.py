@@ -15,6 +15,7 @@ import torch
 
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.device.gpu_turns import GpuTurns, NoTurns
+from gpu_manager.worker.shared_memory.published_data import PublishedData
 from torch_shim.wire.arithmetic import Arithmetic, use_arithmetic
 from torch_shim.wire.protocol import FailureKind
 
@@ -35,6 +36,7 @@ class CallsTogether:
     """Lets calls in, in the order in which they came, as soon as they suit those under way."""
 
     def __init__(self) -> None:
+        self.published = PublishedData()  # of functions, for the calls of all models
         self._turns: GpuTurns | NoTurns = NoTurns()
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()

@@ -110,6 +110,8 @@ class ChannelServer:
             FrameKind.DROP: self._drop,
             FrameKind.FETCH: self._fetch,
             FrameKind.SHARE: self._share_block,
+            FrameKind.PUBLISH: self._publish,
+            FrameKind.TAKE: self._take,
         }
         self._ending = False
 
@@ -190,6 +192,27 @@ class ChannelServer:
                 raise CallRefused(FailureKind.BAD_FRAME, "SHARE is a key, a size and a descriptor")
         self._executor.share_block(self._state.kept, key, memory)
         self._wire.send(FrameKind.DONE, [])
+
+    def _publish(self, frame: Frame) -> None:
+        match frame.meta:
+            case [int(key), int(epoch), str(handle), bytes(about)]:
+                self._executor.data.publish(self._state.kept, key, epoch, handle, about)
+            case _:
+                detail = "PUBLISH is a key, an epoch, a handle and a description"
+                raise CallRefused(FailureKind.BAD_FRAME, detail)
+        self._wire.send(FrameKind.DONE, [])
+
+    def _take(self, frame: Frame) -> None:
+        data, kept = self._executor.data, self._state.kept
+        answer: list[Any] = []
+        match frame.meta, frame.descriptors:
+            case [str(handle), int(key)], ():
+                answer += data.take(kept, handle, key)
+            case [int(key), int(start), int(size_bytes)], (descriptor,):
+                data.take_file(kept, descriptor, key, start, size_bytes)
+            case _:
+                raise CallRefused(FailureKind.BAD_FRAME, "TAKE names data by handle or in a file")
+        self._wire.send(FrameKind.DONE, answer)
 
     def _define(self, frame: Frame) -> None:
         match frame.meta:

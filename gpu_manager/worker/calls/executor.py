@@ -12,6 +12,7 @@ import torch
 from gpu_manager.worker.call_errors import CallRefused, OutOfMemory
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallsTogether
+from gpu_manager.worker.calls.data_in_worker import DataInWorker
 from gpu_manager.worker.calls.graph_call import GraphCall
 from gpu_manager.worker.calls.results import PackedResult, Packer
 from gpu_manager.worker.device.device_image import DeviceImage
@@ -77,7 +78,7 @@ class Executor:
         ask_relief: AskRelief,
         together: CallsTogether,
     ) -> None:
-        """`together` is the process's: it lets in the calls of all its models."""
+        """`together` is the process's: it lets in the calls of all models, and has their data."""
         self.device = device
         self.images: dict[str, DeviceImage] = {}
         self.sessions = SessionStorages()
@@ -89,6 +90,7 @@ class Executor:
         self._ask_relief = ask_relief
         self._together = together
         self._gate = threading.Lock()
+        self.data = DataInWorker(device, self._gate, together.published)
         self.graphs = Graphs(device)
         self._needs: dict[tuple[Any, ...], int] = {}
         self._trimming: threading.Timer | None = None
@@ -213,14 +215,13 @@ class Executor:
 
     def _inputs(self, call: GraphCall, channel: ChannelState, body: memoryview) -> Inputs:
         prepared: Inputs | None = channel.prepared(call.number, call.inputs, call.binding)
-        arena = channel.arena
-        area = body if arena is None else arena
+        area = body if channel.arena is None else channel.arena
         if prepared is not None:
             return prepared.refilled(area)
-        borrows = call.program.borrows
-        reader = InputReader(self.device, self.images, channel.kept, area, borrows=borrows)
+        how = {"borrows": call.program.borrows, "reads_only": call.program.reads_only}
+        reader = InputReader(self.device, self.images, channel.kept, area, **how)
         inputs = reader.call(call.inputs, call.program.inputs, call.binding)
-        if inputs.refill is not None and arena is not None:
+        if inputs.refill is not None and channel.arena is not None:
             channel.prepare(call.number, call.inputs, call.binding, inputs)
         return inputs
 
@@ -359,6 +360,7 @@ class Executor:
         for held in self.sessions.sole():
             if not held.parked:
                 held.storage, held.parked = self.device.park(held.storage), True
+        self.data.park()
         self.device.release()
 
     def _relieve(self, call: GraphCall, short: OutOfMemory) -> None:

@@ -196,6 +196,10 @@ class CpuArithmetic:
         """A copy in anonymous memory."""
         if self.link.is_limited:
             self.link.pass_input(self._owner, storage.nbytes())
+        return self.duplicate(storage)
+
+    def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy in the process's own memory."""
         try:
             copied: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call] # torch gives it no types
         except (MemoryError, RuntimeError) as error:

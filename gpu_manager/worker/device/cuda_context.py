@@ -245,6 +245,13 @@ class CudaContext:
             there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
             return there.copy_(storage, non_blocking=False)
 
+    def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy on the GPU, from there."""
+        with self._faults_told():
+            size = storage.nbytes()
+            there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
+            return there.copy_(storage, non_blocking=False)
+
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do the work and wait for the GPU."""
         if measure:

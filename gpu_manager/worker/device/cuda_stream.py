@@ -110,6 +110,11 @@ class CudaStream(CudaContext):
         with self._mine():
             return super().unpark(storage)
 
+    def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy in the model's pool."""
+        with self._mine():
+            return super().duplicate(storage)
+
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do the work on the model's stream, and wait for that stream alone."""
         with self._mine(), self._faults_told():

@@ -119,6 +119,9 @@ class WorkerDevice(Protocol):
     def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A parked storage on the device again; OutOfMemory where there is no room for it."""
 
+    def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy of a storage of the device; OutOfMemory where there is no room for it."""
+
     @property
     def refill(self) -> Refill | None:
         """Replaces what `receive` copied by an area's bytes of now: storage, area, offset, size.

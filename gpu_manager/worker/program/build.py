@@ -63,7 +63,8 @@ class BuiltProgram:
         self.random = program.random
         self.steps = len(program.steps)
         # Whether it reads large inputs where the function has them; a GPU has a copy in any case.
-        self.borrows = table.device.type == "cpu" and may_borrow(program)
+        self.reads_only = may_borrow(program)
+        self.borrows = table.device.type == "cpu" and self.reads_only
         self._device = table.device
         self._constants = program.constants
         self.constants = self.fresh_constants()

@@ -23,7 +23,7 @@ class InputStorage:
     in the `image` of a model's weights, or in the area if there is no image.
     """
 
-    __slots__ = ("epoch", "image", "key", "parked", "place", "storage")
+    __slots__ = ("epoch", "image", "key", "parked", "place", "shared", "storage")
 
     def __init__(
         self,
@@ -32,6 +32,8 @@ class InputStorage:
         epoch: int = 0,
         image: DeviceImage | None = None,
         place: tuple[int, int] = (0, 0),
+        *,
+        shared: bool = False,
     ) -> None:
         self.storage = storage
         self.key = key
@@ -39,6 +41,7 @@ class InputStorage:
         self.image = image
         self.place = place
         self.parked = False  # whether the storage lies in host memory for now
+        self.shared = shared  # whether others read it too: only what writes to no input may use it
 
 
 class TensorInput(NamedTuple):
@@ -74,7 +77,7 @@ class KeptStorages:
     def __init__(self, budget_bytes: int, sole_budget: SoleBudget, file_budget: FileBudget) -> None:
         self.files = ResultFiles(file_budget)
         self.blocks = FunctionBlocks()
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes  # of the copies
         self._sole_budget = sole_budget
         self._copies: OrderedDict[int, InputStorage] = OrderedDict()
         self._sole: OrderedDict[int, InputStorage] = OrderedDict()
@@ -95,7 +98,7 @@ class KeptStorages:
         self.drop([held.key])
         self._copies[held.key] = held
         self.size_bytes += held.storage.nbytes()
-        while self.size_bytes > self._budget_bytes and self._copies:
+        while self.size_bytes > self.budget_bytes and self._copies:
             self.drop([next(iter(self._copies))])
 
     def has_room(self, size_bytes: int) -> bool:

@@ -91,12 +91,15 @@ class InputReader:
         area: memoryview = NO_AREA,
         *,
         borrows: bool = False,
+        reads_only: bool = False,
     ) -> None:
+        """A program that writes to an input, or may do so, is not one that `reads_only`."""
         self._device = device
         self._images = images
         self._kept = kept
         self._area = area
         self._borrows = borrows
+        self._reads_only = reads_only
         self._held: dict[tuple[int, ...], InputStorage] = {}
         self._missing: list[int] = []
         self._end_bytes = 0
@@ -174,8 +177,12 @@ class InputReader:
             held = self._kept.find(key, epoch)
             if held is None:
                 self._missing.append(key)
-            elif held.parked:
+                return None
+            if held.parked:
                 held.storage, held.parked = self._device.unpark(held.storage), False
+                held.shared = False  # it is a copy
+            elif held.shared and not self._reads_only:
+                held.storage, held.shared = self._device.duplicate(held.storage), False
             return held
         if kind == _AREA and len(source) == _AREA_FIELDS:
             return self._sent(self._area, *rest)

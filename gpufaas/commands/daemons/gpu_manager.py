@@ -46,6 +46,13 @@ def add_parser(commands: Commands) -> None:
         metavar="SIZE",
         help="the most bytes in that folder (64GiB)",
     )
+    add("--data-memory", metavar="SIZE", help="host memory for data of functions (an eighth)")
+    add(
+        "--data-disk",
+        default="16GiB",
+        metavar="SIZE",
+        help="the most bytes of such data in the folder of --spill (16GiB)",
+    )
     add("--secret-file", metavar="FILE", help="the secret for credentials; made if missing")
     add("--scheduler", metavar="URL[,URL]", help="join the cluster of these schedulers")
     add(
@@ -76,6 +83,8 @@ def _settings(options: argparse.Namespace) -> NodeSettings:
         node_settings(options, options.node, listen),
         spill=None if options.spill is None else Path(options.spill),
         spill_bytes=parse_size(options.spill_size),
+        data_memory_bytes=None if options.data_memory is None else parse_size(options.data_memory),
+        data_disk_bytes=parse_size(options.data_disk),
         metrics=None if options.metrics is None else host_and_port(options.metrics),
         secret_file=_secret_file(options),
         prepare_at_start=options.prepare == AT_START,

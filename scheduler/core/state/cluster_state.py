@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
 from cache_manager.eviction.eviction_rule import EvictionRule
-from cache_manager.model.ids import GpuId, ModelId, Tier
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.cache_index import CacheIndex
 from scheduler.core.state.loadable_slots import LoadableSlots
 from scheduler.core.state.pending import Bundle, Pending
@@ -28,6 +28,7 @@ class ClusterState:
         self.profiles = profiles
         self.index = CacheIndex(rule)
         self.gpus: dict[GpuId, Gpu] = {}
+        self.gpus_of: dict[NodeId, list[Gpu]] = {}
         self.slots: dict[SlotId, Slot] = {}
         self.sizes: list[int] = []
         self.largest_bytes = 0
@@ -154,6 +155,7 @@ class ClusterState:
             self.active_slots += 1
             self.slots[slot.id] = slot
         self.gpus[spec.id] = gpu
+        self.gpus_of.setdefault(spec.node, []).append(gpu)
         self._sort_sizes()
         for slot in gpu.slots:
             self.active[gpu.size_class].add(slot)
@@ -199,6 +201,9 @@ class ClusterState:
         self.retire(gpu)
         self.index.remove_gpu(gpu.spec.id)
         del self.gpus[gpu.spec.id]
+        self.gpus_of[gpu.spec.node].remove(gpu)
+        if not self.gpus_of[gpu.spec.node]:
+            del self.gpus_of[gpu.spec.node]
         for slot in gpu.slots:
             del self.slots[slot.id]
 

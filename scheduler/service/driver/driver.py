@@ -191,6 +191,11 @@ class Driver:
         """The status; asynchronous, as with a scheduler in another process."""
         return self.status()
 
+    async def locate(self, node: NodeId) -> tuple[str, ...]:
+        """No addresses: whoever calls the driver itself is the only node."""
+        del node
+        return ()
+
     def close(self) -> None:
         """Take no further event, set no timer; waiting callers get Cancelled."""
         self._closed = True

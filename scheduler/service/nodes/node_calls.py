@@ -11,13 +11,13 @@ from scheduler.model.errors import BadValue, SchedulerError
 from scheduler.model.values import Placement
 from scheduler.service.driver.driver import Driver
 from scheduler.wire.cluster_status import Status
-from scheduler.wire.node_stream import Acquire, Answer, Ask, Survey, Wanted
+from scheduler.wire.node_stream import Acquire, Answer, Ask, Locate, Survey, Wanted
 from scheduler.wire.refusals import refusal
 from scheduler.wire.request_times import absolute
 
 log = logging.getLogger(__name__)
 
-NodeCall = Acquire | Wanted | Ask | Survey
+NodeCall = Acquire | Wanted | Ask | Survey | Locate
 
 
 class NodeCalls:
@@ -67,6 +67,8 @@ class NodeCalls:
             return self._placed(number, await driver.wanted(call.request))
         if isinstance(call, Survey):
             return Answer(number, status=self._survey())
+        if isinstance(call, Locate):
+            return Answer(number, addresses=self._addresses(call.node))
         await self._order(call)
         return Answer(number)
 

@@ -65,6 +65,7 @@ def request(
     arrived_s: float | None = None,
     priority: int = 0,
     max_wait_s: float | None = None,
+    near: str | None = None,
 ) -> Request:
     """A request for these models (for bert, where none is named)."""
     return Request(
@@ -76,6 +77,7 @@ def request(
         arrived_s=arrived_s,
         priority=priority,
         max_wait_s=max_wait_s,
+        near=None if near is None else NodeId(near),
     )
 
 

@@ -68,6 +68,11 @@ class Daemon:
         assert self._process is not None
         return self._process.wait(within_s)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """As kill -9 does, if it runs."""
         if self.running:

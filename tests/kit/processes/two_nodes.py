@@ -76,19 +76,20 @@ class TwoNodes:
         command += ["--listen", address, "--scheduler", self.url, *options]
         return self._started(name, "is attached", *command)
 
-    def credential(self, function: str) -> str:
-        return FunctionCredentials(load_secret(self.secret)).issue(
-            FunctionIdentity("team", function)
-        )
+    def credential(self, function: str, tenant: str = "team") -> str:
+        identity = FunctionIdentity(tenant, function)
+        return FunctionCredentials(load_secret(self.secret)).issue(identity)
 
-    def program(self, source: str, address: str) -> Program:
+    def program(
+        self, source: str, address: str, name: str = "program", tenant: str = "team"
+    ) -> Program:
         """A function whose own node's manager is at this address."""
         environment = {
             "PATH": os.defpath,
             "PYTHONPATH": os.pathsep.join([ACTIVATE, str(Path(ACTIVATE).parents[1])]),
             "GPUFAAS_ENABLED": "1",
             "GPUFAAS_ADDRESS": address,
-            "GPUFAAS_CREDENTIAL": self.credential("program"),
+            "GPUFAAS_CREDENTIAL": self.credential(name, tenant),
             "GPUFAAS_TRACING": "wait",
         }
         found = Program(source, environment)
@@ -104,9 +105,9 @@ class TwoNodes:
         found = self.get("/cluster")["gpus"]
         return {gpu["node"]: gpu for gpu in found}
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str, method: str = "GET") -> Any:
         bearer = {"authorization": f"Bearer {token(load_secret(self.secret), ApiRole.ADMIN)}"}
-        request = urllib.request.Request(f"{self.url}{path}", headers=bearer)
+        request = urllib.request.Request(f"{self.url}{path}", headers=bearer, method=method)
         with urllib.request.urlopen(request, timeout=5.0) as answer:
             return json.load(answer)
 

@@ -43,6 +43,7 @@ class Watcher:
     def __init__(self) -> None:
         self.runs: list[tuple[int, int, float, int]] = []
         self.claims: list[tuple[int, str]] = []
+        self.handed_over_data: list[tuple[str, bool]] = []
         self.deaths: list[tuple[str, str]] = []
         self.lost: list[tuple[EmptyHost, str]] = []
         self.pressures: list[tuple[int, int]] = []
@@ -71,6 +72,10 @@ class Watcher:
         del hosted
         self.pressures.append((lease, need_bytes))
         return self.relief
+
+    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
+        del hosted
+        self.handed_over_data.append((handle, done))
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         self.deaths.append((hosted.order.model, cause))

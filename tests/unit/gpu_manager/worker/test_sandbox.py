@@ -34,6 +34,9 @@ class Nobody:
     def died(self, *_: Any) -> None:
         pass
 
+    def handed_over(self, *_: Any, **__: Any) -> None:
+        pass
+
 
 async def _loaded(tenants: list[str], look: Any) -> None:
     """Load a model for each tenant and look at the workers."""

@@ -1,0 +1,238 @@
+"""The data of all tenants, by handle: put, found, read, dropped, and ended by time."""
+
+import asyncio
+import heapq
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+from common.data_handles import new_handle
+from gpu_manager.data.data_files import DataFile
+from gpu_manager.data.data_item import DataItem, DataStage
+from gpu_manager.data.data_limits import DataLimits
+from gpu_manager.data.data_room import DataRoom
+from gpu_manager.errors import DataFailed, NoRoomForData, NoSuchData
+from gpu_manager.node.leases_in_force import SessionKey
+from gpu_manager.runtimes.runtime import HostedModel
+
+log = logging.getLogger(__name__)
+
+_MOST_OUTDATED = 1024  # times at which data would have ended that was dropped
+
+
+@dataclass(frozen=True, slots=True)
+class NewData:
+    """What a function says about data that it puts; it lives for the usual time without one."""
+
+    size_bytes: int
+    about: bytes
+    lifetime_s: float | None = None
+    parts: tuple[str, ...] = ()
+
+
+class DataTable:
+    """Every piece of data of one node, between its put and its end. Used on one loop.
+
+    A handle that is unknown, another tenant's, or of data that has gone is NoSuchData, whichever
+    it is.
+    """
+
+    def __init__(self, node: str, limits: DataLimits, room: DataRoom) -> None:
+        self.limits = limits
+        self.room = room
+        self._node = node
+        self._items: dict[str, DataItem] = {}
+        self._bytes: Counter[str] = Counter()  # by tenant
+        self._counts: Counter[str] = Counter()
+        self._ends: list[tuple[float, str]] = []  # a heap
+        self._loop = asyncio.get_running_loop()
+        self._expiring: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def bytes_of(self, tenant: str) -> int:
+        """The bytes of a tenant's data, wherever they are."""
+        return self._bytes[tenant]
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of all data, wherever they are."""
+        return self._bytes.total()
+
+    def bytes_by_place(self) -> dict[str, int]:
+        """The bytes in memory, whatever of it is free, on disk, and with workers alone."""
+        staying = sum(item.size_bytes for item in self._items.values() if not item.is_here)
+        return {"memory": self.room.used_bytes, "disk": self.room.disk_bytes, "worker": staying}
+
+    async def put(self, tenant: str, owner: SessionKey, new: NewData) -> DataItem:
+        """Make room for data that `owner` will fill; NoRoomForData beyond a bound."""
+        item = self._add(tenant, owner, new)
+        try:
+            file = await self.room.file_for(item.function, new.size_bytes)
+        except BaseException:
+            self._remove(item)
+            raise
+        if item.stage is DataStage.GONE:  # its time was over, or its owner left, meanwhile
+            self.room.unread(file)
+            raise NoSuchData
+        item.file = file
+        return item
+
+    def put_on_worker(
+        self, tenant: str, owner: SessionKey, new: NewData, hosted: HostedModel
+    ) -> DataItem:
+        """Note data whose bytes this model's worker has; NoRoomForData beyond a bound."""
+        item = self._add(tenant, owner, new, hosted.id)
+        item.hosted, item.stage = hosted, DataStage.THERE
+        return item
+
+    def filled(self, item: DataItem) -> None:
+        """The bytes of data that arrived are there."""
+        assert item.file is not None, "data arrives in its file"
+        item.file.fill()
+        item.stage = DataStage.THERE
+        self.room.rest(item)
+
+    def brought(self, item: DataItem, file: DataFile) -> None:
+        """Data of a worker was copied to this file, which other readers read from now on."""
+        if item.stage is DataStage.GONE:
+            self.room.unread(file)
+            return
+        try:
+            file.fill()
+        except DataFailed:
+            self.room.unread(file)
+            raise
+        item.file = file
+        self.room.rest(item)
+
+    def arriving(self, tenant: str, owner: SessionKey, handle: str) -> DataItem:
+        """Return data that this session puts and has not filled."""
+        item = self._items.get(handle)
+        if item is None or (item.tenant, item.owner) != (tenant, owner):
+            raise NoSuchData
+        if item.stage is not DataStage.ARRIVING or item.file is None:
+            raise NoSuchData
+        return item
+
+    def find(self, tenant: str, handle: str) -> DataItem:
+        """Return data of this tenant that is there to be read."""
+        item = self._items.get(handle)
+        if item is None or item.tenant != tenant or item.stage is not DataStage.THERE:
+            raise NoSuchData
+        self.room.touch(item)
+        return item
+
+    def give_back(self, tenant: str, session: SessionKey, handle: str) -> None:
+        """A session reads what it was let read no more."""
+        item = self._items.get(handle) or next(
+            (left for left in self.room.leaving() if left.handle == handle), None
+        )
+        if item is not None and item.tenant == tenant:
+            item.given_back(session)
+            self.room.reader_left(item)
+
+    def drop(self, tenant: str, handle: str) -> None:
+        """End data of this tenant now, with its parts; nothing if it has ended already."""
+        item = self._items.get(handle)
+        if item is not None and item.tenant == tenant:
+            self.end(item)
+
+    def end(self, item: DataItem) -> None:
+        """End this data, with its parts."""
+        if item.stage is DataStage.GONE:
+            return
+        item.spoilt = item.spoilt or item.stage is DataStage.ARRIVING
+        hosted, item.hosted = item.hosted, None
+        self._remove(item)
+        if hosted is not None:
+            hosted.withdraw(item.handle)
+        self.room.retire(item)
+        for part in item.parts:
+            self.drop(item.tenant, part)
+
+    def end_session(self, session: SessionKey) -> None:
+        """A session has ended: what it was filling ends, and it gives nothing back any more."""
+        for item in [*self._items.values(), *self.room.leaving()]:
+            item.reader_gone(session)
+            if item.owner == session and item.stage is DataStage.ARRIVING:
+                self.end(item)
+            else:
+                self.room.reader_left(item)
+
+    def on_worker(self, hosted: HostedModel) -> list[DataItem]:
+        """Return the data of which this model's worker has the bytes."""
+        return [item for item in self._items.values() if item.hosted is hosted]
+
+    def close(self) -> None:
+        """End all data."""
+        if self._expiring is not None:
+            self._expiring.cancel()
+        for item in list(self._items.values()):
+            self.end(item)
+        self.room.close()
+
+    # -- bounds ---------------------------------------------------------------------------------
+
+    def _add(self, tenant: str, owner: SessionKey, new: NewData, worker: str = "") -> DataItem:
+        limits, size = self.limits, new.size_bytes
+        for part in new.parts:
+            if self.find(tenant, part).parts:
+                raise DataFailed("a part of data has parts itself")
+        if self._counts[tenant] >= limits.most_of_a_tenant or len(self._items) >= limits.most:
+            detail = f"{tenant} has {self._counts[tenant]} pieces of {len(self._items)}"
+            raise NoRoomForData(size, limits.bytes_of_a_tenant, detail)
+        if self._bytes[tenant] + size > limits.bytes_of_a_tenant:
+            most = limits.bytes_of_a_tenant
+            detail = f"{tenant} has {self._bytes[tenant]} bytes of {most} already"
+            raise NoRoomForData(size, most, detail)
+        lifetime_s = limits.lifetime_s if new.lifetime_s is None else new.lifetime_s
+        expires_s = self._loop.time() + min(lifetime_s, limits.most_lifetime_s)
+        handle = new_handle(self._node, worker)
+        item = DataItem(handle, tenant, owner, size, new.about, new.parts, expires_s)
+        self._items[handle] = item
+        self._bytes[tenant] += size
+        self._counts[tenant] += 1
+        self._end_at(expires_s, handle)
+        return item
+
+    def _remove(self, item: DataItem) -> None:
+        if self._items.pop(item.handle, None) is None:
+            return
+        item.stage = DataStage.GONE
+        tenant = item.tenant
+        self._bytes[tenant] -= item.size_bytes
+        self._counts[tenant] -= 1
+        if not self._counts[tenant]:
+            del self._bytes[tenant], self._counts[tenant]
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _end_at(self, expires_s: float, handle: str) -> None:
+        heapq.heappush(self._ends, (expires_s, handle))
+        if len(self._ends) > 2 * len(self._items) + _MOST_OUTDATED:
+            self._ends = [(item.expires_s, item.handle) for item in self._items.values()]
+            heapq.heapify(self._ends)
+        self._expire_later()
+
+    def _expire_later(self) -> None:
+        while self._ends and self._ends[0][1] not in self._items:
+            heapq.heappop(self._ends)
+        if self._expiring is not None:
+            if self._ends and self._expiring.when() <= self._ends[0][0]:
+                return  # it looks again then
+            self._expiring.cancel()
+            self._expiring = None
+        if self._ends:
+            self._expiring = self._loop.call_at(self._ends[0][0], self._expire)
+
+    def _expire(self) -> None:
+        self._expiring = None
+        now_s = self._loop.time()
+        while self._ends and self._ends[0][0] <= now_s:
+            item = self._items.get(heapq.heappop(self._ends)[1])
+            if item is not None:
+                log.debug("data of %s has ended by time", item.tenant)
+                self.end(item)
+        self._expire_later()

@@ -1,0 +1,130 @@
+"""Data that stays with workers: brought to host memory when others need it, or its worker ends."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable
+
+from gpu_manager.data.data_files import DataFile
+from gpu_manager.data.data_item import DataItem, DataStage
+from gpu_manager.data.data_table import DataTable, NewData
+from gpu_manager.errors import DataError, DataFailed, NoSuchData
+from gpu_manager.node.leases_in_force import SessionKey
+from gpu_manager.runtimes.runtime import HostedId, HostedModel
+
+log = logging.getLogger(__name__)
+
+# A worker copies data when no call of its model runs.
+_BRING_S = 10.0
+# A model that is to leave its GPU waits for its data for so long at most.
+_RESCUE_S = 3.0
+
+
+class WorkerData:
+    """Brings workers' data to memory, once for all who wait for it."""
+
+    def __init__(self, table: DataTable) -> None:
+        self._table = table
+        self._bringing: dict[DataItem, asyncio.Task[None]] = {}
+        self._copied: dict[tuple[HostedId, str], asyncio.Future[bool]] = {}
+        self._watched: set[HostedId] = set()
+
+    def put(self, tenant: str, owner: SessionKey, new: NewData, hosted: HostedModel) -> DataItem:
+        """Note data whose bytes this model's worker has, until the model leaves."""
+        item = self._table.put_on_worker(tenant, owner, new, hosted)
+        if hosted.id not in self._watched:
+            self._watched.add(hosted.id)
+            hosted.closed.add_done_callback(lambda _: self._closed(hosted))
+        return item
+
+    async def bring(self, item: DataItem) -> None:
+        """Have the item's bytes in memory; NoSuchData if they are lost."""
+        if item.is_here:
+            return
+        task = self._bringing.get(item)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._bring(item))
+            self._bringing[item] = task
+            task.add_done_callback(lambda _: self._bringing.pop(item, None))
+            task.add_done_callback(_note_error)  # those who wait may have left
+        await asyncio.shield(task)
+
+    async def rescue(self, hosted: HostedModel) -> None:
+        """Bring what only this model's worker has, before the model leaves."""
+        items = self._table.on_worker(hosted)
+        if not items:
+            return
+        try:
+            async with asyncio.timeout(_RESCUE_S):
+                for item in items:
+                    try:
+                        await self.bring(item)
+                    except DataError as error:
+                        log.warning("data on %s is lost: %s", hosted.order.gpu, error)
+        except TimeoutError:
+            log.warning("data on %s is lost: its worker was too slow", hosted.order.gpu)
+        for item in items:
+            if item.is_here and item.hosted is hosted:
+                item.hosted = None
+                hosted.withdraw(item.handle)
+
+    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
+        """A worker has copied data to the file that it was given, or has not got it."""
+        copied = self._copied.get((hosted.id, handle))
+        if copied is not None and not copied.done():
+            copied.set_result(done)
+
+    async def close(self) -> None:
+        """Wait for no worker any more."""
+        tasks = list(self._bringing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _bring(self, item: DataItem) -> None:
+        hosted = item.hosted
+        if hosted is None or hosted.closed.done():
+            raise NoSuchData
+        file = await self._table.room.file_for(item.function, item.size_bytes)
+        try:
+            copied = await self._copy(hosted, item, file)
+        except BaseException:
+            self._table.room.unread(file)
+            raise
+        if not copied or item.stage is DataStage.GONE:
+            self._table.room.unread(file)
+            if copied is None and not hosted.closed.done():
+                raise DataFailed("a worker did not hand over its data in time")
+            self._table.end(item)
+            raise NoSuchData
+        self._table.brought(item, file)
+
+    async def _copy(self, hosted: HostedModel, item: DataItem, file: DataFile) -> bool | None:
+        """Whether the worker has copied the bytes to the file; None if it has not answered."""
+        key = hosted.id, item.handle
+        copied: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._copied[key] = copied
+        descriptor = file.for_writer()
+        try:
+            hosted.hand_over(item.handle, item.size_bytes, descriptor)
+            waits: Iterable[asyncio.Future[object]] = [copied, hosted.closed]  # type: ignore[list-item] # of any result
+            await asyncio.wait(waits, timeout=_BRING_S, return_when=asyncio.FIRST_COMPLETED)
+            return copied.result() if copied.done() else None
+        finally:
+            os.close(descriptor)
+            del self._copied[key]
+
+    def _closed(self, hosted: HostedModel) -> None:
+        """The model has left: what it did not hand over is lost."""
+        self._watched.discard(hosted.id)
+        for item in self._table.on_worker(hosted):
+            item.hosted = None
+            if not item.is_here:
+                log.info("data of %s was lost with its worker", item.tenant)
+                self._table.end(item)
+
+
+def _note_error(task: asyncio.Task[None]) -> None:
+    """Take the error of a task that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,207 @@
+"""Handles a session's requests about data: put, pieces of it, get, drop, give back."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from cache_manager.model.ids import NodeId
+from common.data_handles import LONGEST, node_of
+from gpu_manager.data.data_item import DataItem
+from gpu_manager.data.data_table import DataTable, NewData
+from gpu_manager.data.worker_data import WorkerData
+from gpu_manager.errors import ClientNotAllowed, NoScheduler, NoSuchData
+from gpu_manager.node.node import GpuNode
+from gpu_manager.runtimes.runtime import HostedId, HostedModel
+from gpu_manager.sessions.sessions import ClientSession
+from gpu_manager.wire import request_fields as read
+from gpu_manager.wire.request_fields import Fields
+from torch_shim.errors import BadFrame
+from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.protocol import MAX_PIECE_BYTES, MOST_ABOUT_BYTES, MOST_PARTS
+
+Answer = dict[str, Any]
+Result = TypeVar("Result")
+# Returns the addresses of another node; none if it is unknown.
+Locate = Callable[[NodeId], Awaitable[tuple[str, ...]]]
+_MOST_ARRIVING = 4  # of one connection, in pieces
+
+
+@dataclass(frozen=True, slots=True)
+class NodeData:
+    """The node's data of functions, and where other nodes' data is asked for."""
+
+    node: GpuNode
+    table: DataTable
+    workers: WorkerData
+    locate: Locate
+
+    def end_session(self, session: ClientSession) -> None:
+        """A session has ended, and with it what it was putting."""
+        self.table.end_session(session.key)
+
+    async def close(self) -> None:
+        """End all data."""
+        await self.workers.close()
+        self.table.close()
+
+
+class DataRequests:
+    """The requests of one connection; `local` clients get descriptors instead of bytes."""
+
+    def __init__(self, data: NodeData, session: ClientSession, *, local: bool) -> None:
+        self._data = data
+        self._table = data.table
+        self._key = session.key
+        self._tenant = session.identity.tenant
+        self._local = local
+        self._arriving: dict[str, int] = {}  # bytes that have come, by handle
+
+    @property
+    def arriving(self) -> bool:
+        """Whether data arrives in pieces."""
+        return bool(self._arriving)
+
+    async def put(self, fields: Fields) -> tuple[Answer, tuple[int, ...]]:
+        """Make room for data, or note data that a worker has; return the handle."""
+        new = _new_data(fields)
+        worker = read.text_or_none(fields, "worker")
+        if worker is not None:
+            hosted = self._hosted(HostedId(worker))
+            item = self._data.workers.put(self._tenant, self._key, new, hosted)
+            return {"handle": item.handle}, ()
+        if not self._local and len(self._arriving) >= _MOST_ARRIVING:
+            raise ClientNotAllowed(f"{_MOST_ARRIVING} pieces of data have not arrived yet")
+        item = await self._table.put(self._tenant, self._key, new)
+        assert item.file is not None, "data that arrives has a file"
+        if self._local:
+            return {"handle": item.handle}, (item.file.for_writer(),)
+        self._arriving[item.handle] = 0
+        return {"handle": item.handle}, ()
+
+    async def piece(self, frame: Frame, fields: Fields) -> Answer:
+        """Take a piece of data; after the last one it may be read. A local client sends none."""
+        handle, last = _handle(fields), read.flag(fields, "last")
+        item = self._table.arriving(self._tenant, self._key, handle)
+        if not self._local:
+            await self._write(item, read.whole(fields, "offset"), frame.body)
+        if not last:
+            return {}
+        came = self._arriving.pop(handle, None)
+        if came is not None and came != item.size_bytes:
+            self._table.end(item)
+            raise BadFrame(f"data of {item.size_bytes} bytes ended after {came}")
+        self._table.filled(item)
+        return {}
+
+    def waits(self, fields: Fields) -> bool:
+        """Whether a GET may wait: for a worker, a disk, or the scheduler."""
+        near = node_of(_handle(fields)) == self._data.node.name
+        return not (near and self._local) or bool(fields.get("here"))
+
+    async def get(self, fields: Fields) -> tuple[Answer, tuple[int, ...], bytes | None]:
+        """Return what data is, with a descriptor or a piece of it if it is `here`."""
+        handle = _handle(fields)
+        node = NodeId(node_of(handle) or "")
+        if node != self._data.node.name:
+            return {"elsewhere": await self._elsewhere(node)}, (), None
+        item = self._table.find(self._tenant, handle)
+        if not item.is_here and read.flag(fields, "here", default=False):
+            await self._data.workers.bring(item)
+            item = self._table.find(self._tenant, handle)
+        answer: Answer = {"size": item.size_bytes, "about": item.about}
+        if item.hosted is not None:
+            answer["worker"] = item.hosted.id
+        if not item.is_here:
+            return answer, (), None
+        if self._local:
+            return answer | {"start": 0}, (item.for_reader(self._key),), None
+        offset = read.whole_or_none(fields, "offset")
+        content = None if offset is None else await self._read(item, offset)
+        return answer, (), content
+
+    def drop(self, fields: Fields) -> None:
+        """End data, if it is this tenant's."""
+        self._table.drop(self._tenant, _handle(fields))
+
+    def give_back(self, fields: Fields) -> None:
+        """The session maps the memory of this data no more."""
+        self._table.give_back(self._tenant, self._key, _handle(fields))
+
+    def close(self) -> None:
+        """End what has not arrived."""
+        for handle in self._arriving:
+            self._table.drop(self._tenant, handle)
+        self._arriving.clear()
+
+    def _hosted(self, name: HostedId) -> HostedModel:
+        """Return the model whose worker has the data; ClientNotAllowed for another tenant's."""
+        hosted = self._data.node.hosted(name)
+        if hosted.order.tenant != self._tenant:
+            raise ClientNotAllowed(f"worker {name} is not this namespace's")
+        return hosted
+
+    async def _elsewhere(self, node: NodeId) -> Answer:
+        try:
+            addresses = await self._data.locate(node) if node else ()
+        except NoScheduler as error:
+            raise NoSuchData from error
+        if not addresses:
+            raise NoSuchData
+        return {"node": node, "addresses": list(addresses)}
+
+    async def _write(self, item: DataItem, offset: int, body: memoryview) -> None:
+        came = self._arriving.get(item.handle)
+        if came is None or offset != came or offset + len(body) > item.size_bytes:
+            self._table.end(item)
+            self._arriving.pop(item.handle, None)
+            raise BadFrame("pieces of data come in order, and are as long as was said")
+        assert item.file is not None, "data that arrives has a file"
+        descriptor = item.file.for_writer()  # the item may end meanwhile
+        await _in_thread(lambda: _write_all(descriptor, body, offset), descriptor)
+        if item.handle in self._arriving:
+            self._arriving[item.handle] = came + len(body)
+
+    async def _read(self, item: DataItem, offset: int) -> bytes:
+        descriptor = item.for_reader(self._key)
+        count = max(0, min(MAX_PIECE_BYTES, item.size_bytes - offset))
+        try:
+            return await _in_thread(lambda: os.pread(descriptor, count, offset), descriptor)
+        finally:
+            self._table.give_back(self._tenant, self._key, item.handle)
+
+
+def _new_data(fields: Fields) -> NewData:
+    about = fields.get("about")
+    if not isinstance(about, bytes) or len(about) > MOST_ABOUT_BYTES:
+        raise BadFrame(f"about is not at most {MOST_ABOUT_BYTES} bytes")
+    parts = () if fields.get("parts") is None else read.texts(fields, "parts")
+    if len(parts) > MOST_PARTS:
+        raise BadFrame(f"data has at most {MOST_PARTS} parts")
+    lifetime_s = read.seconds_or_none(fields, "lifetime_s")
+    return NewData(read.whole(fields, "size"), about, lifetime_s, parts)
+
+
+def _handle(fields: Fields) -> str:
+    return read.text(fields, "handle", LONGEST)
+
+
+def _write_all(descriptor: int, body: memoryview, offset: int) -> int:
+    rest = body
+    while rest:
+        count = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[count:], offset + count
+    return offset
+
+
+async def _in_thread(work: Callable[[], Result], descriptor: int) -> Result:
+    """Run work on a descriptor in a thread, to its end even if cancelled; close the descriptor."""
+    done = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait({done})
+        raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,137 @@
+"""Data that only a worker has: brought once, rescued before its model leaves, lost with it."""
+
+import asyncio
+import os
+
+import pytest
+
+from gpu_manager.data.data_item import DataItem
+from gpu_manager.data.data_table import DataTable, NewData
+from gpu_manager.data.worker_data import WorkerData
+from gpu_manager.errors import DataFailed, NoSuchData
+from testbed.nodes.in_memory_runtime import InMemoryHosted
+from testbed.virtual_time import virtually
+from tests.kit.worlds.gpu_node import World, world
+from tests.unit.gpu_manager.data.data_world import MIB, ONE, read, table
+
+CONTENT = b"c" * (2 * MIB)
+
+
+def published(
+    it: World, data: WorkerData, hosted: InMemoryHosted, content: bytes = CONTENT
+) -> DataItem:
+    """Data that this model's worker has."""
+    it.node.data = data
+    item = data.put("team", ONE, NewData(len(content), b""), hosted)
+    hosted.data[item.handle] = content
+    return item
+
+
+def parts(memory_bytes: int = 64 * MIB) -> tuple[DataTable, WorkerData]:
+    found = table(memory_bytes=memory_bytes)
+    return found, WorkerData(found)
+
+
+@virtually
+async def test_data_is_copied_once_when_several_ask_for_it() -> None:
+    async with world() as it:
+        kept, data = parts()
+        _, hosted = await it.hold(it.add(10))
+        item = published(it, data, hosted)
+        assert (item.is_here, kept.total_bytes, kept.room.used_bytes) == (False, 2 * MIB, 0)
+
+        await asyncio.gather(*(data.bring(item) for _ in range(5)))
+
+        content, descriptor = read(item)
+        assert content == CONTENT
+        assert kept.room.used_bytes == 2 * MIB
+        os.close(descriptor)
+        kept.end(item)
+        assert hosted.data == {}
+        kept.close()
+
+
+@virtually
+async def test_data_is_lost_when_the_worker_has_not_got_it() -> None:
+    async with world() as it:
+        kept, data = parts()
+        _, hosted = await it.hold(it.add(10))
+        item = published(it, data, hosted)
+        hosted.data.clear()
+        with pytest.raises(NoSuchData):
+            await data.bring(item)
+        assert (len(kept), kept.room.used_bytes) == (0, 0)
+        kept.close()
+
+
+@virtually
+async def test_data_is_still_there_when_its_worker_is_slow() -> None:
+    async with world() as it:
+        kept, data = parts()
+        held, hosted = await it.hold(it.add(10))
+        it.driver.release(held.id)
+        item = published(it, data, hosted)
+        await asyncio.sleep(0.1)
+        hosted.hangs = True
+        with pytest.raises(DataFailed, match="in time"):
+            await data.bring(item)
+        hosted.hangs = False
+        await data.bring(item)
+        assert item.is_here
+        kept.close()
+
+
+@virtually
+async def test_data_is_lost_when_its_worker_dies_and_that_ends_the_wait() -> None:
+    async with world() as it:
+        kept, data = parts()
+        _, hosted = await it.hold(it.add(10))
+        here, gone = published(it, data, hosted), published(it, data, hosted)
+        await data.bring(here)
+        hosted.hangs = True
+        waiting = asyncio.ensure_future(data.bring(gone))
+        await asyncio.sleep(0.1)
+        hosted.die()
+        with pytest.raises(NoSuchData):
+            await waiting
+        assert kept.find("team", here.handle) is here
+        with pytest.raises(NoSuchData):
+            kept.find("team", gone.handle)
+        kept.close()
+        assert kept.room.used_bytes == 0
+
+
+@virtually
+async def test_data_is_brought_to_safety_when_its_model_is_evicted() -> None:
+    async with world(gpu_mib=300) as it:
+        kept, data = parts()
+        first, second = it.add(100), it.add(101)
+        it.node.data = data
+        it.node._loader._data = it.node._loader.processes._data = data  # noqa: SLF001 - the daemon sets it before the start
+        held, hosted = await it.hold(first)
+        item = published(it, data, hosted)
+        it.driver.release(held.id)
+        await it.hold(second)
+        assert first not in it.residents()
+        content, descriptor = read(kept.find("team", item.handle))
+        assert content == CONTENT
+        assert item.hosted is None
+        os.close(descriptor)
+        kept.close()
+
+
+@virtually
+async def test_model_leaves_all_the_same_when_there_is_no_room_for_its_data() -> None:
+    async with world() as it:
+        kept, data = parts(memory_bytes=8 * MIB)
+        _, hosted = await it.hold(it.add(10))
+        item = published(it, data, hosted)
+        await kept.put("strangers", ONE, NewData(4 * MIB, b""))
+        await kept.put("neighbours", ONE, NewData(4 * MIB, b""))
+        await data.rescue(hosted)
+        assert not item.is_here
+        await hosted.unload()
+        await asyncio.sleep(0)
+        with pytest.raises(NoSuchData):
+            kept.find("team", item.handle)
+        kept.close()
