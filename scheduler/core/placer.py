@@ -104,8 +104,7 @@ class Placer:
             self.pace.placed(len(chosen), now)
         batch = first.request.batch if len(chosen) == 1 else sum(p.request.batch for p in chosen)
         estimate = self.cluster.estimate(bundle, batch, slot)
-        lease = self._lease(slot, bundle.models)
-        lease.beside = beside
+        lease = self._lease(slot, bundle.models, beside=beside)
         if plan is not None:
             self._loads.order(lease, plan, now, out)
         elif slot.leases or len(slot.gpu.slots) > 1:
@@ -320,9 +319,12 @@ class Placer:
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _lease(self, slot: Slot, models: tuple[ModelId, ...]) -> ActiveLease:
+    def _lease(
+        self, slot: Slot, models: tuple[ModelId, ...], *, beside: bool = False
+    ) -> ActiveLease:
         self._last_lease += 1
         lease = ActiveLease(LeaseId(self._last_lease), slot, models)
+        lease.beside = beside
         self.leases[lease.id] = lease
         return lease
 
