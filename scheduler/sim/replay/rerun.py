@@ -24,6 +24,7 @@ from scheduler.model.events import (
     RunFailed,
     RunFinished,
     SlotFreed,
+    StageDue,
     TimerFired,
 )
 from scheduler.model.values import AfterLoss, LeaseId, ModelLoad, RequestId, RequestOutcome
@@ -69,7 +70,7 @@ class Rerun:
         }
 
     def run(self) -> None:
-        """Run until no event is due, or only the policy's timers repeat themselves."""
+        """Run until no event is due, or only timers of the policy and of stages repeat themselves."""
         while self._due and self._timers_in_vain < _MOST_TIMERS:
             self._now, _, happen = heappop(self._due)
             happen()
@@ -77,7 +78,9 @@ class Rerun:
     def _handle(self, event: Event) -> None:
         actions = self._core.handle(event, self._now)
         self._watch(self._now, event, actions)
-        in_vain = type(event) is TimerFired and all(type(each) is SetTimer for each in actions)
+        in_vain = isinstance(event, TimerFired | StageDue) and all(
+            isinstance(each, SetTimer) for each in actions
+        )
         self._timers_in_vain = self._timers_in_vain + 1 if in_vain else 0
         for action in actions:
             carry_out = self._of_actions.get(type(action))
