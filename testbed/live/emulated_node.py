@@ -103,6 +103,11 @@ class EmulatedNode:
             lease.run = self._begin(self._run(order))
         await asyncio.shield(lease.run)
 
+    @property
+    def beside(self) -> frozenset[LeaseId]:
+        """The leases whose models were loaded beside runs; the log has none of them."""
+        return frozenset(self._beside)
+
     # -- orders -----------------------------------------------------------------------------------
 
     def whole_state(self) -> Sequence[Event]:

@@ -255,7 +255,9 @@ def test_data_goes_to_another_node_and_is_gone_with_its_own(cluster: TwoNodes, w
     assert other.say(f"set(get({large!r})) == {{ord('y')}}") is True
 
     other.do(f"drop({host!r})")
-    assert str(one.say(f"get({host!r})")).startswith(GONE)
+    wait_until(
+        lambda: str(one.say(f"str(get({host!r}))")).startswith(GONE), "the order to drop has come"
+    )
     a.kill()
     assert str(other.say(f"get({large!r})")).startswith(GONE)
     assert other.say("torch.equal(kept['v']['x'], there)") is True

@@ -70,7 +70,7 @@ class Rerun:
         }
 
     def run(self) -> None:
-        """Run until no event is due, or only timers of the policy and of stages repeat themselves."""
+        """Run until no event is due, or only timers repeat themselves."""
         while self._due and self._timers_in_vain < _MOST_TIMERS:
             self._now, _, happen = heappop(self._due)
             happen()
