@@ -199,7 +199,6 @@ class EmulatedNode:
         del self._leases[order.lease]
         self._ended.add(order.lease)
         self._note(Word.FREED, order)
-        self._beside.discard(order.lease)
         self._report(SlotFreed(order.slot, order.lease))
 
     def _unload(self, gpu: _Gpu, model: ModelId) -> None:
