@@ -35,11 +35,12 @@ class Word(StrEnum):
 
 
 class Noted(NamedTuple):
-    """One entry of a node's own log."""
+    """One entry of a node's own log; a lease `beside` was loaded beside the runs of others."""
 
     word: Word
     slot: SlotId
     lease: LeaseId
+    beside: bool = False
 
 
 @dataclass(slots=True)
@@ -103,11 +104,6 @@ class EmulatedNode:
             lease.run = self._begin(self._run(order))
         await asyncio.shield(lease.run)
 
-    @property
-    def beside(self) -> frozenset[LeaseId]:
-        """The leases whose models were loaded beside runs; the log has none of them."""
-        return frozenset(self._beside)
-
     # -- orders -----------------------------------------------------------------------------------
 
     def whole_state(self) -> Sequence[Event]:
@@ -163,8 +159,8 @@ class EmulatedNode:
         return lease
 
     def _note(self, word: Word, order: Dispatch | EndLease) -> None:
-        if order.lease not in self._beside:
-            self.log.append(Noted(word, order.slot, order.lease))
+        beside = order.lease in self._beside
+        self.log.append(Noted(word, order.slot, order.lease, beside))
 
     async def _load(self, gpu: _Gpu, order: Prepare) -> None:
         for load in order.loads:
@@ -199,6 +195,7 @@ class EmulatedNode:
         del self._leases[order.lease]
         self._ended.add(order.lease)
         self._note(Word.FREED, order)
+        self._beside.discard(order.lease)
         self._report(SlotFreed(order.slot, order.lease))
 
     def _unload(self, gpu: _Gpu, model: ModelId) -> None:
@@ -231,10 +228,15 @@ class EmulatedNode:
 
 
 def given_twice(log: Iterable[Noted], leases: int = 1) -> list[Noted]:
-    """Leases that a node was given on a slot that was full, by the node's own log."""
+    """Leases that a node was given on a slot that was full, by the node's own log.
+
+    Those that were loaded beside others' runs may be one more.
+    """
     held: Counter[SlotId] = Counter()
     wrong = []
     for noted in log:
+        if noted.beside:
+            continue
         if noted.word is Word.FREED:
             held[noted.slot] -= 1
         else:
