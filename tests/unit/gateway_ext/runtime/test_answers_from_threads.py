@@ -172,6 +172,8 @@ class Site:
         encoded = connection.encoded(HandlerResponse(200, [], body))
         assert connection.answer_from_thread(encoded)
         self.mailbox.leave(connection.answered)
+        if connection.has_read_ahead:  # it came before the step was left: nobody else looks
+            self.mailbox.wake()
 
 
 @asynccontextmanager
