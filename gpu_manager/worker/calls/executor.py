@@ -209,7 +209,7 @@ class Executor:
                 inputs = self._perhaps_alone(call, lambda: self._inputs(call, channel, body))
             except OutOfMemory as short:
                 self._make_room(call, short)
-                inputs = self._inputs(call, channel, body)
+                inputs = self._perhaps_alone(call, lambda: self._inputs(call, channel, body))
             times = [begun_s - asked_s, time.perf_counter() - begun_s, 0.0, 0.0]
             return self._answer(call, inputs, channel, times, deliver)
 
@@ -281,7 +281,7 @@ class Executor:
         except OutOfMemory as short:
             self._make_room(call, short)
             inputs.refuse_if_written()
-            return self._second_attempt(attempt)
+            return self._second_attempt(lambda: self._perhaps_alone(call, attempt, inputs))
         if need_bytes > self.limit_bytes:
             self.device.release()
             self._relieve(call, OutOfMemory(need_bytes, "measured"))

@@ -103,6 +103,26 @@ def test_room_is_made_when_inputs_do_not_fit(relief: tuple[int | None, bool]) ->
     assert worker.pressures == [5 * MIB]
 
 
+@pytest.mark.parametrize("part", ["receive", "run"])
+def test_call_is_made_alone_when_others_have_the_memory_that_was_made_for_it(part: str) -> None:
+    """Others may call again while it asks for room, and take what it was given."""
+    worker = LocalWorker()
+    worker.relief = (None, True)
+    real, times = getattr(worker.device, part), []
+
+    def short_twice(*arguments: Any, **named: Any) -> Any:
+        times.append(1)
+        if len(times) <= 2:
+            raise OutOfMemory(5 * MIB, "no room", by_others=len(times) == 2)
+        return real(*arguments, **named)
+
+    setattr(worker.device, part, short_twice)
+    with worker.connect() as caller:
+        assert caller.call(DOUBLE, torch.ones(4)).outputs[0].tolist() == [2.0] * 4
+        assert caller.call(DOUBLE, torch.ones(4)).outputs[0].tolist() == [2.0] * 4
+    assert worker.pressures == [5 * MIB]
+
+
 class Holding:
     """A device's account of the memory that it keeps, as a GPU's allocator has it."""
 
