@@ -1,6 +1,6 @@
 """The core's state as policies see it; answers their questions from the cluster's orders."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from cache_manager.model.ids import ModelId, Tier
@@ -10,7 +10,7 @@ from scheduler.core.state.loadable_slots import LoadableSlots
 from scheduler.core.state.pending import Bundle, Pending
 from scheduler.core.state.rankings import SlotRanking
 from scheduler.core.state.request_queue import RequestQueue
-from scheduler.core.state.slots import Slot
+from scheduler.core.state.slots import Gpu, Slot
 from scheduler.core.state.unmet_demand import UnmetDemand
 from scheduler.core.state.visits import Visits
 from scheduler.policies.placement_policy import ModelFacts, RequestView, SlotView, View
@@ -157,17 +157,12 @@ class ClusterView(View):
         near = pending.request.near
         if near is None:
             return ()
-        gpus = self._cluster.gpus_of.get(near, ())
-        fitting = [gpu for gpu in gpus if gpu.size_class >= pending.bundle.size_class]
-        slots = [
-            slot
-            for gpu in fitting
-            if self._has_room(gpu.cache, pending.bundle)
-            for slot in gpu.slots
-            if slot.idle
-        ]
-        slots.sort(key=_used)
-        return slots
+        return self._idle_of(self._cluster.gpus_of.get(near, ()), pending.bundle)
+
+    def idle_keepers(self, request: RequestView) -> Sequence[SlotView]:
+        cluster, bundle = self._cluster, _pending(request).bundle
+        keepers = {gpu for model in bundle.models for gpu in cluster.index.left(model)}
+        return self._idle_of([cluster.gpus[gpu] for gpu in keepers], bundle) if keepers else ()
 
     def any_idle(self) -> bool:
         return self._cluster.idle_slots > 0
@@ -251,6 +246,18 @@ class ClusterView(View):
     def _has_room(self, cache: GpuCache, bundle: Bundle) -> bool:
         """Whether the models fit a GPU of their size class, after evictions."""
         return not cache.kept_bytes or self._cluster.index.fits(cache, bundle.needs)
+
+    def _idle_of(self, gpus: Iterable[Gpu], bundle: Bundle) -> list[Slot]:
+        """The idle slots of these GPUs where the models have room, least used first."""
+        slots = [
+            slot
+            for gpu in gpus
+            if gpu.size_class >= bundle.size_class and self._has_room(gpu.cache, bundle)
+            for slot in gpu.slots
+            if slot.idle
+        ]
+        slots.sort(key=_used)
+        return slots
 
     def _few(self, rankings: Sequence[SlotRanking], bundle: Bundle, most: int) -> list[Slot]:
         """The least used slots of these rankings where the models have room."""

@@ -37,8 +37,8 @@ class Policy:
        largest gain goes first, and for the youngest request of its models, since the oldest one
        will get the holder that comes free.
     A load goes beside the runs of a GPU that loads nothing, idle or not, where it costs least: the
-    loads that the victims' requests wait for over the same time, and the time that the compute is
-    busy beyond the load's end. A term with a weight of 0 is switched off. At most `candidates`
+    loads that the victims' requests wait for over the same time, and the time until the load has
+    ended and the compute is free. A term with a weight of 0 is switched off. At most `candidates`
     models and GPUs are weighed.
     """
 
@@ -133,8 +133,8 @@ class Policy:
             victims = view.victims(request, slot)
             if spare and view.strands(slot, victims):
                 continue
-            late_s = max(0.0, view.wait_s(slot) - view.load_s(request, slot))
-            cost_s = late_s + horizon_s * reloads(view, victims)
+            usable_s = max(view.wait_s(slot), view.load_s(request, slot))
+            cost_s = usable_s + horizon_s * reloads(view, victims)
             if best is None or cost_s < best_s:
                 best, best_s = slot, cost_s
         return best

@@ -30,6 +30,8 @@ class Policy:
     - "The finish time is less than the loading time": the time until the busy GPU could begin the
       request (Algorithm 2's FinishTime and its local queue) against the load on the idle GPU;
       the inference itself is the same on both sides.
+    - A model that no GPU holds may have left a process with a context on an idle one (staged exit,
+      which the thesis does not have): it goes there.
     - "Frequency" counts the requests a GPU was given, through its local queue or directly.
     """
 
@@ -84,6 +86,10 @@ def _balance(view: View, slot: SlotView, request: RequestView) -> Generator[Deci
         return False
     busy = view.busy_holder(request)
     if busy is None:
+        keeper = next(iter(view.idle_keepers(request)), slot)
+        if keeper is not slot:
+            yield Place((request,), keeper, "cached nowhere; another idle GPU keeps its process")
+            return False
         yield Place((request,), slot, "cached nowhere")
         return True
     if view.wait_s(busy) < view.load_s(request, slot):

@@ -24,9 +24,9 @@ class Policy:
        less the load (up to `idle_discount` cheaper, with the share of GPUs that are idle),
        less the worth of what is evicted. The largest gain goes first, and for the youngest
        request of its models, since the oldest one will get the holder that comes free.
-    Loads go to the idle GPU whose victims are worth least; away from the node that a request names,
-    where its data is, a GPU costs it `away` seconds more, and of idle GPUs with a hit one of that
-    node goes first. A copy is worth its load, times the
+    Loads go to the idle GPU where the load and the worth of its victims are least; away from the
+    node that a request names, where its data is, a GPU costs it `away` seconds more, and of idle
+    GPUs with a hit one of that node goes first. A copy is worth its load, times the
     requests expected while `memory` such loads' worth of inference runs, times the chance that
     all other copies are busy. At most `candidates` models and GPUs are weighed.
     """
@@ -111,12 +111,14 @@ class Policy:
         return wait_at_s(view, request, holder, begins_s, self.rivals, self.backlog)
 
     def _cheapest(self, view: View, request: RequestView) -> SlotView | None:
-        """The idle GPU whose victims are worth least, counting the way to the request's data."""
+        """The idle GPU where the load, its victims' worth and the way to the data cost least."""
         best: SlotView | None = None
         best_s = 0.0
         near = view.near_idle(request)
-        for slot in (*near, *view.few_idle(request, self.candidates)):
-            cost_s = worth_s(view, view.victims(request, slot), self.memory)
+        few = view.few_idle(request, self.candidates)
+        for slot in (*near, *view.idle_keepers(request), *few):
+            cost_s = view.load_s(request, slot)
+            cost_s += worth_s(view, view.victims(request, slot), self.memory)
             if near and slot not in near:
                 cost_s += self.away
             if best is None or cost_s < best_s:

@@ -222,6 +222,13 @@ class View(Protocol):
         """
         ...
 
+    def idle_keepers(self, request: RequestView) -> Sequence[SlotView]:
+        """The idle slots with room whose GPUs keep a process that one of the request's models left.
+
+        Least used first; none where no model leaves its process behind (staged exit).
+        """
+        ...
+
     def few_idle(self, request: RequestView, most: int) -> Sequence[SlotView]:
         """The least used idle slots where the request's models have room, after evictions."""
         ...

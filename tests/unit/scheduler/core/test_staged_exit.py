@@ -127,6 +127,21 @@ def test_model_comes_back_into_the_process_that_it_left() -> None:
     assert [type(each) for each in pass_timers(world, 23.0)] == [Demote]
 
 
+@pytest.mark.parametrize("policy", ["lalb", "lalbo3", "netgain", "beside"])
+def test_model_comes_back_to_the_gpu_that_keeps_its_process_though_others_are_idle(
+    policy: str,
+) -> None:
+    gpus = [gpu(name, node=NODE, memory_mb=4000, context_mb=300) for name in ("g0", "g1")]
+    bert = model(BERT, load_s={Tier.ABSENT: 2.0, Tier.HOST: 0.5, Tier.CONTEXT: 0.1})
+    core = a_core(policy, gpus=gpus, models=[bert], settings=CoreSettings(exit_rule=STAGES))
+    world = World(core)
+    used(world, BERT, 0.0, 0.0)  # of the two it is the more used GPU from now on
+    pass_timers(world, 10.0)
+    stored(world, BERT, Tier.HOST)
+    prepare = only(Prepare, world.arrive(request("again", BERT), at=12.0))
+    assert (prepare.gpu, [load.emptied for load in prepare.loads]) == (GPU, [BERT])
+
+
 def test_another_model_of_the_tenant_takes_an_empty_process() -> None:
     world = a_world()
     used(world, BERT, 0.0, 0.0)
