@@ -27,11 +27,18 @@ _IN_PLACE_OPERATORS = names(
     "__ipow__ __irshift__ __isub__ __itruediv__ __ixor__ __setitem__ __setstate__"
 )
 _NO_WRITES = names("requires_grad_ detach_ rename_ retain_grad_ _coalesced_")
-# Operators that write to arguments, although neither the name nor `out=` shows it.
-_HIDDEN_WRITES = names(
-    "batch_norm instance_norm embedding embedding_bag native_batch_norm cudnn_batch_norm "
-    "_batch_norm_impl_index _native_batch_norm_legit"
-)
+# Operators that write to arguments, although neither the name nor `out=` shows it, unless one
+# argument is None or False: its position, its name, and whether they write where it is not given.
+_HIDDEN_WRITES = {
+    "embedding": (3, "max_norm", False),
+    "embedding_bag": (3, "max_norm", False),
+    "instance_norm": (5, "use_input_stats", True),
+    "batch_norm": (5, "training", False),
+    "native_batch_norm": (5, "training", True),
+    "cudnn_batch_norm": (5, "training", True),
+    "_batch_norm_impl_index": (5, "training", True),
+    "_native_batch_norm_legit": (5, "training", True),
+}
 _ANYWHERE = names(
     "__getitem__ __setitem__ __set__ _has_compatible_shallow_copy_type _pad_packed_sequence "
     "can_cast copy_ ctc_loss data expand_as get_device gru index index_put index_put_ "
@@ -142,11 +149,20 @@ def _note(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     name = getattr(func, "__name__", "")
     if isinstance(first, Tensor) and (name in _IN_PLACE_OPERATORS or name.endswith("_")):
         write_epochs.note_write(first)
+    elif name in _HIDDEN_WRITES and not _writes_hidden(name, args, kwargs):
+        return
     elif not isinstance(func, FunctionType) or kwargs.get("inplace") or name in _HIDDEN_WRITES:
         write_epochs.note_all(args)
         write_epochs.note_all(kwargs.values())
     else:
         write_epochs.note_all((kwargs.get("tensor"), kwargs.get("out")))
+
+
+def _writes_hidden(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the arguments have this operator write: to running statistics, to what it norms."""
+    position, keyword, usual = _HIDDEN_WRITES[name]
+    given = args[position] if len(args) > position else kwargs.get(keyword, usual)
+    return given is not None and given is not False
 
 
 @handles(*existing(torch, ["_pack_padded_sequence"]))

@@ -14,18 +14,25 @@ torch.nn.ReLU(inplace=True)(x) | x.real.zero_() | x.detach().zero_() |
 F.silu(x.data, inplace=True) |
 torch.sum(torch.ones(3, 2).cuda(), 0, out=x[0]) | x.masked_fill_(x > 0, 1.0) | x.normal_() |
 torch.zeros(2, 2, device="cuda").set_(x).zero_() | x.untyped_storage().copy_(other) |
+F.embedding(rows, x, max_norm=0.5) | F.embedding_bag(rows, x, rows[:1], 0.5) |
+F.batch_norm(other_rows, x[0], x[1], training=True) | F.instance_norm(images, x[0], x[1]) |
 x.untyped_storage().__setitem__(0, 1) | torch.nn.Parameter(x).data.zero_() | x.view(4).sub_(1) |
 torch.nn.utils.clip_grads_with_norm_([with_grad], 1e-3, torch.ones(()).cuda())
 """
 _READS = """
 x + x | x.sum().item() | x.requires_grad_() | x.detach() | x.to("cpu") | F.relu(x) | x.data |
-x.shape | x.cpu() | x.untyped_storage() | x.data_ptr() | x.tolist() | x[0] | str(x) | x.view(4)
+x.shape | x.cpu() | x.untyped_storage() | x.data_ptr() | x.tolist() | x[0] | str(x) | x.view(4) |
+F.embedding(rows, x) | F.embedding_bag(rows, x, rows[:1]) | torch.embedding(x, rows) |
+F.batch_norm(other_rows, x[0], x[1], x[0], x[1]) |
+F.instance_norm(images, x[0], x[1], use_input_stats=False) | torch.nn.BatchNorm1d(2).cuda().eval()(x)
 """
 _SETUP = """
 F = torch.nn.functional
 from torch_shim.tensors import write_epochs
 x = torch.ones(2, 2).cuda()
 other = torch.zeros(2, 2).untyped_storage()
+rows, other_rows = torch.tensor([0, 1]).cuda(), torch.ones(3, 2).cuda()
+images = torch.ones(1, 2, 3, 3).cuda()
 with_grad = torch.zeros(2, 2).cuda()
 with_grad.grad = x
 mark = write_epochs.marked(x)
