@@ -24,7 +24,7 @@ x + x | x.sum().item() | x.requires_grad_() | x.detach() | x.to("cpu") | F.relu(
 x.shape | x.cpu() | x.untyped_storage() | x.data_ptr() | x.tolist() | x[0] | str(x) | x.view(4) |
 F.embedding(rows, x) | F.embedding_bag(rows, x, rows[:1]) | torch.embedding(x, rows) |
 F.batch_norm(other_rows, x[0], x[1], x[0], x[1]) |
-F.instance_norm(images, x[0], x[1], use_input_stats=False) | torch.nn.BatchNorm1d(2).cuda().eval()(x)
+F.instance_norm(images, x[0], x[1], use_input_stats=False) | norm(other_rows)
 """
 _SETUP = """
 F = torch.nn.functional
@@ -33,6 +33,7 @@ x = torch.ones(2, 2).cuda()
 other = torch.zeros(2, 2).untyped_storage()
 rows, other_rows = torch.tensor([0, 1]).cuda(), torch.ones(3, 2).cuda()
 images = torch.ones(1, 2, 3, 3).cuda()
+norm = torch.nn.BatchNorm1d(2).cuda().eval()
 with_grad = torch.zeros(2, 2).cuda()
 with_grad.grad = x
 mark = write_epochs.marked(x)
