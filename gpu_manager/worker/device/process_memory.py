@@ -102,7 +102,7 @@ class ProcessMemory:
 
     def release(self) -> None:
         """Have malloc give its free pages back."""
-        _libc.malloc_trim(0)
+        trim_malloc()
 
     def after_call(self) -> None:
         """Nothing: malloc gives large blocks back by itself."""
@@ -118,6 +118,11 @@ class ProcessMemory:
     def _anonymous_bytes(self) -> int:
         _, resident, shared, *_ = os.pread(self._sizes, 256, 0).split()
         return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+def trim_malloc() -> None:
+    """Give the free pages of all arenas of malloc back to the system."""
+    _libc.malloc_trim(0)
 
 
 def _close_all(descriptors: Iterable[int]) -> None:

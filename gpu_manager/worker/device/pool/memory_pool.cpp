@@ -15,6 +15,7 @@
 #include <mutex>
 #include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -46,10 +47,16 @@ class Pool {
   bool reserve(size_t bytes) {
     std::lock_guard<std::mutex> held(lock_);
     if (base_ != nullptr) return true;
-    void* found = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+    // Pages that nobody may touch lie around it: the system joins no other memory to this mapping.
+    void* found = mmap(nullptr, bytes + 2 * kPage, PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (found == MAP_FAILED) return false;
-    base_ = static_cast<char*>(found);
+    char* inside = static_cast<char*>(found) + kPage;
+    if (mprotect(inside, bytes, PROT_READ | PROT_WRITE) != 0) {
+      munmap(found, bytes + 2 * kPage);
+      return false;
+    }
+    base_ = inside;
     put_free(0, bytes, false);
     return true;
   }
@@ -106,12 +113,15 @@ class Pool {
   // be resident; return how many that are.
   size_t trim(size_t keep) {
     std::lock_guard<std::mutex> held(lock_);
-    while (touched_bytes_ > keep) {
-      auto [size, at] = *touched_.rbegin();
-      size_t begin = round_up(at, kPage), end = (at + size) / kPage * kPage;
-      if (begin >= end) break;  // smaller than a page, as all that are left
-      madvise(base_ + begin, end - begin, MADV_DONTNEED);
+    auto next = touched_.end();
+    while (touched_bytes_ > keep && next != touched_.begin()) {
+      auto [size, at] = *--next;
+      if (size < kPage && keep > 0) break;  // as all that are left: not worth a look after a call
       auto found = blocks_.find(at);
+      auto [begin, end] = free_pages(found);
+      if (begin >= end) continue;  // it has parts of two pages
+      madvise(base_ + begin, end - begin, MADV_DONTNEED);
+      next = std::next(next);
       drop_free(at, found->second);
       found->second.touched = false;
       place_free(at, found->second);
@@ -198,6 +208,23 @@ class Pool {
       }
     }
     return SIZE_MAX;
+  }
+
+  // The pages of a free block; those at its borders too where the free blocks beside it have the
+  // rest of them, which were left when those were given back.
+  std::pair<size_t, size_t> free_pages(std::map<size_t, Block>::iterator found) {
+    size_t at = found->first, after = at + found->second.size;
+    size_t begin = round_up(at, kPage), end = after / kPage * kPage;
+    if (begin > at && found != blocks_.begin()) {
+      auto before = std::prev(found);
+      if (is_untouched(before->second) && before->first <= begin - kPage) begin -= kPage;
+    }
+    auto next = std::next(found);
+    if (end < after && next != blocks_.end() && is_untouched(next->second) &&
+        next->first + next->second.size >= end + kPage) {
+      end += kPage;
+    }
+    return {begin, end};
   }
 
   void put_free(size_t at, size_t size, bool touched) {

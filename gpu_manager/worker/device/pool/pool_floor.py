@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
+from gpu_manager.worker.device.process_memory import trim_malloc
 
 _WINDOW_S = 1.0
 Clock = Callable[[], float]
@@ -39,7 +40,10 @@ class PoolFloor:
 
 
 class SharedPool:
-    """A pool that shrinks after calls to its floor, and to nothing when no call comes for long."""
+    """A pool that shrinks after calls to its floor, and to nothing when no call comes for long.
+
+    Then malloc gives back what the threads of many models left in its arenas, too.
+    """
 
     def __init__(self, pool: MemoryPool, now_s: Clock = time.monotonic) -> None:
         """Install the pool: all tensors of the process come from it from now on."""
@@ -91,5 +95,8 @@ class SharedPool:
             time.sleep(self._floor.window_s)
             with self._lock:
                 floor_bytes = self._floor.at(self._now_s())
-                if self.pool.trim(max(0, floor_bytes - self.pool.used_bytes)) and floor_bytes:
-                    self._used.set()  # look again: the floor falls
+                self.pool.trim(max(0, floor_bytes - self.pool.used_bytes))
+            if floor_bytes:
+                self._used.set()  # look again: the floor falls
+            else:
+                trim_malloc()

@@ -145,3 +145,26 @@ def test_the_reason_is_told_when_nothing_can_compile_the_pool(
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(PoolNotBuilt, match="does not compile"):
         pool_build.pool_library()
+
+
+def test_no_page_stays_when_blocks_smaller_than_pages_are_freed_in_any_order() -> None:
+    in_a_process(
+        """
+        chance = random.Random(7)
+        kept = [torch.ones(chance.randint(1, 8000), dtype=torch.uint8) for _ in range(4000)]
+        for part in range(4):
+            chance.shuffle(kept)
+            del kept[: len(kept) * 2 // 3]
+            pool.trim(0)
+        del kept, before
+        assert (pool.used_bytes, pool.trim(0)) == (0, 0)
+        size, found = 0, []
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            words = line.split()
+            if words[0] == "Size:":
+                size = int(words[1])
+            elif words[0] == "Rss:" and size >= 1 << 22:
+                found.append(int(words[1]))
+        assert found == [0], found
+        """
+    )
