@@ -39,6 +39,7 @@ class ServedModel:
     ) -> None:
         """`device` and `table` are this model's alone; `lost` ends the worker."""
         self.number = number
+        self.table = table
         self.device = device
         self.urgency = urgency
         self.leases = AdmittedLeases(self._ended, self._claimed)

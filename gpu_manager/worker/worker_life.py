@@ -182,6 +182,7 @@ class _WorkerLife:
         if why:
             self._tell(worker_orders.Note(f"a model cannot leave the worker: {why}"[:500], ""))
             os._exit(0)
+        self._setup.give_table(model.table)
         self._dropped(model.number)
 
     def _dropped(self, number: int) -> None:

@@ -56,9 +56,14 @@ class WorkerSetup:
         return self._device
 
     def take_table(self) -> OperatorTable:
-        """The operators for one model; those of the first one were made ahead."""
+        """The operators for one model: made ahead, or those of a model that has left."""
         table, self._table = self._table, None
         return OperatorTable(self.device.device) if table is None else table
+
+    def give_table(self, table: OperatorTable) -> None:
+        """Keep the operators of a model that has left: making others takes milliseconds."""
+        table.reset()
+        self._table = table
 
     def overhead_bytes(self) -> int:
         """Wait until the device is ready; return what it takes of its memory without a model."""
