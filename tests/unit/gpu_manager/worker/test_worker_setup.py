@@ -187,7 +187,7 @@ def test_one_failure_is_told_when_the_device_cannot_be_used(
 
 def test_next_model_gets_the_operators_of_the_one_that_left(bench: Bench) -> None:
     """Making them takes as long as a copy of 50 MB to a GPU."""
-    bench.context.set()
+    bench.setup.warm(worker_orders.Warm("cpu", 0.0, 0))
     first, second = bench.setup.take_table(), bench.setup.take_table()
     assert first is not second
     bench.setup.give_table(first)
