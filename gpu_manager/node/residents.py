@@ -182,6 +182,10 @@ class HostGpu:
         """Return the tenant's models that share its process, those included that are loading."""
         return tuple(found.model for found in self.residents.values() if found.shares == tenant)
 
+    def process_models(self, resident: ModelOnGpu) -> int:
+        """Return how many models the resident's process has, those included that are loading."""
+        return 1 if resident.shares is None else self.shared[resident.shares].models
+
     def measured_shared(self, tenant: str, context_bytes: int) -> bool:
         """Note what a tenant's process takes without its models; return whether that was news."""
         found = self.shared.get(tenant)
