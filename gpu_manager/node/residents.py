@@ -10,7 +10,7 @@ from common.gpu_wishes import PROCESS, WHOLE
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
-from gpu_manager.node.ledger import Ledger, SharedContext
+from gpu_manager.node.ledger import Ledger, ProcessUse, SharedContext
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.load_urgency import LoadUrgency
@@ -99,6 +99,7 @@ class HostGpu:
     `contexts` are the processes that models left, by these models, until others take them, `shared`
     those in which a tenant's models are, by the tenant. `turns` is the lock file by which the GPU's
     workers take turns: its slot may have several leases. `paths` are the directions of its PCIe.
+    `uses` is what its processes took at the last look; None if that is not known.
     """
 
     device: GpuDevice
@@ -110,6 +111,7 @@ class HostGpu:
     leaving: set[asyncio.Task[None]] = field(default_factory=set)
     change: ChangeSignal = field(default_factory=ChangeSignal)
     foreign_bytes: int = 0
+    uses: tuple[ProcessUse, ...] | None = None
     lost: bool = False
     turns: int | None = None
     paths: GpuPaths = field(default_factory=GpuPaths)
