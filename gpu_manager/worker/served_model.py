@@ -13,9 +13,10 @@ from gpu_manager.worker import worker_orders
 from gpu_manager.worker.call_reports import CallSums, MemoryRequests, Tell
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallsTogether
+from gpu_manager.worker.calls.channel_call import CallAnswer
 from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
 from gpu_manager.worker.calls.data_in_worker import map_room
-from gpu_manager.worker.calls.executor import CallAnswer, Executor
+from gpu_manager.worker.calls.executor import Executor
 from gpu_manager.worker.device.worker_device import WorkerDevice
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.channel_state import MOST_CHANNELS
@@ -82,7 +83,7 @@ class ServedModel:
         if order.answers:
             self.relief.answer(order)
         else:
-            self.executor.set_limit(order.limit_bytes)
+            self.executor.memory.set_limit(order.limit_bytes)
 
     def hand_over(self, order: worker_orders.HandOver, descriptor: int) -> None:
         """Copy data to memory of the manager's, on a thread of its own, and say whether it is."""
@@ -120,7 +121,7 @@ class ServedModel:
         self._ran.flush()
         images = list(self.executor.images.values())
         self.executor.images.clear()
-        self.executor.graphs.clear()
+        self.executor.memory.graphs.clear()
         self.executor.data.clear()
         self._programs.clear()
         gc.collect()  # what a failed call left may refer to itself
@@ -133,7 +134,7 @@ class ServedModel:
         server.serve()
 
     def _after_call(self, lease: int, answer: CallAnswer) -> None:
-        peak_bytes, held_bytes = self.executor.peak_bytes, self.device.held_bytes()
+        peak_bytes, held_bytes = self.executor.memory.peak_bytes, self.device.held_bytes()
         self._ran.add(lease, answer.batch, answer.times[2], peak_bytes, held_bytes)
         self.device.link.report(self._moved)
 
