@@ -48,8 +48,8 @@ class Executor:
         self.memory = ModelMemory(device, self.data, self._gate, ask_relief, together)
         self.sessions = self.memory.sessions
         self.single = SingleCalls(device, table, leases, self.memory, self.images)
-        self._line = CallLine(Likenesses().of)
-        self.merged = MergedCalls(self.single, self._line)
+        self.line = CallLine(Likenesses().of)
+        self.merged = MergedCalls(self.single, self.line)
         self._trimming: threading.Timer | None = None
 
     def share(self, area: memoryview, former: SharedArea | None) -> SharedArea | None:
@@ -117,13 +117,13 @@ class Executor:
         """Run a call, alone or as one with others; CallRefused where it cannot be answered."""
         waiting = WaitingCall(ChannelCall(call, channel, body, deliver))
         try:
-            if not self._line.stand(waiting):
+            if not self.line.stand(waiting):
                 return waiting.outcome()
             try:
                 with self._gate, self._together.call(call.needs):
                     return self.merged.answer(waiting)
             finally:
-                self._line.leave()
+                self.line.leave()
         finally:
             self.memory.keep_within_limit()
             self.device.after_call()

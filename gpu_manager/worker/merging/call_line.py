@@ -76,6 +76,11 @@ class CallLine:
         call.turn.wait()
         return not call.is_done
 
+    def __len__(self) -> int:
+        """The calls in it, with the one that has the turn."""
+        with self._lock:
+            return len(self._waiting) + self._is_taken
+
     def any_waiting(self) -> bool:
         """Whether some call waits."""
         return bool(self._waiting)
