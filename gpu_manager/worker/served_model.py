@@ -10,7 +10,7 @@ from collections.abc import Callable
 from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.transfers.moved_sums import Moved
 from gpu_manager.worker import worker_orders
-from gpu_manager.worker.call_reports import CallSums, MemoryRequests, Tell
+from gpu_manager.worker.call_reports import CallSums, MemoryRequests, MergeSums, Tell
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.channel_call import CallAnswer
@@ -48,6 +48,7 @@ class ServedModel:
         self._programs = Programs(table)
         self._tell = tell
         self._ran = CallSums(number, tell)
+        self._merges = MergeSums(number, self.executor.merged.counts, tell)
         self._observers = CallObservers(self._after_call, self._note, lost)
         self._channels: dict[ChannelServer, threading.Thread] = {}
         self._settled = threading.Event()  # its load has ended, well or not
@@ -119,6 +120,7 @@ class ServedModel:
         self._settled.wait()
         self._channels.clear()
         self._ran.flush()
+        self._merges.flush()
         images = list(self.executor.images.values())
         self.executor.images.clear()
         self.executor.memory.graphs.clear()
@@ -136,10 +138,12 @@ class ServedModel:
     def _after_call(self, lease: int, answer: CallAnswer) -> None:
         peak_bytes, held_bytes = self.executor.memory.peak_bytes, self.device.held_bytes()
         self._ran.add(lease, answer.batch, answer.times[2], peak_bytes, held_bytes)
+        self._merges.note()
         self.device.link.report(self._moved)
 
     def _ended(self, lease: int) -> None:
         self._ran.flush()
+        self._merges.note()
         self.device.link.report(self._moved, at_once=True)
         self._tell(worker_orders.CallsEnded(self.number, lease))
 

@@ -134,6 +134,8 @@ class WorkerSetup:
                 placed.close()
             model.note_settled()
         executor.single.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
+        if order.merged:
+            executor.merged.most = order.merged
         executor.memory.peak_bytes = device.used_bytes()
         transfer = [begin_s, end_s]
         self._tell(

@@ -29,6 +29,7 @@ LOAD = worker_orders.LoadImage(
     arriving=True,
     shared=False,
     gpu_share=1.0,
+    merged=0,
     together_bytes=0,
     ahead=False,
 )
