@@ -10,7 +10,7 @@ from gpu_manager.worker.call_errors import CallRefused, ContextLost, OutOfMemory
 from gpu_manager.worker.calls.channel_call import CallAnswer
 from gpu_manager.worker.calls.single_call import SingleCalls, versions_of
 from gpu_manager.worker.merging import merged_run
-from gpu_manager.worker.merging.attention_rule import attention_rule
+from gpu_manager.worker.merging.attention_rules import attention_rules
 from gpu_manager.worker.merging.call_line import CallLine, WaitingCall
 from gpu_manager.worker.merging.likeness import why_singly
 from gpu_manager.worker.merging.merge_records import (
@@ -57,7 +57,7 @@ class MergedCalls:
         self._single = single
         self._line = line
         self._records = MergeRecords()
-        attention_rule()
+        attention_rules()
 
     def answer(self, first: WaitingCall) -> CallAnswer:
         """Answer a call that has the turn, and deliver the answer; perhaps others, too."""
