@@ -16,6 +16,7 @@ from statistics import median
 from typing import NamedTuple
 
 from bench.measure.report import BenchReport, MeasurementFailed, load_average
+from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
@@ -48,6 +49,9 @@ class Unconcerned:
         calls: int = 1,
         held_bytes: int = 0,
     ) -> None:
+        """No call is made."""
+
+    def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         """No call is made."""
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:

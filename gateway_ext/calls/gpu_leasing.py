@@ -167,7 +167,7 @@ class GpuLeasing:
 
 
 def _kind(function: Function) -> LeaseKind:
-    return LeaseKind(function.id.for_scheduler, function.learned.models, function.options.batch)
+    return LeaseKind(function.id.for_scheduler, function.learned.models)
 
 
 def _request(
@@ -178,7 +178,6 @@ def _request(
         id=_request_id(call_id, own_id=own_id),
         function=function.id.for_scheduler,
         models=function.learned.models,
-        batch=options.batch,
         deadline_s=deadline_s,
         priority=options.priority,
         slo_s=options.slo_s,

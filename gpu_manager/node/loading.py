@@ -197,7 +197,7 @@ class Loader:
         """Host the model as its function wishes; a process that others share needs memory, too."""
         model = self._catalogue.get(resident.model)
         resident.runtime = self._runtime.hosting(model.wishes.runtime, model.id)
-        resident.gpu_share = model.wishes.share
+        resident.gpu_share, resident.merged = model.wishes.share, model.wishes.merged
         if resident.runtime == STREAM:
             needed_bytes = gpu.ledger.context_bytes
             await self._granted(
@@ -301,6 +301,7 @@ class Loader:
             emptied=None if resident.takes is None else resident.takes.host,
             runtime=resident.runtime,
             gpu_share=resident.gpu_share,
+            merged=resident.merged,
             together_bytes=gpu.together_bytes(resident),
             link=paths.link,
             urgency=resident.urgency,

@@ -23,6 +23,7 @@ from gpu_manager.node.run_reports import RunReports
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.stepping_down.weight_steps import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
+from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.runtime import EmptyHost, HostedId, HostedModel, PressureAnswer, Runtime
 from gpu_manager.runtimes.staying_data import NoStayingData, StayingData
 from gpu_manager.weights.weight_store import WeightStore
@@ -286,24 +287,25 @@ class GpuNode:
         resident = gpu.resident_of(hosted)
         if resident is None:
             return
-        now_s = self._loop.time()
+        now_s = resident.used_s = self._loop.time()
         resident.uses += 1
-        resident.used_s = now_s
         found = self.leases.get(LeaseId(lease))
         if found is not None and (found.gpu, resident.model in found.models) == (gpu.id, True):
             self.leases.record_use(found, now_s, run_s)
             if self.leases.contended:
                 self._endings.check()
         batch = max(1, batch)
-        before = gpu.ledger.measured_bytes(resident.model)
         needed_bytes, news = gpu.measured_run(resident, batch, peak_bytes, held_bytes)
-        if news or gpu.ledger.measured_bytes(resident.model) != before:
-            gpu.update_limits()
         if news:
             self.resync()
         self.meters.ran(gpu.id, resident.model, calls, run_s)
         slot = gpu.slot if found is None else found.slot
         self._runs.ran(slot, resident.model, batch, run_s, needed_bytes)
+
+    def merged(self, hosted: HostedModel, added: MergedSums) -> None:
+        """Count calls that ran as one, and those that did not."""
+        self.meters.merged(hosted.order.gpu, added)
+        self.gpus[GpuId(hosted.order.gpu)].note_merged(hosted, added)
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
         """Obtain memory for a call beyond its model's limit: free bytes, or those of victims."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, Protocol
 
+from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.transfers.gpu_paths import WorkerLink
 from gpu_manager.transfers.load_urgency import LoadUrgency
 
@@ -66,7 +67,7 @@ class LoadOrder:
     without one, or if it has ended, a process that was prepared does. `link` are the paths that
     everything takes between the process and the GPU; `urgency` says whether a request waits. The
     model's calls run on no more than this `gpu_share` of the GPU's multiprocessors, or the load
-    fails.
+    fails. No more than `merged` of them run as one, or as many as measurements say where it is 0.
     """
 
     model: str
@@ -84,6 +85,7 @@ class LoadOrder:
     arrival: ArrivingWeights | None = None
     runtime: str = "process"
     gpu_share: float = 1.0
+    merged: int = 0
     together_bytes: int = 0
     link: WorkerLink | None = None
     urgency: LoadUrgency = field(default_factory=LoadUrgency)
@@ -230,6 +232,9 @@ class Observer(Protocol):
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
         """Handle a call that needs `need_bytes` in total, beyond its limit; the call waits."""
         ...
+
+    def merged(self, hosted: HostedModel, added: MergedSums) -> None:
+        """Handle the report of calls that ran as one, and of those that did not."""
 
     def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
         """Handle the end of `hand_over`: the data was copied, or the worker has not got it."""

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.transfers.moved_sums import Moved
 from gpu_manager.worker import worker_orders
-from gpu_manager.worker.call_reports import CallSums, MemoryRequests, Tell
+from gpu_manager.worker.call_reports import CallSums, MemoryRequests, MergeSums, Tell
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallsTogether
+from gpu_manager.worker.calls.channel_call import CallAnswer
 from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
 from gpu_manager.worker.calls.data_in_worker import map_room
-from gpu_manager.worker.calls.executor import CallAnswer, Executor
+from gpu_manager.worker.calls.executor import Executor
 from gpu_manager.worker.device.worker_device import WorkerDevice
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.channel_state import MOST_CHANNELS
@@ -48,6 +49,7 @@ class ServedModel:
         self._programs = Programs(table)
         self._tell = tell
         self._ran = CallSums(number, tell)
+        self._merges = MergeSums(number, self.executor.merged.counts, tell)
         self._observers = CallObservers(self._after_call, self._note, lost)
         self._channels: dict[ChannelServer, threading.Thread] = {}
         self._settled = threading.Event()  # its load has ended, well or not
@@ -83,7 +85,7 @@ class ServedModel:
         if order.answers:
             self.relief.answer(order)
         else:
-            self.executor.set_limit(order.limit_bytes)
+            self.executor.memory.set_limit(order.limit_bytes)
 
     def hand_over(self, order: worker_orders.HandOver, descriptor: int) -> None:
         """Copy data to memory of the manager's, on a thread of its own, and say whether it is."""
@@ -119,9 +121,10 @@ class ServedModel:
         self._settled.wait()
         self._channels.clear()
         self._ran.flush()
+        self._merges.flush()
         images = list(self.executor.images.values())
         self.executor.images.clear()
-        self.executor.graphs.clear()
+        self.executor.memory.graphs.clear()
         self.executor.data.clear()
         self._programs.clear()
         gc.collect()  # what a failed call left may refer to itself
@@ -134,12 +137,14 @@ class ServedModel:
         server.serve()
 
     def _after_call(self, lease: int, answer: CallAnswer) -> None:
-        peak_bytes, held_bytes = self.executor.peak_bytes, self.device.held_bytes()
+        peak_bytes, held_bytes = self.executor.memory.peak_bytes, self.device.held_bytes()
         self._ran.add(lease, answer.batch, answer.times[2], peak_bytes, held_bytes)
+        self._merges.note()
         self.device.link.report(self._moved)
 
     def _ended(self, lease: int) -> None:
         self._ran.flush()
+        self._merges.note()
         self.device.link.report(self._moved, at_once=True)
         self._tell(worker_orders.CallsEnded(self.number, lease))
 

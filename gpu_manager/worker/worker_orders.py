@@ -52,8 +52,9 @@ class LoadImage(NamedTuple):
 
     The next descriptor, of an image that is `arriving`, is that of a pipe that tells how much is
     there (`device/arrival.py`). A model that is `shared` is one of several in this worker. Its
-    calls use no more than a `gpu_share` of the GPU's multiprocessors. `together_bytes` is what all
-    models may use at once, or 0. No request waits for one that is loaded `ahead`.
+    calls use no more than a `gpu_share` of the GPU's multiprocessors, and no more than `merged` of
+    them run as one, unless that is 0. `together_bytes` is what all models may use at once, or 0. No
+    request waits for one that is loaded `ahead`.
     """
 
     model: int
@@ -66,6 +67,7 @@ class LoadImage(NamedTuple):
     arriving: bool
     shared: bool
     gpu_share: float
+    merged: int
     together_bytes: int
     ahead: bool
 
@@ -213,6 +215,21 @@ class CallsRan(NamedTuple):
     held_bytes: int
 
 
+class CallsMerged(NamedTuple):
+    """Worker to manager: of calls that waited together, since the last of these.
+
+    The groups that ran as one and their calls, those that ran both ways to be compared, and those
+    that ran singly, with the reasons and how often each held.
+    """
+
+    model: int
+    groups: int
+    calls: int
+    compared: int
+    reasons: list[str]
+    singly: list[int]
+
+
 class BytesMoved(NamedTuple):
     """Worker to manager: what went to the GPU and from it since the last of these.
 
@@ -279,6 +296,7 @@ WorkerOrder = (
     | WithdrawData
     | HurryLoad
     | BytesMoved
+    | CallsMerged
 )
 
 KINDS: dict[type[WorkerOrder], FrameKind] = {
@@ -303,6 +321,7 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     HurryLoad: FrameKind.HURRY,
     BytesMoved: FrameKind.MOVED,
     CallsRan: FrameKind.RAN,
+    CallsMerged: FrameKind.MERGED,
     Pressure: FrameKind.PRESSURE,
     Note: FrameKind.FAILED,
     Fork: FrameKind.FORK,

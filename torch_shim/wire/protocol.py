@@ -106,6 +106,7 @@ class FrameKind(IntEnum):
     CLEARED = 86
     MOVED = 87
     HANDED_OVER = 88
+    MERGED = 89
     # manager -> fork server, and back
     FORK = 96
     FORKED = 97
@@ -126,6 +127,8 @@ RESIDENTS = "RESIDENTS"
 # Its workers send large results in sealed files, use those again that a function gives back, and
 # map blocks of a function's memory (SHARE).
 FILES = "FILES"
+# Its workers run a call singly that says that it repeats one of a worker that died.
+REPEATS = "REPEATS"
 # It lets the calls of a function in under a lease that a caller of the function has, without a
 # session's asking for it, on workers that hold the lease's models already.
 AHEAD = "AHEAD"

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from common.tasks import BackgroundTasks
 from gpu_manager.errors import LoadFailure
+from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.runtime import (
     EmptyHost,
     HostedId,
@@ -19,11 +20,13 @@ from gpu_manager.runtimes.runtime import (
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from gpu_manager.runtimes.workers.image_loads import send_image, spans_of
 from gpu_manager.worker import worker_orders
+from gpu_manager.worker.merging.merge_records import Singly
 from torch_shim.errors import WireError
 
 log = logging.getLogger(__name__)
 
 # If the event loop wakes later than this, the loop itself was delayed: an answer may be unread.
+_REASONS = frozenset(map(str, Singly))  # the only ones that are counted
 _DELAYED_S = 0.05
 # A worker that ends sends functions what only it has.
 _LEAVING_S = 2.0
@@ -271,6 +274,11 @@ class ModelInWorker:
             self._observer.ran(
                 self, order.lease, order.batch, order.run_s, peak_bytes, order.calls, held_bytes
             )
+        elif isinstance(order, worker_orders.CallsMerged):
+            pairs = zip(order.reasons, order.singly, strict=False)
+            singly = {reason: times for reason, times in pairs if reason in _REASONS}
+            added = MergedSums(order.groups, order.calls, order.compared, singly)
+            self._observer.merged(self, added)
         elif isinstance(order, worker_orders.CallsClaimed):
             self._observer.claimed(self, order.lease, order.session)
         elif isinstance(order, worker_orders.CallsEnded):

@@ -226,6 +226,7 @@ class Binding:
         self.given = given
         self.positions = positions_of(given)
         self.gone = False
+        self.likeness = 0  # a number that bindings of the same tensors have in common, once known
 
     def keeps(self, key: int) -> bool:
         """Whether one of the inputs is the kept storage of this name."""

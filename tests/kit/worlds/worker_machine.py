@@ -12,6 +12,7 @@ import torch
 
 from common.liveness import LivenessTimes
 from gpu_manager.runtimes.chosen_runtime import ChosenRuntime
+from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
@@ -49,6 +50,7 @@ class Watcher:
         self.pressures: list[tuple[int, int]] = []
         self.relief = PressureAnswer(0, retry=False)
         self.held_bytes = 0  # of the last report
+        self.merges = MergedSums()
 
     def ran(
         self,
@@ -63,6 +65,10 @@ class Watcher:
         del hosted, calls
         self.held_bytes = held_bytes
         self.runs.append((lease, batch, run_s, peak_bytes))
+
+    def merged(self, hosted: HostedModel, added: MergedSums) -> None:
+        del hosted
+        self.merges = self.merges.plus(added)
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
         del hosted

@@ -54,7 +54,7 @@ async def test_gpu_call_is_given_a_lease_for_the_models_of_the_call_before() -> 
         (request,) = gateway.leases.asked
         assert (request.id, request.function) == (answer.header("x-call-id"), "openfaas-fn/echo")
         assert request.models == ("openfaas-fn/" + 20 * "b",)
-        assert (request.priority, request.batch, request.slo_s) == (3, 4, 2.0)
+        assert (request.priority, request.batch, request.slo_s) == (3, 1, 2.0)
         assert request.deadline_s is not None
         await eventually(lambda: gateway.leases.released == [1])
 

@@ -14,6 +14,7 @@ from torch_shim.wire.protocol import (
     ARITHMETIC,
     FILES,
     LATER_REQUESTS,
+    REPEATS,
     RESIDENTS,
     SIZES,
     TRACE,
@@ -74,6 +75,7 @@ async def test_manager_says_that_its_workers_take_traces_and_takes_one_itself() 
             RESIDENTS,
             FILES,
             AHEAD,
+            REPEATS,
         ]
         await client.upload(image)
         answer, ends = await client.acquire(image.digest, trace=SAID)
