@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from gpu_manager.data.data_files import DataFile
 from gpu_manager.data.data_item import DataItem, DataStage
 from gpu_manager.data.data_table import DataTable, NewData
+from gpu_manager.data.lending import Lending
 from gpu_manager.errors import DataError, DataFailed, NoSuchData
 from gpu_manager.node.leases_in_force import SessionKey
-from gpu_manager.runtimes.runtime import HostedId, HostedModel
+from gpu_manager.runtimes.runtime import HostedId, HostedModel, LentData
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class WorkerData:
         self._bringing: dict[DataItem, asyncio.Task[None]] = {}
         self._copied: dict[tuple[HostedId, str], asyncio.Future[bool]] = {}
         self._watched: set[HostedId] = set()
+        self._lending = Lending(table)
 
     def put(self, tenant: str, owner: SessionKey, new: NewData, hosted: HostedModel) -> DataItem:
         """Note data whose bytes this model's worker has, until the model leaves."""
@@ -74,8 +76,21 @@ class WorkerData:
         if copied is not None and not copied.done():
             copied.set_result(done)
 
+    def wanted(self, hosted: HostedModel, handle: str) -> None:
+        """A worker wants data that another one may have."""
+        self._lending.wanted(hosted, handle)
+
+    def lent(self, hosted: HostedModel, handle: str, lent: LentData | None) -> None:
+        """A worker lends data, or cannot."""
+        self._lending.lent(hosted, handle, lent)
+
+    def given_back(self, hosted: HostedModel, handle: str) -> None:
+        """A worker uses data of another one once less."""
+        self._lending.given_back(hosted, handle)
+
     async def close(self) -> None:
         """Wait for no worker any more."""
+        await self._lending.close()
         tasks = list(self._bringing.values())
         for task in tasks:
             task.cancel()

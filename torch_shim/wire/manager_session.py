@@ -21,6 +21,7 @@ from torch_shim.wire.protocol import (
     AHEAD,
     ARITHMETIC,
     FILES,
+    LENDING,
     RESIDENTS,
     TRACE,
     VERSION,
@@ -344,6 +345,7 @@ class ManagerSession:
                     worker,
                     takes_files_back=self._knows(FILES),
                     takes_data=self._knows(FrameKind.PUT.name),
+                    borrows_on=self.node if self._knows(LENDING) else "",
                 )
             return peer
 

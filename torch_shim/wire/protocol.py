@@ -96,6 +96,8 @@ class FrameKind(IntEnum):
     HURRY = 73
     HAND_OVER = 75
     WITHDRAW = 76
+    LEND = 77
+    BORROWED = 78
     # worker -> manager
     READY = 80
     LOADED = 81
@@ -106,6 +108,10 @@ class FrameKind(IntEnum):
     CLEARED = 86
     MOVED = 87
     HANDED_OVER = 88
+    LENT = 89
+    BORROW = 90
+    # both ways: data that was borrowed is not used any more
+    GIVEN_BACK = 91
     # manager -> fork server, and back
     FORK = 96
     FORKED = 97
@@ -129,6 +135,8 @@ FILES = "FILES"
 # It lets the calls of a function in under a lease that a caller of the function has, without a
 # session's asking for it, on workers that hold the lease's models already.
 AHEAD = "AHEAD"
+# Its workers take data by its handle from other workers of the node.
+LENDING = "LENDING"
 
 
 class FailureKind(StrEnum):
@@ -196,6 +204,7 @@ _LIMITS = (
         FrameKind.DISCARD: _REQUEST,
         FrameKind.RETURN: _REQUEST,
         FrameKind.CONTENT: _ANSWER._replace(body_bytes=MAX_PIECE_BYTES, descriptors=0),
+        FrameKind.LENT: _REPORT._replace(descriptors=1),
         FrameKind.BIND: _BINDING,
         FrameKind.FAILED: _FAILURE,
     }

@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 
 from common.liveness import LivenessTimes, until_frozen
 from common.telemetry.traces import trace_of
@@ -123,13 +124,18 @@ class HostingWorker:
         cause = "it closed its stream"
         try:
             while not self._is_empty:
-                self._handle(await self.worker.receive())
+                order, descriptors = await self.worker.receive()
+                try:
+                    self._handle(order, descriptors)
+                finally:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
         except (WireError, NoWorker) as error:
             cause = str(error)
             await self.worker.wait_for_exit(cause)
         self._close(self.worker.cause or cause)
 
-    def _handle(self, order: worker_orders.WorkerOrder) -> None:
+    def _handle(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int]) -> None:
         if isinstance(order, worker_orders.Ready):
             self._note_ready(order)
         elif isinstance(order, worker_orders.Note):
@@ -148,7 +154,7 @@ class HostingWorker:
             if model is None:
                 log.info("unexpected report of worker %s: %.300r", self.worker.name, order)
             else:
-                model.handle(order)
+                model.handle(order, descriptors)
 
     def _note_ready(self, order: worker_orders.Ready) -> None:
         self.overhead_bytes = order.overhead_bytes

@@ -16,6 +16,7 @@ import torch
 from gpu_manager.transfers.transfer_schedule import TransferRank
 from gpu_manager.worker.call_errors import CallRefused, ContextLost
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.data_in_worker import MOST_HANDLE_CHARACTERS as MOST_HANDLE
 from gpu_manager.worker.calls.delivery import Delivery
 from gpu_manager.worker.calls.executor import CallAnswer, Executor
 from gpu_manager.worker.calls.graph_call import read_call
@@ -25,6 +26,7 @@ from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import ChannelState
 from gpu_manager.worker.program.inputs import NO_AREA
 from gpu_manager.worker.program.tensor_specs import bytes_of
+from gpu_manager.worker.shared_memory.borrowed_data import BorrowedData
 from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.programs import unpack
@@ -77,6 +79,7 @@ class CallObservers(NamedTuple):
     ran: Callable[[int, CallAnswer], None]
     note: Callable[[str, str], None]  # and the trace that it is about, if that is known
     lost: Callable[[], object] = lambda: None  # the worker cannot use its GPU any more
+    borrow: Callable[[str], BorrowedData | None] = lambda _: None  # data of another worker
 
 
 class ChannelServer:
@@ -207,12 +210,27 @@ class ChannelServer:
         answer: list[Any] = []
         match frame.meta, frame.descriptors:
             case [str(handle), int(key)], ():
-                answer += data.take(kept, handle, key)
+                answer += self._take_by_handle(handle, key)
             case [int(key), int(start), int(size_bytes)], (descriptor,):
                 data.take_file(kept, descriptor, key, start, size_bytes)
             case _:
                 raise CallRefused(FailureKind.BAD_FRAME, "TAKE names data by handle or in a file")
         self._wire.send(FrameKind.DONE, answer)
+
+    def _take_by_handle(self, handle: str, key: int) -> tuple[int, bytes]:
+        data, kept = self._executor.data, self._state.kept
+        try:
+            return data.take(kept, handle, key)
+        except CallRefused as refused:
+            elsewhere = refused.failure is FailureKind.NO_DATA and len(handle) <= MOST_HANDLE
+            borrowed = self._reports.borrow(handle) if elsewhere else None
+            if borrowed is None:
+                raise
+        try:
+            return data.take_borrowed(kept, borrowed, key)
+        finally:
+            if borrowed.lent.descriptor >= 0:
+                os.close(borrowed.lent.descriptor)
 
     def _define(self, frame: Frame) -> None:
         match frame.meta:

@@ -8,15 +8,17 @@ import ctypes
 import mmap
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
 
 from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.transfer_schedule import TransferRank
-from gpu_manager.worker.call_errors import OutOfMemory
+from gpu_manager.worker.call_errors import CallRefused, CannotBorrow, OutOfMemory
 from gpu_manager.worker.device.image_file import ImageFile
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.device.pool.pool_floor import SharedPool
@@ -24,6 +26,8 @@ from gpu_manager.worker.device.pool.pooled_memory import PooledMemory
 from gpu_manager.worker.device.process_memory import EmulatedMemory, ProcessMemory
 from gpu_manager.worker.device.shares.thread_share import ThreadShare
 from gpu_manager.worker.device.worker_device import WorkRecorder
+from gpu_manager.worker.shared_memory.lent_memory import read_file, sealed_copy
+from gpu_manager.worker.shared_memory.lent_storage import Borrowed, LentStorage, Loan
 
 Result = TypeVar("Result")
 
@@ -36,6 +40,7 @@ class CpuArithmetic:
     """A GPU for one model, or for all models of a process until they have parts of their own."""
 
     keeps_memory = False
+    borrowers_copy = False  # who maps memory keeps its pages
 
     def __init__(
         self,
@@ -62,6 +67,8 @@ class CpuArithmetic:
         self._library = library
         self._shared: SharedPool | None = None
         self._weights_bytes = 0
+        self._lent_bytes = 0
+        self._lending = threading.Lock()
         self._limit_bytes = 0
         self._all_threads = all_threads or torch.get_num_threads()
         self._share = ThreadShare(1.0, self._all_threads)
@@ -97,8 +104,8 @@ class CpuArithmetic:
         return self._context_bytes + self._memory.used_bytes()
 
     def used_bytes(self) -> int:
-        """Weights, the context, and memory above what the process began with."""
-        return self._weights_bytes + self.overhead_bytes()
+        """Weights, what is lent, the context, and memory above what the process began with."""
+        return self._weights_bytes + self._lent_bytes + self.overhead_bytes()
 
     def held_bytes(self) -> int:
         """Weights and what calls have left, of a part; 0 for a model that is alone."""
@@ -115,7 +122,8 @@ class CpuArithmetic:
     def limit(self, limit_bytes: int) -> None:
         """Have a call that asks for too much fail at once."""
         self._limit_bytes = limit_bytes
-        self._memory.limit(max(0, limit_bytes - self._weights_bytes - self._context_bytes))
+        elsewhere_bytes = self._weights_bytes + self._lent_bytes + self._context_bytes
+        self._memory.limit(max(0, limit_bytes - elsewhere_bytes))
 
     def release(self) -> None:
         """Give free pages back."""
@@ -207,6 +215,44 @@ class CpuArithmetic:
             raise
         return copied
 
+    def lend(self, storage: torch.UntypedStorage) -> Loan | None:
+        """Move it to memory of a file, which others map too; it counts as the device's still."""
+        size_bytes = storage.nbytes()
+        descriptor = sealed_copy(storage)
+        try:
+            memory, _ = read_file(descriptor, 0, size_bytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._count_lent(size_bytes)
+        moved = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        lent = LentStorage(size_bytes, 0, b"", descriptor)
+        return Loan(lent, moved, partial(self._end_loan, descriptor, size_bytes))
+
+    def _end_loan(self, descriptor: int, size_bytes: int) -> None:
+        os.close(descriptor)
+        self._count_lent(-size_bytes)
+
+    def _count_lent(self, more_bytes: int) -> None:
+        with self._lending:
+            self._lent_bytes += more_bytes
+
+    def open_lent(self, lent: LentStorage, *, same_gpu: bool) -> Borrowed:
+        """The lender's memory itself, if it is of this GPU; from another one a copy."""
+        if lent.descriptor < 0 or lent.token:
+            raise CannotBorrow("an emulated GPU has no memory that a driver knows")
+        try:
+            memory, is_mapped = read_file(lent.descriptor, lent.offset, lent.size_bytes)
+        except CallRefused as error:
+            raise CannotBorrow(error.detail) from error
+        if not is_mapped:
+            raise CannotBorrow("memory that its lender could shrink")
+        if not same_gpu:
+            return Borrowed(self.receive(memory, lent.offset, lent.size_bytes), in_place=False)
+        part = memory[lent.offset :]
+        found = torch.frombuffer(part, dtype=torch.uint8, count=lent.size_bytes)
+        return Borrowed(found.untyped_storage(), in_place=True)
+
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do the work, watching the process's highest anonymous memory if asked to."""
         if measure:
@@ -260,7 +306,8 @@ class CpuArithmetic:
             raise OutOfMemory(max(need, self._limit_bytes + 1), str(error)) from error
 
     def _peak_bytes(self) -> int:
-        return self._weights_bytes + self._context_bytes + self._memory.peak_bytes()
+        elsewhere_bytes = self._weights_bytes + self._lent_bytes + self._context_bytes
+        return elsewhere_bytes + self._memory.peak_bytes()
 
 
 def _part(whole: torch.UntypedStorage, offset: int, size: int) -> torch.UntypedStorage:
