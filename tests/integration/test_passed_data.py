@@ -107,7 +107,7 @@ def one_node(cluster: TwoNodes, *options: str) -> tuple[str, Daemon]:
 def test_result_is_used_by_another_function_and_its_bytes_do_not_cross(
     cluster: TwoNodes, runtime: str
 ) -> None:
-    address, _ = one_node(cluster, "--runtime", runtime)
+    address, manager = one_node(cluster, "--runtime", runtime)
     one, other = function(cluster, address, "one"), function(cluster, address, "other")
     one.do("kept['x'] = there.cuda()", "double(kept['x'])")
     other.do("triple(there.cuda())")
@@ -117,11 +117,15 @@ def test_result_is_used_by_another_function_and_its_bytes_do_not_cross(
     assert one.say("bytes_moved()") == before
     before = other.say("bytes_moved()")
     other.do(f"kept['y'] = get({handle!r})", "kept['z'] = triple(kept['y'])")
-    if runtime == "stream":
-        assert other.say("bytes_moved()") == before
+    assert other.say("bytes_moved()") == before
+    assert not open_data(manager)  # the workers have it, the manager does not
+    one.do(f"drop({handle!r})", "kept.clear()", "settle()")
+    other.do("kept['z'] = triple(kept['y'])")  # who has taken it has it
     assert other.say("torch.equal(kept['z'].cpu(), there * 6)") is True
-    assert other.say("torch.equal(kept['y'].cpu(), there * 2)") is True
     assert other.say("str(kept['y'].device)") == "cuda:0"
+    handle = one.put("double(there.cuda())")
+    other.do(f"kept['y'] = get({handle!r})")
+    assert other.say("torch.equal(kept['y'].cpu(), there * 2)") is True
 
 
 @pytest.mark.parametrize("runtime", ["process", "stream"])

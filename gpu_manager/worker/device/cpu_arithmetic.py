@@ -225,6 +225,7 @@ class CpuArithmetic:
             os.close(descriptor)
             raise
         self._count_lent(size_bytes)
+        self.limit(self._limit_bytes)  # the mapping takes addresses
         moved = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
         lent = LentStorage(size_bytes, 0, b"", descriptor)
         return Loan(lent, moved, partial(self._end_loan, descriptor, size_bytes))
@@ -247,6 +248,7 @@ class CpuArithmetic:
             raise CannotBorrow(error.detail) from error
         if not is_mapped:
             raise CannotBorrow("memory that its lender could shrink")
+        self.limit(self._limit_bytes)  # as above
         if not same_gpu:
             return Borrowed(self.receive(memory, lent.offset, lent.size_bytes), in_place=False)
         part = memory[lent.offset :]
