@@ -7,14 +7,17 @@ would open another tenant's.
 import asyncio
 import logging
 import os
+import stat
 from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import replace
 
 from common.data_handles import LONGEST
 from common.tasks import BackgroundTasks
+from gpu_manager.data.data_files import read_only
 from gpu_manager.data.data_item import DataItem
 from gpu_manager.data.data_table import DataTable
+from gpu_manager.data.put_grants import PutGrants
 from gpu_manager.errors import NoSuchData
 from gpu_manager.runtimes.runtime import BorrowedByCall, HostedId, HostedModel, LentData
 
@@ -30,8 +33,9 @@ _Uses = Counter[tuple[HostedModel, str]]
 class Lending:
     """What is lent between the workers of a node. Used on one loop."""
 
-    def __init__(self, table: DataTable) -> None:
+    def __init__(self, table: DataTable, grants: PutGrants) -> None:
         self._table = table
+        self._grants = grants
         self._tasks = BackgroundTasks(log, "lending data")
         self._wishes: Counter[HostedId] = Counter()
         self._asked: dict[tuple[HostedId, str], deque[asyncio.Future[LentData | None]]] = {}
@@ -88,6 +92,7 @@ class Lending:
 
     async def _borrow(self, borrower: HostedModel, handle: str) -> BorrowedByCall | None:
         """Have the data's worker lend it; None if it is not to be had, or is lost meanwhile."""
+        await self._grants.settle(borrower.order.tenant, handle)
         item = self._find(borrower, handle)
         lender = None if item is None else item.hosted
         if item is None or lender is None or lender.closed.done():
@@ -145,10 +150,19 @@ class Lending:
 
 
 def _kept(lent: LentData) -> LentData:
-    """The same with a descriptor of our own."""
+    """The same with a descriptor of our own, which allows reading only.
+
+    What is no file has a size that no data has, and is given back.
+    """
     if lent.descriptor is None:
         return lent
-    return replace(lent, descriptor=os.dup(lent.descriptor))
+    if not stat.S_ISREG(os.fstat(lent.descriptor).st_mode):
+        return replace(lent, size_bytes=-1, descriptor=None)
+    try:
+        return replace(lent, descriptor=read_only(lent.descriptor))
+    except OSError as error:
+        log.warning("what a worker lends cannot be opened: %s", error)
+        return replace(lent, size_bytes=-1, descriptor=None)
 
 
 def _close(lent: LentData) -> None:

@@ -193,6 +193,15 @@ class HostedModel(Protocol):
     def withdraw(self, handle: str) -> None:
         """Let no further call use data that functions put with the model's worker."""
 
+    def grant(self, node: str, size_bytes: int, pieces: int) -> None:
+        """Let functions put so much more with the worker without asking; `was_put` tells of it."""
+
+    def recall_grant(self) -> None:
+        """Let nothing more be put so; `grant_left` is called with what is left, behind the last."""
+
+    async def heard(self) -> None:
+        """Return when every report was handled that the worker has made so far, or it has ended."""
+
     def lend(self, handle: str) -> None:
         """Have the worker let another process open data that functions put with it.
 
@@ -240,6 +249,17 @@ class BorrowedByCall:
     same_gpu: bool
 
 
+@dataclass(frozen=True, slots=True)
+class PutByWorker:
+    """Data that a session of a function has put with a worker, for the usual time without one."""
+
+    session: str
+    handle: str
+    size_bytes: int
+    about: bytes
+    lifetime_s: float | None
+
+
 class StayingData(Protocol):
     """The data of functions whose bytes workers have. All but `rescue` are reports of workers."""
 
@@ -248,6 +268,12 @@ class StayingData(Protocol):
 
     def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
         """Handle the end of `hand_over`: the data was copied, or the worker has not got it."""
+
+    def was_put(self, hosted: HostedModel, put: "PutByWorker") -> None:
+        """Handle data that a function has put within what was granted."""
+
+    def grant_left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
+        """Handle the answer to `recall_grant`."""
 
     def wanted(self, hosted: HostedModel, handle: str) -> None:
         """Handle a worker's wish for data that another one has: `borrowed` answers."""

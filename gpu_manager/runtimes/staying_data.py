@@ -1,6 +1,6 @@
 """A node on which functions put no data with workers."""
 
-from gpu_manager.runtimes.runtime import HostedModel, LentData
+from gpu_manager.runtimes.runtime import HostedModel, LentData, PutByWorker
 
 
 class NoStayingData:
@@ -11,6 +11,13 @@ class NoStayingData:
 
     def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
         """Nothing: none was asked for."""
+
+    def was_put(self, hosted: HostedModel, put: PutByWorker) -> None:
+        """None is kept: nothing was granted."""
+        hosted.withdraw(put.handle)
+
+    def grant_left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
+        """Nothing: nothing was granted."""
 
     def wanted(self, hosted: HostedModel, handle: str) -> None:
         """There is none."""

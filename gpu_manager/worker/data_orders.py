@@ -84,6 +84,45 @@ class DataGivenBack(NamedTuple):
     handle: str
 
 
+class GrantData(NamedTuple):
+    """Manager to worker: so much more of this model may be put without asking, set aside for it.
+
+    A handle is a secret, of so many random bytes, with something `before` and `behind` it.
+    """
+
+    model: int
+    before: str
+    secret_bytes: int
+    behind: str
+    size_bytes: int
+    pieces: int
+
+
+class RecallGrant(NamedTuple):
+    """Manager to worker: nothing more is put without asking; say what is left of the grants."""
+
+    model: int
+
+
+class GrantLeft(NamedTuple):
+    """Worker to manager: the answer to RecallGrant, behind everything that was put before."""
+
+    model: int
+    size_bytes: int
+    pieces: int
+
+
+class DataPut(NamedTuple):
+    """Worker to manager: a session has put data, for so many seconds, or for the usual time."""
+
+    model: int
+    session: str
+    handle: str
+    size_bytes: int
+    about: bytes
+    lifetime_s: list[float]
+
+
 DataOrder = (
     HandOver
     | HandedOver
@@ -93,4 +132,8 @@ DataOrder = (
     | BorrowData
     | DataBorrowed
     | DataGivenBack
+    | GrantData
+    | RecallGrant
+    | GrantLeft
+    | DataPut
 )

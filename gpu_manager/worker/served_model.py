@@ -15,6 +15,7 @@ from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
 from gpu_manager.worker.calls.executor import CallAnswer, Executor
+from gpu_manager.worker.calls.granted_puts import GrantedPuts
 from gpu_manager.worker.device.worker_device import WorkerDevice
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.channel_state import MOST_CHANNELS
@@ -54,7 +55,8 @@ class ServedModel:
         self._ran = CallSums(number, tell)
         self.borrowing = Borrowing(number, tell)
         borrow = self.borrowing.borrow
-        self._observers = CallObservers(self._after_call, self._note, lost, borrow)
+        self.puts = GrantedPuts(number, self.executor.data, tell)
+        self._observers = CallObservers(self._after_call, self._note, lost, borrow, self.puts)
         self._channels: dict[ChannelServer, threading.Thread] = {}
         self._settled = threading.Event()  # its load has ended, well or not
 

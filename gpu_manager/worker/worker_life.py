@@ -69,6 +69,8 @@ class _WorkerLife:
             data_orders.WithdrawData: self._withdraw,
             data_orders.LendData: self._lend,
             data_orders.DataGivenBack: self._given_back,
+            data_orders.GrantData: self._grant,
+            data_orders.RecallGrant: self._recall,
             worker_orders.HurryLoad: self._hurry,
         }
         with_descriptors: dict[type[worker_orders.WorkerOrder], Callable[..., None]] = {
@@ -193,6 +195,16 @@ class _WorkerLife:
         model = self._models.get(order.model)
         if model is not None:
             model.executor.data.given_back(order.handle)
+
+    def _grant(self, order: data_orders.GrantData) -> None:
+        model = self._models.get(order.model)
+        if model is not None:
+            model.puts.grant(order)
+
+    def _recall(self, order: data_orders.RecallGrant) -> None:
+        model = self._models.get(order.model)
+        if model is not None:
+            self._setup.background(model.puts.recall)
 
     def _drop(self, order: worker_orders.DropModel) -> None:
         """Let a model go in a thread of its own, while the others work."""

@@ -23,6 +23,7 @@ from gpu_manager.runtimes.runtime import (
     LoadSpan,
     Observer,
     PressureAnswer,
+    PutByWorker,
 )
 
 
@@ -46,6 +47,8 @@ class InMemoryHosted:
         self.hangs = False  # as a stopped process does
         self.data: dict[str, bytes] = {}  # that functions put here, by handle
         self.lent: Counter[str] = Counter()  # what is lent of it, and not given back
+        self.granted = 0, 0  # bytes and pieces
+        self.unsaid: list[PutByWorker] = []
         self.borrowings: list[tuple[str, BorrowedByCall | None]] = []  # answers, in their order
         self.channels: list[tuple[str, str, socket.socket]] = []
         self._runtime = runtime
@@ -92,6 +95,22 @@ class InMemoryHosted:
 
     def withdraw(self, handle: str) -> None:
         self.data.pop(handle, None)
+
+    def grant(self, node: str, size_bytes: int, pieces: int) -> None:
+        del node
+        self.granted = self.granted[0] + size_bytes, self.granted[1] + pieces
+
+    def recall_grant(self) -> None:
+        """A worker says a moment later what is left."""
+        if not self.hangs:
+            left, self.granted = self.granted, (0, 0)
+            report = partial(self._runtime.observer.data.grant_left, self, *left)
+            asyncio.get_running_loop().call_soon(report)
+
+    async def heard(self) -> None:
+        """What it has put and not said yet is said now."""
+        while self.unsaid:
+            self._runtime.observer.data.was_put(self, self.unsaid.pop(0))
 
     def lend(self, handle: str) -> None:
         """A worker that has the data lends it a moment later, by a name of the driver's."""

@@ -94,10 +94,12 @@ class FrameKind(IntEnum):
     STOP = 71
     EMPTY = 72
     HURRY = 73
+    RECALL = 74
     HAND_OVER = 75
     WITHDRAW = 76
     LEND = 77
     BORROWED = 78
+    GRANT = 79
     # worker -> manager
     READY = 80
     LOADED = 81
@@ -110,6 +112,8 @@ class FrameKind(IntEnum):
     HANDED_OVER = 88
     LENT = 89
     BORROW = 90
+    PUT_HERE = 92
+    GRANT_LEFT = 93
     # both ways: data that was borrowed is not used any more
     GIVEN_BACK = 91
     # manager -> fork server, and back
@@ -135,7 +139,7 @@ FILES = "FILES"
 # It lets the calls of a function in under a lease that a caller of the function has, without a
 # session's asking for it, on workers that hold the lease's models already.
 AHEAD = "AHEAD"
-# Its workers take data by its handle from other workers of the node.
+# Its workers take data by its handle from other workers of the node, and put data by themselves.
 LENDING = "LENDING"
 
 

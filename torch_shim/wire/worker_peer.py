@@ -163,6 +163,11 @@ class WorkerPeer:
         """Whether bytes that this worker has are used by that one where they are."""
         return peer is self
 
+    @property
+    def puts_alone(self) -> bool:
+        """Whether the worker takes data that functions put before its manager knows of it."""
+        return bool(self._borrows_on)
+
     def can_take(self, handle: str, process: str) -> bool:
         """Whether the worker may have data by its handle, of which this process has the bytes."""
         if process == self.process:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from common.liveness import LivenessTimes, until_frozen
@@ -52,7 +53,7 @@ class HostingWorker:
         self._keep = keep
         self._numbers = itertools.count(worker.models + 1)
         self._models: dict[int, ModelInWorker] = {}
-        self._answering: asyncio.Future[None] | None = None
+        self._answering: deque[asyncio.Future[None]] = deque()
         self._is_empty = self._ends = False
         self.broken_by: list[ModelInWorker] = []
         loop = asyncio.get_running_loop()
@@ -103,6 +104,15 @@ class HostingWorker:
         """Whether the worker has other models, which stay."""
         return any(not each.leaves for each in self._models.values() if each is not model)
 
+    async def heard(self) -> None:
+        """Wait until the worker's reports up to now have been handled, or it has ended."""
+        if self.over.done() or self.worker.exited.done():
+            return
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answering.append(answer)
+        self.worker.send_now(worker_orders.EndCalls(_NO_MODEL, _NO_LEASE))
+        await asyncio.wait({answer, self.over}, return_when=asyncio.FIRST_COMPLETED)
+
     def stop(self) -> None:
         """Have the worker end; it sends functions first what only it has."""
         self._ends = True
@@ -147,8 +157,8 @@ class HostingWorker:
         elif isinstance(order, worker_orders.ImageLoadFailed) and order.model == _NO_MODEL:
             self._fail_all(LoadFailure(self.worker.name, order.detail))
         elif isinstance(order, worker_orders.CallsEnded) and order.model == _NO_MODEL:
-            if self._answering is not None and not self._answering.done():
-                self._answering.set_result(None)
+            if self._answering:
+                self._answering.popleft().set_result(None)
         else:
             model = self._models.get(getattr(order, "model", _NO_MODEL))
             if model is None:
@@ -214,7 +224,5 @@ class HostingWorker:
     async def _answers(self) -> bool:
         """Whether the worker answers, if calls may wait for it."""
         if self.suspects and self.is_open:
-            self._answering = asyncio.get_running_loop().create_future()
-            self.worker.send_now(worker_orders.EndCalls(_NO_MODEL, _NO_LEASE))
-            await asyncio.wait({self._answering})
+            await self.heard()
         return True

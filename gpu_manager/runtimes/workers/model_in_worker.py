@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from common.data_handles import SECRET_BYTES, around_secret
 from common.tasks import BackgroundTasks
 from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.runtime import (
@@ -17,6 +18,7 @@ from gpu_manager.runtimes.runtime import (
     LoadOrder,
     LoadSpan,
     Observer,
+    PutByWorker,
 )
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from gpu_manager.runtimes.workers.image_loads import send_image, spans_of
@@ -49,6 +51,9 @@ class Host(Protocol):
 
     def forget(self, model: "ModelInWorker") -> None:
         """The model has left the worker."""
+
+    async def heard(self) -> None:
+        """Wait until the worker's reports up to now have been handled, or it has ended."""
 
     async def assign(self, assign: worker_orders.Assign | None) -> None:
         """Wait until the worker is the tenant's, by this order; raise the error if it cannot be."""
@@ -203,6 +208,20 @@ class ModelInWorker:
         """Have the worker let data go, which is in no later call's way."""
         self._send(data_orders.WithdrawData(self.number, handle))
 
+    def grant(self, node: str, size_bytes: int, pieces: int) -> None:
+        """Let functions put so much more without asking."""
+        before, behind = around_secret(node, self.id)
+        handle = before, SECRET_BYTES, behind
+        self._send(data_orders.GrantData(self.number, *handle, size_bytes, pieces))
+
+    def recall_grant(self) -> None:
+        """Let nothing more be put without asking; the worker says what is left."""
+        self._send(data_orders.RecallGrant(self.number))
+
+    async def heard(self) -> None:
+        """Wait until the worker's reports up to now have been handled, or it has ended."""
+        await self._host.heard()
+
     def lend(self, handle: str) -> None:
         """Have the worker let another process open data."""
         self._send(data_orders.LendData(self.number, handle))
@@ -313,6 +332,14 @@ class ModelInWorker:
             data.wanted(self, order.handle)
         elif isinstance(order, data_orders.DataGivenBack):
             data.given_back(self, order.handle)
+        elif isinstance(order, data_orders.DataPut):
+            lifetime_s = order.lifetime_s[0] if order.lifetime_s else None
+            put = PutByWorker(
+                order.session, order.handle, order.size_bytes, order.about, lifetime_s
+            )
+            data.was_put(self, put)
+        elif isinstance(order, data_orders.GrantLeft):
+            data.grant_left(self, order.size_bytes, order.pieces)
         elif isinstance(order, data_orders.DataLent):
             data.lent(self, order.handle, _lent(order, descriptors))
 

@@ -11,7 +11,11 @@ from gpu_manager.worker.program.tensor_specs import bytes_of
 from gpu_manager.worker.shared_memory.borrowed_data import BorrowedData
 from gpu_manager.worker.shared_memory.lent_memory import read_file
 from gpu_manager.worker.shared_memory.lent_storage import LentStorage
-from gpu_manager.worker.shared_memory.published_data import PublishedData, PublishedTensor
+from gpu_manager.worker.shared_memory.published_data import (
+    MOST_PUBLISHED_BYTES,
+    PublishedData,
+    PublishedTensor,
+)
 from torch_shim.wire.protocol import MOST_ABOUT_BYTES, FailureKind
 
 MOST_HANDLE_CHARACTERS = 300
@@ -30,8 +34,19 @@ class DataInWorker:
         self._gate = gate
         self._published = published
 
-    def publish(self, kept: KeptStorages, key: int, epoch: int, handle: str, about: bytes) -> None:
-        """Let every function that knows the handle use a storage that this session keeps."""
+    def publish(
+        self,
+        kept: KeptStorages,
+        key: int,
+        epoch: int,
+        handle: str,
+        about: bytes,
+        most_bytes: int = MOST_PUBLISHED_BYTES,
+    ) -> int:
+        """Let every function that knows the handle use a storage that this session keeps.
+
+        Return its size; refuse a larger one than `most_bytes`.
+        """
         if not 0 < len(handle) <= MOST_HANDLE_CHARACTERS or len(about) > MOST_ABOUT_BYTES:
             raise CallRefused(FailureKind.BAD_FRAME, "no handle of data, or too much about it")
         with self._gate:
@@ -39,9 +54,10 @@ class DataInWorker:
             if held is None:
                 raise CallRefused(FailureKind.MISSING, f"key {key}", {"missing": [key]})
             tensor = PublishedTensor(held, about, self)
-            if not self._published.add(handle, tensor):
+            if tensor.size_bytes > most_bytes or not self._published.add(handle, tensor):
                 raise CallRefused(FailureKind.NO_ROOM, "the worker has enough data of functions")
             held.shared = True
+            return tensor.size_bytes
 
     def take(self, kept: KeptStorages, handle: str, key: int) -> tuple[int, bytes]:
         """Keep, for this session and under this key, a storage that was published here.

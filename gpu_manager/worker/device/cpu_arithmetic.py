@@ -26,7 +26,8 @@ from gpu_manager.worker.device.pool.pooled_memory import PooledMemory
 from gpu_manager.worker.device.process_memory import EmulatedMemory, ProcessMemory
 from gpu_manager.worker.device.shares.thread_share import ThreadShare
 from gpu_manager.worker.device.worker_device import WorkRecorder
-from gpu_manager.worker.shared_memory.lent_memory import read_file, sealed_copy
+from gpu_manager.worker.shared_memory.lent_files import LentFile, LentFiles
+from gpu_manager.worker.shared_memory.lent_memory import read_file
 from gpu_manager.worker.shared_memory.lent_storage import Borrowed, LentStorage, Loan
 
 Result = TypeVar("Result")
@@ -69,6 +70,7 @@ class CpuArithmetic:
         self._weights_bytes = 0
         self._lent_bytes = 0
         self._lending = threading.Lock()
+        self._lent_files = LentFiles()
         self._limit_bytes = 0
         self._all_threads = all_threads or torch.get_num_threads()
         self._share = ThreadShare(1.0, self._all_threads)
@@ -218,21 +220,20 @@ class CpuArithmetic:
     def lend(self, storage: torch.UntypedStorage) -> Loan | None:
         """Move it to memory of a file, which others map too; it counts as the device's still."""
         size_bytes = storage.nbytes()
-        descriptor = sealed_copy(storage)
+        file = self._lent_files.take(size_bytes)
         try:
-            memory, _ = read_file(descriptor, 0, size_bytes)
+            moved = file.moved(storage)
         except BaseException:
-            os.close(descriptor)
+            os.close(file.descriptor)
             raise
         self._count_lent(size_bytes)
         self.limit(self._limit_bytes)  # the mapping takes addresses
-        moved = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-        lent = LentStorage(size_bytes, 0, b"", descriptor)
-        return Loan(lent, moved, partial(self._end_loan, descriptor, size_bytes))
+        lent = LentStorage(size_bytes, 0, b"", file.descriptor)
+        return Loan(lent, moved, partial(self._end_loan, file, size_bytes))
 
-    def _end_loan(self, descriptor: int, size_bytes: int) -> None:
-        os.close(descriptor)
+    def _end_loan(self, file: LentFile, size_bytes: int) -> None:
         self._count_lent(-size_bytes)
+        file.leave()
 
     def _count_lent(self, more_bytes: int) -> None:
         with self._lending:

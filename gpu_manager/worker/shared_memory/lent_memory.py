@@ -4,31 +4,10 @@ import fcntl
 import mmap
 import os
 
-import torch
-
 from gpu_manager.worker.call_errors import CallRefused
-from gpu_manager.worker.program.tensor_specs import bytes_of
 from torch_shim.wire.protocol import FailureKind
 
 _PIECE_BYTES = 16 << 20
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-def sealed_copy(storage: torch.UntypedStorage) -> int:
-    """Return a descriptor of memory with a storage's bytes, which nobody can change any more."""
-    size_bytes = storage.nbytes()
-    content = bytes_of(storage, 0, size_bytes).numpy().data
-    descriptor = os.memfd_create("gpufaas-lent", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, size_bytes)
-        done = 0
-        while done < size_bytes:
-            done += os.pwrite(descriptor, content[done : done + _PIECE_BYTES], done)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def read_file(descriptor: int, start: int, size_bytes: int) -> tuple[memoryview, bool]:

@@ -12,6 +12,7 @@ from gpu_manager.worker.shared_memory.borrowed_data import BorrowedData, Use
 from gpu_manager.worker.shared_memory.lent_storage import LentStorage
 from tests.unit.gpu_manager.worker.calls.caller import Caller, CallFailed, LocalWorker
 from tests.unit.gpu_manager.worker.calls.test_data_in_worker import (
+    DOUBLE,
     GROW,
     HANDLE,
     KEY,
@@ -92,13 +93,31 @@ def test_nobody_sees_what_borrower_or_lender_write(pair: Pair) -> None:
         os.close(lent.descriptor)
 
 
-def test_lent_memory_cannot_be_written_by_who_gets_its_descriptor(pair: Pair) -> None:
+def test_lent_memory_is_used_again_when_nobody_reads_it_any_more(pair: Pair) -> None:
     lent = pair.lend()
-    with pytest.raises(PermissionError):
-        os.pwrite(lent.descriptor, b"x", 0)
+    file = os.fstat(lent.descriptor).st_ino
     with pytest.raises(PermissionError):
         os.ftruncate(lent.descriptor, 0)
     os.close(lent.descriptor)
+    pair.lender.executor.data.given_back(HANDLE)
+    pair.lender.executor.data.withdraw(HANDLE)
+    assert again(pair, 4.0) != file  # the function that put it has it still
+    pair.maker.ask(FrameKind.DROP, [KEY])
+    assert again(pair, 5.0) == file
+
+
+def again(pair: Pair, value: float) -> int:
+    """Put and lend other data; the file in which it lies, which nobody uses afterwards."""
+    key, handle = KEY + int(value), f"node.{int(value)}" + "h" * 31
+    stays = [None, None, [], None, "", None, [key, 1, [], []]]
+    pair.maker.call(DOUBLE, torch.full((SIZE,), value), options=stays)
+    pair.maker.ask(FrameKind.PUBLISH, [key, 0, handle, b""])
+    lent = pair.lender.executor.data.lend(handle)
+    assert lent is not None
+    assert os.pread(lent.descriptor, 4, 0) == torch.tensor([2 * value]).numpy().tobytes()
+    file = os.fstat(lent.descriptor).st_ino
+    os.close(lent.descriptor)
+    return file
 
 
 def test_copy_of_another_gpus_data_is_used_no_more_at_once(pair: Pair) -> None:
@@ -152,8 +171,8 @@ def test_model_that_leaves_lends_nothing_any_more(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"size_bytes": BYTES + 1},
-        {"offset": 1},
+        {"size_bytes": (2 << 20) + 1},
+        {"offset": 2 << 20},
         {"offset": 1 << 61},
         {"token": b"t" * 64},
         {"descriptor": -1},
