@@ -104,10 +104,16 @@ class InMemoryHosted:
         """A worker says a moment later what is left."""
         if not self.hangs:
             left, self.granted = self.granted, (0, 0)
-            report = partial(self._runtime.observer.data.grant_left, self, *left)
-            asyncio.get_running_loop().call_soon(report)
+            asyncio.get_running_loop().call_soon(self._say_left, left)
+
+    def _say_left(self, left: tuple[int, int]) -> None:
+        self._say_puts()
+        self._runtime.observer.data.grant_left(self, *left)
 
     async def heard(self) -> None:
+        self._say_puts()
+
+    def _say_puts(self) -> None:
         """What it has put and not said yet is said now."""
         while self.unsaid:
             self._runtime.observer.data.was_put(self, self.unsaid.pop(0))

@@ -144,6 +144,25 @@ def test_nobody_sees_what_others_write_to_their_tensor(cluster: TwoNodes, runtim
     assert other.say(f"torch.equal(get({handle!r}).cpu(), there * 2)") is True
 
 
+def test_data_that_a_worker_was_given_alone_is_found_and_dropped_at_once(
+    cluster: TwoNodes,
+) -> None:
+    address, _ = one_node(cluster)
+    one, other = function(cluster, address, "one"), function(cluster, address, "other")
+    one.do("kept['x'] = double(there.cuda())")
+    one.put("kept['x']")  # asks the manager, who lets the worker do the next ones
+    assert one.say("[drop(put(kept['x'])) for _ in range(20)] == [None] * 20") is True
+    for number in range(5):
+        handle = one.put("kept['x']")
+        assert other.say(f"torch.equal(get({handle!r}).cpu(), there * 2)") is True, number
+        one.do(f"drop({handle!r})")
+        wait_until(lambda: str(other.say(f"get({handle!r})")).startswith(GONE), "it was dropped")  # noqa: B023 - it is called at once
+    handle = one.put("[kept['x'], 1]")  # of which one part is the worker's
+    assert other.say(f"torch.equal(get({handle!r})[0].cpu(), there * 2)") is True
+    brief = one.put("kept['x'], 0.05")
+    wait_until(lambda: str(other.say(f"get({brief!r})")).startswith(GONE), "its time is over")
+
+
 def test_values_of_all_kinds_come_as_they_were_put(cluster: TwoNodes) -> None:
     address, _ = one_node(cluster)
     one, other = function(cluster, address, "one"), function(cluster, address, "other")
