@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -156,11 +157,15 @@ def test_data_that_a_worker_was_given_alone_is_found_and_dropped_at_once(
         handle = one.put("kept['x']")
         assert other.say(f"torch.equal(get({handle!r}).cpu(), there * 2)") is True, number
         one.do(f"drop({handle!r})")
-        wait_until(lambda: str(other.say(f"get({handle!r})")).startswith(GONE), "it was dropped")  # noqa: B023 - it is called at once
+        wait_until(partial(is_gone, other, handle), "it was dropped")
     handle = one.put("[kept['x'], 1]")  # of which one part is the worker's
     assert other.say(f"torch.equal(get({handle!r})[0].cpu(), there * 2)") is True
     brief = one.put("kept['x'], 0.05")
-    wait_until(lambda: str(other.say(f"get({brief!r})")).startswith(GONE), "its time is over")
+    wait_until(partial(is_gone, other, brief), "its time is over")
+
+
+def is_gone(reader: Function, handle: str) -> bool:
+    return str(reader.say(f"type(get({handle!r})).__name__")).startswith(GONE)
 
 
 def test_values_of_all_kinds_come_as_they_were_put(cluster: TwoNodes) -> None:
