@@ -19,6 +19,7 @@ from bench.measure.report import BenchReport, MeasurementFailed, load_average
 from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
+from gpu_manager.runtimes.staying_data import NoStayingData
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 
 _MIB = 1 << 20
@@ -38,6 +39,8 @@ class LoadTimes(NamedTuple):
 
 class Unconcerned:
     """Takes reports of a runtime, none of which may be about a death."""
+
+    data = NoStayingData()
 
     def ran(
         self,
@@ -66,9 +69,6 @@ class Unconcerned:
     def died(self, hosted: HostedModel, cause: str) -> None:
         """End the measurement."""
         raise MeasurementFailed(f"the worker of {hosted.order.model} died: {cause}")
-
-    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
-        """Nothing: no function puts data."""
 
     def context_lost(self, host: EmptyHost, cause: str) -> None:
         """End the measurement."""

@@ -14,8 +14,14 @@ from gpu_manager.node.stepping_down.emptied_processes import EmptiedProcesses
 from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.runtimes.load_phases import LoadPhases
-from gpu_manager.runtimes.runtime import Emulation, HostedModel, LoadOrder, LoadSpan, Runtime
-from gpu_manager.runtimes.staying_data import StayingData
+from gpu_manager.runtimes.runtime import (
+    Emulation,
+    HostedModel,
+    LoadOrder,
+    LoadSpan,
+    Runtime,
+    StayingData,
+)
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.moved_sums import MovedSums
 from gpu_manager.weights.image_feeds import ImageFeed

@@ -24,8 +24,15 @@ from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.stepping_down.weight_steps import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.merged_sums import MergedSums
-from gpu_manager.runtimes.runtime import EmptyHost, HostedId, HostedModel, PressureAnswer, Runtime
-from gpu_manager.runtimes.staying_data import NoStayingData, StayingData
+from gpu_manager.runtimes.runtime import (
+    EmptyHost,
+    HostedId,
+    HostedModel,
+    PressureAnswer,
+    Runtime,
+    StayingData,
+)
+from gpu_manager.runtimes.staying_data import NoStayingData
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import (
     Demote,
@@ -321,10 +328,6 @@ class GpuNode:
         gpu.update_limits()
         limit_bytes, together_bytes = gpu.limit_bytes(resident), gpu.together_bytes(resident)
         return PressureAnswer(limit_bytes, relieved, together_bytes)
-
-    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
-        """A worker has copied data that functions put with it, or has not got it."""
-        self.data.handed_over(hosted, handle, done=done)
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model that ended unexpectedly: end every lease that may call the model."""

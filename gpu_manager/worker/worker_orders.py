@@ -7,6 +7,7 @@ read what a tenant sent, so the manager checks the types of whatever comes back 
 
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from gpu_manager.worker import data_orders
 from torch_shim.errors import BadFrame
 from torch_shim.wire.protocol import FrameKind
 
@@ -157,32 +158,6 @@ class OpenChannel(NamedTuple):
     function: str
 
 
-class HandOver(NamedTuple):
-    """Manager to worker, with a descriptor of memory: copy the data that you have there.
-
-    Functions put it by this handle.
-    """
-
-    model: int
-    handle: str
-    size_bytes: int
-
-
-class HandedOver(NamedTuple):
-    """Worker to manager: the data was copied; or it could not be, since it is not here."""
-
-    model: int
-    handle: str
-    done: bool
-
-
-class WithdrawData(NamedTuple):
-    """Manager to worker: no call takes the data of this handle any more."""
-
-    model: int
-    handle: str
-
-
 class StopWorker(NamedTuple):
     """Manager to worker: send the functions what only you have, and end."""
 
@@ -291,12 +266,10 @@ WorkerOrder = (
     | Forked
     | DropModel
     | ModelDropped
-    | HandOver
-    | HandedOver
-    | WithdrawData
     | HurryLoad
     | BytesMoved
     | CallsMerged
+    | data_orders.DataOrder
 )
 
 KINDS: dict[type[WorkerOrder], FrameKind] = {
@@ -315,9 +288,18 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     StopWorker: FrameKind.STOP,
     DropModel: FrameKind.EMPTY,
     ModelDropped: FrameKind.CLEARED,
-    HandOver: FrameKind.HAND_OVER,
-    HandedOver: FrameKind.HANDED_OVER,
-    WithdrawData: FrameKind.WITHDRAW,
+    data_orders.HandOver: FrameKind.HAND_OVER,
+    data_orders.HandedOver: FrameKind.HANDED_OVER,
+    data_orders.WithdrawData: FrameKind.WITHDRAW,
+    data_orders.LendData: FrameKind.LEND,
+    data_orders.DataLent: FrameKind.LENT,
+    data_orders.BorrowData: FrameKind.BORROW,
+    data_orders.DataBorrowed: FrameKind.BORROWED,
+    data_orders.DataGivenBack: FrameKind.GIVEN_BACK,
+    data_orders.GrantData: FrameKind.GRANT,
+    data_orders.RecallGrant: FrameKind.RECALL,
+    data_orders.GrantLeft: FrameKind.GRANT_LEFT,
+    data_orders.DataPut: FrameKind.PUT_HERE,
     HurryLoad: FrameKind.HURRY,
     BytesMoved: FrameKind.MOVED,
     CallsRan: FrameKind.RAN,

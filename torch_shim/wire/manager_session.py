@@ -21,6 +21,7 @@ from torch_shim.wire.protocol import (
     AHEAD,
     ARITHMETIC,
     FILES,
+    LENDING,
     REPEATS,
     RESIDENTS,
     TRACE,
@@ -350,6 +351,7 @@ class ManagerSession:
                     worker,
                     takes_files_back=self._knows(FILES),
                     takes_data=self._knows(FrameKind.PUT.name),
+                    borrows_on=self.node if self._knows(LENDING) else "",
                 )
             return peer
 

@@ -15,6 +15,7 @@ from gpu_manager.runtimes.chosen_runtime import ChosenRuntime
 from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
+from gpu_manager.runtimes.staying_data import NoStayingData
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from gpu_manager.worker.device.pool.pool_build import pool_library
 from tests.kit.waiting import AsyncCondition, eventually
@@ -44,7 +45,7 @@ class Watcher:
     def __init__(self) -> None:
         self.runs: list[tuple[int, int, float, int]] = []
         self.claims: list[tuple[int, str]] = []
-        self.handed_over_data: list[tuple[str, bool]] = []
+        self.data = NoStayingData()
         self.deaths: list[tuple[str, str]] = []
         self.lost: list[tuple[EmptyHost, str]] = []
         self.pressures: list[tuple[int, int]] = []
@@ -78,10 +79,6 @@ class Watcher:
         del hosted
         self.pressures.append((lease, need_bytes))
         return self.relief
-
-    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
-        del hosted
-        self.handed_over_data.append((handle, done))
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         self.deaths.append((hosted.order.model, cause))
