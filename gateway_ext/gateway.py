@@ -45,6 +45,7 @@ from gateway_ext.ui.cluster_source import PageSource, SchedulerConsole
 from gateway_ext.ui.dead_letter_rows import DeadLetterRows
 from gateway_ext.ui.page_routes import make_page
 from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
+from gateway_ext.workflows.workflow_parts import workflow_parts
 
 _log = logging.getLogger(__name__)
 
@@ -157,8 +158,9 @@ class Gateway:
             guard=BrowserGuard(hosts) if auth is None else BrowserGuard(hosts, auth.holds),
         )
         exits.push_async_callback(invoke.close)
+        workflows = workflow_parts(settings, self.functions, invoke, meters)
         jobs = await exits.enter_async_context(
-            jobs_of(settings, self.functions, invoke, _log, self.address)
+            jobs_of(settings, self.functions, invoke, workflows.targets, _log, self.address)
         )
         meters.add(partial(jobs.meters.families, meters.functions))
         if settings.scaling:
@@ -180,6 +182,8 @@ class Gateway:
             metrics_auth=settings.metrics_auth,
             system_meters=ApiMeters(),
             jobs=jobs.app,
+            workflow=workflows.app,
+            workflow_routes=workflows.routes,
             traces=TraceRoutes(self.tracer),
             page=await self._page(jobs, exits),
             function_hosts=hosts,

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 from gateway_ext.errors import BadRequest, BadWorkflowFile, UnknownFunction
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
 from gateway_ext.openfaas import valid_names
-from gateway_ext.workflows.conditions import BadCondition, Condition, condition
-from gateway_ext.workflows.workflow_values import (
+from gateway_ext.workflows.plan.conditions import BadCondition, Condition, condition
+from gateway_ext.workflows.plan.workflow_values import (
     REQUEST,
     PlannedStage,
     WorkflowId,
     WorkflowPlan,
 )
-from gateway_ext.workflows.yaml_lines import Problems, YamlTable, yaml_table
+from gateway_ext.workflows.plan.yaml_lines import Problems, YamlTable, yaml_table
 from scheduler.workflows.dag import MOST_EDGES, MOST_STAGES, Workflow
 from scheduler.workflows.errors import BadWorkflow
 

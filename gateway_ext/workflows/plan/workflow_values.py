@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway_ext.model import FunctionId
-from gateway_ext.workflows.conditions import Condition
+from gateway_ext.workflows.plan.conditions import Condition
 from scheduler.workflows.dag import Workflow
 
 # Instead of a stage's name: the request that the workflow was called with.

@@ -1,0 +1,141 @@
+"""What a stage gets of the request and of the stages before it: as it is, or joined; pure."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+from common.data_handles import node_of
+from common.http.asgi import Header
+from gateway_ext.calls.call_headers import DATA
+from gateway_ext.workflows.plan.conditions import Unmeetable
+from gateway_ext.workflows.plan.workflow_values import REQUEST, PlannedStage
+
+HANDLE_WISH = b"handle"
+CONTENT_TYPE = b"content-type"
+_JSON = b"application/json"
+JSON_TYPE: Header = (CONTENT_TYPE, _JSON)
+# Of the request's headers, what the gateway writes itself for every stage.
+_NOT_FOR_STAGES = frozenset(
+    {
+        *(b"connection", b"content-length", b"expect", b"transfer-encoding", b"upgrade"),
+        *(b"traceparent", b"tracestate", b"x-call-id", DATA),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StageAnswer:
+    """The whole answer of a stage, or the request, which has no status; `data` are its handles."""
+
+    status: int | None
+    body: bytes
+    content_type: bytes = b""
+    data: tuple[bytes, ...] = ()
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it says that it is JSON."""
+        kind = self.content_type.partition(b";")[0].strip().lower()
+        return kind == _JSON or (kind.startswith(b"application/") and kind.endswith(b"+json"))
+
+    def json(self) -> Any:
+        """The value of the body; Unmeetable if the body is not JSON."""
+        try:
+            return json.loads(self.body.decode(), parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise Unmeetable(f"its answer is not JSON: {str(error)[:200]}") from error
+
+    def embedded(self) -> bytes:
+        """The answer within JSON: its own JSON, its text, or its bytes in base64."""
+        if self.is_json:
+            self.json()  # what is not JSON would spoil the whole
+            return self.body
+        try:
+            return json.dumps(self.body.decode()).encode()
+        except UnicodeDecodeError as error:
+            raise Unmeetable(
+                f"its answer is neither JSON nor text, and cannot be joined: {error}"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowRequest:
+    """A workflow's call as its client sent it; header names are in lower case."""
+
+    call_id: str
+    headers: Sequence[Header]
+    query: bytes
+    answer: StageAnswer
+    wants_handle: bool = field(default=False)
+
+
+class StageInput(NamedTuple):
+    """The request that a stage gets."""
+
+    headers: list[Header]
+    query: bytes
+    body: bytes
+
+
+def workflow_request(
+    call_id: str, headers: Iterable[Header], query: bytes, body: bytes
+) -> WorkflowRequest:
+    """The request as stages read it."""
+    found = list(headers)
+    listed = [item.strip() for name, value in found if name == DATA for item in value.split(b",")]
+    kind = next((value for name, value in found if name == CONTENT_TYPE), b"")
+    handles = tuple(item for item in listed if item != HANDLE_WISH)
+    kept = [header for header in found if header[0] not in _NOT_FOR_STAGES]
+    answer = StageAnswer(None, body, kind, handles)
+    return WorkflowRequest(call_id, kept, query, answer, HANDLE_WISH in listed)
+
+
+def stage_input(
+    stage: PlannedStage,
+    request: WorkflowRequest,
+    answers: Mapping[str, StageAnswer],
+    *,
+    wants_handle: bool,
+) -> StageInput:
+    """The input of a stage; skipped sources are missing in `answers`.
+
+    One source is passed on as it is. Several are joined: a JSON object with a field for each that
+    was not skipped. The handles of data of all sources go along.
+    """
+    found = {source: answers[source] for source in stage.sources if source in answers}
+    handles = dict.fromkeys(handle for each in found.values() for handle in each.data)
+    listed = [*handles, HANDLE_WISH] if wants_handle or stage.by_handle else [*handles]
+    data: list[Header] = [(DATA, b", ".join(listed))] if listed else []
+    if stage.sources == (REQUEST,):
+        return StageInput([*request.headers, *data], request.query, request.answer.body)
+    forwarded = [header for header in request.headers if header[0].startswith(b"x-forwarded-")]
+    if len(stage.sources) == 1:
+        (only,) = found.values()
+        kind = [(CONTENT_TYPE, only.content_type)] if only.content_type else []
+        return StageInput([*forwarded, *kind, *data], b"", only.body)
+    return StageInput([*forwarded, JSON_TYPE, *data], b"", joined(found))
+
+
+def joined(answers: Mapping[str, StageAnswer]) -> bytes:
+    """A JSON object with the answer of each stage; Unmeetable names the one that has none."""
+    parts = []
+    for name, answer in answers.items():
+        try:
+            parts.append(json.dumps(name).encode() + b":" + answer.embedded())
+        except Unmeetable as error:
+            raise Unmeetable(f"{name}: {error}") from error
+    return b"{" + b",".join(parts) + b"}"
+
+
+def handles_in(headers: Iterable[Header]) -> tuple[bytes, ...]:
+    """The handles of data that an answer names; Unmeetable if they are none."""
+    found = [item.strip() for name, value in headers if name == DATA for item in value.split(b",")]
+    for item in found:
+        if node_of(item.decode("latin-1")) is None:
+            raise Unmeetable("its X-Gpu-Data is no handle of data")
+    return tuple(found)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
