@@ -174,6 +174,7 @@ class Gateway:
             system=make_system(
                 *(self._provider, self.meters, settings, self._capacity),
                 ordering=contextlib.nullcontext if self._scaler is None else self._scaler.ordering,
+                namespace_removed=workflows.namespace_removed,
             ),
             logs=self._logs,
             auth=auth,

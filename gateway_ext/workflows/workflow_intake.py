@@ -69,7 +69,8 @@ class WorkflowIntake:
                 start = {"type": "http.response.start", "status": answer.status}
                 shown = [header for header in answer.headers if header[0] not in _OURS]
                 host = _value(scope, b"host")
-                confined = self._guard.confine([*shown, own], host, PREFIX + str(plan.id).encode())
+                site = scope.get("raw_path") or scope["path"].encode()
+                confined = self._guard.confine([*shown, own], host, site)
                 begun = True
                 await send({**start, "headers": confined})
                 await _send_body(answer, send)

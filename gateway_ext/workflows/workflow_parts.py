@@ -9,6 +9,7 @@ from gateway_ext.calls.invoke import Invoke
 from gateway_ext.jobs.async_jobs import JobTargets
 from gateway_ext.jobs.execution.invoke_calls import InvokeCalls
 from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.openfaas.system_routes import NamespaceRemoved
 from gateway_ext.settings import GatewaySettings
 from gateway_ext.workflows.plan.workflow_values import WorkflowId
 from gateway_ext.workflows.run.run_history import RunHistory
@@ -25,11 +26,15 @@ _FOLDER = "workflows"
 
 @dataclass(frozen=True, slots=True)
 class WorkflowParts:
-    """`app` serves /workflow, `routes` what is below /system; `targets` is what jobs may call."""
+    """`app` serves /workflow, `routes` what is below /system; `targets` is what jobs may call.
+
+    `namespace_removed` removes the workflows of a namespace.
+    """
 
     app: App
     routes: App
     targets: JobTargets
+    namespace_removed: NamespaceRemoved
 
 
 def workflow_parts(
@@ -54,6 +59,7 @@ def workflow_parts(
     return WorkflowParts(
         app=WorkflowIntake(workflows, calls, invoke.guard, settings.timeout_s),
         routes=make_workflow_routes(workflows, functions, history, meters),
+        namespace_removed=workflows.remove_namespace,
         targets=JobTargets(
             function_by_path=functions.by_path,
             workflow_by_path=targets.by_path,

@@ -87,6 +87,11 @@ class Workflows:
                 del self._by_path[path]
             self._on_change(workflow)
 
+    async def remove_namespace(self, namespace: str) -> None:
+        """Remove all workflows of a namespace."""
+        for plan in self.of_namespace(namespace):
+            await self.remove(plan.id)
+
     def _keep(self, plan: WorkflowPlan) -> None:
         self._plans[plan.id] = plan
         self._by_path.update(dict.fromkeys(_paths(plan.id), plan))

@@ -15,11 +15,14 @@ HANDLE_WISH = b"handle"
 CONTENT_TYPE = b"content-type"
 _JSON = b"application/json"
 JSON_TYPE: Header = (CONTENT_TYPE, _JSON)
-# Of the request's headers, what the gateway writes itself for every stage.
+# Of the request's headers, what the gateway writes itself for every stage, and what the client
+# wants of the answer's form: it is not the client that reads the first stages' answers.
 _NOT_FOR_STAGES = frozenset(
     {
         *(b"connection", b"content-length", b"expect", b"transfer-encoding", b"upgrade"),
         *(b"traceparent", b"tracestate", b"x-call-id", DATA),
+        *(b"accept-encoding", b"range", b"if-match", b"if-modified-since", b"if-none-match"),
+        *(b"if-range", b"if-unmodified-since"),
     }
 )
 
@@ -128,8 +131,17 @@ def joined(answers: Mapping[str, StageAnswer]) -> bytes:
     return b"{" + b",".join(parts) + b"}"
 
 
-def handles_in(headers: Iterable[Header]) -> tuple[bytes, ...]:
-    """The handles of data that an answer names; Unmeetable if they are none."""
+def stage_answer(status: int, headers: Iterable[Header], body: bytes) -> StageAnswer:
+    """A stage's answer; Unmeetable if its headers say what no other stage could use."""
+    found = list(headers)
+    kind = next((value for name, value in found if name == CONTENT_TYPE), b"")
+    encoding = next((value for name, value in found if name == b"content-encoding"), b"")
+    if encoding and encoding.lower() != b"identity":
+        raise Unmeetable(f"its answer is encoded: {encoding[:40].decode('latin-1')}")
+    return StageAnswer(status, body, kind, _handles_in(found))
+
+
+def _handles_in(headers: Iterable[Header]) -> tuple[bytes, ...]:
     found = [item.strip() for name, value in headers if name == DATA for item in value.split(b",")]
     for item in found:
         if node_of(item.decode("latin-1")) is None:

@@ -21,8 +21,8 @@ from gateway_ext.workflows.plan.stage_inputs import (
     StageAnswer,
     StageInput,
     WorkflowRequest,
-    handles_in,
     joined,
+    stage_answer,
     stage_input,
 )
 from gateway_ext.workflows.plan.workflow_values import REQUEST, PlannedStage, WorkflowPlan
@@ -233,12 +233,10 @@ class WorkflowRun:
         if response.status >= _FAILURES:
             raise await self._failure(stage, response)
         body = await self._read(stage, response)
-        kind = next((value for name, value in response.headers if name == CONTENT_TYPE), b"")
         try:
-            data = handles_in(response.headers)
+            found = stage_answer(response.status, response.headers, body)
         except Unmeetable as error:
             raise StageFailed(stage.name, _GARBAGE, str(error), headers=[_TEXT]) from error
-        found = StageAnswer(response.status, body, kind, data)
         if found.is_json and self._is_read(stage.name):
             await self._computed(stage.name, {stage.name: found}, found.json)
         return found

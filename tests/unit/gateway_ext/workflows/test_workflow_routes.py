@@ -94,6 +94,19 @@ async def test_workflows_are_kept_and_those_of_another_namespace_are_apart(tmp_p
         assert (await flows.world.get("/system/workflows")).body == []
 
 
+async def test_workflows_go_with_their_namespace(tmp_path: Path) -> None:
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        world = flows.world
+        await world.ask("POST", "/system/namespace/other", {"name": "other"})
+        await world.deploy("a", namespace="other")
+        head = "workflow: w\nnamespace: other"
+        assert (await flows.deploy("  only: {function: a}", head)).status == 202
+        await flows.deploy(CHAIN)
+        await world.ask("DELETE", "/system/namespace/other", {"name": "other"})
+        assert (await flows.call(path="/workflow/w.other")).status == 404
+        assert (await flows.call()).status == 200
+
+
 async def test_damaged_file_is_reported_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "workflows").mkdir()
     (tmp_path / "workflows/w.openfaas-fn.yml").write_text("workflow: w")

@@ -255,6 +255,7 @@ async def test_no_stage_is_called_without_time(tmp_path: Path) -> None:
         (says(b"\xff"), "neither JSON nor text"),
         (says(b"x" * 2000), "its answer is larger than 1000 bytes"),
         (says(headers="x-gpu-data: nonsense\r\n"), "its X-Gpu-Data is no handle"),
+        (says(headers="content-encoding: gzip\r\n"), "its answer is encoded: gzip"),
         (writes(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab", close=True), "broke off"),
         (writes(b"garbage\r\n\r\n"), "broke off"),
     ],
