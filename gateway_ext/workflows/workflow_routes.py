@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-class CallTimes(Protocol):
+class PastTimes(Protocol):
     """Knows how long calls took."""
 
     def seconds(self, functions: Container[str]) -> Mapping[str, Sequence[int]]:
@@ -38,7 +38,7 @@ class CallTimes(Protocol):
 
 
 def make_workflow_routes(
-    workflows: Workflows, functions: Functions, history: RunHistory, times: CallTimes
+    workflows: Workflows, functions: Functions, history: RunHistory, times: PastTimes
 ) -> App:
     """The application for all paths of workflows below /system; it checks no credentials."""
     routes = _Routes(workflows, functions, history, times)
@@ -65,7 +65,7 @@ def _route(path: str, **handlers: _Handler) -> Route:
 
 class _Routes:
     def __init__(
-        self, workflows: Workflows, functions: Functions, history: RunHistory, times: CallTimes
+        self, workflows: Workflows, functions: Functions, history: RunHistory, times: PastTimes
     ) -> None:
         self._workflows = workflows
         self._functions = functions

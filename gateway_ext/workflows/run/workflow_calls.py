@@ -11,15 +11,15 @@ from gateway_ext.errors import GatewayError, StageFailed
 from gateway_ext.tracing.call_tracer import CallTracer, TracedStep, trace_headers_in
 from gateway_ext.workflows.plan.stage_inputs import workflow_request
 from gateway_ext.workflows.plan.workflow_values import WorkflowPlan
+from gateway_ext.workflows.run.live_run import (
+    LiveRun,
+    RunServices,
+    WorkflowAnswer,
+    failed_answer,
+)
 from gateway_ext.workflows.run.run_history import RunHistory, RunRecord
 from gateway_ext.workflows.run.run_limits import RunLimits
 from gateway_ext.workflows.run.workflow_meters import WorkflowMeters
-from gateway_ext.workflows.run.workflow_run import (
-    RunServices,
-    WorkflowAnswer,
-    WorkflowRun,
-    failed_answer,
-)
 
 _GONE = 499
 _FAILURES, _SERVER_ERRORS = 400, 500
@@ -58,7 +58,7 @@ class WorkflowCalls:
             name = f"workflow {plan.id}"
             with self._tracer.step(call_id, name, parent, SpanKind.SERVER) as step:
                 try:
-                    run = WorkflowRun(self._services, plan, request, step.trace, share, record)
+                    run = LiveRun(self._services, plan, request, step.trace, share, record)
                     answer = await _answered(run, step)
                     if answer.status >= _FAILURES:
                         record.end(answer.status, step.error)
@@ -80,7 +80,7 @@ class WorkflowCalls:
         self._meters.ended(record)
 
 
-async def _answered(run: WorkflowRun, step: TracedStep) -> WorkflowAnswer:
+async def _answered(run: LiveRun, step: TracedStep) -> WorkflowAnswer:
     try:
         return await run.answer()
     except StageFailed as failure:

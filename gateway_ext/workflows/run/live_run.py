@@ -60,7 +60,7 @@ class RunServices:
     weights: Callable[[WorkflowPlan], Mapping[str, float]] = field(default=lambda _: {})
 
 
-class WorkflowRun:
+class LiveRun:
     """A run in progress. Cancelling the task that waits for its answer ends all of its calls."""
 
     def __init__(
