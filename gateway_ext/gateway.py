@@ -45,7 +45,8 @@ from gateway_ext.ui.cluster_source import PageSource, SchedulerConsole
 from gateway_ext.ui.dead_letter_rows import DeadLetterRows
 from gateway_ext.ui.page_routes import make_page
 from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
-from gateway_ext.workflows.workflow_parts import workflow_parts
+from gateway_ext.ui.workflow_rows import WorkflowRows
+from gateway_ext.workflows.workflow_parts import WorkflowParts, workflow_parts
 
 _log = logging.getLogger(__name__)
 
@@ -186,15 +187,19 @@ class Gateway:
             workflow=workflows.app,
             workflow_routes=workflows.routes,
             traces=TraceRoutes(self.tracer),
-            page=await self._page(jobs, exits),
+            page=await self._page(jobs, workflows, exits),
             function_hosts=hosts,
         )
         return make_app(parts)
 
-    async def _page(self, jobs: AsyncJobs, exits: contextlib.AsyncExitStack) -> App | None:
+    async def _page(
+        self, jobs: AsyncJobs, workflows: WorkflowParts, exits: contextlib.AsyncExitStack
+    ) -> App | None:
         if self._console is None:
             return None
-        cluster = PageSource(self._console, self.functions, self.meters, DeadLetterRows(jobs.queue))
+        letters = DeadLetterRows(jobs.queue)
+        rows = WorkflowRows(workflows.workflows, workflows.history)
+        cluster = PageSource(self._console, self.functions, self.meters, letters, rows.look)
         self._feed = await exits.enter_async_context(
             WatcherFeed(cluster, PagePace(self._settings.page_every_s))
         )

@@ -34,6 +34,8 @@ class WorkflowParts:
     app: App
     routes: App
     targets: JobTargets
+    workflows: Workflows
+    history: RunHistory
     namespace_removed: NamespaceRemoved
 
 
@@ -59,6 +61,8 @@ def workflow_parts(
     return WorkflowParts(
         app=WorkflowIntake(workflows, calls, invoke.guard, settings.timeout_s),
         routes=make_workflow_routes(workflows, functions, history, meters),
+        workflows=workflows,
+        history=history,
         namespace_removed=workflows.remove_namespace,
         targets=JobTargets(
             function_by_path=functions.by_path,

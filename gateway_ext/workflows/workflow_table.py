@@ -28,6 +28,7 @@ class Workflows:
         self._plans: dict[WorkflowId, WorkflowPlan] = {}
         self._by_path: dict[bytes, WorkflowPlan] = {}
         self._changing = asyncio.Lock()
+        self.changes = 0  # how often a workflow was added, replaced or removed
 
     def __iter__(self) -> Iterator[WorkflowPlan]:
         return iter([self._plans[each] for each in sorted(self._plans)])
@@ -83,6 +84,7 @@ class Workflows:
             self.by_id(workflow)
             await asyncio.to_thread(self._path(workflow).unlink, missing_ok=True)
             del self._plans[workflow]
+            self.changes += 1
             for path in _paths(workflow):
                 del self._by_path[path]
             self._on_change(workflow)
@@ -94,6 +96,7 @@ class Workflows:
 
     def _keep(self, plan: WorkflowPlan) -> None:
         self._plans[plan.id] = plan
+        self.changes += 1
         self._by_path.update(dict.fromkeys(_paths(plan.id), plan))
 
     def _write(self, plan: WorkflowPlan) -> None:

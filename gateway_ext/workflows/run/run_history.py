@@ -86,9 +86,11 @@ class RunHistory:
 
     def __init__(self) -> None:
         self._runs: OrderedDict[WorkflowId, deque[RunRecord]] = OrderedDict()
+        self.changes = 0  # how often a run began or ended
 
     def begin(self, plan: WorkflowPlan, call_id: str) -> RunRecord:
         """Begin the record of a run."""
+        self.changes += 1
         record = RunRecord(plan.id, call_id, plan.slo_s)
         self._runs.setdefault(plan.id, deque(maxlen=_KEPT_RUNS)).append(record)
         self._runs.move_to_end(plan.id)
@@ -96,12 +98,18 @@ class RunHistory:
             self._runs.popitem(last=False)
         return record
 
+    def end(self, record: RunRecord, status: int, why: str = "") -> None:
+        """Note the end of a run, unless it has ended."""
+        self.changes += 1
+        record.end(status, why)
+
     def runs(self, workflow: WorkflowId) -> Iterator[RunRecord]:
         """The last runs, the latest first."""
         return reversed(self._runs.get(workflow, deque()))
 
     def forget(self, workflow: WorkflowId) -> None:
         """The workflow was removed, or is another one now."""
+        self.changes += 1
         self._runs.pop(workflow, None)
 
     def mean_s(self, plan: WorkflowPlan) -> Mapping[str, float]:

@@ -72,7 +72,7 @@ class WorkflowCalls:
                     self._end(record, step)
 
     def _end(self, record: RunRecord, step: TracedStep) -> None:
-        record.end(_GONE, "it was broken off")
+        self.history.end(record, _GONE, "it was broken off")
         step.facts["http.response.status_code"] = record.status
         skipped = ", ".join(name for name, one in record.stages.items() if one.skipped)
         if skipped:
