@@ -1,6 +1,7 @@
 """POST /workflow/NAME[.NAMESPACE][?query]: runs a workflow while its client waits."""
 
 import asyncio
+import time
 from uuid import uuid4
 
 from common.http.asgi import Header, Receive, Scope, Send, send_text, until_disconnected
@@ -61,6 +62,7 @@ class WorkflowIntake:
         headers = _with_client(scope)
         call_id = _call_id(scope)
         own = (CALL_ID, call_id.encode("latin-1"))
+        began_s, started = time.monotonic(), (START_TIME, b"%d" % time.time_ns())
         begun = False
         try:
             async with self._calls.call(
@@ -69,8 +71,9 @@ class WorkflowIntake:
                 start = {"type": "http.response.start", "status": answer.status}
                 shown = [header for header in answer.headers if header[0] not in _OURS]
                 host = _value(scope, b"host")
+                took = (DURATION, b"%.6f" % (time.monotonic() - began_s))
                 site = scope.get("raw_path") or scope["path"].encode()
-                confined = self._guard.confine([*shown, own], host, site)
+                confined = self._guard.confine([*shown, own, started, took], host, site)
                 begun = True
                 await send({**start, "headers": confined})
                 await _send_body(answer, send)

@@ -47,6 +47,8 @@ async def test_chain_passes_each_answer_on(tmp_path: Path) -> None:
         assert said.headers["x-call-id"] == "mine"
         assert said.headers["x-workflow-stage"] == "second"
         assert said.headers["x-own"] == "7"
+        assert [name.lower() for name in said.headers].count("x-duration-seconds") == 1
+        assert int(said.headers["x-start-time"]) > 0
         for name, value in SANDBOX:
             assert said.headers[name.decode()] == value.decode()
         (first,), (second,) = flows.got["a"], flows.got["b"]
@@ -217,6 +219,17 @@ async def test_failure_of_an_optional_stage_is_an_answer(tmp_path: Path) -> None
 async def test_stage_beyond_its_time_fails(tmp_path: Path) -> None:
     stages = "  first: {function: a, timeout_ms: 50}\n  last: {function: b, after: first}"
     async with workflow_world(tmp_path, {"a": says(delay_s=30), "b": says()}) as flows:
+        await flows.deploy(stages)
+        said = await flows.call()
+
+        assert said.status == 504
+        assert said.body == "stage first: a.openfaas-fn did not answer within 0.05 s"
+
+
+async def test_answer_that_stalls_beyond_the_stages_time_fails_it(tmp_path: Path) -> None:
+    stages = "  first: {function: a, timeout_ms: 50}\n  last: {function: b, after: first}"
+    stalls = writes(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx", 30.0)
+    async with workflow_world(tmp_path, {"a": stalls, "b": says()}) as flows:
         await flows.deploy(stages)
         said = await flows.call()
 
