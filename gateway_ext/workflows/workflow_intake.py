@@ -20,7 +20,7 @@ from gateway_ext.errors import (
 )
 from gateway_ext.model import DEFAULT_NAMESPACE
 from gateway_ext.workflows.plan.workflow_values import WorkflowPlan
-from gateway_ext.workflows.run.live_run import WorkflowAnswer
+from gateway_ext.workflows.run.workflow_answers import WorkflowAnswer
 from gateway_ext.workflows.run.workflow_calls import WorkflowCalls
 from gateway_ext.workflows.workflow_table import Workflows
 

@@ -44,6 +44,7 @@ def _stage(stage: PlannedStage, mean_s: float | None, total_s: float) -> dict[st
         "timeoutMs": _ms(stage.timeout_s),
         "optional": stage.optional,
         "byHandle": stage.by_handle,
+        "each": stage.each,
         "meanMs": _ms(mean_s),
         "share": None if mean_s is None or not total_s else round(mean_s / total_s, 4),
     }

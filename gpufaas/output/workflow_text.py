@@ -75,6 +75,8 @@ def _wishes(stage: Shown) -> Iterator[str]:
         yield f"limit {_ms(stage['timeoutMs'])}"
     if stage["optional"]:
         yield "optional"
+    if stage["each"]:
+        yield "for each element"
     if stage["byHandle"]:
         yield "by handle"
 

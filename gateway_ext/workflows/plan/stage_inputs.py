@@ -13,6 +13,8 @@ from gateway_ext.workflows.plan.workflow_values import REQUEST, PlannedStage
 
 HANDLE_WISH = b"handle"
 CONTENT_TYPE = b"content-type"
+MOST_ELEMENTS = 256
+_OK = 200
 _JSON = b"application/json"
 JSON_TYPE: Header = (CONTENT_TYPE, _JSON)
 # Of the request's headers, what the gateway writes itself for every stage, and what the client
@@ -129,6 +131,25 @@ def joined(answers: Mapping[str, StageAnswer]) -> bytes:
         except Unmeetable as error:
             raise Unmeetable(f"{name}: {error}") from error
     return b"{" + b",".join(parts) + b"}"
+
+
+def each_input(sent: StageInput) -> list[StageInput]:
+    """The input of each call of a stage that is called for each element of its input."""
+    value = StageAnswer(None, sent.body).json()
+    if not isinstance(value, list):
+        raise Unmeetable("what it is to be called for each element of is no array")
+    if len(value) > MOST_ELEMENTS:
+        raise Unmeetable(f"it would be called for more than {MOST_ELEMENTS} elements")
+    kept = [header for header in sent.headers if header[0] != CONTENT_TYPE]
+    bodies = [json.dumps(item, ensure_ascii=False).encode("utf-8", "replace") for item in value]
+    return [StageInput([*kept, JSON_TYPE], sent.query, body) for body in bodies]
+
+
+def listed(answers: Sequence[StageAnswer]) -> StageAnswer:
+    """The answers as one JSON array, in the order of the elements."""
+    body = b"[" + b",".join(answer.embedded() for answer in answers) + b"]"
+    data = dict.fromkeys(handle for answer in answers for handle in answer.data)
+    return StageAnswer(_OK, body, _JSON, tuple(data))
 
 
 def stage_answer(status: int, headers: Iterable[Header], body: bytes) -> StageAnswer:

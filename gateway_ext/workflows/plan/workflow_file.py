@@ -24,7 +24,7 @@ _BACKOFF_MS = 100
 _WHOLE = ("workflow", "namespace", "slo_ms", "timeout_ms", "stages")
 _STAGE = (
     *("function", "after", "when", "retries", "backoff_ms", "timeout_ms", "optional"),
-    "by_handle",
+    *("by_handle", "each"),
 )
 
 
@@ -114,6 +114,7 @@ class _File:
             timeout_s=None if timeout_ms is None else timeout_ms / 1000,
             optional=table.truth("optional") or False,
             by_handle=table.truth("by_handle") or False,
+            each=table.truth("each") or False,
         )
 
     def _function(self, table: YamlTable, namespace: str) -> FunctionId:

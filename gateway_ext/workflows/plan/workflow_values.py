@@ -28,7 +28,9 @@ class PlannedStage:
 
     A stage whose condition `when` is not met is skipped. Failed calls are made again `retries`
     times, first after `backoff_s`. The failure of an `optional` stage is an answer like others.
-    With `by_handle` the function is asked to keep its result and to answer with a handle of it.
+    With `each` the function is called for each element of its input, a JSON array; the answer is
+    the array of its answers. With `by_handle` the function is asked to keep its result and to
+    answer with a handle of it.
     """
 
     name: str
@@ -40,6 +42,7 @@ class PlannedStage:
     timeout_s: float | None = None
     optional: bool = False
     by_handle: bool = False
+    each: bool = False
 
 
 @dataclass(frozen=True, slots=True)

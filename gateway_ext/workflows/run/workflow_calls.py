@@ -11,14 +11,11 @@ from gateway_ext.errors import GatewayError, StageFailed
 from gateway_ext.tracing.call_tracer import CallTracer, TracedStep, trace_headers_in
 from gateway_ext.workflows.plan.stage_inputs import workflow_request
 from gateway_ext.workflows.plan.workflow_values import WorkflowPlan
-from gateway_ext.workflows.run.live_run import (
-    LiveRun,
-    RunServices,
-    WorkflowAnswer,
-    failed_answer,
-)
+from gateway_ext.workflows.run.live_run import LiveRun
 from gateway_ext.workflows.run.run_history import RunHistory, RunRecord
 from gateway_ext.workflows.run.run_limits import RunLimits
+from gateway_ext.workflows.run.stage_calls import RunServices
+from gateway_ext.workflows.run.workflow_answers import WorkflowAnswer, failed_answer
 from gateway_ext.workflows.run.workflow_meters import WorkflowMeters
 
 _GONE = 499
@@ -59,7 +56,7 @@ class WorkflowCalls:
             with self._tracer.step(call_id, name, parent, SpanKind.SERVER) as step:
                 try:
                     run = LiveRun(self._services, plan, request, step.trace, share, record)
-                    answer = await _answered(run, step)
+                    answer = await _answered(run, record, step)
                     if answer.status >= _FAILURES:
                         record.end(answer.status, step.error)
                     noted = _noted(answer.body, record, answer.status, step)
@@ -80,12 +77,15 @@ class WorkflowCalls:
         self._meters.ended(record)
 
 
-async def _answered(run: LiveRun, step: TracedStep) -> WorkflowAnswer:
+async def _answered(run: LiveRun, record: RunRecord, step: TracedStep) -> WorkflowAnswer:
     try:
         return await run.answer()
     except StageFailed as failure:
         step.error = str(failure)
         return failed_answer(failure)
+    except GatewayError as error:
+        record.end(status_of(error), str(error))
+        raise
 
 
 async def _noted(

@@ -181,6 +181,11 @@ async def test_bounds_of_bodies_runs_and_data_are_kept(tmp_path: Path) -> None:
         said = await flows.call(b"x" * 900)
         assert (said.status, "retry-after" in said.headers) == (429, True)
         assert (await flows.call(b"x" * 500)).status == 200, "what it held was given back"
+    joins = CHAIN + "  third: {function: b, after: [first, second]}\n"
+    async with workflow_world(tmp_path, {"a": says(b"x" * 700), "b": says()}, **small) as flows:
+        await flows.deploy(joins)
+        assert (await flows.call(b"x" * 90)).status == 429, "what is joined counts too"
+        assert (await flows.runs())[0]["status"] == 429
     async with workflow_world(tmp_path / "no", FUNCTIONS, workflow_runs=0) as flows:
         await flows.deploy(CHAIN)
         said = await flows.call()
