@@ -121,7 +121,7 @@ class GpuNode:
         for load in order.loads:
             step = self._steps.need(load.model)
             # No session sends the weights of a prefetch, so the load does not wait for them.
-            over = _always if order.prefetch else partial(self.leases.is_over, order.lease)
+            over = (lambda: True) if order.prefetch else partial(self.leases.is_over, order.lease)
             last = self._loader.load(
                 gpu, load, order.lease, (last, step), over, ahead=order.prefetch
             )
@@ -392,11 +392,6 @@ class GpuNode:
         self._resync_due = False
         for event in self.whole_state():
             self._reports.report(event)
-
-
-def _always() -> bool:
-    """Return True: loads of a prefetch do not wait for weights."""
-    return True
 
 
 def _ignore_end(_holder: SessionKey, _lease: LeaseId) -> None:

@@ -194,3 +194,5 @@ def test_next_model_gets_the_operators_of_the_one_that_left(bench: Bench) -> Non
     bench.setup.give_table(first)
     assert bench.setup.take_table() is first
     assert bench.setup.take_table() is not first
+    os.close(bench.image)  # no load takes them over
+    os.close(bench.pipe)

@@ -149,12 +149,12 @@ def test_withdrawn_data_stays_with_its_lender_until_it_is_given_back(pair: Pair)
 def test_lent_data_is_not_parked_and_parked_data_is_not_lent(pair: Pair) -> None:
     data = pair.lender.executor.data
     lent = pair.lend()
-    pair.lender.executor._park()  # noqa: SLF001 - as a shortage does
+    pair.lender.executor.memory.park()  # as a shortage does
     again = pair.lend()  # it is on the device still
     for each in (lent, again):
         os.close(each.descriptor)
         data.given_back(HANDLE)
-    pair.lender.executor._park()  # noqa: SLF001 - as above
+    pair.lender.executor.memory.park()
     assert data.lend(HANDLE) is None
     assert total(pair.maker, key=KEY) == 6.0 * SIZE
 
