@@ -16,8 +16,10 @@ from statistics import median
 from typing import NamedTuple
 
 from bench.measure.report import BenchReport, MeasurementFailed, load_average
+from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
+from gpu_manager.runtimes.staying_data import NoStayingData
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 
 _MIB = 1 << 20
@@ -38,6 +40,8 @@ class LoadTimes(NamedTuple):
 class Unconcerned:
     """Takes reports of a runtime, none of which may be about a death."""
 
+    data = NoStayingData()
+
     def ran(
         self,
         hosted: HostedModel,
@@ -48,6 +52,9 @@ class Unconcerned:
         calls: int = 1,
         held_bytes: int = 0,
     ) -> None:
+        """No call is made."""
+
+    def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         """No call is made."""
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
@@ -62,9 +69,6 @@ class Unconcerned:
     def died(self, hosted: HostedModel, cause: str) -> None:
         """End the measurement."""
         raise MeasurementFailed(f"the worker of {hosted.order.model} died: {cause}")
-
-    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
-        """Nothing: no function puts data."""
 
     def context_lost(self, host: EmptyHost, cause: str) -> None:
         """End the measurement."""

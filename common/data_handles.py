@@ -8,7 +8,7 @@ worker has the data, if one has: a function that is connected to it need ask nob
 import re
 import secrets
 
-_SECRET_BYTES, _TAG_BYTES = 21, 3  # in base64: 28 and 4 characters
+SECRET_BYTES, _TAG_BYTES = 21, 3  # in base64: 28 and 4 characters
 _TAG_CHARACTERS = 4
 # A node's name is 253 characters at most, a secret has 32.
 LONGEST = 286
@@ -22,8 +22,19 @@ def new_handle(node: str, worker: str = "") -> str:
     A worker's name begins with random characters.
     """
     assert _NODE.fullmatch(node), f"node {node!r} has a name that no handle can carry"
-    tag = worker[:_TAG_CHARACTERS] or secrets.token_urlsafe(_TAG_BYTES)
-    return f"{node}.{secrets.token_urlsafe(_SECRET_BYTES)}{tag}"
+    before, behind = around_secret(node, worker)
+    behind = behind or secrets.token_urlsafe(_TAG_BYTES)
+    return f"{before}{secrets.token_urlsafe(SECRET_BYTES)}{behind}"
+
+
+def around_secret(node: str, worker: str) -> tuple[str, str]:
+    """Return what stands before and behind the secret: that is random, of `SECRET_BYTES`."""
+    return f"{node}.", worker[:_TAG_CHARACTERS]
+
+
+def is_of_worker(handle: str, worker: str) -> bool:
+    """Whether this may be a handle that was made for data of this worker."""
+    return handle.endswith(worker[:_TAG_CHARACTERS])
 
 
 def node_of(handle: str) -> str | None:

@@ -23,6 +23,7 @@ STATUSES: Sequence[tuple[type[errors.GatewayError], int]] = (
     (errors.Unsupported, 501),
     (errors.TooLarge, 413),
     (errors.TooSlow, 408),
+    (errors.WorkflowsBusy, 429),
     (errors.Busy, 429),
     (errors.CallerGone, 499),
     (errors.NoInstance, 503),
@@ -49,14 +50,14 @@ _OF_SCHEDULER: Sequence[tuple[type[scheduler.SchedulerError], int, str]] = (
 
 def status_of(error: errors.GatewayError) -> int:
     """The HTTP status of an error."""
-    if isinstance(error, errors.NoGpu | errors.Declined):
+    if isinstance(error, errors.NoGpu | errors.Declined | errors.StageFailed):
         return error.status
     return next((status for kind, status in STATUSES if isinstance(error, kind)), _OTHER)
 
 
 def headers_of(error: errors.GatewayError) -> list[Header]:
     """Headers beside the status: when to retry, how to log in."""
-    later = errors.Busy | errors.NoGpu | errors.QueueAway
+    later = errors.Busy | errors.WorkflowsBusy | errors.NoGpu | errors.QueueAway
     if isinstance(error, later) and error.retry_after_s is not None:
         return [(b"retry-after", b"%d" % _whole_s(error.retry_after_s))]
     if isinstance(error, errors.TooSlow):

@@ -3,11 +3,13 @@
 GatewayError
 ├── BadRequest            the request is invalid
 │   ├── BadDeployment     a deployment that is invalid
+│   ├── BadWorkflowFile   a workflow.yml that is invalid; the text names the lines
 │   └── WrongMethod       the path does not support that method
 ├── NotAllowed            missing or wrong credentials
 ├── CrossSite             a browser's request from another site's page
 ├── Unknown
 │   ├── UnknownFunction
+│   ├── UnknownWorkflow
 │   ├── UnknownSecret
 │   ├── UnknownNamespace
 │   └── UnknownJob
@@ -19,6 +21,8 @@ GatewayError
 ├── Unsupported           this provider has no such operation
 ├── TooLarge              a body beyond the limit
 ├── TooSlow               a body that did not arrive in time
+├── WorkflowsBusy         too many workflows run, or hold too much: try again after `retry_after_s`
+├── StageFailed           a stage of a workflow failed; it has the answer for the caller
 ├── Busy                  a function takes no more calls now: try again after `retry_after_s`
 ├── NoInstance            no instance of the function became ready
 ├── Unreachable           an instance broke off; `sent`: bytes of the call may have reached it
@@ -34,6 +38,8 @@ GatewayError
     └── ClaimLost         the claim on a job has ended
 """
 
+from collections.abc import Sequence
+
 from gateway_ext.model import FunctionId
 
 
@@ -47,6 +53,10 @@ class BadRequest(GatewayError):
 
 class BadDeployment(BadRequest):
     """The deployment is invalid."""
+
+
+class BadWorkflowFile(BadRequest):
+    """A workflow's file is invalid; the text has a line for each problem."""
 
 
 class WrongMethod(BadRequest):
@@ -77,6 +87,13 @@ class UnknownFunction(Unknown):
     def __init__(self, function: FunctionId) -> None:
         super().__init__(f"function {function.name} is not deployed in {function.namespace}")
         self.function = function
+
+
+class UnknownWorkflow(Unknown):
+    """No such workflow."""
+
+    def __init__(self, namespace: str, name: str) -> None:
+        super().__init__(f"workflow {name} is not deployed in {namespace}")
 
 
 class UnknownSecret(Unknown):
@@ -149,6 +166,33 @@ class TooSlow(GatewayError):
 
     def __init__(self, after_s: float) -> None:
         super().__init__(f"the body did not come within {after_s:g} s")
+
+
+class WorkflowsBusy(GatewayError):
+    """The gateway has as many workflows under way as it takes, or as much of their data."""
+
+    def __init__(self, why: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
+
+
+class StageFailed(GatewayError):
+    """A stage failed. `status`, `headers` and `body` are the workflow's answer."""
+
+    def __init__(
+        self,
+        stage: str,
+        status: int,
+        why: str,
+        *,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        body: bytes | None = None,
+    ) -> None:
+        super().__init__(f"stage {stage}: {why}")
+        self.stage = stage
+        self.status = status
+        self.headers = headers
+        self.body = body
 
 
 class Busy(GatewayError):

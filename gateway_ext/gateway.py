@@ -45,6 +45,8 @@ from gateway_ext.ui.cluster_source import PageSource, SchedulerConsole
 from gateway_ext.ui.dead_letter_rows import DeadLetterRows
 from gateway_ext.ui.page_routes import make_page
 from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
+from gateway_ext.ui.workflow_rows import WorkflowRows
+from gateway_ext.workflows.workflow_parts import WorkflowParts, workflow_parts
 
 _log = logging.getLogger(__name__)
 
@@ -157,8 +159,9 @@ class Gateway:
             guard=BrowserGuard(hosts) if auth is None else BrowserGuard(hosts, auth.holds),
         )
         exits.push_async_callback(invoke.close)
+        workflows = workflow_parts(settings, self.functions, invoke, meters)
         jobs = await exits.enter_async_context(
-            jobs_of(settings, self.functions, invoke, _log, self.address)
+            jobs_of(settings, self.functions, invoke, workflows.targets, _log, self.address)
         )
         meters.add(partial(jobs.meters.families, meters.functions))
         if settings.scaling:
@@ -172,6 +175,7 @@ class Gateway:
             system=make_system(
                 *(self._provider, self.meters, settings, self._capacity),
                 ordering=contextlib.nullcontext if self._scaler is None else self._scaler.ordering,
+                namespace_removed=workflows.namespace_removed,
             ),
             logs=self._logs,
             auth=auth,
@@ -180,16 +184,22 @@ class Gateway:
             metrics_auth=settings.metrics_auth,
             system_meters=ApiMeters(),
             jobs=jobs.app,
+            workflow=workflows.app,
+            workflow_routes=workflows.routes,
             traces=TraceRoutes(self.tracer),
-            page=await self._page(jobs, exits),
+            page=await self._page(jobs, workflows, exits),
             function_hosts=hosts,
         )
         return make_app(parts)
 
-    async def _page(self, jobs: AsyncJobs, exits: contextlib.AsyncExitStack) -> App | None:
+    async def _page(
+        self, jobs: AsyncJobs, workflows: WorkflowParts, exits: contextlib.AsyncExitStack
+    ) -> App | None:
         if self._console is None:
             return None
-        cluster = PageSource(self._console, self.functions, self.meters, DeadLetterRows(jobs.queue))
+        letters = DeadLetterRows(jobs.queue)
+        rows = WorkflowRows(workflows.workflows, workflows.history)
+        cluster = PageSource(self._console, self.functions, self.meters, letters, rows.look)
         self._feed = await exits.enter_async_context(
             WatcherFeed(cluster, PagePace(self._settings.page_every_s))
         )

@@ -33,9 +33,10 @@ class Readiness(NamedTuple):
 class GatewayParts:
     """The applications behind the gateway's paths.
 
-    `jobs` has /async-function and /system/jobs, `page` has /ui, `traces` has /system/traces, if
-    they are given. Without `auth` every client may do everything. `function_hosts` serve functions
-    alone.
+    `jobs` has /async-function, /async-workflow and /system/jobs, `workflow` has /workflow,
+    `workflow_routes` has /system/workflows and /system/workflow, `page` has /ui, `traces` has
+    /system/traces, if they are given. Without `auth` every client may do everything.
+    `function_hosts` serve functions and workflows alone.
     """
 
     invoke: App
@@ -49,6 +50,8 @@ class GatewayParts:
     jobs: App | None = None
     page: App | None = None
     traces: App | None = None
+    workflow: App | None = None
+    workflow_routes: App | None = None
     function_hosts: FunctionHosts = field(default_factory=FunctionHosts)
 
 
@@ -74,6 +77,8 @@ class _Rest:
             "function": parts.invoke,
             "system": self._system,
             "async-function": parts.jobs or _nothing,
+            "workflow": parts.workflow or _nothing,
+            "async-workflow": parts.jobs or _nothing,
             "ui": self._page if parts.page else _nothing,
         }
 
@@ -135,6 +140,8 @@ class _Rest:
             return self._parts.jobs or _nothing
         if path == "/system/traces" or path.startswith("/system/traces/"):
             return self._parts.traces or _nothing
+        if path.startswith("/system/workflow"):
+            return self._parts.workflow_routes or _nothing
         return self._parts.system
 
     async def _health(self, scope: Scope, send: Send) -> None:

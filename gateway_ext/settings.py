@@ -74,6 +74,12 @@ class GatewaySettings:
     queue_replicas: int = 1
     queue_prefix: str = "gpufaas"
 
+    # Workflows: how many may run at a time, how large a request or the answer of a stage may be,
+    # and how much all of them may hold.
+    workflow_runs: int = 1_000
+    workflow_answer_bytes: int = 16 << 20
+    workflow_held_bytes: int = 1 << 30
+
     # Scaling: how often functions are looked at.
     scaling: bool = True
     scale_every_s: float = 1.0

@@ -31,6 +31,7 @@ _MODULES = {
     "policy": "cluster.policy",
     "explain": "cluster.explain",
     "trace": "cluster.trace",
+    "workflow": "cluster.workflow",
     "models": "cluster.models",
     "prefetch": "cluster.models",
     "evict": "cluster.models",

@@ -33,7 +33,9 @@ model = load()
 
 
 def handle(event, context):
-    """Takes text, or JSON with `prompt`, `tokens` (32), `temperature` (0.8) and `seed` (0)."""
+    """Takes text, or JSON with `prompt` (else the JSON is the prompt itself), `tokens` (32),
+    `temperature` (0.8) and `seed` (0).
+    """
     try:
         wishes = wishes_in(event.body)
     except (ValueError, TypeError) as error:
@@ -55,7 +57,7 @@ def wishes_in(body):
     temperature = float(said.get("temperature", 0.8))
     if not 0 < temperature < 100:
         raise ValueError("temperature is above 0")
-    prompt = list(str(said.get("prompt", "")).encode())[-(model.longest - count) :] or [0]
+    prompt = list(str(said.get("prompt", text)).encode())[-(model.longest - count) :] or [0]
     return prompt, count, temperature, int(said.get("seed", 0))
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from common.http.client import ClientSettings
 from gateway_ext.calls import call_headers
@@ -43,6 +43,15 @@ class InvokeSettings:
             idle_s=self.idle_s,
             trailers=call_headers.REPORTED,
         )
+
+
+class CallPart(NamedTuple):
+    """A call that is a stage of a workflow: it may take `within_s`, and should take `slo_s`."""
+
+    workflow: str
+    stage: str
+    within_s: float
+    slo_s: float | None = None
 
 
 class Turns(Generic[Seat]):

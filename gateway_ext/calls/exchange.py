@@ -1,6 +1,7 @@
 """One call and its response: takes an instance, a GPU and a connection, and retries if allowed."""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from common.http.asgi import Receive
 from common.http.client import HttpClient, HttpConnection
 from common.http.client_watch import ClientWatch
 from gateway_ext.calls import call_headers
-from gateway_ext.calls.call_limits import InvokeSettings
+from gateway_ext.calls.call_limits import CallPart, InvokeSettings
 from gateway_ext.calls.doubted_instances import until_it_answers
 from gateway_ext.calls.function_table import Function, Instance
 from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
@@ -49,6 +50,7 @@ class FunctionCall:
     own_id: bool
     client: bytes = b""
     body: bytes = b""
+    part: CallPart | None = None
 
     @property
     def call_id(self) -> str:
@@ -59,6 +61,17 @@ class FunctionCall:
     def began_s(self) -> float:
         """When the call arrived, by the monotonic clock."""
         return self.journey.began_s
+
+    @property
+    def timeout_s(self) -> float:
+        """The time limit: the function's own, or that of a workflow's stage if it is shorter."""
+        limit_s = self.function.options.timeout_s
+        return limit_s if self.part is None else min(limit_s, self.part.within_s)
+
+    @property
+    def latest_s(self) -> float:
+        """When the call must have ended, whatever it waits for; monotonic."""
+        return math.inf if self.part is None else self.began_s + self.part.within_s
 
 
 class Exchange:
@@ -83,7 +96,7 @@ class Exchange:
         self._upload = RequestBody(
             call.asked, receive, parts.settings, self._interrupt, call.body, client
         )
-        self._deadline_s = call.began_s + call.function.options.timeout_s
+        self._deadline_s = call.began_s + call.timeout_s
         self._instance: Instance | None = None
         self._answered = False  # by the instance, or not counted as unanswered
         self._lease: CallLease | None = None
@@ -92,7 +105,7 @@ class Exchange:
         self._ended = False
         self._task = asyncio.current_task()
         self._timer = asyncio.get_running_loop().call_later(
-            min(_WATCH_AFTER_S, call.function.options.timeout_s), self._tick
+            min(_WATCH_AFTER_S, call.timeout_s), self._tick
         )
 
     async def answer(self) -> HttpConnection:
@@ -177,6 +190,7 @@ class Exchange:
                 self._deadline_s,
                 own_id=call.own_id,
                 near=call.asked.near,
+                part=call.part,
             )
         attempt.asked_s = time.monotonic()
         if instance.doubted_since_s:
@@ -223,7 +237,7 @@ class Exchange:
         if function.instances:
             return await function.turn(parts.settings.max_waking)
         wake_s = parts.settings.wake_s
-        self._deadline_s += wake_s
+        self._deadline_s = min(self._deadline_s + wake_s, self.call.latest_s)
         if parts.wake is not None:
             parts.wake(function)
         try:
@@ -231,7 +245,7 @@ class Exchange:
                 instance = await function.turn(parts.settings.max_waking)
         except TimeoutError as error:
             raise NoInstance(function.id, f"none came within {wake_s:g} s") from error
-        self._deadline_s = time.monotonic() + function.options.timeout_s
+        self._deadline_s = min(time.monotonic() + self.call.timeout_s, self.call.latest_s)
         self._timer.cancel()
         self._tick()
         return instance
@@ -306,7 +320,7 @@ class Exchange:
         if left_s > 0:
             self._timer = asyncio.get_running_loop().call_later(left_s, self._tick)
             return
-        function, timeout_s = self.call.function, self.call.function.options.timeout_s
+        function, timeout_s = self.call.function, self.call.timeout_s
         received = self._upload.complete or self.call.journey.received_s
         self._interrupt(TimedOut(function.id, timeout_s) if received else TooSlow(timeout_s))
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from common.telemetry.traces import TraceContext
 from gateway_ext import error_statuses
+from gateway_ext.calls.call_limits import CallPart
 from gateway_ext.calls.function_table import Function
 from gateway_ext.calls.kept_lease import KeptLease, LeaseKind
 from gateway_ext.calls.kept_leases import Found, KeptLeases, LeaseHome, OwnLease
@@ -79,18 +80,20 @@ class GpuLeasing:
         *,
         own_id: bool,
         near: str = "",
+        part: CallPart | None = None,
     ) -> CallLease | None:
         """A lease for the models that the call is expected to use, waited for until `deadline_s`.
 
         None if no model is expected, or if the scheduler no longer knows the models: the function
         then asks for its GPU by itself. NoGpu if the scheduler refuses. `instance` is the address
         that the call goes to; `own_id`: no other call can have this id. `near` is the node that has
-        the call's data, if that is known.
+        the call's data, if that is known, `part` is set of a call that is a stage of a workflow.
         """
         if not function.learned.models:
             return None
         attempt = journey.attempts[-1]
         request = _request(function, journey.call_id, deadline_s, own_id=own_id, near=near)
+        request = request if part is None else _of_workflow(request, part)
         attempt.request = request.id
         trace = journey.context(LEASE, attempt.number)
         kind = _kind(function)
@@ -167,7 +170,7 @@ class GpuLeasing:
 
 
 def _kind(function: Function) -> LeaseKind:
-    return LeaseKind(function.id.for_scheduler, function.learned.models, function.options.batch)
+    return LeaseKind(function.id.for_scheduler, function.learned.models)
 
 
 def _request(
@@ -178,7 +181,6 @@ def _request(
         id=_request_id(call_id, own_id=own_id),
         function=function.id.for_scheduler,
         models=function.learned.models,
-        batch=options.batch,
         deadline_s=deadline_s,
         priority=options.priority,
         slo_s=options.slo_s,
@@ -186,6 +188,16 @@ def _request(
         registered_only=function.learned.reported,
         max_wait_s=function.most_wait_s,
         exit_rule=options.exit_rule,
+    )
+
+
+def _of_workflow(request: Request, part: CallPart) -> Request:
+    wait_s = request.max_wait_s
+    return request._replace(
+        application=part.workflow,
+        stage=part.stage,
+        slo_s=request.slo_s if part.slo_s is None else part.slo_s,
+        max_wait_s=part.within_s if wait_s is None else min(wait_s, part.within_s),
     )
 
 

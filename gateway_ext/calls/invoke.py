@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from common.http import asgi
@@ -14,7 +15,7 @@ from common.telemetry.work_context import ABOUT
 from gateway_ext import error_statuses
 from gateway_ext.calls import call_headers
 from gateway_ext.calls.browser_guard import BrowserGuard
-from gateway_ext.calls.call_limits import InvokeSettings
+from gateway_ext.calls.call_limits import CallPart, InvokeSettings
 from gateway_ext.calls.exchange import CallServices, Exchange, FunctionCall
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
@@ -53,7 +54,7 @@ class StreamedResponse(NamedTuple):
 
     status: int
     headers: list[Header]
-    body: AsyncIterator[bytes]
+    body: AsyncGenerator[bytes, None]
 
 
 class Invoke:
@@ -100,8 +101,11 @@ class Invoke:
         query: bytes,
         headers: Iterable[Header],
         body: bytes | Streamed,
+        part: CallPart | None = None,
     ) -> StreamedResponse:
         """Call a function from inside; `path` begins with /function/, header names are lower case.
+
+        `part` is set of a stage of a workflow.
 
         A failure before the response is raised as a GatewayError; a response that breaks off
         raises one where the body is read.
@@ -115,6 +119,8 @@ class Invoke:
         else:
             call.body = body
         call.journey.by_gateway = True
+        if part is not None:
+            call.part, call.journey.stage = part, part.stage
         self._begin(call)
         before = ABOUT.set(call.journey)
         try:
@@ -181,6 +187,16 @@ class Invoke:
             ready, inflight = len(function.instances), function.inflight
             wait_s = function.expected_wait_s
             yield FunctionLoad(function.label, ready, inflight, function.waiting, wait_s)
+
+
+async def close_body(body: AsyncGenerator[bytes, None]) -> None:
+    """End a call by the gateway itself, read or not.
+
+    A generator that never started would not clean up.
+    """
+    with suppress(GatewayError):  # the rest of the answer is not needed
+        await anext(body, b"")
+    await body.aclose()
 
 
 class _Relay:
@@ -315,14 +331,14 @@ async def _direct(
     return StreamedResponse(status, back, _whole(body))
 
 
-async def _whole(body: bytes) -> AsyncIterator[bytes]:
+async def _whole(body: bytes) -> AsyncGenerator[bytes, None]:
     if body:
         yield body
 
 
 async def _pieces(
     exchange: Exchange, connection: HttpConnection, tracer: CallTracer
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     status, why = connection.status, "it was not read to its end"
     try:
         more = True

@@ -12,7 +12,6 @@ class LeaseKind(NamedTuple):
 
     function: str
     models: tuple[ModelId, ...]
-    batch: int
 
 
 class KeptLease:
@@ -82,4 +81,4 @@ class KeptLease:
         kind, uses, ends = self.kind, tuple(self.uses), tuple(self.ends)
         self.uses.clear()
         self.ends.clear()
-        return LeaseUsed(self.id, kind.function, uses, ends, kind.batch)
+        return LeaseUsed(self.id, kind.function, uses, ends)

@@ -1,7 +1,7 @@
 """Builds the async calls of one gateway: the queue, its workers, and their two applications."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from logging import Logger
@@ -10,11 +10,15 @@ from common.http.asgi import App, Receive, Scope, Send
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.calls.invoke import Invoke
 from gateway_ext.jobs.dead_letter_expiry import expiring
-from gateway_ext.jobs.execution.invoke_calls import InvokeCalls
+from gateway_ext.jobs.execution.function_calls import FunctionCalls
 from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
 from gateway_ext.jobs.execution.lane_fairness import LaneLimits
 from gateway_ext.jobs.execution.retry_policy import RetryPolicy
-from gateway_ext.jobs.intake.async_intake import AsyncIntake
+from gateway_ext.jobs.intake.async_intake import (
+    AsyncIntake,
+    AsyncWorkflowIntake,
+    DeployedFunction,
+)
 from gateway_ext.jobs.intake.callback_addresses import CallbackRule
 from gateway_ext.jobs.job_meters import JobMeters
 from gateway_ext.jobs.job_routes import make_job_routes
@@ -26,11 +30,20 @@ from gateway_ext.settings import GatewaySettings
 
 @dataclass(frozen=True, slots=True)
 class AsyncJobs:
-    """The running parts; `app` serves /async-function and /system/jobs."""
+    """The running parts; `app` serves /async-function, /async-workflow and /system/jobs."""
 
     app: App
     queue: JobQueue
     meters: JobMeters
+
+
+@dataclass(frozen=True, slots=True)
+class JobTargets:
+    """What jobs may call: how it is found by the name in a path, and how it is called."""
+
+    function_by_path: Callable[[bytes], DeployedFunction | None]
+    workflow_by_path: Callable[[bytes], DeployedFunction | None]
+    calls: FunctionCalls
 
 
 @asynccontextmanager
@@ -38,6 +51,7 @@ async def jobs_of(
     settings: GatewaySettings,
     functions: Functions,
     invoke: Invoke,
+    targets: JobTargets,
     log: Logger,
     own: tuple[str, int] | None = None,
 ) -> AsyncIterator[AsyncJobs]:
@@ -49,14 +63,14 @@ async def jobs_of(
     try:
         worker = JobWorker(
             queue,
-            InvokeCalls(invoke),
+            targets.calls,
             lambda function: _attempts(functions, function),
             _worker_settings(settings, rule),
             log,
             invoke.tracer,
         )
         async with worker, expiring(queue, log):
-            app = _app(settings, functions, queue, worker, invoke, rule)
+            app = _app(settings, targets, queue, worker, invoke, rule)
             yield AsyncJobs(app, queue, JobMeters(queue, worker.endings))
     finally:
         await queue.close()
@@ -64,26 +78,41 @@ async def jobs_of(
 
 def _app(
     settings: GatewaySettings,
-    functions: Functions,
+    targets: JobTargets,
     queue: JobQueue,
     worker: JobWorker,
     invoke: Invoke,
     rule: CallbackRule,
 ) -> App:
-    intake = AsyncIntake(
-        functions.by_path,
-        queue,
-        max_body_bytes=settings.async_max_body_bytes,
-        body_s=settings.async_body_s,
-        callback_rule=rule,
-        is_ours=invoke.guard.is_ours,
-        tracer=invoke.tracer,
-    )
+    def intake(
+        kind: type[AsyncIntake],
+        by_path: Callable[[bytes], DeployedFunction | None],
+        most_bytes: int,
+    ) -> AsyncIntake:
+        return kind(
+            by_path,
+            queue,
+            max_body_bytes=most_bytes,
+            body_s=settings.async_body_s,
+            callback_rule=rule,
+            is_ours=invoke.guard.is_ours,
+            tracer=invoke.tracer,
+        )
+
+    most_bytes = settings.async_max_body_bytes
+    calls = intake(AsyncIntake, targets.function_by_path, most_bytes)
+    workflow_bytes = min(most_bytes, settings.workflow_answer_bytes)
+    workflows = intake(AsyncWorkflowIntake, targets.workflow_by_path, workflow_bytes)
     routes = make_job_routes(queue, lambda: worker.running, time.time)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        inner = routes if scope["path"].startswith("/system/") else intake
-        await inner(scope, receive, send)
+        path = scope["path"]
+        if path.startswith("/system/"):
+            await routes(scope, receive, send)
+        elif path.startswith(AsyncWorkflowIntake.prefix.decode()):
+            await workflows(scope, receive, send)
+        else:
+            await calls(scope, receive, send)
 
     return app
 

@@ -9,7 +9,7 @@ _KNOWN = frozenset(
     "/system/" + name
     for name in (
         *("functions", "function", "scale-function", "alert", "info", "namespaces", "namespace"),
-        *("secrets", "logs", "jobs"),
+        *("secrets", "logs", "jobs", "workflows", "workflow"),
     )
 )
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})

@@ -7,6 +7,7 @@ _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _WAKE_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 _SYSTEM_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 FUNCTION = "function_name"
+WORKFLOW = "workflow"
 
 
 def _counter(name: str, help_text: str, *labels: str) -> Metric:
@@ -103,6 +104,22 @@ JOB_ATTEMPTS = _counter(
     "kind",
     "outcome",
 )
+WORKFLOW_RUNS = _counter(
+    "workflow_runs",
+    "Workflows that ended, by the status of the answer (499: broken off); slo: met, missed, none",
+    "code",
+    "slo",
+    WORKFLOW,
+)
+WORKFLOW_SECONDS = Metric(
+    f"{_OURS}workflow_seconds",
+    MetricKind.HISTOGRAM,
+    "Seconds that workflows took",
+    (WORKFLOW,),
+    _SHORT_S,
+)
+WORKFLOWS_RUNNING = _gauge("workflows_running", "Workflows under way")
+WORKFLOW_BYTES = _gauge("workflow_bytes", "What the workflows under way hold of their stages")
 TRACE_SPANS = _counter(
     "trace_spans",
     "Spans for a collector: sent, failed, or dropped (calls with all their spans)",

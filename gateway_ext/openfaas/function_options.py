@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from cache_manager.model.errors import UnknownRule
 from cache_manager.tiers import exits
-from common.gpu_wishes import RUNTIMES, USUAL, WHOLE, GpuWishes
+from common.gpu_wishes import AS_MEASURED, RUNTIMES, UNMERGED, USUAL, WHOLE, GpuWishes
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment, Resources
 from gateway_ext.openfaas import durations, quantities
@@ -37,6 +37,7 @@ _MOST = 5
 _NONE: tuple[str, ...] = ()
 _ALL_PERCENT = 100
 _FINEST_SHARE = 1e-6
+_MERGED = {"off": UNMERGED, "default": AS_MEASURED}
 
 _Value = TypeVar("_Value")
 
@@ -55,7 +56,6 @@ class FunctionOptions:
     gpu: bool = False
     models: tuple[str, ...] = ()
     memory_bytes: int | None = None
-    batch: int = 1
     slo_s: float | None = None
     priority: int = 0
     retry: bool = False
@@ -93,7 +93,6 @@ def of(
         gpu=_uses_gpu(deployment, read),
         models=read.ours("model", _names, _NONE),
         memory_bytes=read.ours("memory", quantities.memory_bytes, None),
-        batch=read.ours("batch", _from_one, 1),
         slo_s=read.ours("slo", _some_seconds, None),
         priority=read.ours("priority", _whole, 0),
         retry=read.ours("retry", _idempotent, False),
@@ -106,7 +105,11 @@ def of(
         template=read.ours("template", _truth, True),
         max_wait_s=_max_wait_s(deployment, read, default_max_wait_s),
         exit_rule=read.ours("exit", _exit_rule, ""),
-        wishes=GpuWishes(read.ours("runtime", _runtime, ""), read.ours("share", _gpu_share, WHOLE)),
+        wishes=GpuWishes(
+            read.ours("runtime", _runtime, ""),
+            read.ours("share", _gpu_share, WHOLE),
+            read.ours("batch", _merged, AS_MEASURED),
+        ),
         scale_min=least,
         scale_max=_most(read, least),
         scale_factor=read.scaling("factor", _percent, 20),
@@ -316,6 +319,15 @@ def _runtime(text: str) -> str:
     if found not in RUNTIMES:
         raise ValueError(f"{' or '.join(RUNTIMES)} is expected")
     return found
+
+
+def _merged(text: str) -> int:
+    """The most calls that run as one: `off`, a number, or `default`."""
+    found = _MERGED.get(text.strip().lower())
+    try:
+        return _from_one(text) if found is None else found
+    except ValueError as error:
+        raise ValueError("`off`, `default` or a number from 1 is expected") from error
 
 
 def _gpu_share(text: str) -> float:

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 Ordering = Callable[[FunctionId], AbstractContextManager[object]]
 
+NamespaceRemoved = Callable[[str], Awaitable[None]]
+
 _Handler = Callable[[Request], Awaitable[Response]]
 _CREATED = 201
 
@@ -44,14 +46,15 @@ def make_system(
     capacity: Capacity | None = None,
     *,
     ordering: Ordering = nullcontext,
+    namespace_removed: NamespaceRemoved | None = None,
 ) -> App:
     """The application for all paths below /system but logs and jobs; it checks no credentials.
 
     Without `capacity` every memory size is accepted. A function is deployed and scaled within the
-    context `ordering`.
+    context `ordering`. `namespace_removed` removes what others than the provider keep of one.
     """
     functions = _Functions(provider, counts, settings, capacity, ordering)
-    world = _SystemParts(provider, settings)
+    world = _SystemParts(provider, settings, namespace_removed)
     routes = [
         _route("/system/functions", GET=functions.list, POST=functions.create,
                PUT=functions.update, DELETE=functions.remove),
@@ -186,9 +189,12 @@ class _Functions:
 class _SystemParts:
     """The routes for info, namespaces and secrets."""
 
-    def __init__(self, provider: Provider, settings: GatewaySettings) -> None:
+    def __init__(
+        self, provider: Provider, settings: GatewaySettings, removed: NamespaceRemoved | None
+    ) -> None:
         self._provider = provider
         self._settings = settings
+        self._removed = removed
 
     async def info(self, request: Request) -> Response:
         """Flat for a gateway that asks its provider, nested for faas-cli that asks a gateway."""
@@ -233,6 +239,8 @@ class _SystemParts:
         if namespace.name == DEFAULT_NAMESPACE:
             raise BadRequest(f"{DEFAULT_NAMESPACE} cannot be removed: it is the default namespace")
         await self._provider.remove_namespace(namespace.name)
+        if self._removed is not None:
+            await self._removed(namespace.name)
         _log.info("removed the namespace %s", namespace.name)
         return done()
 

@@ -45,6 +45,11 @@ def secret_name(name: str) -> str:
     return _checked("secret", name, _DOTTED)
 
 
+def workflow_name(what: str, name: str) -> str:
+    """The name, if it is valid for a workflow, one of its stages, or its namespace."""
+    return _checked(what, name, _PLAIN)
+
+
 def _checked(what: str, name: str, form: re.Pattern[str]) -> str:
     if not name:
         raise BadRequest(f"the {what}'s name is missing")

@@ -55,6 +55,7 @@ class Journey:
     __slots__ = (
         "call_id", "function", "gpu", "method", "trace_id", "parent", "seed", "sampled", "state",
         "began_s", "began_ns", "received_s", "attempts", "ended_s", "status", "error", "by_gateway",
+        "stage",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +84,9 @@ class Journey:
         self.attempts: list[Attempt] = []
         self.status = 0
         self.error = ""
-        self.by_gateway = False  # whether the gateway itself makes the call, for an async call
+        # Whether the gateway itself makes the call: for an async call, or a workflow's stage.
+        self.by_gateway = False
+        self.stage = ""
 
     def attempt(self) -> Attempt:
         """Begin an attempt, the first or a repeated one."""

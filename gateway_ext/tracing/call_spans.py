@@ -66,7 +66,9 @@ class _CallSpans:
             facts["http.response.status_code"] = journey.status
         else:
             facts["gpufaas.running"] = True
-        if journey.by_gateway:
+        if journey.stage:
+            facts["gpufaas.stage"] = journey.stage
+        elif journey.by_gateway:
             facts["gpufaas.async"] = True
         return facts
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -75,9 +75,12 @@ class PageSource:
         functions: Iterable[Function],
         meters: GatewayMeters,
         letters: DeadLetterRows,
+        workflows: Callable[[], Sequence[Json]] = tuple,
         *,
         within_s: float = 3.0,
     ) -> None:
+        """`workflows` gives the rows of the workflows (`WorkflowRows.look`)."""
+        self._workflows = workflows
         self._console = console
         self._letters = letters
         self._within_s = within_s
@@ -110,6 +113,7 @@ class PageSource:
         self._gpus = self._labels.relabelled(self._gpus)
         whole["scheduler"] = self._scheduler(view, why)
         whole["dead_letters"] = letters
+        whole["workflows"] = self._workflows()
         self._whole = whole
         found = alerts(whole, self._gpus.values(), functions.values())
         items = {"gpus": self._gpus, "functions": functions, "decisions": self._decisions}

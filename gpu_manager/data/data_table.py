@@ -17,6 +17,7 @@ from gpu_manager.runtimes.runtime import HostedModel
 
 log = logging.getLogger(__name__)
 
+_ASIDE = 4  # so much (1/N) of a tenant's bounds is set aside for its workers at most
 _MOST_OUTDATED = 1024  # times at which data would have ended that was dropped
 
 
@@ -40,10 +41,12 @@ class DataTable:
     def __init__(self, node: str, limits: DataLimits, room: DataRoom) -> None:
         self.limits = limits
         self.room = room
-        self._node = node
+        self.node = node
         self._items: dict[str, DataItem] = {}
         self._bytes: Counter[str] = Counter()  # by tenant
         self._counts: Counter[str] = Counter()
+        self._aside: dict[str, tuple[int, int]] = {}  # by tenant: bytes and pieces for workers
+        self._aside_pieces = 0
         self._ends: list[tuple[float, str]] = []  # a heap
         self._loop = asyncio.get_running_loop()
         self._expiring: asyncio.TimerHandle | None = None
@@ -83,9 +86,50 @@ class DataTable:
         self, tenant: str, owner: SessionKey, new: NewData, hosted: HostedModel
     ) -> DataItem:
         """Note data whose bytes this model's worker has; NoRoomForData beyond a bound."""
-        item = self._add(tenant, owner, new, hosted.id)
+        item = self._add(tenant, owner, new, worker=hosted.id)
         item.hosted, item.stage = hosted, DataStage.THERE
         return item
+
+    def was_put(
+        self, owner: SessionKey, new: NewData, hosted: HostedModel, handle: str
+    ) -> DataItem:
+        """Note data that a worker has put by itself: what was set aside for it is released."""
+        item = self._add(hosted.order.tenant, owner, new, handle=handle)
+        item.hosted, item.stage = hosted, DataStage.THERE
+        return item
+
+    def knows(self, handle: str) -> bool:
+        """Whether there is data by this handle, whosever it is."""
+        return handle in self._items
+
+    def set_aside(self, tenant: str, size_bytes: int, pieces: int) -> bool:
+        """Set so much aside for a tenant's workers; False if it is too much of its bounds."""
+        limits, (aside_bytes, aside_pieces) = self.limits, self.set_aside_for(tenant)
+        aside_bytes, aside_pieces = aside_bytes + size_bytes, aside_pieces + pieces
+        all_pieces = len(self._items) + self._aside_pieces + pieces
+        if (
+            aside_bytes > limits.bytes_of_a_tenant // _ASIDE
+            or aside_pieces > limits.most_of_a_tenant // _ASIDE
+            or self._bytes[tenant] + aside_bytes > limits.bytes_of_a_tenant
+            or self._counts[tenant] + aside_pieces > limits.most_of_a_tenant
+            or all_pieces > limits.most
+        ):
+            return False
+        self._aside[tenant] = aside_bytes, aside_pieces
+        self._aside_pieces += pieces
+        return True
+
+    def release(self, tenant: str, size_bytes: int, pieces: int) -> None:
+        """Set so much less aside."""
+        aside_bytes, aside_pieces = self.set_aside_for(tenant)
+        self._aside[tenant] = left = aside_bytes - size_bytes, aside_pieces - pieces
+        self._aside_pieces -= pieces
+        if left == (0, 0):
+            del self._aside[tenant]
+
+    def set_aside_for(self, tenant: str) -> tuple[int, int]:
+        """The bytes and pieces that are set aside for a tenant's workers, beside its data."""
+        return self._aside.get(tenant, (0, 0))
 
     def filled(self, item: DataItem) -> None:
         """The bytes of data that arrived are there."""
@@ -175,21 +219,28 @@ class DataTable:
 
     # -- bounds ---------------------------------------------------------------------------------
 
-    def _add(self, tenant: str, owner: SessionKey, new: NewData, worker: str = "") -> DataItem:
+    def _add(
+        self, tenant: str, owner: SessionKey, new: NewData, *, worker: str = "", handle: str = ""
+    ) -> DataItem:
         limits, size = self.limits, new.size_bytes
+        aside_bytes, aside_pieces = self.set_aside_for(tenant)
         for part in new.parts:
             if self.find(tenant, part).parts:
                 raise DataFailed("a part of data has parts itself")
-        if self._counts[tenant] >= limits.most_of_a_tenant or len(self._items) >= limits.most:
+        count, all_count = (
+            self._counts[tenant] + aside_pieces,
+            len(self._items) + self._aside_pieces,
+        )
+        if count >= limits.most_of_a_tenant or all_count >= limits.most:
             detail = f"{tenant} has {self._counts[tenant]} pieces of {len(self._items)}"
             raise NoRoomForData(size, limits.bytes_of_a_tenant, detail)
-        if self._bytes[tenant] + size > limits.bytes_of_a_tenant:
+        if self._bytes[tenant] + aside_bytes + size > limits.bytes_of_a_tenant:
             most = limits.bytes_of_a_tenant
             detail = f"{tenant} has {self._bytes[tenant]} bytes of {most} already"
             raise NoRoomForData(size, most, detail)
         lifetime_s = limits.lifetime_s if new.lifetime_s is None else new.lifetime_s
         expires_s = self._loop.time() + min(lifetime_s, limits.most_lifetime_s)
-        handle = new_handle(self._node, worker)
+        handle = handle or new_handle(self.node, worker)
         item = DataItem(handle, tenant, owner, size, new.about, new.parts, expires_s)
         self._items[handle] = item
         self._bytes[tenant] += size

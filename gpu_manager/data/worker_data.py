@@ -5,12 +5,15 @@ import logging
 import os
 from collections.abc import Iterable
 
+from common.data_handles import is_of_worker, node_of
 from gpu_manager.data.data_files import DataFile
 from gpu_manager.data.data_item import DataItem, DataStage
 from gpu_manager.data.data_table import DataTable, NewData
+from gpu_manager.data.lending import Lending
+from gpu_manager.data.put_grants import PutGrants
 from gpu_manager.errors import DataError, DataFailed, NoSuchData
 from gpu_manager.node.leases_in_force import SessionKey
-from gpu_manager.runtimes.runtime import HostedId, HostedModel
+from gpu_manager.runtimes.runtime import HostedId, HostedModel, LentData, PutByWorker
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +31,33 @@ class WorkerData:
         self._bringing: dict[DataItem, asyncio.Task[None]] = {}
         self._copied: dict[tuple[HostedId, str], asyncio.Future[bool]] = {}
         self._watched: set[HostedId] = set()
+        self.grants = PutGrants(table)
+        self._lending = Lending(table, self.grants)
 
     def put(self, tenant: str, owner: SessionKey, new: NewData, hosted: HostedModel) -> DataItem:
         """Note data whose bytes this model's worker has, until the model leaves."""
         item = self._table.put_on_worker(tenant, owner, new, hosted)
-        if hosted.id not in self._watched:
-            self._watched.add(hosted.id)
-            hosted.closed.add_done_callback(lambda _: self._closed(hosted))
+        self._watch(hosted)
+        self.grants.note_put(hosted, new.size_bytes)
         return item
+
+    def was_put(self, hosted: HostedModel, put: PutByWorker) -> None:
+        """Note data that a worker has put by itself, or have it withdraw what it may not."""
+        tenant, handle = hosted.order.tenant, put.handle
+        is_its_own = put.session.startswith(f"{tenant}/") and is_of_worker(handle, hosted.id)
+        is_new = node_of(handle) == self._table.node and not self._table.knows(handle)
+        if not (is_its_own and is_new and self.grants.take(hosted, put.size_bytes)):
+            log.warning("worker %s has put what it may not", hosted.id)
+            hosted.withdraw(handle)
+            return
+        new = NewData(put.size_bytes, put.about, put.lifetime_s)
+        self._table.was_put(SessionKey(put.session), new, hosted, handle)
+        self._watch(hosted)
+        self.grants.note_put(hosted, put.size_bytes)
+
+    def grant_left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
+        """A worker puts nothing more by itself."""
+        self.grants.left(hosted, size_bytes, pieces)
 
     async def bring(self, item: DataItem) -> None:
         """Have the item's bytes in memory; NoSuchData if they are lost."""
@@ -51,6 +73,7 @@ class WorkerData:
 
     async def rescue(self, hosted: HostedModel) -> None:
         """Bring what only this model's worker has, before the model leaves."""
+        await self.grants.recall([hosted])
         items = self._table.on_worker(hosted)
         if not items:
             return
@@ -74,8 +97,22 @@ class WorkerData:
         if copied is not None and not copied.done():
             copied.set_result(done)
 
+    def wanted(self, hosted: HostedModel, handle: str) -> None:
+        """A worker wants data that another one may have."""
+        self._lending.wanted(hosted, handle)
+
+    def lent(self, hosted: HostedModel, handle: str, lent: LentData | None) -> None:
+        """A worker lends data, or cannot."""
+        self._lending.lent(hosted, handle, lent)
+
+    def given_back(self, hosted: HostedModel, handle: str) -> None:
+        """A worker uses data of another one once less."""
+        self._lending.given_back(hosted, handle)
+
     async def close(self) -> None:
         """Wait for no worker any more."""
+        self.grants.close()
+        await self._lending.close()
         tasks = list(self._bringing.values())
         for task in tasks:
             task.cancel()
@@ -113,6 +150,11 @@ class WorkerData:
         finally:
             os.close(descriptor)
             del self._copied[key]
+
+    def _watch(self, hosted: HostedModel) -> None:
+        if hosted.id not in self._watched:
+            self._watched.add(hosted.id)
+            hosted.closed.add_done_callback(lambda _: self._closed(hosted))
 
     def _closed(self, hosted: HostedModel) -> None:
         """The model has left: what it did not hand over is lost."""

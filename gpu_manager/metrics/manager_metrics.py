@@ -105,6 +105,14 @@ RUNS = _counter("gpu_runs", "Calls that ran on a GPU", "gpu")
 RUN = _counter("gpu_run_seconds", "Compute time of a GPU: seconds of such calls", "gpu")
 MODEL_RUNS = _counter("model_runs", "Calls of this model", "model")
 MODEL_RUN = _counter("model_run_seconds", "Seconds of calls of this model", "model")
+MERGED_GROUPS = _counter("merged_groups", "Groups of concurrent calls that ran as one", "gpu")
+MERGED_CALLS = _counter("merged_calls", "Calls in such groups", "gpu")
+COMPARED_CALLS = _counter(
+    "compared_calls", "Calls that ran as one and singly, to compare results and times", "gpu"
+)
+SINGLE_CALLS = _counter(
+    "single_calls", "Calls that ran singly although others waited, by why", "gpu", "reason"
+)
 WORKERS_DIED = _counter("worker_deaths", "Workers that ended unasked", "gpu")
 
 METRICS: tuple[Metric, ...] = tuple(

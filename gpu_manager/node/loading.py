@@ -14,8 +14,14 @@ from gpu_manager.node.stepping_down.emptied_processes import EmptiedProcesses
 from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.runtimes.load_phases import LoadPhases
-from gpu_manager.runtimes.runtime import Emulation, HostedModel, LoadOrder, LoadSpan, Runtime
-from gpu_manager.runtimes.staying_data import StayingData
+from gpu_manager.runtimes.runtime import (
+    Emulation,
+    HostedModel,
+    LoadOrder,
+    LoadSpan,
+    Runtime,
+    StayingData,
+)
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.moved_sums import MovedSums
 from gpu_manager.weights.image_feeds import ImageFeed
@@ -197,7 +203,7 @@ class Loader:
         """Host the model as its function wishes; a process that others share needs memory, too."""
         model = self._catalogue.get(resident.model)
         resident.runtime = self._runtime.hosting(model.wishes.runtime, model.id)
-        resident.gpu_share = model.wishes.share
+        resident.gpu_share, resident.merged = model.wishes.share, model.wishes.merged
         if resident.runtime == STREAM:
             needed_bytes = gpu.ledger.context_bytes
             await self._granted(
@@ -301,6 +307,7 @@ class Loader:
             emptied=None if resident.takes is None else resident.takes.host,
             runtime=resident.runtime,
             gpu_share=resident.gpu_share,
+            merged=resident.merged,
             together_bytes=gpu.together_bytes(resident),
             link=paths.link,
             urgency=resident.urgency,

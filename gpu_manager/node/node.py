@@ -23,8 +23,16 @@ from gpu_manager.node.run_reports import RunReports
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.stepping_down.weight_steps import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.runtimes.runtime import EmptyHost, HostedId, HostedModel, PressureAnswer, Runtime
-from gpu_manager.runtimes.staying_data import NoStayingData, StayingData
+from gpu_manager.runtimes.merged_sums import MergedSums
+from gpu_manager.runtimes.runtime import (
+    EmptyHost,
+    HostedId,
+    HostedModel,
+    PressureAnswer,
+    Runtime,
+    StayingData,
+)
+from gpu_manager.runtimes.staying_data import NoStayingData
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import (
     Demote,
@@ -113,7 +121,7 @@ class GpuNode:
         for load in order.loads:
             step = self._steps.need(load.model)
             # No session sends the weights of a prefetch, so the load does not wait for them.
-            over = _always if order.prefetch else partial(self.leases.is_over, order.lease)
+            over = (lambda: True) if order.prefetch else partial(self.leases.is_over, order.lease)
             last = self._loader.load(
                 gpu, load, order.lease, (last, step), over, ahead=order.prefetch
             )
@@ -286,24 +294,25 @@ class GpuNode:
         resident = gpu.resident_of(hosted)
         if resident is None:
             return
-        now_s = self._loop.time()
+        now_s = resident.used_s = self._loop.time()
         resident.uses += 1
-        resident.used_s = now_s
         found = self.leases.get(LeaseId(lease))
         if found is not None and (found.gpu, resident.model in found.models) == (gpu.id, True):
             self.leases.record_use(found, now_s, run_s)
             if self.leases.contended:
                 self._endings.check()
         batch = max(1, batch)
-        before = gpu.ledger.measured_bytes(resident.model)
         needed_bytes, news = gpu.measured_run(resident, batch, peak_bytes, held_bytes)
-        if news or gpu.ledger.measured_bytes(resident.model) != before:
-            gpu.update_limits()
         if news:
             self.resync()
         self.meters.ran(gpu.id, resident.model, calls, run_s)
         slot = gpu.slot if found is None else found.slot
         self._runs.ran(slot, resident.model, batch, run_s, needed_bytes)
+
+    def merged(self, hosted: HostedModel, added: MergedSums) -> None:
+        """Count calls that ran as one, and those that did not."""
+        self.meters.merged(hosted.order.gpu, added)
+        self.gpus[GpuId(hosted.order.gpu)].note_merged(hosted, added)
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
         """Obtain memory for a call beyond its model's limit: free bytes, or those of victims."""
@@ -319,10 +328,6 @@ class GpuNode:
         gpu.update_limits()
         limit_bytes, together_bytes = gpu.limit_bytes(resident), gpu.together_bytes(resident)
         return PressureAnswer(limit_bytes, relieved, together_bytes)
-
-    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
-        """A worker has copied data that functions put with it, or has not got it."""
-        self.data.handed_over(hosted, handle, done=done)
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model that ended unexpectedly: end every lease that may call the model."""
@@ -387,11 +392,6 @@ class GpuNode:
         self._resync_due = False
         for event in self.whole_state():
             self._reports.report(event)
-
-
-def _always() -> bool:
-    """Return True: loads of a prefetch do not wait for weights."""
-    return True
 
 
 def _ignore_end(_holder: SessionKey, _lease: LeaseId) -> None:

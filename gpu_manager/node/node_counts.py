@@ -8,6 +8,7 @@ from gpu_manager.metrics import manager_metrics
 from gpu_manager.node.leases_in_force import EndReason
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.runtimes.load_phases import LoadPhases, hidden_s
+from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.weights.store_status import StoreStatus
 
 MOST_NAMES = 1_000
@@ -33,9 +34,16 @@ class NodeMeters:
         self._run = Values(manager_metrics.RUN)
         self._model_runs = Values(manager_metrics.MODEL_RUNS)
         self._model_run = Values(manager_metrics.MODEL_RUN)
+        self._merged_groups = Values(manager_metrics.MERGED_GROUPS)
+        self._merged = Values(manager_metrics.MERGED_CALLS)
+        self._compared = Values(manager_metrics.COMPARED_CALLS)
+        self._singly = Values(manager_metrics.SINGLE_CALLS)
         self._died = Values(manager_metrics.WORKERS_DIED)
         for gpu in gpus:  # Prometheus detects an increase only of a series that exists
-            for each in (self._pressure, self._load_failures, self._died, self._runs, self._run):
+            for each in (
+                *(self._pressure, self._load_failures, self._died, self._runs, self._run),
+                *(self._merged_groups, self._merged, self._compared),
+            ):
                 each.put((gpu,), 0.0)
             for fatal in (True, False):
                 self._health.put((gpu, str(fatal).lower()), 0.0)
@@ -47,6 +55,14 @@ class NodeMeters:
         name = (self._models.of(model),)
         self._model_runs.add(name, calls)
         self._model_run.add(name, calls * run_s)
+
+    def merged(self, gpu: str, added: MergedSums) -> None:
+        """Count calls that waited together, and what became of them."""
+        self._merged_groups.add((gpu,), added.groups)
+        self._merged.add((gpu,), added.calls)
+        self._compared.add((gpu,), added.compared)
+        for reason, calls in added.singly.items():
+            self._singly.add((gpu, reason), calls)
 
     def loaded(self, source: str, load_s: float, phases: LoadPhases) -> None:
         """Count a load with its duration and its phases."""

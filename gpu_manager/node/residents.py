@@ -6,11 +6,12 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 from cache_manager.model.ids import GpuId, ModelId
-from common.gpu_wishes import PROCESS, WHOLE
+from common.gpu_wishes import AS_MEASURED, PROCESS, WHOLE
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.ledger import Ledger, ProcessUse, SharedContext
+from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.load_urgency import LoadUrgency
@@ -51,6 +52,8 @@ class ModelOnGpu:
         self.uses = 0
         self.runtime = PROCESS
         self.gpu_share = WHOLE  # of the GPU's multiprocessors
+        self.merged = AS_MEASURED  # the most calls that run as one
+        self.merges = MergedSums()  # since it was loaded
         self.hosted: HostedModel | None = None
         self.hold: ImageHold | None = None
         self.loading: asyncio.Task[None] | None = None
@@ -214,9 +217,20 @@ class HostGpu:
     ) -> tuple[int, bool]:
         """Grant what a model was measured to need; return that, and whether more is set aside.
 
+        All models' limits are told anew where either has changed.
+
         A model that shares its process is granted what it holds between calls. What a call takes
         beyond that is set aside once for all models of the process, as often as calls may overlap.
         """
+        before_bytes = self.ledger.measured_bytes(resident.model)
+        needed_bytes, news = self._measured(resident, batch, peak_bytes, held_bytes)
+        if news or self.ledger.measured_bytes(resident.model) != before_bytes:
+            self.update_limits()
+        return needed_bytes, news
+
+    def _measured(
+        self, resident: ModelOnGpu, batch: int, peak_bytes: int, held_bytes: int
+    ) -> tuple[int, bool]:
         shared = None if resident.shares is None else self.shared.get(resident.shares)
         if shared is None or not held_bytes:
             self.ledger.ran(resident.model, None, batch, peak_bytes)
@@ -227,6 +241,12 @@ class HostGpu:
         shared.ran(resident.model, peak_bytes - kept_bytes)
         self._set_aside()
         return kept_bytes, self.shared_bytes > before_bytes
+
+    def note_merged(self, hosted: HostedModel, added: MergedSums) -> None:
+        """Count, with the model itself, calls that ran as one and those that did not."""
+        resident = self.resident_of(hosted)
+        if resident is not None:
+            resident.merges = resident.merges.plus(added)
 
     @property
     def shared_bytes(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, Protocol
 
+from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.transfers.gpu_paths import WorkerLink
 from gpu_manager.transfers.load_urgency import LoadUrgency
 
@@ -66,7 +67,7 @@ class LoadOrder:
     without one, or if it has ended, a process that was prepared does. `link` are the paths that
     everything takes between the process and the GPU; `urgency` says whether a request waits. The
     model's calls run on no more than this `gpu_share` of the GPU's multiprocessors, or the load
-    fails.
+    fails. No more than `merged` of them run as one, or as many as measurements say where it is 0.
     """
 
     model: str
@@ -84,6 +85,7 @@ class LoadOrder:
     arrival: ArrivingWeights | None = None
     runtime: str = "process"
     gpu_share: float = 1.0
+    merged: int = 0
     together_bytes: int = 0
     link: WorkerLink | None = None
     urgency: LoadUrgency = field(default_factory=LoadUrgency)
@@ -193,6 +195,30 @@ class HostedModel(Protocol):
     def withdraw(self, handle: str) -> None:
         """Let no further call use data that functions put with the model's worker."""
 
+    def grant(self, node: str, size_bytes: int, pieces: int) -> None:
+        """Let functions put so much more with the worker without asking; `was_put` tells of it."""
+
+    def recall_grant(self) -> None:
+        """Let nothing more be put so; `grant_left` is called with what is left, behind the last."""
+
+    async def heard(self) -> None:
+        """Return when every report was handled that the worker has made so far, or it has ended."""
+
+    def lend(self, handle: str) -> None:
+        """Have the worker let another process open data that functions put with it.
+
+        `lent` is called with the answer; each counts as one use, until `given_back`.
+        """
+
+    def given_back(self, handle: str) -> None:
+        """Data that the worker lent is used once less."""
+
+    def borrowed(self, handle: str, found: "BorrowedByCall | None") -> None:
+        """Answer a worker that `wanted` another one's data; None if it is not to be had.
+
+        The caller keeps the descriptor.
+        """
+
     async def unload(self) -> int:
         """Remove the model from the GPU, even during a call; return the bytes freed."""
 
@@ -203,8 +229,71 @@ class HostedModel(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class LentData:
+    """How a process opens data that another one lends it: `worker/shared_memory/lent_storage.py`.
+
+    The descriptor is None where the driver has a `token` for the memory.
+    """
+
+    size_bytes: int
+    offset: int
+    token: bytes
+    descriptor: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedByCall:
+    """What a worker is lent, its description for its reader, and whether it is of the same GPU."""
+
+    lent: LentData
+    about: bytes
+    same_gpu: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PutByWorker:
+    """Data that a session of a function has put with a worker, for the usual time without one."""
+
+    session: str
+    handle: str
+    size_bytes: int
+    about: bytes
+    lifetime_s: float | None
+
+
+class StayingData(Protocol):
+    """The data of functions whose bytes workers have. All but `rescue` are reports of workers."""
+
+    async def rescue(self, hosted: HostedModel) -> None:
+        """Bring what only this model's worker has to safety: the model is about to leave."""
+
+    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
+        """Handle the end of `hand_over`: the data was copied, or the worker has not got it."""
+
+    def was_put(self, hosted: HostedModel, put: "PutByWorker") -> None:
+        """Handle data that a function has put within what was granted."""
+
+    def grant_left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
+        """Handle the answer to `recall_grant`."""
+
+    def wanted(self, hosted: HostedModel, handle: str) -> None:
+        """Handle a worker's wish for data that another one has: `borrowed` answers."""
+
+    def lent(self, hosted: HostedModel, handle: str, lent: LentData | None) -> None:
+        """Handle the answer to `lend`; the caller closes the descriptor."""
+
+    def given_back(self, hosted: HostedModel, handle: str) -> None:
+        """Handle the end of one use of data that this worker has borrowed."""
+
+
 class Observer(Protocol):
     """Receives the reports of hosted models; called on the event loop."""
+
+    @property
+    def data(self) -> StayingData:
+        """Who receives the reports about data of functions."""
+        ...
 
     def ran(
         self,
@@ -231,8 +320,8 @@ class Observer(Protocol):
         """Handle a call that needs `need_bytes` in total, beyond its limit; the call waits."""
         ...
 
-    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
-        """Handle the end of `hand_over`: the data was copied, or the worker has not got it."""
+    def merged(self, hosted: HostedModel, added: MergedSums) -> None:
+        """Handle the report of calls that ran as one, and of those that did not."""
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model's unexpected end; called once for each model of a process."""

@@ -83,8 +83,8 @@ class ShimRequests:
         """
         whole = frame.kind is FrameKind.UPLOAD and bool(frame.descriptors)
         puts = frame.kind is FrameKind.PUT and self._local
-        gets = frame.kind is FrameKind.GET and self._data.waits(read.request(frame.meta)[1])
-        return whole or puts or gets or frame.kind in _WAITING
+        about = frame.kind in _OF_ONE and self._data.waits(read.request(frame.meta)[1])
+        return whole or puts or about or frame.kind in _WAITING
 
     async def handle(self, frame: Frame) -> ClientAnswer | None:
         """Handle a request; return None if it has no answer."""
@@ -131,7 +131,7 @@ class ShimRequests:
         if frame.kind is FrameKind.PIECE:
             return ClientAnswer(await data.piece(frame, fields))
         if frame.kind is FrameKind.DISCARD:
-            data.drop(fields)
+            await data.drop(fields)
         else:
             data.give_back(fields)
         return None
@@ -143,6 +143,7 @@ class ShimRequests:
 
 
 _WAITING = {FrameKind.PROVE, FrameKind.ACQUIRE}
+_OF_ONE = {FrameKind.GET, FrameKind.DISCARD}  # piece of data
 _ABOUT_DATA = {
     FrameKind.PUT,
     FrameKind.GET,

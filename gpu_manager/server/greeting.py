@@ -19,6 +19,8 @@ from torch_shim.wire.protocol import (
     ARITHMETIC,
     FILES,
     LATER_REQUESTS,
+    LENDING,
+    REPEATS,
     RESIDENTS,
     SIZES,
     TRACE,
@@ -91,7 +93,7 @@ def welcome(node: GpuNode, session: ClientSession, *, local: bool) -> dict[str, 
         {"id": gpu.id, "name": gpu.device.name, "memory_bytes": gpu.device.memory_bytes}
         for gpu in node.gpus.values()
     ]
-    more = [TRACE, SIZES, ARITHMETIC, RESIDENTS, FILES, AHEAD]
+    more = [TRACE, SIZES, ARITHMETIC, RESIDENTS, FILES, AHEAD, REPEATS, LENDING]
     return {
         "node": node.name,
         "gpus": gpus,

@@ -11,7 +11,7 @@ from common.data_handles import LONGEST, node_of
 from gpu_manager.data.data_item import DataItem
 from gpu_manager.data.data_table import DataTable, NewData
 from gpu_manager.data.worker_data import WorkerData
-from gpu_manager.errors import ClientNotAllowed, NoScheduler, NoSuchData
+from gpu_manager.errors import ClientNotAllowed, NoRoomForData, NoScheduler, NoSuchData
 from gpu_manager.node.node import GpuNode
 from gpu_manager.runtimes.runtime import HostedId, HostedModel
 from gpu_manager.sessions.sessions import ClientSession
@@ -66,6 +66,16 @@ class DataRequests:
     async def put(self, fields: Fields) -> tuple[Answer, tuple[int, ...]]:
         """Make room for data, or note data that a worker has; return the handle."""
         new = _new_data(fields)
+        for part in new.parts:
+            await self._settle(part)
+        try:
+            return await self._put(new, fields)
+        except NoRoomForData:
+            if not await self._data.workers.grants.recall_of(self._tenant):
+                raise
+        return await self._put(new, fields)
+
+    async def _put(self, new: NewData, fields: Fields) -> tuple[Answer, tuple[int, ...]]:
         worker = read.text_or_none(fields, "worker")
         if worker is not None:
             hosted = self._hosted(HostedId(worker))
@@ -96,9 +106,11 @@ class DataRequests:
         return {}
 
     def waits(self, fields: Fields) -> bool:
-        """Whether a GET may wait: for a worker, a disk, or the scheduler."""
-        near = node_of(_handle(fields)) == self._data.node.name
-        return not (near and self._local) or bool(fields.get("here"))
+        """Whether a request about data may wait: for a worker, a disk, or the scheduler."""
+        handle = _handle(fields)
+        near = node_of(handle) == self._data.node.name
+        comes = self._data.workers.grants.may_come(self._tenant, handle)
+        return comes or not (near and self._local) or bool(fields.get("here"))
 
     async def get(self, fields: Fields) -> tuple[Answer, tuple[int, ...], bytes | None]:
         """Return what data is, with a descriptor or a piece of it if it is `here`."""
@@ -106,6 +118,7 @@ class DataRequests:
         node = NodeId(node_of(handle) or "")
         if node != self._data.node.name:
             return {"elsewhere": await self._elsewhere(node)}, (), None
+        await self._settle(handle)
         item = self._table.find(self._tenant, handle)
         if not item.is_here and read.flag(fields, "here", default=False):
             await self._data.workers.bring(item)
@@ -121,8 +134,9 @@ class DataRequests:
         content = None if offset is None else await self._read(item, offset)
         return answer, (), content
 
-    def drop(self, fields: Fields) -> None:
+    async def drop(self, fields: Fields) -> None:
         """End data, if it is this tenant's."""
+        await self._settle(_handle(fields))
         self._table.drop(self._tenant, _handle(fields))
 
     def give_back(self, fields: Fields) -> None:
@@ -134,6 +148,10 @@ class DataRequests:
         for handle in self._arriving:
             self._table.drop(self._tenant, handle)
         self._arriving.clear()
+
+    async def _settle(self, handle: str) -> None:
+        """Have the table know data that a worker has put by itself a moment ago."""
+        await self._data.workers.grants.settle(self._tenant, handle)
 
     def _hosted(self, name: HostedId) -> HostedModel:
         """Return the model whose worker has the data; ClientNotAllowed for another tenant's."""

@@ -37,6 +37,10 @@ class ShareRefused(GpuManagerError):
         super().__init__(f"com.gpufaas.share: {100 * share:.3g} % of this GPU: {why}")
 
 
+class CannotBorrow(GpuManagerError):
+    """What another process lends cannot be opened here; the text is the reason."""
+
+
 class CannotRecord(GpuManagerError):
     """Work that cannot be recorded and replayed; the text is the driver's reason."""
 

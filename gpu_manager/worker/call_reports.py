@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable
 
 from gpu_manager.worker import worker_orders
+from gpu_manager.worker.merging.merge_records import MergeCounts
 
 _INTERVAL_S = 0.02  # between two reports about calls of one lease
+_MERGES_INTERVAL_S = 0.5
 _PATIENCE_S = 10.0  # for an answer to pressure: the manager's own patience is shorter
 
 Tell = Callable[[worker_orders.WorkerOrder], None]
@@ -48,6 +50,38 @@ class CallSums:
             self._told_s = time.monotonic()
             self._tell(self._pending)
             self._pending = None
+
+
+class MergeSums:
+    """Reports what was counted of calls that waited together, now and then."""
+
+    def __init__(self, model: int, counts: MergeCounts, tell: Tell) -> None:
+        self._model = model
+        self._counts = counts
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._told = MergeCounts()
+        self._told_s = 0.0
+
+    def note(self) -> None:
+        """A call has ended."""
+        if time.monotonic() - self._told_s > _MERGES_INTERVAL_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Report what has not been reported."""
+        with self._lock:
+            self._told_s = time.monotonic()
+            now = self._counts.copy()
+            added = now.changes_since(self._told)
+            if added:
+                self._told = now
+                reasons, times = list(map(str, added.singly)), list(added.singly.values())
+                self._tell(
+                    worker_orders.CallsMerged(
+                        self._model, added.groups, added.calls, added.compared, reasons, times
+                    )
+                )
 
 
 class MemoryRequests:

@@ -9,17 +9,24 @@ from collections.abc import Callable
 
 from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.transfers.moved_sums import Moved
-from gpu_manager.worker import worker_orders
-from gpu_manager.worker.call_reports import CallSums, MemoryRequests, Tell
+from gpu_manager.worker import data_orders, worker_orders
+from gpu_manager.worker.call_reports import CallSums, MemoryRequests, MergeSums, Tell
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallsTogether
+from gpu_manager.worker.calls.channel_call import CallAnswer
 from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
-from gpu_manager.worker.calls.data_in_worker import map_room
-from gpu_manager.worker.calls.executor import CallAnswer, Executor
+from gpu_manager.worker.calls.executor import Executor
+from gpu_manager.worker.calls.granted_puts import GrantedPuts
 from gpu_manager.worker.device.worker_device import WorkerDevice
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.channel_state import MOST_CHANNELS
+from gpu_manager.worker.shared_memory.borrowed_data import Borrowing
+from gpu_manager.worker.shared_memory.lent_memory import map_room
+from gpu_manager.worker.shared_memory.lent_storage import LentStorage
 from torch_shim.wire.frame_socket import Frame
+
+# Says how data can be opened: the model's number, the handle, and None where it cannot be.
+LendAnswer = Callable[[int, str, LentStorage | None], None]
 
 _LEAVING_S = 2.0  # calls under way may last longer than anybody waits for
 
@@ -48,7 +55,11 @@ class ServedModel:
         self._programs = Programs(table)
         self._tell = tell
         self._ran = CallSums(number, tell)
-        self._observers = CallObservers(self._after_call, self._note, lost)
+        self._merges = MergeSums(number, self.executor.merged.counts, tell)
+        self.borrowing = Borrowing(number, tell)
+        borrow = self.borrowing.borrow
+        self.puts = GrantedPuts(number, self.executor.data, tell)
+        self._observers = CallObservers(self._after_call, self._note, lost, borrow, self.puts)
         self._channels: dict[ChannelServer, threading.Thread] = {}
         self._settled = threading.Event()  # its load has ended, well or not
 
@@ -83,9 +94,9 @@ class ServedModel:
         if order.answers:
             self.relief.answer(order)
         else:
-            self.executor.set_limit(order.limit_bytes)
+            self.executor.memory.set_limit(order.limit_bytes)
 
-    def hand_over(self, order: worker_orders.HandOver, descriptor: int) -> None:
+    def hand_over(self, order: data_orders.HandOver, descriptor: int) -> None:
         """Copy data to memory of the manager's, on a thread of its own, and say whether it is."""
         done = False
         try:
@@ -98,7 +109,17 @@ class ServedModel:
             self._note(f"data cannot be handed over: {type(error).__name__}: {error}"[:500])
         finally:
             os.close(descriptor)
-        self._tell(worker_orders.HandedOver(self.number, order.handle, done))
+        self._tell(data_orders.HandedOver(self.number, order.handle, done))
+
+    def lend(self, order: data_orders.LendData, answer: LendAnswer) -> None:
+        """Let another process open data, on a thread of its own, and say how."""
+        lent: LentStorage | None = None
+        try:
+            self.device.adopt_thread()
+            lent = self.executor.data.lend(order.handle)
+        except (OSError, ValueError, MemoryError, RuntimeError) as error:
+            self._note(f"data cannot be lent: {type(error).__name__}: {error}"[:500])
+        answer(self.number, order.handle, lent)
 
     def note_settled(self) -> None:
         """Its load has ended."""
@@ -119,10 +140,12 @@ class ServedModel:
         self._settled.wait()
         self._channels.clear()
         self._ran.flush()
+        self._merges.flush()
         images = list(self.executor.images.values())
         self.executor.images.clear()
-        self.executor.graphs.clear()
+        self.executor.memory.graphs.clear()
         self.executor.data.clear()
+        self.borrowing.close()
         self._programs.clear()
         gc.collect()  # what a failed call left may refer to itself
         freed = [image.close() for image in images]
@@ -134,12 +157,14 @@ class ServedModel:
         server.serve()
 
     def _after_call(self, lease: int, answer: CallAnswer) -> None:
-        peak_bytes, held_bytes = self.executor.peak_bytes, self.device.held_bytes()
+        peak_bytes, held_bytes = self.executor.memory.peak_bytes, self.device.held_bytes()
         self._ran.add(lease, answer.batch, answer.times[2], peak_bytes, held_bytes)
+        self._merges.note()
         self.device.link.report(self._moved)
 
     def _ended(self, lease: int) -> None:
         self._ran.flush()
+        self._merges.note()
         self.device.link.report(self._moved, at_once=True)
         self._tell(worker_orders.CallsEnded(self.number, lease))
 

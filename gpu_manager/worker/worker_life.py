@@ -8,18 +8,19 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
 from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.transfers.transfer_path import PathSpeed
-from gpu_manager.worker import worker_orders
+from gpu_manager.worker import data_orders, worker_orders
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.device.gpu_turns import GpuTurns
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.sandbox import give_up_rights
 from gpu_manager.worker.served_model import ServedModel
+from gpu_manager.worker.shared_memory.lent_storage import LentStorage
 from gpu_manager.worker.worker_setup import WorkerSetup
 from torch_shim.errors import WireError
 from torch_shim.wire.frame_socket import Frame, FrameSocket
@@ -65,14 +66,19 @@ class _WorkerLife:
             worker_orders.EndCalls: self._end,
             worker_orders.SetLimit: self._limit,
             worker_orders.DropModel: self._drop,
-            worker_orders.WithdrawData: self._withdraw,
+            data_orders.WithdrawData: self._withdraw,
+            data_orders.LendData: self._lend,
+            data_orders.DataGivenBack: self._given_back,
+            data_orders.GrantData: self._grant,
+            data_orders.RecallGrant: self._recall,
             worker_orders.HurryLoad: self._hurry,
         }
         with_descriptors: dict[type[worker_orders.WorkerOrder], Callable[..., None]] = {
             worker_orders.Assign: self._assign,
             worker_orders.LoadImage: self._load,
             worker_orders.OpenChannel: self._serve,
-            worker_orders.HandOver: self._hand_over,
+            data_orders.HandOver: self._hand_over,
+            data_orders.DataBorrowed: self._borrowed,
         }
         while True:
             try:
@@ -146,7 +152,7 @@ class _WorkerLife:
         for descriptor in frame.descriptors:
             os.close(descriptor)
 
-    def _hand_over(self, order: worker_orders.HandOver, frame: Frame) -> None:
+    def _hand_over(self, order: data_orders.HandOver, frame: Frame) -> None:
         model = self._models.get(order.model)
         if model is not None and len(frame.descriptors) == 1:
             (descriptor,) = frame.descriptors
@@ -154,12 +160,51 @@ class _WorkerLife:
             return
         for descriptor in frame.descriptors:
             os.close(descriptor)
-        self._tell(worker_orders.HandedOver(order.model, order.handle, False))
+        self._tell(data_orders.HandedOver(order.model, order.handle, False))
 
-    def _withdraw(self, order: worker_orders.WithdrawData) -> None:
+    def _withdraw(self, order: data_orders.WithdrawData) -> None:
         model = self._models.get(order.model)
         if model is not None:
             model.executor.data.withdraw(order.handle)
+
+    def _lend(self, order: data_orders.LendData) -> None:
+        model = self._models.get(order.model)
+        if model is not None:
+            self._setup.background(partial(model.lend, order, self._lent))
+        else:
+            self._lent(order.model, order.handle, None)
+
+    def _lent(self, number: int, handle: str, lent: LentStorage | None) -> None:
+        if lent is None:
+            self._tell(data_orders.DataLent(number, handle, False, 0, 0, b""))
+            return
+        size_bytes, offset, token, descriptor = lent
+        answer = data_orders.DataLent(number, handle, True, size_bytes, offset, token)
+        self._tell(answer, [descriptor] if descriptor >= 0 else [])
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _borrowed(self, order: data_orders.DataBorrowed, frame: Frame) -> None:
+        model = self._models.get(order.model)
+        if model is not None:
+            model.borrowing.answer(order, frame.descriptors)
+            return
+        frame.close_descriptors()  # and the manager knows that the model has left
+
+    def _given_back(self, order: data_orders.DataGivenBack) -> None:
+        model = self._models.get(order.model)
+        if model is not None:
+            model.executor.data.given_back(order.handle)
+
+    def _grant(self, order: data_orders.GrantData) -> None:
+        model = self._models.get(order.model)
+        if model is not None:
+            model.puts.grant(order)
+
+    def _recall(self, order: data_orders.RecallGrant) -> None:
+        model = self._models.get(order.model)
+        if model is not None:
+            self._setup.background(model.puts.recall)
 
     def _drop(self, order: worker_orders.DropModel) -> None:
         """Let a model go in a thread of its own, while the others work."""
@@ -188,11 +233,11 @@ class _WorkerLife:
     def _dropped(self, number: int) -> None:
         self._tell(worker_orders.ModelDropped(number, self._setup.device.used_bytes()))
 
-    def _tell(self, order: worker_orders.WorkerOrder) -> None:
+    def _tell(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
         """Say something to the manager; when it cannot hear any more, the worker is over."""
         try:
             with self._sending:
-                self._wire.send(worker_orders.KINDS[type(order)], list(order))
+                self._wire.send(worker_orders.KINDS[type(order)], list(order), (), descriptors)
         except WireError:
             os._exit(0)
 

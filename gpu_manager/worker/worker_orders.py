@@ -7,6 +7,7 @@ read what a tenant sent, so the manager checks the types of whatever comes back 
 
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from gpu_manager.worker import data_orders
 from torch_shim.errors import BadFrame
 from torch_shim.wire.protocol import FrameKind
 
@@ -52,8 +53,9 @@ class LoadImage(NamedTuple):
 
     The next descriptor, of an image that is `arriving`, is that of a pipe that tells how much is
     there (`device/arrival.py`). A model that is `shared` is one of several in this worker. Its
-    calls use no more than a `gpu_share` of the GPU's multiprocessors. `together_bytes` is what all
-    models may use at once, or 0. No request waits for one that is loaded `ahead`.
+    calls use no more than a `gpu_share` of the GPU's multiprocessors, and no more than `merged` of
+    them run as one, unless that is 0. `together_bytes` is what all models may use at once, or 0. No
+    request waits for one that is loaded `ahead`.
     """
 
     model: int
@@ -66,6 +68,7 @@ class LoadImage(NamedTuple):
     arriving: bool
     shared: bool
     gpu_share: float
+    merged: int
     together_bytes: int
     ahead: bool
 
@@ -155,32 +158,6 @@ class OpenChannel(NamedTuple):
     function: str
 
 
-class HandOver(NamedTuple):
-    """Manager to worker, with a descriptor of memory: copy the data that you have there.
-
-    Functions put it by this handle.
-    """
-
-    model: int
-    handle: str
-    size_bytes: int
-
-
-class HandedOver(NamedTuple):
-    """Worker to manager: the data was copied; or it could not be, since it is not here."""
-
-    model: int
-    handle: str
-    done: bool
-
-
-class WithdrawData(NamedTuple):
-    """Manager to worker: no call takes the data of this handle any more."""
-
-    model: int
-    handle: str
-
-
 class StopWorker(NamedTuple):
     """Manager to worker: send the functions what only you have, and end."""
 
@@ -211,6 +188,21 @@ class CallsRan(NamedTuple):
     run_s: float
     peak_bytes: int
     held_bytes: int
+
+
+class CallsMerged(NamedTuple):
+    """Worker to manager: of calls that waited together, since the last of these.
+
+    The groups that ran as one and their calls, those that ran both ways to be compared, and those
+    that ran singly, with the reasons and how often each held.
+    """
+
+    model: int
+    groups: int
+    calls: int
+    compared: int
+    reasons: list[str]
+    singly: list[int]
 
 
 class BytesMoved(NamedTuple):
@@ -274,11 +266,10 @@ WorkerOrder = (
     | Forked
     | DropModel
     | ModelDropped
-    | HandOver
-    | HandedOver
-    | WithdrawData
     | HurryLoad
     | BytesMoved
+    | CallsMerged
+    | data_orders.DataOrder
 )
 
 KINDS: dict[type[WorkerOrder], FrameKind] = {
@@ -297,12 +288,22 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     StopWorker: FrameKind.STOP,
     DropModel: FrameKind.EMPTY,
     ModelDropped: FrameKind.CLEARED,
-    HandOver: FrameKind.HAND_OVER,
-    HandedOver: FrameKind.HANDED_OVER,
-    WithdrawData: FrameKind.WITHDRAW,
+    data_orders.HandOver: FrameKind.HAND_OVER,
+    data_orders.HandedOver: FrameKind.HANDED_OVER,
+    data_orders.WithdrawData: FrameKind.WITHDRAW,
+    data_orders.LendData: FrameKind.LEND,
+    data_orders.DataLent: FrameKind.LENT,
+    data_orders.BorrowData: FrameKind.BORROW,
+    data_orders.DataBorrowed: FrameKind.BORROWED,
+    data_orders.DataGivenBack: FrameKind.GIVEN_BACK,
+    data_orders.GrantData: FrameKind.GRANT,
+    data_orders.RecallGrant: FrameKind.RECALL,
+    data_orders.GrantLeft: FrameKind.GRANT_LEFT,
+    data_orders.DataPut: FrameKind.PUT_HERE,
     HurryLoad: FrameKind.HURRY,
     BytesMoved: FrameKind.MOVED,
     CallsRan: FrameKind.RAN,
+    CallsMerged: FrameKind.MERGED,
     Pressure: FrameKind.PRESSURE,
     Note: FrameKind.FAILED,
     Fork: FrameKind.FORK,

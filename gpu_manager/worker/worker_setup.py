@@ -127,7 +127,7 @@ class WorkerSetup:
             if not self._is_usable:
                 return  # the manager knows it
             executor.images[order.digest] = placed
-            executor.set_limit(order.limit_bytes)
+            executor.memory.set_limit(order.limit_bytes)
         except (OSError, ValueError, RuntimeError, MemoryError, ShareRefused) as error:
             short = isinstance(error, (MemoryError, torch.OutOfMemoryError))
             text = f"{type(error).__name__}: {error}"[:500]
@@ -138,12 +138,14 @@ class WorkerSetup:
             if placed is not None and order.digest not in executor.images:
                 placed.close()
             model.note_settled()
-        executor.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
-        executor.peak_bytes = device.used_bytes()
+        executor.single.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
+        if order.merged:
+            executor.merged.most = order.merged
+        executor.memory.peak_bytes = device.used_bytes()
         transfer = [begin_s, end_s]
         self._tell(
             worker_orders.ImageLoaded(
-                order.model, end_s - begin_s, executor.peak_bytes, self._context, transfer
+                order.model, end_s - begin_s, executor.memory.peak_bytes, self._context, transfer
             )
         )
 

@@ -15,7 +15,8 @@ from gpufaas.options.http_url import HttpUrl, http_url
 from gpufaas.remote.http_request import TIMEOUT_S, open_response
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
-_MOST_SHOWN = 500
+_MOST_SHOWN = 4_000  # a file may have many problems
+_DONE = frozenset({http.client.OK, http.client.ACCEPTED})
 _USER_FILE, _PASSWORD_FILE = "basic-auth-user", "basic-auth-password"
 
 
@@ -28,32 +29,57 @@ class GatewayApi:
 
     def get(self, path: str) -> Any:
         """The answer to a GET; CommandError says why there is none."""
-        with self._response(path, {}, TIMEOUT_S) as response:
+        with self.call("GET", path) as response:
             status, body = response.status, response.read()
+            is_text = response.headers.get_content_type() == "text/plain"
+        if is_text and status != http.client.OK:
+            self.refuse(status, body)
         return self._content(status, body)
+
+    def order(self, method: str, path: str, body: bytes) -> None:
+        """Have the gateway do something; CommandError with its reason if it does not."""
+        with self.call(method, path, body) as response:
+            if response.status not in _DONE:
+                self.refuse(response.status, response.read())
 
     @contextmanager
     def stream(
         self, path: str, longest_silence_s: float, **headers: str
     ) -> Iterator[http.client.HTTPResponse]:
         """A response while it arrives; CommandError once the gateway is silent for that long."""
-        with self._response(path, headers, longest_silence_s) as response:
+        with self.call(
+            "GET", path, headers=headers, longest_silence_s=longest_silence_s
+        ) as response:
             if response.status != http.client.OK:
-                self._refuse(response.status, response.read())
+                self.refuse(response.status, response.read())
             yield response
 
     @contextmanager
-    def _response(
-        self, path: str, headers: Mapping[str, str], timeout_s: float
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        longest_silence_s: float = TIMEOUT_S,
     ) -> Iterator[http.client.HTTPResponse]:
+        """The response of whatever status, while it arrives."""
+        sent = dict(headers or {})
         if self._authorization:
-            headers = {**headers, "Authorization": self._authorization}
+            sent["Authorization"] = self._authorization
         with open_response(
-            self.url, "gateway", "GET", path, headers=headers, timeout_s=timeout_s
+            self.url,
+            "gateway",
+            method,
+            path,
+            body=body,
+            headers=sent,
+            timeout_s=longest_silence_s,
         ) as response:
             yield response
 
-    def _refuse(self, status: int, body: bytes) -> NoReturn:
+    def refuse(self, status: int, body: bytes) -> NoReturn:
         """Raise the reason, which is JSON or plain text."""
         if status != http.client.UNAUTHORIZED:
             text = body.decode("utf-8", "replace").strip()

@@ -18,6 +18,7 @@ from gpufaas.output.cluster_text import cluster_text
 from gpufaas.output.request_text import request_text
 from gpufaas.remote.scheduler_api import SchedulerApi, request_story
 from gpufaas.stack.example_body import example_body
+from gpufaas.stack.example_workflow import show_workflow
 from gpufaas.stack.part_commands import StackPlan
 from scheduler.service.http.access import ApiRole, token
 
@@ -43,7 +44,7 @@ class _Example:
 
 
 async def show_examples(plan: StackPlan) -> bool:
-    """Deploy and invoke all examples; whether every call succeeded."""
+    """Deploy and invoke all examples, then their workflow; whether every call succeeded."""
     if not _STACK.is_file():
         raise CommandError(f"there is no {_STACK} here; run it where the examples are")
     examples = [_example(name, entry) for name, entry in _functions().items()]
@@ -62,6 +63,7 @@ async def show_examples(plan: StackPlan) -> bool:
         found = [
             await _invoke_example(session, credentials, scheduler, example) for example in examples
         ]
+        found.append(await show_workflow(session, credentials))
         print(f"\n{cluster_text(await asyncio.to_thread(scheduler.get, '/cluster'))}\n", flush=True)
     return all(found)
 

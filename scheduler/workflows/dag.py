@@ -126,8 +126,8 @@ def _ordered(workflow: Workflow) -> tuple[str, ...]:
             if not waits[each]:
                 ready.append(each)
     if len(order) < len(workflow.stages):
-        around = " -> ".join(_cycle(workflow, frozenset(workflow.stages).difference(order)))
-        raise BadWorkflow(workflow.name, f"it has the cycle {around}")
+        around = _cycle(workflow, frozenset(workflow.stages).difference(order))
+        raise BadWorkflow(workflow.name, f"it has the cycle {' -> '.join(around)}", around[0])
     return tuple(order)
 
 

@@ -12,12 +12,13 @@ class WorkflowError(Exception):
 
 
 class BadWorkflow(WorkflowError):
-    """The graph of a workflow has a defect."""
+    """The graph of a workflow has a defect; `stage` is where, if it is one stage's."""
 
-    def __init__(self, workflow: str, reason: str) -> None:
+    def __init__(self, workflow: str, reason: str, stage: str = "") -> None:
         super().__init__(f"workflow {workflow}: {reason}")
         self.workflow = workflow
         self.reason = reason
+        self.stage = stage
 
 
 class BadProfile(WorkflowError):

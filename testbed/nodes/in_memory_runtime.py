@@ -6,6 +6,7 @@ It claims to run each model in a process of its own, or all models of a GPU and 
 import asyncio
 import os
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import count
@@ -14,12 +15,15 @@ from typing import Any
 from common.gpu_wishes import PROCESS
 from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.runtime import (
+    BorrowedByCall,
     HostedId,
     HostProcess,
+    LentData,
     LoadOrder,
     LoadSpan,
     Observer,
     PressureAnswer,
+    PutByWorker,
 )
 
 
@@ -42,6 +46,10 @@ class InMemoryHosted:
         self.holders: dict[int, str] = {}  # by lease, whose calls may run
         self.hangs = False  # as a stopped process does
         self.data: dict[str, bytes] = {}  # that functions put here, by handle
+        self.lent: Counter[str] = Counter()  # what is lent of it, and not given back
+        self.granted = 0, 0  # bytes and pieces
+        self.unsaid: list[PutByWorker] = []
+        self.borrowings: list[tuple[str, BorrowedByCall | None]] = []  # answers, in their order
         self.channels: list[tuple[str, str, socket.socket]] = []
         self._runtime = runtime
         self._calls: dict[int, asyncio.Event] = {}
@@ -82,11 +90,48 @@ class InMemoryHosted:
             os.pwrite(descriptor, content, 0)
         if not self.hangs:
             loop = asyncio.get_running_loop()
-            report = partial(self._runtime.observer.handed_over, self, handle, done=done)
+            report = partial(self._runtime.observer.data.handed_over, self, handle, done=done)
             loop.call_soon(report)
 
     def withdraw(self, handle: str) -> None:
         self.data.pop(handle, None)
+
+    def grant(self, node: str, size_bytes: int, pieces: int) -> None:
+        del node
+        self.granted = self.granted[0] + size_bytes, self.granted[1] + pieces
+
+    def recall_grant(self) -> None:
+        """A worker says a moment later what is left."""
+        if not self.hangs:
+            left, self.granted = self.granted, (0, 0)
+            asyncio.get_running_loop().call_soon(self._say_left, left)
+
+    def _say_left(self, left: tuple[int, int]) -> None:
+        self._say_puts()
+        self._runtime.observer.data.grant_left(self, *left)
+
+    async def heard(self) -> None:
+        self._say_puts()
+
+    def _say_puts(self) -> None:
+        """What it has put and not said yet is said now."""
+        while self.unsaid:
+            self._runtime.observer.data.was_put(self, self.unsaid.pop(0))
+
+    def lend(self, handle: str) -> None:
+        """A worker that has the data lends it a moment later, by a name of the driver's."""
+        content = self.data.get(handle)
+        lent = None if content is None else LentData(len(content), 0, b"token", None)
+        if not self.hangs:
+            self.lent[handle] += lent is not None
+            report = partial(self._runtime.observer.data.lent, self, handle, lent)
+            asyncio.get_running_loop().call_soon(report)
+
+    def given_back(self, handle: str) -> None:
+        self.lent[handle] -= 1
+
+    def borrowed(self, handle: str, found: BorrowedByCall | None) -> None:
+        self.borrowings.append((handle, found))
 
     async def unload(self) -> int:
         await asyncio.sleep(self._runtime.unload_s)

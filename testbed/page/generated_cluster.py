@@ -46,6 +46,7 @@ class GeneratedCluster:
         self.counts = dict.fromkeys(("requests", "hits", "misses", "false_misses", "evictions"), 0)
         self.policy: dict[str, Any] = {"name": "lalbo3", "parameters": {"o3_limit": 25}}
         self.letters = {number: letter(number, self._began_s) for number in (3, 4, 9)}
+        self.workflows: list[Json] = []
         self.rate = gpus / 1.25
         self.ordered: list[tuple[str, str, str | None]] = []
         for _ in range(200):
@@ -64,7 +65,7 @@ class GeneratedCluster:
             "policies": POLICIES,
             "queue": self._queue(),
             "totals": self._totals(),
-            "dead_letters": self._letters(),
+            "dead_letters": self._letters(), "workflows": self.workflows,
             "alerts": self._alerts(),
         }  # fmt: skip
         newest = sorted(self.decisions.values(), key=lambda one: -one["number"])[:100]

@@ -1,10 +1,14 @@
 """Staged exit through real processes: a model answers from every stage that it has come to."""
 
 import os
+import shutil
 import signal
+import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
@@ -24,6 +28,7 @@ _STAGES = {
     "disk": "fixed:0.2,0,0.2,600",
     "gone": "fixed:0.2,0,0.2,0.2",
 }
+_DISK_BYTES = 1 << 20
 _QUICK = "fixed:0.25"
 _GPU = {"com.gpufaas.enabled": "true"}
 
@@ -37,18 +42,39 @@ class Leaving(NamedTuple):
 
 @pytest.fixture(scope="module")
 def leaving(environment: Mapping[str, str]) -> Iterator[Leaving]:
-    """A stack whose models never leave, with a function for each stage, which says otherwise."""
-    with stack(environment) as found:
-        found.start("--spill", str(found.folder / "spill"))
+    """A stack whose models never leave, with a function for each stage, which says otherwise.
+
+    Its disk has room for small models alone, where the system lets us make one.
+    """
+    with stack(environment) as found, _small_disk(found.folder / "spill") as spill:
+        found.start("--spill", str(spill))
         rest = Rest(found)
         for number, (stage, rule) in enumerate(_STAGES.items()):
             rest.deploy(stage, annotations=_of(found, stage, number, rule))
         yield Leaving(found, rest)
 
 
-def _of(up: Stack, name: str, seed: int, rule: str) -> dict[str, str]:
-    """What deploys a function whose weights come of this seed, and leave by this rule."""
+@contextmanager
+def _small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of a mebibyte in this folder; a plain folder where none can be mounted."""
+    folder.mkdir()
+    size = f"size={_DISK_BYTES}"
+    mount = ("mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder))
+    is_mounted = not subprocess.run(mount, check=False, capture_output=True).returncode
+    try:
+        yield folder
+    finally:
+        if is_mounted:
+            subprocess.run(("umount", "--lazy", str(folder)), check=True)
+
+
+def _of(up: Stack, name: str, seed: int, rule: str, width: int = 256) -> dict[str, str]:
+    """What deploys a function whose weights come of this seed, and leave by this rule.
+
+    They are 276 bytes for each of `width`.
+    """
     text = handlers.ON_GPU.replace("manual_seed(0)", f"manual_seed({seed})")
+    text = text.replace("256", str(width))
     text = text.replace('"pid": os.getpid()', '"sum": round(float(answer().sum()), 4)')
     return dict(handlers.write(up.work, name, text)) | _GPU | {"com.gpufaas.exit": rule}
 
@@ -155,6 +181,23 @@ def _answers(rest: Rest, function: str) -> object:
     """What a function answers; nothing while a part is started again."""
     answer = rest.call(function)
     return answer.json() if answer.status_code == httpx.codes.OK else None
+
+
+def test_model_that_the_disk_has_no_room_for_stays_in_memory_and_answers(leaving: Leaving) -> None:
+    up, rest = leaving
+    if shutil.disk_usage(up.folder / "spill").total > _DISK_BYTES:
+        pytest.skip("no small disk can be mounted here")
+    rest.deploy("large", annotations=_of(up, "large", 60, _STAGES["disk"], width=8192))
+    model = _model_of(leaving, "large")
+    first = rest.call("large").json()
+    refused = "cannot spill weights"
+    log = up.state / "logs" / "gpu-manager.log"
+    wait_until(lambda: refused in log.read_text(), "the disk is full", instead=up.said)
+    for again in ("in memory", "in memory again"):
+        wait_until(lambda: _rests(up, model).keys() == {"host"}, again, instead=up.said)
+        assert rest.call("large").json() == first
+    small = _model_of(leaving, "disk")  # the others still find their way to the disk
+    wait_until(lambda: _rests(up, small).keys() == {"disk"}, "another one", instead=up.said)
 
 
 def test_time_left_is_shown(leaving: Leaving) -> None:

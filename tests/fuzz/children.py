@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from gpu_manager.worker.calls.executor import OPERATOR_ERRORS
+from gpu_manager.worker.calls.model_memory import OPERATOR_ERRORS
 from tests.fuzz.arguments import NotStorable
 from tests.fuzz.cases import Case, Cases
 

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -107,7 +108,7 @@ def one_node(cluster: TwoNodes, *options: str) -> tuple[str, Daemon]:
 def test_result_is_used_by_another_function_and_its_bytes_do_not_cross(
     cluster: TwoNodes, runtime: str
 ) -> None:
-    address, _ = one_node(cluster, "--runtime", runtime)
+    address, manager = one_node(cluster, "--runtime", runtime)
     one, other = function(cluster, address, "one"), function(cluster, address, "other")
     one.do("kept['x'] = there.cuda()", "double(kept['x'])")
     other.do("triple(there.cuda())")
@@ -117,11 +118,15 @@ def test_result_is_used_by_another_function_and_its_bytes_do_not_cross(
     assert one.say("bytes_moved()") == before
     before = other.say("bytes_moved()")
     other.do(f"kept['y'] = get({handle!r})", "kept['z'] = triple(kept['y'])")
-    if runtime == "stream":
-        assert other.say("bytes_moved()") == before
+    assert other.say("bytes_moved()") == before
+    assert not open_data(manager)  # the workers have it, the manager does not
+    one.do(f"drop({handle!r})", "kept.clear()", "settle()")
+    other.do("kept['z'] = triple(kept['y'])")  # who has taken it has it
     assert other.say("torch.equal(kept['z'].cpu(), there * 6)") is True
-    assert other.say("torch.equal(kept['y'].cpu(), there * 2)") is True
     assert other.say("str(kept['y'].device)") == "cuda:0"
+    handle = one.put("double(there.cuda())")
+    other.do(f"kept['y'] = get({handle!r})")
+    assert other.say("torch.equal(kept['y'].cpu(), there * 2)") is True
 
 
 @pytest.mark.parametrize("runtime", ["process", "stream"])
@@ -138,6 +143,29 @@ def test_nobody_sees_what_others_write_to_their_tensor(cluster: TwoNodes, runtim
     one.do("grow(kept['x'])", "kept['x'].mul_(5)")
     assert other.say("torch.equal(triple(kept['b']).cpu(), there * 6)") is True
     assert other.say(f"torch.equal(get({handle!r}).cpu(), there * 2)") is True
+
+
+def test_data_that_a_worker_was_given_alone_is_found_and_dropped_at_once(
+    cluster: TwoNodes,
+) -> None:
+    address, _ = one_node(cluster)
+    one, other = function(cluster, address, "one"), function(cluster, address, "other")
+    one.do("kept['x'] = double(there.cuda())")
+    one.put("kept['x']")  # asks the manager, who lets the worker do the next ones
+    assert one.say("[drop(put(kept['x'])) for _ in range(20)] == [None] * 20") is True
+    for number in range(5):
+        handle = one.put("kept['x']")
+        assert other.say(f"torch.equal(get({handle!r}).cpu(), there * 2)") is True, number
+        one.do(f"drop({handle!r})")
+        wait_until(partial(is_gone, other, handle), "it was dropped")
+    handle = one.put("[kept['x'], 1]")  # of which one part is the worker's
+    assert other.say(f"torch.equal(get({handle!r})[0].cpu(), there * 2)") is True
+    brief = one.put("kept['x'], 0.05")
+    wait_until(partial(is_gone, other, brief), "its time is over")
+
+
+def is_gone(reader: Function, handle: str) -> bool:
+    return str(reader.say(f"type(get({handle!r})).__name__")).startswith(GONE)
 
 
 def test_values_of_all_kinds_come_as_they_were_put(cluster: TwoNodes) -> None:

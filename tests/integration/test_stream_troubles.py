@@ -168,8 +168,7 @@ def test_neighbours_get_their_numbers_when_the_process_is_killed_in_the_middle(
     four.use_all()
 
 
-# What is not measured counts as weights and 64 MiB.
-@pytest.mark.parametrize("four", [160], indirect=True)
+@pytest.mark.parametrize("four", [160], indirect=True)  # unmeasured: weights and 64 MiB
 def test_memory_of_a_model_that_left_is_the_systems_while_its_neighbours_stay(four: Four) -> None:
     (pid,) = set(four.node.pids())
     before, weights_before = resident_bytes(pid), weights_bytes(pid)

@@ -43,8 +43,13 @@ class DataHolder:
         self._peer = peer
 
     def is_with(self, peer: WorkerPeer) -> bool:
-        """Whether the worker is the one that has the bytes."""
-        return self._process == peer.process
+        """Whether the worker takes the bytes where they are: they are its own, or it borrows them.
+
+        What another worker keeps for this process is fetched from there, before a call.
+        """
+        if self._peer is not None:
+            return self._process == peer.process
+        return peer.can_take(self._handle, self._process)
 
     @contextmanager
     def channel_for(self, channel: Any) -> Iterator[Any]:

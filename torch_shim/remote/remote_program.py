@@ -118,7 +118,8 @@ class RemoteProgram:
             answered = False
             found.begin_call()
             try:
-                extras = self._extras(session, lease, run_there, timing)
+                repeats = broken.crashes > 0 and session.takes_repeats
+                extras = self._extras(session, lease, run_there, timing, repeats=repeats)
                 outputs, times = self._once(args, bound, channel, lease, rng, extras)
                 answered = True
                 self._remember(args, bound, CallOptions(lease_for, run_there), outputs, extras)
@@ -159,13 +160,15 @@ class RemoteProgram:
         lease: ModelLease,
         run_there: RunThere,
         timing: CallTiming | None,
+        *,
+        repeats: bool,
     ) -> "_Extras":
         """Return the options that this session's workers take."""
         trace = timing.header if timing is not None and session.traces else ""
         settings = arithmetic_to_send(taken=session.takes_arithmetic)
         keeps = session.keeps_outputs
         stay = StayingOutputs(self._habits, lease.peer, run_there) if keeps else None
-        return _Extras(trace, settings, stay)
+        return _Extras(trace, settings, stay, repeats)
 
     def _once(
         self,
@@ -287,10 +290,12 @@ class _Extras(NamedTuple):
     trace: str
     arithmetic: list[Any] | None
     stay: StayingOutputs | None
+    repeats: bool = False
 
     def fields(self) -> list[Any]:
         """The options as they are sent, without those at the end that say nothing."""
-        found = [self.trace, self.arithmetic, None if self.stay is None else self.stay.option]
+        stays = None if self.stay is None else self.stay.option
+        found = [self.trace, self.arithmetic, stays, self.repeats]
         while found and not found[-1]:
             found.pop()
         return found

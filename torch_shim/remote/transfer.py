@@ -213,8 +213,11 @@ class Shipment:
             return False
         handle, size, peer = origin.handle, origin.size_bytes, self._peer
         file = origin.located()
-        places: list[tuple[int, int] | None] = [None] if origin.process == peer.process else []
-        places += [] if file is None else [file]
+        places: list[tuple[int, int] | None] = [] if file is None else [file]
+        if origin.process == peer.process:
+            places.insert(0, None)  # the same memory
+        elif not places and peer.can_take(handle, origin.process):
+            places.append(None)
         for place in places:
             if peer.take_data(handle, key, size, self._channel, place, content):
                 origin.taken.append((peer, key))

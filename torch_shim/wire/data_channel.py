@@ -64,6 +64,18 @@ class DataChannel:
         """Let other functions use a kept storage, by the handle of its data."""
         self._ask(FrameKind.PUBLISH, [key, epoch, handle, about])
 
+    def put(self, key: int, epoch: int, about: bytes, lifetime_s: float | None) -> str:
+        """Let other functions use a kept storage; return its handle.
+
+        RemoteFailure if the manager has to be asked.
+        """
+        lifetime = [] if lifetime_s is None else [float(lifetime_s)]
+        match self._ask(FrameKind.PUBLISH, [key, epoch, about, *lifetime]).meta:
+            case [str(handle)]:
+                return handle
+            case other:
+                raise BadFrame(f"the answer to PUBLISH: {other!r:.60}")
+
     def take(self, handle: str, key: int) -> tuple[int, bytes]:
         """Have the worker keep data that was published there, under this key.
 

@@ -21,6 +21,8 @@ from torch_shim.wire.protocol import (
     AHEAD,
     ARITHMETIC,
     FILES,
+    LENDING,
+    REPEATS,
     RESIDENTS,
     TRACE,
     VERSION,
@@ -118,6 +120,11 @@ class ManagerSession:
     def keeps_outputs(self) -> bool:
         """Whether the manager's workers keep outputs that this process has not looked at."""
         return self._knows(RESIDENTS)
+
+    @property
+    def takes_repeats(self) -> bool:
+        """Whether the manager's workers accept that a call repeats one of a worker that died."""
+        return self._knows(REPEATS)
 
     def _knows(self, name: str) -> bool:
         control = self._control
@@ -344,6 +351,7 @@ class ManagerSession:
                     worker,
                     takes_files_back=self._knows(FILES),
                     takes_data=self._knows(FrameKind.PUT.name),
+                    borrows_on=self.node if self._knows(LENDING) else "",
                 )
             return peer
 

@@ -94,8 +94,12 @@ class FrameKind(IntEnum):
     STOP = 71
     EMPTY = 72
     HURRY = 73
+    RECALL = 74
     HAND_OVER = 75
     WITHDRAW = 76
+    LEND = 77
+    BORROWED = 78
+    GRANT = 79
     # worker -> manager
     READY = 80
     LOADED = 81
@@ -106,6 +110,13 @@ class FrameKind(IntEnum):
     CLEARED = 86
     MOVED = 87
     HANDED_OVER = 88
+    LENT = 89
+    BORROW = 90
+    PUT_HERE = 92
+    GRANT_LEFT = 93
+    MERGED = 94
+    # both ways: data that was borrowed is not used any more
+    GIVEN_BACK = 91
     # manager -> fork server, and back
     FORK = 96
     FORKED = 97
@@ -126,9 +137,13 @@ RESIDENTS = "RESIDENTS"
 # Its workers send large results in sealed files, use those again that a function gives back, and
 # map blocks of a function's memory (SHARE).
 FILES = "FILES"
+# Its workers run a call singly that says that it repeats one of a worker that died.
+REPEATS = "REPEATS"
 # It lets the calls of a function in under a lease that a caller of the function has, without a
 # session's asking for it, on workers that hold the lease's models already.
 AHEAD = "AHEAD"
+# Its workers take data by its handle from other workers of the node, and put data by themselves.
+LENDING = "LENDING"
 
 
 class FailureKind(StrEnum):
@@ -196,6 +211,7 @@ _LIMITS = (
         FrameKind.DISCARD: _REQUEST,
         FrameKind.RETURN: _REQUEST,
         FrameKind.CONTENT: _ANSWER._replace(body_bytes=MAX_PIECE_BYTES, descriptors=0),
+        FrameKind.LENT: _REPORT._replace(descriptors=1),
         FrameKind.BIND: _BINDING,
         FrameKind.FAILED: _FAILURE,
     }

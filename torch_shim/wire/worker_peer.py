@@ -60,9 +60,16 @@ class WorkerPeer:
     """One worker: the idle channels to it, and the storages that it keeps for this process."""
 
     def __init__(
-        self, name: str, *, takes_files_back: bool = False, takes_data: bool = False
+        self,
+        name: str,
+        *,
+        takes_files_back: bool = False,
+        takes_data: bool = False,
+        borrows_on: str = "",
     ) -> None:
+        """Data of other workers of the node `borrows_on` is lent to it, if it names one."""
         self.name = name
+        self._borrows_on = borrows_on
         self.takes_data = takes_data  # that functions pass to each other
         self.takes_files_back = takes_files_back  # so that it writes to them again
         self.kept = WorkerStorages()
@@ -155,6 +162,17 @@ class WorkerPeer:
     def is_with(self, peer: Any) -> bool:
         """Whether bytes that this worker has are used by that one where they are."""
         return peer is self
+
+    @property
+    def puts_alone(self) -> bool:
+        """Whether the worker takes data that functions put before its manager knows of it."""
+        return bool(self._borrows_on)
+
+    def can_take(self, handle: str, process: str) -> bool:
+        """Whether the worker may have data by its handle, of which this process has the bytes."""
+        if process == self.process:
+            return True
+        return bool(process and self._borrows_on) and handle.startswith(f"{self._borrows_on}.")
 
     def take_data(
         self,

@@ -1,10 +1,9 @@
 """Calls of jobs take the same path as calls from clients."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from gateway_ext.calls.invoke import PREFIX, Invoke, Streamed
-from gateway_ext.errors import GatewayError
+from gateway_ext.calls.invoke import PREFIX, Invoke, Streamed, close_body
 from gateway_ext.jobs.execution.function_calls import FunctionAnswer
 from gateway_ext.jobs.queue.job_bodies import StoredBody, whole
 from gateway_ext.jobs.queue.job_values import AsyncCall
@@ -32,12 +31,4 @@ class InvokeCalls:
         try:
             yield FunctionAnswer(answer.status, answer.headers, answer.body)
         finally:
-            await _close(answer.body)
-
-
-async def _close(body: AsyncIterator[bytes]) -> None:
-    """End the call, read or not: a generator that never started would not clean up."""
-    assert isinstance(body, AsyncGenerator)  # what `direct` makes
-    with suppress(GatewayError):  # the rest of the answer is not needed
-        await anext(body, b"")
-    await body.aclose()
+            await close_body(answer.body)

@@ -15,6 +15,7 @@ from gateway_ext.errors import (
     QueueFailed,
     Unknown,
     Unreachable,
+    WorkflowsBusy,
 )
 from gateway_ext.jobs.execution.function_calls import FunctionAnswer, FunctionCalls
 from gateway_ext.jobs.execution.job_endings import (
@@ -37,6 +38,7 @@ from gateway_ext.jobs.queue.job_values import CallResult, Job
 from gateway_ext.model import FunctionId
 
 _TOO_MANY = 429
+_REFUSALS = (Busy, NoGpu, WorkflowsBusy)
 _SECONDS_DIGITS = 9
 _TEXT: Sequence[Header] = ((b"content-type", b"text/plain; charset=utf-8"),)
 
@@ -136,13 +138,13 @@ def _tried(answer: FunctionAnswer, now_s: float) -> AttemptOutcome:
 
 def _unanswered(error: GatewayError) -> AttemptOutcome:
     """An unknown function may become known: providers report theirs after a start."""
-    asked_s = (error.retry_after_s or 0.0) if isinstance(error, Busy | NoGpu) else 0.0
+    asked_s = (error.retry_after_s or 0.0) if isinstance(error, _REFUSALS) else 0.0
     status = status_of(error)
     return AttemptOutcome(
         status=status,
         why=str(error),
         broken=isinstance(error, Unreachable | Unknown),
-        taken=not (isinstance(error, Busy | NoGpu) and status == _TOO_MANY),
+        taken=not (isinstance(error, _REFUSALS) and status == _TOO_MANY),
         retry_after_s=asked_s,
     )
 

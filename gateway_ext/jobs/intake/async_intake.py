@@ -26,8 +26,6 @@ from gateway_ext.jobs.queue.job_values import AsyncCall
 from gateway_ext.model import FunctionId
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, trace_headers_in
 
-PREFIX = b"/async-function/"
-
 _CALL_ID_BYTES = 256
 _DROPPED = frozenset(
     {
@@ -58,6 +56,8 @@ class _Headers(NamedTuple):
 
 class AsyncIntake:
     """The ASGI application of /async-function/; `by_path` looks a function up."""
+
+    prefix, what = b"/async-function/", "function"
 
     def __init__(
         self,
@@ -123,12 +123,12 @@ class AsyncIntake:
         if scope["method"] != "POST":
             raise WrongMethod(scope["method"])
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        name, slash, rest = raw.removeprefix(PREFIX).partition(b"/")
+        name, slash, rest = raw.removeprefix(self.prefix).partition(b"/")
         if not name:
-            raise BadRequest("the function's name is missing")
+            raise BadRequest("the path names nothing to call")
         function = self._by_path(name)
         if function is None:
-            raise Unknown(f"function {name.decode('latin-1')} is not deployed")
+            raise Unknown(f"{self.what} {name.decode('latin-1')} is not deployed")
         headers = self._headers(scope)
         if _length_bytes(scope) > self._max_body_bytes:
             raise TooLarge(self._max_body_bytes)
@@ -189,6 +189,15 @@ class AsyncIntake:
                 return await receive()
         except TimeoutError as error:
             raise TooSlow(self._pause_s) from error
+
+
+class AsyncWorkflowIntake(AsyncIntake):
+    """The ASGI application of /async-workflow/; `by_path` looks a workflow up.
+
+    A path behind the name reaches no stage.
+    """
+
+    prefix, what = b"/async-workflow/", "workflow"
 
 
 def _length_bytes(scope: Scope) -> int:

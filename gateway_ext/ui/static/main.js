@@ -12,6 +12,7 @@ import { drawLetters, startLetters } from "./letters.js";
 import { drawFigures, drawHistory, startOverview } from "./overview.js";
 import { drawPolicy, startPolicy } from "./policy.js";
 import { drawQueue, startQueue } from "./queue.js";
+import { drawWorkflows, startWorkflows } from "./workflows.js";
 
 // The views of each section of the state; views with ages are drawn every time.
 const PARTS = [
@@ -23,6 +24,7 @@ const PARTS = [
   [["gpus"], (state) => drawGpus(state.gpus.values())],
   [["queue"], (state) => drawQueue(state.queue)],
   [["functions"], (state) => drawFunctions(state.functions)],
+  [["workflows"], (state) => drawWorkflows(state.workflows)],
   [["decisions", "now"], (state) => drawDecisions(state.decisions, state.now)],
   [["dead_letters", "now"], (state) => drawLetters(state.dead_letters, state.now)],
   [["now"], refreshDialogs],
@@ -54,6 +56,7 @@ startQueue();
 startFunctions(feed);
 startDecisions(feed);
 startLetters();
+startWorkflows();
 startPolicy(feed);
 byId("pause").addEventListener("click", (event) => {
   const button = event.currentTarget;

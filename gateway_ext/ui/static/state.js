@@ -16,6 +16,7 @@ export class State {
   decisions = new Map();
   dead_letters = { count: 0, items: [] };
   alerts = [];
+  workflows = [];
 
   /** Replace the whole state. */
   replace(received) {

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from cache_manager.model.ids import ModelId
 from gpu_manager.node.residents import ContextOnGpu, HostGpu, ModelOnGpu
 from gpu_manager.node.stepping_down.tier_reports import TierReports
-from gpu_manager.runtimes.runtime import EmptyHost
-from gpu_manager.runtimes.staying_data import StayingData
+from gpu_manager.runtimes.runtime import EmptyHost, StayingData
 from scheduler.api import ContextKept, NodeReports
 
 log = logging.getLogger(__name__)

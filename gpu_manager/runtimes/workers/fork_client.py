@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 60.0  # importing torch from a cold disk
 _FORK_TIMEOUT_S = 10.0
 _MAX_REPORT_BYTES = 64 << 10  # of metadata; a worker's reports have no body
+_MOST_DESCRIPTORS = 1  # of a report
 
 
 class ForkedWorker:
@@ -40,7 +41,7 @@ class ForkedWorker:
         loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[None] = loop.create_future()
         self._pidfd = pidfd
-        self.stream = FrameStream(connection, _MAX_REPORT_BYTES, 0)
+        self.stream = FrameStream(connection, _MAX_REPORT_BYTES, 0, _MOST_DESCRIPTORS)
         loop.add_reader(pidfd, self._exit)
 
     async def send(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
@@ -54,11 +55,14 @@ class ForkedWorker:
         if not self.stream.send_now(worker_orders.KINDS[type(order)], list(order), descriptors):
             self.kill("it does not read its orders")
 
-    async def receive(self) -> worker_orders.WorkerOrder:
-        """Return the next report."""
+    async def receive(self) -> tuple[worker_orders.WorkerOrder, tuple[int, ...]]:
+        """Return the next report, and its descriptors, which the caller closes."""
         frame = await self.stream.read()
-        frame.close_descriptors()  # no report carries any
-        return worker_orders.read(frame.kind, frame.meta)
+        try:
+            return worker_orders.read(frame.kind, frame.meta), frame.descriptors
+        except BadFrame:
+            frame.close_descriptors()
+            raise
 
     def kill(self, cause: str) -> None:
         """Kill the process, whatever its state; the first cause given is the one reported."""

@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from common.liveness import LivenessTimes, until_frozen
 from common.telemetry.traces import trace_of
@@ -51,7 +53,7 @@ class HostingWorker:
         self._keep = keep
         self._numbers = itertools.count(worker.models + 1)
         self._models: dict[int, ModelInWorker] = {}
-        self._answering: asyncio.Future[None] | None = None
+        self._answering: deque[asyncio.Future[None]] = deque()
         self._is_empty = self._ends = False
         self.broken_by: list[ModelInWorker] = []
         loop = asyncio.get_running_loop()
@@ -102,6 +104,15 @@ class HostingWorker:
         """Whether the worker has other models, which stay."""
         return any(not each.leaves for each in self._models.values() if each is not model)
 
+    async def heard(self) -> None:
+        """Wait until the worker's reports up to now have been handled, or it has ended."""
+        if self.over.done() or self.worker.exited.done():
+            return
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answering.append(answer)
+        self.worker.send_now(worker_orders.EndCalls(_NO_MODEL, _NO_LEASE))
+        await asyncio.wait({answer, self.over}, return_when=asyncio.FIRST_COMPLETED)
+
     def stop(self) -> None:
         """Have the worker end; it sends functions first what only it has."""
         self._ends = True
@@ -123,13 +134,18 @@ class HostingWorker:
         cause = "it closed its stream"
         try:
             while not self._is_empty:
-                self._handle(await self.worker.receive())
+                order, descriptors = await self.worker.receive()
+                try:
+                    self._handle(order, descriptors)
+                finally:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
         except (WireError, NoWorker) as error:
             cause = str(error)
             await self.worker.wait_for_exit(cause)
         self._close(self.worker.cause or cause)
 
-    def _handle(self, order: worker_orders.WorkerOrder) -> None:
+    def _handle(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int]) -> None:
         if isinstance(order, worker_orders.Ready):
             self._note_ready(order)
         elif isinstance(order, worker_orders.Note):
@@ -141,14 +157,14 @@ class HostingWorker:
         elif isinstance(order, worker_orders.ImageLoadFailed) and order.model == _NO_MODEL:
             self._fail_all(LoadFailure(self.worker.name, order.detail))
         elif isinstance(order, worker_orders.CallsEnded) and order.model == _NO_MODEL:
-            if self._answering is not None and not self._answering.done():
-                self._answering.set_result(None)
+            if self._answering:
+                self._answering.popleft().set_result(None)
         else:
             model = self._models.get(getattr(order, "model", _NO_MODEL))
             if model is None:
                 log.info("unexpected report of worker %s: %.300r", self.worker.name, order)
             else:
-                model.handle(order)
+                model.handle(order, descriptors)
 
     def _note_ready(self, order: worker_orders.Ready) -> None:
         self.overhead_bytes = order.overhead_bytes
@@ -208,7 +224,5 @@ class HostingWorker:
     async def _answers(self) -> bool:
         """Whether the worker answers, if calls may wait for it."""
         if self.suspects and self.is_open:
-            self._answering = asyncio.get_running_loop().create_future()
-            self.worker.send_now(worker_orders.EndCalls(_NO_MODEL, _NO_LEASE))
-            await asyncio.wait({self._answering})
+            await self.heard()
         return True

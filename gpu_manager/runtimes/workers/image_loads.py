@@ -22,6 +22,7 @@ async def send_image(worker: ForkedWorker, number: int, order: LoadOrder, *, sha
         order.arrival is not None,
         shared,
         order.gpu_share,
+        order.merged,
         order.together_bytes,
         order.urgency.is_ahead,
     )

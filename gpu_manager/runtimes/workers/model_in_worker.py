@@ -6,24 +6,31 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from common.data_handles import SECRET_BYTES, around_secret
 from common.tasks import BackgroundTasks
 from gpu_manager.errors import LoadFailure
+from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.runtime import (
+    BorrowedByCall,
     EmptyHost,
     HostedId,
     HostProcess,
+    LentData,
     LoadOrder,
     LoadSpan,
     Observer,
+    PutByWorker,
 )
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from gpu_manager.runtimes.workers.image_loads import send_image, spans_of
-from gpu_manager.worker import worker_orders
+from gpu_manager.worker import data_orders, worker_orders
+from gpu_manager.worker.merging.merge_records import Singly
 from torch_shim.errors import WireError
 
 log = logging.getLogger(__name__)
 
 # If the event loop wakes later than this, the loop itself was delayed: an answer may be unread.
+_REASONS = frozenset(map(str, Singly))  # the only ones that are counted
 _DELAYED_S = 0.05
 # A worker that ends sends functions what only it has.
 _LEAVING_S = 2.0
@@ -47,6 +54,9 @@ class Host(Protocol):
 
     def forget(self, model: "ModelInWorker") -> None:
         """The model has left the worker."""
+
+    async def heard(self) -> None:
+        """Wait until the worker's reports up to now have been handled, or it has ended."""
 
     async def assign(self, assign: worker_orders.Assign | None) -> None:
         """Wait until the worker is the tenant's, by this order; raise the error if it cannot be."""
@@ -195,11 +205,45 @@ class ModelInWorker:
 
     def hand_over(self, handle: str, size_bytes: int, descriptor: int) -> None:
         """Have the worker copy data to this memory."""
-        self._send(worker_orders.HandOver(self.number, handle, size_bytes), [descriptor])
+        self._send(data_orders.HandOver(self.number, handle, size_bytes), [descriptor])
 
     def withdraw(self, handle: str) -> None:
         """Have the worker let data go, which is in no later call's way."""
-        self._send(worker_orders.WithdrawData(self.number, handle))
+        self._send(data_orders.WithdrawData(self.number, handle))
+
+    def grant(self, node: str, size_bytes: int, pieces: int) -> None:
+        """Let functions put so much more without asking."""
+        before, behind = around_secret(node, self.id)
+        handle = before, SECRET_BYTES, behind
+        self._send(data_orders.GrantData(self.number, *handle, size_bytes, pieces))
+
+    def recall_grant(self) -> None:
+        """Let nothing more be put without asking; the worker says what is left."""
+        self._send(data_orders.RecallGrant(self.number))
+
+    async def heard(self) -> None:
+        """Wait until the worker's reports up to now have been handled, or it has ended."""
+        await self._host.heard()
+
+    def lend(self, handle: str) -> None:
+        """Have the worker let another process open data."""
+        self._send(data_orders.LendData(self.number, handle))
+
+    def given_back(self, handle: str) -> None:
+        """Another process uses data of the worker once less; also while the model leaves."""
+        if not self._closed.done():
+            self._worker.send_now(data_orders.DataGivenBack(self.number, handle))
+
+    def borrowed(self, handle: str, found: BorrowedByCall | None) -> None:
+        """Answer the worker's wish for another one's data."""
+        if found is None:
+            none = data_orders.DataBorrowed(self.number, handle, False, 0, 0, b"", b"", False)
+            self._send(none)
+            return
+        size_bytes, offset, token = found.lent.size_bytes, found.lent.offset, found.lent.token
+        place = self.number, handle, True, size_bytes, offset, token
+        descriptors = [] if found.lent.descriptor is None else [found.lent.descriptor]
+        self._send(data_orders.DataBorrowed(*place, found.about, found.same_gpu), descriptors)
 
     # -- how it leaves --------------------------------------------------------------------------
 
@@ -257,8 +301,8 @@ class ModelInWorker:
 
     # -- reports of the worker ------------------------------------------------------------------
 
-    def handle(self, order: worker_orders.WorkerOrder) -> None:
-        """Handle a report about this model."""
+    def handle(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
+        """Handle a report about this model; the caller closes the descriptors."""
         if isinstance(order, worker_orders.ImageLoaded):
             if not self._loaded.done():
                 self._loaded.set_result(order)
@@ -271,6 +315,11 @@ class ModelInWorker:
             self._observer.ran(
                 self, order.lease, order.batch, order.run_s, peak_bytes, order.calls, held_bytes
             )
+        elif isinstance(order, worker_orders.CallsMerged):
+            pairs = zip(order.reasons, order.singly, strict=False)
+            singly = {reason: times for reason, times in pairs if reason in _REASONS}
+            added = MergedSums(order.groups, order.calls, order.compared, singly)
+            self._observer.merged(self, added)
         elif isinstance(order, worker_orders.CallsClaimed):
             self._observer.claimed(self, order.lease, order.session)
         elif isinstance(order, worker_orders.CallsEnded):
@@ -278,10 +327,29 @@ class ModelInWorker:
             ending = self._ending.pop(order.lease, None)
             if ending is not None:
                 ending.set_result(None)
-        elif isinstance(order, worker_orders.HandedOver):
-            self._observer.handed_over(self, order.handle, done=order.done)
         elif isinstance(order, worker_orders.Pressure):
             self._pressures.start(self._relieve(order))
+        else:
+            self._handle_data(order, descriptors)
+
+    def _handle_data(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int]) -> None:
+        data = self._observer.data
+        if isinstance(order, data_orders.HandedOver):
+            data.handed_over(self, order.handle, done=order.done)
+        elif isinstance(order, data_orders.BorrowData):
+            data.wanted(self, order.handle)
+        elif isinstance(order, data_orders.DataGivenBack):
+            data.given_back(self, order.handle)
+        elif isinstance(order, data_orders.DataPut):
+            lifetime_s = order.lifetime_s[0] if order.lifetime_s else None
+            put = PutByWorker(
+                order.session, order.handle, order.size_bytes, order.about, lifetime_s
+            )
+            data.was_put(self, put)
+        elif isinstance(order, data_orders.GrantLeft):
+            data.grant_left(self, order.size_bytes, order.pieces)
+        elif isinstance(order, data_orders.DataLent):
+            data.lent(self, order.handle, _lent(order, descriptors))
 
     def _hurry(self) -> None:
         self._send(worker_orders.HurryLoad(self.number))
@@ -303,6 +371,14 @@ class ModelInWorker:
         relief = await self._observer.pressure(self, order.lease, order.need_bytes)
         limits = relief.limit_bytes, relief.together_bytes
         self._send(worker_orders.SetLimit(self.number, *limits, order.number, relief.retry))
+
+
+def _lent(order: data_orders.DataLent, descriptors: Sequence[int]) -> LentData | None:
+    """What the worker lends: memory by one descriptor, or by a token of a driver."""
+    if not order.done or len(descriptors) + bool(order.token) != 1:
+        return None
+    descriptor = descriptors[0] if descriptors else None
+    return LentData(order.size_bytes, order.offset, order.token, descriptor)
 
 
 async def _wait_within(answer: asyncio.Future[Any], grace_s: float) -> None:

@@ -16,8 +16,11 @@ import torch
 from gpu_manager.transfers.transfer_schedule import TransferRank
 from gpu_manager.worker.call_errors import CallRefused, ContextLost
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.channel_call import CallAnswer
+from gpu_manager.worker.calls.data_in_worker import MOST_HANDLE_CHARACTERS as MOST_HANDLE
 from gpu_manager.worker.calls.delivery import Delivery
-from gpu_manager.worker.calls.executor import CallAnswer, Executor
+from gpu_manager.worker.calls.executor import Executor
+from gpu_manager.worker.calls.granted_puts import GrantedPuts
 from gpu_manager.worker.calls.graph_call import read_call
 from gpu_manager.worker.device.worker_device import SharedArea
 from gpu_manager.worker.program.allowed_operators import OperatorTable
@@ -25,6 +28,7 @@ from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import ChannelState
 from gpu_manager.worker.program.inputs import NO_AREA
 from gpu_manager.worker.program.tensor_specs import bytes_of
+from gpu_manager.worker.shared_memory.borrowed_data import BorrowedData
 from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.programs import unpack
@@ -33,6 +37,7 @@ from torch_shim.wire.protocol import FailureKind, FrameKind, places_behind
 _F_GET_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1034, 2, 4
 _ARENA_SEALS = _F_SEAL_SHRINK | _F_SEAL_GROW
 _MOST_PROGRAMS = 1024
+_MOST_LIFETIME_S = 1e9  # the manager has a smaller bound
 _LEAVE_S = 2.0  # for sending what only the worker has, when it ends
 # What a program that passes the checks can still raise while it is built.
 _BUILD_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, SyntaxError, MemoryError)
@@ -77,6 +82,8 @@ class CallObservers(NamedTuple):
     ran: Callable[[int, CallAnswer], None]
     note: Callable[[str, str], None]  # and the trace that it is about, if that is known
     lost: Callable[[], object] = lambda: None  # the worker cannot use its GPU any more
+    borrow: Callable[[str], BorrowedData | None] = lambda _: None  # data of another worker
+    puts: GrantedPuts | None = None  # without asking the manager
 
 
 class ChannelServer:
@@ -194,25 +201,46 @@ class ChannelServer:
         self._wire.send(FrameKind.DONE, [])
 
     def _publish(self, frame: Frame) -> None:
+        kept, puts = self._state.kept, self._reports.puts
+        answer: list[Any] = []
         match frame.meta:
             case [int(key), int(epoch), str(handle), bytes(about)]:
-                self._executor.data.publish(self._state.kept, key, epoch, handle, about)
+                self._executor.data.publish(kept, key, epoch, handle, about)
+            case [int(key), int(epoch), bytes(about), *lifetime] if _is_lifetime(lifetime):
+                if puts is None:
+                    raise CallRefused(FailureKind.NO_ROOM, "the manager has to be asked")
+                answer.append(puts.put(self._session, kept, key, epoch, about, lifetime))
             case _:
-                detail = "PUBLISH is a key, an epoch, a handle and a description"
+                detail = "PUBLISH is a key, an epoch, a handle or a lifetime, and a description"
                 raise CallRefused(FailureKind.BAD_FRAME, detail)
-        self._wire.send(FrameKind.DONE, [])
+        self._wire.send(FrameKind.DONE, answer)
 
     def _take(self, frame: Frame) -> None:
         data, kept = self._executor.data, self._state.kept
         answer: list[Any] = []
         match frame.meta, frame.descriptors:
             case [str(handle), int(key)], ():
-                answer += data.take(kept, handle, key)
+                answer += self._take_by_handle(handle, key)
             case [int(key), int(start), int(size_bytes)], (descriptor,):
                 data.take_file(kept, descriptor, key, start, size_bytes)
             case _:
                 raise CallRefused(FailureKind.BAD_FRAME, "TAKE names data by handle or in a file")
         self._wire.send(FrameKind.DONE, answer)
+
+    def _take_by_handle(self, handle: str, key: int) -> tuple[int, bytes]:
+        data, kept = self._executor.data, self._state.kept
+        try:
+            return data.take(kept, handle, key)
+        except CallRefused as refused:
+            elsewhere = refused.failure is FailureKind.NO_DATA and len(handle) <= MOST_HANDLE
+            borrowed = self._reports.borrow(handle) if elsewhere else None
+            if borrowed is None:
+                raise
+        try:
+            return data.take_borrowed(kept, borrowed, key)
+        finally:
+            if borrowed.lent.descriptor >= 0:
+                os.close(borrowed.lent.descriptor)
 
     def _define(self, frame: Frame) -> None:
         match frame.meta:
@@ -301,6 +329,15 @@ def _lost_context(error: BaseException | None) -> ContextLost | None:
     while error is not None and not isinstance(error, ContextLost):
         error = error.__context__
     return error
+
+
+def _is_lifetime(found: list[Any]) -> bool:
+    """Whether it is none, or some seconds."""
+    match found:
+        case [] | [float()]:
+            return all(0 <= seconds <= _MOST_LIFETIME_S for seconds in found)
+        case _:
+            return False
 
 
 def _map_arena(descriptor: int, size_bytes: int) -> memoryview:

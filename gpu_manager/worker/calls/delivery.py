@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from gpu_manager.worker.calls.executor import CallAnswer
+from gpu_manager.worker.calls.channel_call import CallAnswer
 from gpu_manager.worker.device.worker_device import WorkerDevice
 from gpu_manager.worker.shared_memory.result_files import LEAST_BYTES, ResultFiles, make_file
 from torch_shim.wire.protocol import places_behind

@@ -13,8 +13,8 @@ from gpu_manager.worker.program.tensor_specs import DTYPES
 from torch_shim.wire.arithmetic import Arithmetic, read_arithmetic
 from torch_shim.wire.protocol import FailureKind
 
-_OPTIONAL = [None, None, None, None, "", None, None]  # what a field that is left out is
-_CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5, 6, 7)
+_OPTIONAL = [None, None, None, None, "", None, None, False]  # what a field that is left out is
+_CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5, 6, 7, 8)
 _TRACE_CHARACTERS = 128
 
 
@@ -34,7 +34,7 @@ class Residents(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How a call is to be run."""
+    """How a call is to be run. One that `repeats` another was in a worker that died."""
 
     autocast: tuple[torch.dtype, bool] | None
     rng: bytes | None
@@ -43,6 +43,7 @@ class Options(NamedTuple):
     trace: str = ""
     arithmetic: Arithmetic = Arithmetic()
     residents: Residents | None = None
+    repeats: bool = False
 
     def mode(self) -> Mode:
         """What of it changes the numbers that a program computes."""
@@ -79,8 +80,8 @@ def read_call(meta: Any, channel: ChannelState) -> GraphCall:
 def read_options(options: Any) -> Options:
     """Check a call's options."""
     if not isinstance(options, list) or len(options) not in _OPTION_FIELDS:
-        raise CallRefused(FailureKind.BAD_FRAME, "options have four to seven fields")
-    autocast, rng, keys, default, trace, sent, stay = options + _OPTIONAL[len(options) :]
+        raise CallRefused(FailureKind.BAD_FRAME, "options have four to eight fields")
+    autocast, rng, keys, default, trace, sent, stay, repeats = options + _OPTIONAL[len(options) :]
     arithmetic = Arithmetic() if sent is None else read_arithmetic(sent)
     if arithmetic is None:
         raise CallRefused(FailureKind.BAD_FRAME, f"no settings of arithmetic: {sent!r:.80}")
@@ -95,7 +96,10 @@ def read_options(options: Any) -> Options:
     if not isinstance(keys, list) or not _are_numbers(keys):
         raise CallRefused(FailureKind.BAD_FRAME, "keys are numbers")
     dtype = torch.float32 if default is None else _dtype(default)
-    return Options(autocast, rng, keys, dtype, trace, arithmetic, _read_residents(stay))
+    if type(repeats) is not bool:
+        raise CallRefused(FailureKind.BAD_FRAME, "a call repeats another one or does not")
+    stays = _read_residents(stay)
+    return Options(autocast, rng, keys, dtype, trace, arithmetic, stays, repeats)
 
 
 def _read_residents(sent: Any) -> Residents | None:

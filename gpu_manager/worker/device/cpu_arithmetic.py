@@ -8,15 +8,17 @@ import ctypes
 import mmap
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
 
 from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.transfer_schedule import TransferRank
-from gpu_manager.worker.call_errors import OutOfMemory
+from gpu_manager.worker.call_errors import CallRefused, CannotBorrow, OutOfMemory
 from gpu_manager.worker.device.image_file import ImageFile
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.device.pool.pool_floor import SharedPool
@@ -24,6 +26,9 @@ from gpu_manager.worker.device.pool.pooled_memory import PooledMemory
 from gpu_manager.worker.device.process_memory import EmulatedMemory, ProcessMemory
 from gpu_manager.worker.device.shares.thread_share import ThreadShare
 from gpu_manager.worker.device.worker_device import WorkRecorder
+from gpu_manager.worker.shared_memory.lent_files import LentFile, LentFiles
+from gpu_manager.worker.shared_memory.lent_memory import read_file
+from gpu_manager.worker.shared_memory.lent_storage import Borrowed, LentStorage, Loan
 
 Result = TypeVar("Result")
 
@@ -36,6 +41,7 @@ class CpuArithmetic:
     """A GPU for one model, or for all models of a process until they have parts of their own."""
 
     keeps_memory = False
+    borrowers_copy = False  # who maps memory keeps its pages
 
     def __init__(
         self,
@@ -62,6 +68,9 @@ class CpuArithmetic:
         self._library = library
         self._shared: SharedPool | None = None
         self._weights_bytes = 0
+        self._lent_bytes = 0
+        self._lending = threading.Lock()
+        self._lent_files = LentFiles()
         self._limit_bytes = 0
         self._all_threads = all_threads or torch.get_num_threads()
         self._share = ThreadShare(1.0, self._all_threads)
@@ -97,8 +106,8 @@ class CpuArithmetic:
         return self._context_bytes + self._memory.used_bytes()
 
     def used_bytes(self) -> int:
-        """Weights, the context, and memory above what the process began with."""
-        return self._weights_bytes + self.overhead_bytes()
+        """Weights, what is lent, the context, and memory above what the process began with."""
+        return self._weights_bytes + self._lent_bytes + self.overhead_bytes()
 
     def held_bytes(self) -> int:
         """Weights and what calls have left, of a part; 0 for a model that is alone."""
@@ -115,7 +124,8 @@ class CpuArithmetic:
     def limit(self, limit_bytes: int) -> None:
         """Have a call that asks for too much fail at once."""
         self._limit_bytes = limit_bytes
-        self._memory.limit(max(0, limit_bytes - self._weights_bytes - self._context_bytes))
+        elsewhere_bytes = self._weights_bytes + self._lent_bytes + self._context_bytes
+        self._memory.limit(max(0, limit_bytes - elsewhere_bytes))
 
     def release(self) -> None:
         """Give free pages back."""
@@ -207,6 +217,45 @@ class CpuArithmetic:
             raise
         return copied
 
+    def lend(self, storage: torch.UntypedStorage) -> Loan | None:
+        """Move it to memory of a file, which others map too; it counts as the device's still."""
+        size_bytes = storage.nbytes()
+        file = self._lent_files.take(size_bytes)
+        try:
+            moved = file.moved(storage)
+        except BaseException:
+            os.close(file.descriptor)
+            raise
+        self._count_lent(size_bytes)
+        self.limit(self._limit_bytes)  # the mapping takes addresses
+        lent = LentStorage(size_bytes, 0, b"", file.descriptor)
+        return Loan(lent, moved, partial(self._end_loan, file, size_bytes))
+
+    def _end_loan(self, file: LentFile, size_bytes: int) -> None:
+        self._count_lent(-size_bytes)
+        file.leave()
+
+    def _count_lent(self, more_bytes: int) -> None:
+        with self._lending:
+            self._lent_bytes += more_bytes
+
+    def open_lent(self, lent: LentStorage, *, same_gpu: bool) -> Borrowed:
+        """The lender's memory itself, if it is of this GPU; from another one a copy."""
+        if lent.descriptor < 0 or lent.token:
+            raise CannotBorrow("an emulated GPU has no memory that a driver knows")
+        try:
+            memory, is_mapped = read_file(lent.descriptor, lent.offset, lent.size_bytes)
+        except CallRefused as error:
+            raise CannotBorrow(error.detail) from error
+        if not is_mapped:
+            raise CannotBorrow("memory that its lender could shrink")
+        self.limit(self._limit_bytes)  # as above
+        if not same_gpu:
+            return Borrowed(self.receive(memory, lent.offset, lent.size_bytes), in_place=False)
+        part = memory[lent.offset :]
+        found = torch.frombuffer(part, dtype=torch.uint8, count=lent.size_bytes)
+        return Borrowed(found.untyped_storage(), in_place=True)
+
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do the work, watching the process's highest anonymous memory if asked to."""
         if measure:
@@ -260,7 +309,8 @@ class CpuArithmetic:
             raise OutOfMemory(max(need, self._limit_bytes + 1), str(error)) from error
 
     def _peak_bytes(self) -> int:
-        return self._weights_bytes + self._context_bytes + self._memory.peak_bytes()
+        elsewhere_bytes = self._weights_bytes + self._lent_bytes + self._context_bytes
+        return elsewhere_bytes + self._memory.peak_bytes()
 
 
 def _part(whole: torch.UntypedStorage, offset: int, size: int) -> torch.UntypedStorage:

@@ -20,6 +20,8 @@ from gpu_manager.worker.device.image_file import ImageFile
 from gpu_manager.worker.device.shares.sm_partitions import SmPartition, SmPartitions
 from gpu_manager.worker.device.staged_copy import StagingBuffers
 from gpu_manager.worker.device.worker_device import WorkRecorder
+from gpu_manager.worker.shared_memory.lent_on_gpu import begin_copy, lend_on_gpu
+from gpu_manager.worker.shared_memory.lent_storage import Borrowed, LentStorage, Loan
 
 Result = TypeVar("Result")
 
@@ -45,6 +47,7 @@ class CudaContext:
 
     refill = None  # inputs leave the GPU with their call
     keeps_memory = True
+    borrowers_copy = True
 
     def __init__(
         self,
@@ -251,6 +254,23 @@ class CudaContext:
             size = storage.nbytes()
             there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
             return there.copy_(storage, non_blocking=False)
+
+    def lend(self, storage: torch.UntypedStorage) -> Loan | None:
+        """The storage's allocation, by the driver's name for it."""
+        return lend_on_gpu(self._runtime, storage)
+
+    def open_lent(self, lent: LentStorage, *, same_gpu: bool) -> Borrowed:
+        """A copy, from GPU to GPU."""
+        size = lent.size_bytes
+        with self._faults_told(), self.link.copying_input(0 if same_gpu else size, self._wait):
+            there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
+            stream = self._cuda.current_stream(self.device).cuda_stream
+            begin = begin_copy(self._runtime, lent, there, stream)
+            try:
+                self._wait()
+            finally:
+                self._runtime.close_lent(begin)
+            return Borrowed(there, in_place=False)
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do the work and wait for the GPU."""

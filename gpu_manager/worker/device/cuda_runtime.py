@@ -12,13 +12,24 @@ SUCCESS = 0
 # Flags of cudaHostRegister, and the attribute that says whether the last one is supported.
 PORTABLE, READ_ONLY = 1, 8
 _READ_ONLY_SUPPORTED = 113
+# Of memory that another process lends: its name's size, access from another GPU, where copies go.
+TOKEN_BYTES = 64
+_PEER_ACCESS, _BY_ADDRESS = 1, 4
+
+
+class _Token(ctypes.Structure):
+    """The driver's name for an allocation, by which other processes open it."""
+
+    _fields_ = (("content", ctypes.c_char * TOKEN_BYTES),)
 
 
 class CudaRuntime:
     """CUDA's runtime as this process has loaded it; without one nothing can be pinned."""
 
-    def __init__(self, library: Any = None) -> None:
+    def __init__(self, library: Any = None, driver: Any = None) -> None:
+        """`driver` is the library below the runtime, which alone knows where allocations begin."""
         self._library = library
+        self._driver = driver
 
     def pin(self, address: int, size: int, flags: int = PORTABLE) -> bool:
         """Whether these pages of the host are pinned now; they stay as they are where not."""
@@ -42,6 +53,49 @@ class CudaRuntime:
         )
         return self._done(asked) and value.value == 1
 
+    def allocation_of(self, address: int) -> tuple[int, int] | None:
+        """Where the allocation begins in which this address of the GPU lies, and its size."""
+        if self._driver is None or not address:
+            return None
+        begin, size = ctypes.c_uint64(0), ctypes.c_size_t(0)
+        places = ctypes.byref(begin), ctypes.byref(size), ctypes.c_uint64(address)
+        if self._driver.cuMemGetAddressRange_v2(*places) != SUCCESS:
+            return None
+        return begin.value, size.value
+
+    def lend(self, begin: int) -> bytes | None:
+        """A name by which another process of this machine opens this allocation."""
+        if self._library is None:
+            return None
+        token = _Token()
+        asked = self._library.cudaIpcGetMemHandle(ctypes.byref(token), ctypes.c_void_p(begin))
+        return bytes(token) if self._done(asked) else None
+
+    def open_lent(self, token: bytes) -> int | None:
+        """Where another process's allocation begins here, be it on another GPU; None if it cannot
+        be opened."""
+        if self._library is None or len(token) != TOKEN_BYTES:
+            return None
+        address = ctypes.c_void_p(0)
+        named = _Token.from_buffer_copy(token)
+        opened = self._library.cudaIpcOpenMemHandle(
+            ctypes.byref(address), named, ctypes.c_uint(_PEER_ACCESS)
+        )
+        return address.value if self._done(opened) else None
+
+    def close_lent(self, begin: int) -> None:
+        """Undo `open_lent`."""
+        if self._library is not None:
+            self._done(self._library.cudaIpcCloseMemHandle(ctypes.c_void_p(begin)))
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> bool:
+        """Whether a copy between addresses of GPUs is on its way, on this stream."""
+        if self._library is None:
+            return False
+        places = ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(size)
+        how = ctypes.c_int(_BY_ADDRESS), ctypes.c_void_p(stream)
+        return self._done(self._library.cudaMemcpyAsync(*places, *how))
+
     def clear_error(self) -> int:
         """Take back the error that this thread's last failed call has left; its number."""
         return SUCCESS if self._library is None else int(self._library.cudaGetLastError())
@@ -55,10 +109,19 @@ class CudaRuntime:
 def loaded_runtime() -> CudaRuntime:
     """The library that torch has loaded: another copy of it would have errors of its own."""
     whole = ctypes.CDLL(None)
+    driver = _loaded_driver()
     if hasattr(whole, "cudaGetLastError"):
-        return CudaRuntime(whole)
+        return CudaRuntime(whole, driver)
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         path = line.partition("/")
         if "libcudart" in path[2]:
-            return CudaRuntime(ctypes.CDLL(f"/{path[2]}"))
+            return CudaRuntime(ctypes.CDLL(f"/{path[2]}"), driver)
     return CudaRuntime()
+
+
+def _loaded_driver() -> Any:
+    """The driver's library; None on a machine without one."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None

@@ -11,6 +11,7 @@ import torch
 from gpu_manager.worker.call_errors import OutOfMemory
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.shared_memory.lent_storage import Borrowed, LentStorage
 
 Result = TypeVar("Result")
 
@@ -114,6 +115,11 @@ class CudaStream(CudaContext):
         """A copy in the model's pool."""
         with self._mine():
             return super().duplicate(storage)
+
+    def open_lent(self, lent: LentStorage, *, same_gpu: bool) -> Borrowed:
+        """A copy in the model's pool."""
+        with self._mine():
+            return super().open_lent(lent, same_gpu=same_gpu)
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do the work on the model's stream, and wait for that stream alone."""

@@ -8,6 +8,7 @@ import torch
 from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.transfer_schedule import TransferRank
 from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.shared_memory.lent_storage import Borrowed, LentStorage, Loan
 
 Result = TypeVar("Result")
 Refill = Callable[[torch.UntypedStorage, memoryview, int, int], None]
@@ -43,6 +44,7 @@ class WorkerDevice(Protocol):
     recorder: "WorkRecorder | None"  # where work can be recorded and replayed
     link: DeviceLink  # which everything passes between the process and the GPU
     keeps_memory: bool  # whether memory that a call took stays with the process for the next one
+    borrowers_copy: bool  # whether what is lent has to stay where it is until it is given back
 
     def warm(self) -> None:
         """Do ahead what the first use would have to do."""
@@ -121,6 +123,19 @@ class WorkerDevice(Protocol):
 
     def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A copy of a storage of the device; OutOfMemory where there is no room for it."""
+
+    def lend(self, storage: torch.UntypedStorage) -> Loan | None:
+        """Let other processes open a storage of the device, which nobody writes to meanwhile.
+
+        None where it cannot be had by others.
+        """
+
+    def open_lent(self, lent: LentStorage, *, same_gpu: bool) -> Borrowed:
+        """A storage that another process lends, or a copy of it on this device.
+
+        CannotBorrow where it is none, or no way leads there; OutOfMemory where there is no room.
+        """
+        ...
 
     @property
     def refill(self) -> Refill | None:

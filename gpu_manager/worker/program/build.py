@@ -62,6 +62,8 @@ class BuiltProgram:
         self.inputs = program.inputs
         self.random = program.random
         self.steps = len(program.steps)
+        self.operators = frozenset(step.operator for step in program.steps)
+        self.has_parts = bool(program.parts)
         # Whether it reads large inputs where the function has them; a GPU has a copy in any case.
         self.reads_only = may_borrow(program)
         self.borrows = table.device.type == "cpu" and self.reads_only

@@ -23,7 +23,7 @@ class InputStorage:
     in the `image` of a model's weights, or in the area if there is no image.
     """
 
-    __slots__ = ("epoch", "image", "key", "parked", "place", "shared", "storage")
+    __slots__ = ("epoch", "image", "key", "parked", "place", "shared", "storage", "use")
 
     def __init__(
         self,
@@ -34,7 +34,10 @@ class InputStorage:
         place: tuple[int, int] = (0, 0),
         *,
         shared: bool = False,
+        use: object = None,
     ) -> None:
+        """`use` is kept as long as this: it ends the use of borrowed memory."""
+        self.use = use
         self.storage = storage
         self.key = key
         self.epoch = epoch
@@ -226,6 +229,7 @@ class Binding:
         self.given = given
         self.positions = positions_of(given)
         self.gone = False
+        self.likeness = 0  # a number that bindings of the same tensors have in common, once known
 
     def keeps(self, key: int) -> bool:
         """Whether one of the inputs is the kept storage of this name."""

@@ -183,6 +183,7 @@ class InputReader:
                 held.shared = False  # it is a copy
             elif held.shared and not self._reads_only:
                 held.storage, held.shared = self._device.duplicate(held.storage), False
+                held.use = None
             return held
         if kind == _AREA and len(source) == _AREA_FIELDS:
             return self._sent(self._area, *rest)

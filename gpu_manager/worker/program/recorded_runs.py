@@ -105,7 +105,7 @@ class Graphs:
         self._runs.clear()
 
     def _step_by_step(self, program: BuiltProgram, inputs: Inputs, mode: Mode) -> ProgramRun:
-        with _computing(self._device, mode):
+        with computing(self._device, mode):
             return ProgramRun(program.run(inputs.values, program.constants), {}, lasting=True)
 
     def _watched(self, key: Any, program: BuiltProgram, inputs: Inputs, mode: Mode) -> ProgramRun:
@@ -135,7 +135,7 @@ class Graphs:
                 storage = stand_ins[id(entry.held)] = entry.held.storage.clone()  # type: ignore[no-untyped-call] # torch gives it no types
             values[entry.position] = view(storage, entry.spec)
             positions.setdefault(identity(storage), entry.position)
-        with _computing(self._device, mode):
+        with computing(self._device, mode):
             recording, outputs = recorder.record(lambda: program.run(values, program.constants))
         run = ProgramRun(outputs, positions, lasting=False)
         reads = (binding, program.constants)
@@ -153,7 +153,8 @@ class Graphs:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
 
-def _computing(device: WorkerDevice, mode: Mode) -> AbstractContextManager[object]:
+def computing(device: WorkerDevice, mode: Mode) -> AbstractContextManager[object]:
+    """In which a program computes as this mode says."""
     if mode.autocast is None:
         return _AS_IT_IS
     dtype, cache = mode.autocast

@@ -14,7 +14,18 @@ from gpufaas.output.request_text import rest_text
 from gpufaas.remote.manager_admin import default_address, request_admin
 from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
 
-_HEAD = ("MODEL", "FUNCTIONS", "WHERE", "RUNTIME", "BYTES", "SINCE", "USES", "LAST USED", "PINNED")
+_HEAD = (
+    "MODEL",
+    "FUNCTIONS",
+    "WHERE",
+    "RUNTIME",
+    "BYTES",
+    "SINCE",
+    "USES",
+    "MERGED",
+    "LAST USED",
+    "PINNED",
+)
 _CLUSTER_HEAD = (
     "MODEL",
     "NEEDS",
@@ -131,9 +142,18 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
         format_size(row["bytes"] or row["weights_bytes"]),
         _ago(row["since"]),
         str(row["uses"]),
+        _merged(row),
         _ago(row["used"]) if row["uses"] else "-",
         "yes" if row["pinned"] else "",
     )
+
+
+def _merged(row: dict[str, Any]) -> str:
+    """Concurrent calls that ran as one, as in `96 in 4`, and why most others did not."""
+    found = row.get("merged") or {}
+    reasons = found.get("singly") or {}
+    merged = [f"{found['calls']} in {found['groups']}"] if found.get("groups") else []
+    return ", ".join([*merged, *sorted(reasons, key=reasons.__getitem__)[-1:]]) or "-"
 
 
 def _ago(moment_s: float | None) -> str:

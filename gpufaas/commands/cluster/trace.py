@@ -19,6 +19,8 @@ _PATH = "/system/traces"
 _REQUEST = "gpufaas.request"
 # The attributes of a span that are shown, and their texts.
 _WORDS: Sequence[tuple[str, str]] = (
+    ("gpufaas.stage", "stage {}"),
+    ("gpufaas.skipped", "skipped: {}"),
     ("http.response.status_code", "status {}"),
     ("gpufaas.running", "still running"),
     ("gpufaas.first_byte_s", "first byte after {:ms}"),

@@ -140,7 +140,11 @@ async def test_our_labels_stay_here_and_answers_have_them(tmp_path: Path) -> Non
         assert (await world.near.get("/system/functions")).body == [shown]
         known = world.near.gateway.functions.by_id(F)
         assert known is not None
-        assert (known.options.scale_max, known.options.batch, known.options.gpu) == (3, 2, True)
+        assert (known.options.scale_max, known.options.wishes.merged, known.options.gpu) == (
+            3,
+            2,
+            True,
+        )
 
 
 async def test_only_gpu_functions_are_injected_and_nobody_is_shown_what(tmp_path: Path) -> None:
@@ -174,7 +178,7 @@ async def test_a_restart_knows_everything_and_renews_what_was_injected(tmp_path:
             assert world.memory.running[FunctionId("openfaas-fn", "plain")] is before
             known = again.functions.by_path(b"plain")
             assert known is not None
-            assert known.options.batch == 7
+            assert known.options.wishes.merged == 7
 
 
 async def test_deploying_again_without_saying_so_replaces(tmp_path: Path) -> None:

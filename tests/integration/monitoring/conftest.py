@@ -27,6 +27,15 @@ _SIGNS = (
 )
 
 
+_TWICE = """
+workflow: twice
+slo_ms: 10000
+stages:
+  once: {function: greets}
+  again: {function: greets, after: once}
+"""
+
+
 @dataclass(frozen=True)
 class Watched:
     """A stack, who watches it, and where its processes show their metrics."""
@@ -70,6 +79,8 @@ def _load(up: Stack, watching: Prometheus) -> None:
     """Calls of a plain function and of one on a GPU, at once and later, over several scrapes."""
     rest = Rest(up)
     rest.deploy("greets", annotations={**write(up.work, "greets", GREETING), **PLAIN})
+    login = ("admin", up.password)
+    assert rest.http.post("/system/workflows", content=_TWICE, auth=login).status_code == 202
     _gpu_function(rest, up.work, "first")
     _gpu_function(rest, up.work, "second")
     end_s = time.monotonic() + PATIENCE_S
@@ -78,6 +89,7 @@ def _load(up: Stack, watching: Prometheus) -> None:
             answer = rest.call(name, "you")
             assert answer.status_code == 200, f"{answer.text}\n{up.said()}"
         rest.http.post("/async-function/greets", content="later")
+        assert rest.http.post("/workflow/twice", content="you").status_code == 200
         rest.call("nobody")
         time.sleep(0.3)
     wait_until(lambda: not leases(up), "every lease has ended")

@@ -12,8 +12,10 @@ import torch
 
 from common.liveness import LivenessTimes
 from gpu_manager.runtimes.chosen_runtime import ChosenRuntime
+from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
+from gpu_manager.runtimes.staying_data import NoStayingData
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from gpu_manager.worker.device.pool.pool_build import pool_library
 from tests.kit.waiting import AsyncCondition, eventually
@@ -43,12 +45,13 @@ class Watcher:
     def __init__(self) -> None:
         self.runs: list[tuple[int, int, float, int]] = []
         self.claims: list[tuple[int, str]] = []
-        self.handed_over_data: list[tuple[str, bool]] = []
+        self.data = NoStayingData()
         self.deaths: list[tuple[str, str]] = []
         self.lost: list[tuple[EmptyHost, str]] = []
         self.pressures: list[tuple[int, int]] = []
         self.relief = PressureAnswer(0, retry=False)
         self.held_bytes = 0  # of the last report
+        self.merges = MergedSums()
 
     def ran(
         self,
@@ -64,6 +67,10 @@ class Watcher:
         self.held_bytes = held_bytes
         self.runs.append((lease, batch, run_s, peak_bytes))
 
+    def merged(self, hosted: HostedModel, added: MergedSums) -> None:
+        del hosted
+        self.merges = self.merges.plus(added)
+
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
         del hosted
         self.claims.append((lease, session))
@@ -72,10 +79,6 @@ class Watcher:
         del hosted
         self.pressures.append((lease, need_bytes))
         return self.relief
-
-    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
-        del hosted
-        self.handed_over_data.append((handle, done))
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         self.deaths.append((hosted.order.model, cause))

@@ -31,7 +31,7 @@ def test_credential_names_its_function_when_the_secret_is_the_same() -> None:
 
 def test_a_credential_carries_what_the_deployment_wishes() -> None:
     credentials = FunctionCredentials(fresh_secret())
-    wishes = GpuWishes("stream", 0.25)
+    wishes = GpuWishes("stream", 0.25, 12)
     asked = FunctionIdentity("team-a", "resnet", wishes)
 
     found = credentials.identify(credentials.issue(asked))

@@ -1,12 +1,15 @@
 """Calls of GPU functions: their leases, their headers, and the release of their leases."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway_ext.calls.invoke import Streamed
+from gateway_ext.calls.call_limits import CallPart
+from gateway_ext.calls.invoke import Streamed, close_body
 from gateway_ext.calls.learned_models import Learned
+from gateway_ext.errors import TimedOut
 from gateway_ext.model import Deployment, FunctionId
 from scheduler.model.errors import (
     CallerNotAllowed,
@@ -54,7 +57,7 @@ async def test_gpu_call_is_given_a_lease_for_the_models_of_the_call_before() -> 
         (request,) = gateway.leases.asked
         assert (request.id, request.function) == (answer.header("x-call-id"), "openfaas-fn/echo")
         assert request.models == ("openfaas-fn/" + 20 * "b",)
-        assert (request.priority, request.batch, request.slo_s) == (3, 4, 2.0)
+        assert (request.priority, request.batch, request.slo_s) == (3, 1, 2.0)
         assert request.deadline_s is not None
         await eventually(lambda: gateway.leases.released == [1])
 
@@ -288,3 +291,25 @@ def test_only_models_that_every_recent_call_used_are_expected() -> None:
     assert [expected_after(both) for _ in range(4)] == [["e"], ["e"], ["e"], ["b", "e"]]
     assert expected_after("no digest") == ["b", "e"]
     assert expected_after(64 * "c") == []
+
+
+async def test_stage_of_a_workflow_is_asked_for_with_its_names_and_its_time() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake, slo="2s", timeout="9s")
+        part = CallPart("w.openfaas-fn", "first", within_s=3.0, slo_s=0.5)
+        answer = await gateway.invoke.direct("POST", b"/function/echo", b"", [], b"", part)
+        assert answer.status == 200
+        await close_body(answer.body)
+        (request,) = gateway.leases.asked
+        assert (request.application, request.stage) == ("w.openfaas-fn", "first")
+        assert (request.slo_s, request.max_wait_s) == (0.5, 3.0)
+        assert request.deadline_s is not None
+        assert request.deadline_s <= time.monotonic() + 3.0
+
+
+async def test_stage_waits_for_a_start_no_longer_than_it_may_take() -> None:
+    async with a_gateway() as gateway:
+        gateway.deploy(a_deployment("9s"), wanted=0)
+        part = CallPart("w", "first", within_s=0.05)
+        with pytest.raises(TimedOut, match=r"0\.05 s"):
+            await gateway.invoke.direct("POST", b"/function/echo", b"", [], b"", part)

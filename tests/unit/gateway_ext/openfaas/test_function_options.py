@@ -29,6 +29,11 @@ def test_a_plain_function_has_the_default_options() -> None:
     assert function_options.of(deployment()) == function_options.FunctionOptions()
 
 
+@pytest.mark.parametrize(("text", "merged"), [("off", 1), (" Default ", 0), ("1", 1), ("12", 12)])
+def test_the_most_calls_that_run_as_one_are_read(text: str, merged: int) -> None:
+    assert ours(batch=text).wishes == GpuWishes(merged=merged)
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -88,7 +93,7 @@ def test_our_annotations_are_read() -> None:
     ) == function_options.FunctionOptions(
         models=("a", "b"),
         memory_bytes=2 << 30,
-        batch=8,
+        wishes=GpuWishes(merged=8),
         slo_s=0.25,
         priority=-3,
         retry=True,
@@ -143,7 +148,7 @@ def test_a_minimum_of_zero_is_one_since_going_to_zero_has_a_label_of_its_own() -
 
 def test_an_annotation_goes_before_a_label() -> None:
     given = deployment(labels={"com.gpufaas.batch": "2"}, annotations={"com.gpufaas.batch": "4"})
-    assert function_options.of(given).batch == 4
+    assert function_options.of(given).wishes.merged == 4
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from cache_manager.model.ids import MIB, GpuId
 from gpu_manager.devices.gpu_device import HealthEvent
-from gpu_manager.node.device_watch import DeviceWatch
+from gpu_manager.node.watch.device_watch import DeviceWatch
 from scheduler.api import MemoryPressure
 from testbed.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import GPU, World, world

@@ -14,6 +14,8 @@ from torch_shim.wire.protocol import (
     ARITHMETIC,
     FILES,
     LATER_REQUESTS,
+    LENDING,
+    REPEATS,
     RESIDENTS,
     SIZES,
     TRACE,
@@ -74,6 +76,8 @@ async def test_manager_says_that_its_workers_take_traces_and_takes_one_itself() 
             RESIDENTS,
             FILES,
             AHEAD,
+            REPEATS,
+            LENDING,
         ]
         await client.upload(image)
         answer, ends = await client.acquire(image.digest, trace=SAID)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.worker import worker_orders
+from gpu_manager.worker import data_orders, worker_orders
 from torch_shim.errors import BadFrame
 from torch_shim.wire.protocol import FrameKind, pack_frame, read_header, unpack_meta
 
@@ -23,6 +23,7 @@ EXAMPLES: list[worker_orders.WorkerOrder] = [
         arriving=True,
         shared=False,
         gpu_share=0.25,
+        merged=8,
         together_bytes=1 << 31,
         ahead=True,
     ),
@@ -41,9 +42,19 @@ EXAMPLES: list[worker_orders.WorkerOrder] = [
     worker_orders.Pressure(1, 1, 2, 3),
     worker_orders.Note("text", ""),
     worker_orders.HurryLoad(1),
-    worker_orders.HandOver(1, "node.handle", 1 << 20),
-    worker_orders.HandedOver(1, "node.handle", True),
-    worker_orders.WithdrawData(1, "node.handle"),
+    worker_orders.CallsMerged(1, 2, 24, 6, ["slower", "left_over"], [3, 4]),
+    data_orders.HandOver(1, "node.handle", 1 << 20),
+    data_orders.HandedOver(1, "node.handle", True),
+    data_orders.WithdrawData(1, "node.handle"),
+    data_orders.LendData(1, "node.handle"),
+    data_orders.DataLent(1, "node.handle", True, 1 << 20, 512, b"token"),
+    data_orders.BorrowData(1, "node.handle"),
+    data_orders.DataBorrowed(1, "node.handle", True, 1 << 20, 512, b"", b"about", True),
+    data_orders.DataGivenBack(1, "node.handle"),
+    data_orders.GrantData(1, "node.", 21, "work", 1 << 20, 16),
+    data_orders.RecallGrant(1),
+    data_orders.GrantLeft(1, 1 << 20, 16),
+    data_orders.DataPut(1, "team/f/s", "node.handle", 1 << 20, b"about", [0.5]),
     worker_orders.BytesMoved([[1.0, 0.5], [0.0, 0.0], [2.0, 0.0]], []),
     worker_orders.Fork(1),
     worker_orders.Forked(1, 4711),

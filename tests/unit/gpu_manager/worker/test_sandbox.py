@@ -22,6 +22,9 @@ class Nobody:
     def ran(self, *_: Any) -> None:
         pass
 
+    def merged(self, *_: Any) -> None:
+        pass
+
     def context_lost(self, *_: Any) -> None:
         """Nobody empties it."""
 

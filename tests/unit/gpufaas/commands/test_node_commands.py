@@ -161,9 +161,20 @@ def test_table_has_a_line_for_each_model_and_gpu() -> None:
     assert head.split()[:3] == ["MODEL", "FUNCTIONS", "WHERE"]
     assert first.split() == [
         "team/0123456789", "reader", "node/cpu:0", "stream", "100", "MiB",
-        "2.0", "h", "3", "5", "s", "yes",
+        "2.0", "h", "3", "-", "5", "s", "yes",
     ]  # fmt: skip
-    assert second.split() == ["team/0123456789", "reader", "host", "-", "98", "MiB", "-", "0", "-"]
+    assert second.split() == [
+        "team/0123456789",
+        "reader",
+        "host",
+        "-",
+        "98",
+        "MiB",
+        "-",
+        "0",
+        "-",
+        "-",
+    ]
 
 
 def test_share_of_a_gpu_is_shown_with_the_runtime() -> None:
@@ -171,6 +182,13 @@ def test_share_of_a_gpu_is_shown_with_the_runtime() -> None:
     assert "stream, 12.5 % of the GPU" in table([row])
     assert "stream of 3, 12.5 % of the GPU" in table([row | {"process_models": 3}])
     assert "%" not in table([row | {"gpu_share": 1.0}])
+
+
+def test_calls_that_ran_as_one_are_shown_with_the_reason_of_most_others() -> None:
+    row = ROW | {"runtime": "process", "since": time.time(), "used": time.time()}
+    merged = {"groups": 4, "calls": 96, "compared": 8, "singly": {"left_over": 2, "slower": 9}}
+    assert "96 in 4, slower" in table([row | {"merged": merged}])
+    assert " slower " in table([row | {"merged": merged | {"groups": 0, "calls": 0}}])
 
 
 def test_sums_are_over_all_processes() -> None:

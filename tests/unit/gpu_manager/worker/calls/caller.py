@@ -246,7 +246,7 @@ class LocalWorker:
             descriptor, self.weights, total = sealed_image(*weights)
             file = ImageFile(DIGEST, [list(entry) for entry in self.weights], total, descriptor)
             self.executor.images[DIGEST] = DeviceImage(file, self.device)
-        self.executor.set_limit(limit_bytes)
+        self.executor.memory.set_limit(limit_bytes)
         self._threads: list[threading.Thread] = []
 
     def connect(self, session: str = "s", arena_bytes: int = 0) -> Caller:

@@ -147,7 +147,7 @@ def test_data_is_parked_with_the_rest_when_memory_is_short_and_then_read_the_sam
     worker = LocalWorker()
     with worker.connect("a", 1 << 20) as one:
         published(one)
-        worker.executor._park()  # noqa: SLF001 - as a shortage does
+        worker.executor.memory.park()
         one.ask(FrameKind.TAKE, [HANDLE, TAKEN])
         assert total(one) == 6.0 * SIZE
         room = memoryview(bytearray(4 * SIZE))

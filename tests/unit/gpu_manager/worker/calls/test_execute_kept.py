@@ -126,7 +126,7 @@ def test_call_asks_for_memory_when_its_peak_is_above_the_limit() -> None:
     what = program(step("m:repeat", Ref(0), 1 << 20), step("m:sum", Ref(1)), output=[Ref(2)])
     worker = LocalWorker()
     used_bytes = worker.device.used_bytes()
-    worker.executor.set_limit(used_bytes + (8 << 20))
+    worker.executor.memory.set_limit(used_bytes + (8 << 20))
     with worker.connect() as caller:
         with pytest.raises(CallFailed) as failed:
             caller.call(what, torch.ones(16))
@@ -146,7 +146,7 @@ def test_call_is_tried_again_when_room_was_made() -> None:
         step("t:torch.empty", [asked_bytes], dtype=uint8), step("m:numel", Ref(1)), output=[Ref(2)]
     )
     worker = LocalWorker()
-    worker.executor.set_limit(worker.device.used_bytes() + (8 << 20))
+    worker.executor.memory.set_limit(worker.device.used_bytes() + (8 << 20))
     with worker.connect() as caller:
         with pytest.raises(CallFailed) as failed:
             caller.call(what, 0)
@@ -161,7 +161,7 @@ def test_call_is_to_be_sent_again_when_memory_ran_out_after_it_wrote() -> None:
     what = program(step("m:add_", Ref(0), 1), step("t:torch.ones", [1 << 36]), output=[Ref(2)])
     worker = LocalWorker()
     worker.relief = (1 << 30, True)
-    worker.executor.set_limit(1 << 30)
+    worker.executor.memory.set_limit(1 << 30)
     with worker.connect() as caller, pytest.raises(CallFailed) as failed:
         caller.call(what, torch.ones(4))
     assert failed.value.failure == "not held here any more"

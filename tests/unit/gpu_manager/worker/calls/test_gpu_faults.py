@@ -131,7 +131,7 @@ class Holding:
         worker.device.keeps_memory = True
         worker.device.used_bytes = lambda: self.kept_bytes + self.recorded_bytes  # type: ignore[method-assign]
         worker.device.release = self._release  # type: ignore[method-assign]
-        self._graphs = worker.executor.graphs
+        self._graphs = worker.executor.memory.graphs
         clear = self._graphs.clear
 
         def cleared() -> None:
@@ -152,7 +152,7 @@ def test_memory_that_stays_is_reported_with_the_peak() -> None:
         caller.call(DOUBLE, torch.ones(4))
         worker.ended.clear()
     worker.join()
-    assert worker.executor.peak_bytes >= 7 * MIB
+    assert worker.executor.memory.peak_bytes >= 7 * MIB
 
 
 def test_kept_memory_is_given_back_at_once_when_the_limit_falls_and_recordings_last() -> None:
@@ -160,11 +160,11 @@ def test_kept_memory_is_given_back_at_once_when_the_limit_falls_and_recordings_l
     held = Holding(worker)
     held.kept_bytes, held.recorded_bytes = 8 * MIB, 2 * MIB
 
-    worker.executor.set_limit(11 * MIB)
+    worker.executor.memory.set_limit(11 * MIB)
     assert (held.kept_bytes, held.recorded_bytes) == (8 * MIB, 2 * MIB)
-    worker.executor.set_limit(5 * MIB)
+    worker.executor.memory.set_limit(5 * MIB)
     assert (held.kept_bytes, held.recorded_bytes) == (0, 2 * MIB)
-    worker.executor.set_limit(1 * MIB)
+    worker.executor.memory.set_limit(1 * MIB)
     assert (held.kept_bytes, held.recorded_bytes) == (0, 0)
 
 
@@ -175,7 +175,7 @@ def test_kept_memory_is_given_back_after_the_call_when_the_limit_falls_meanwhile
 
     def falling(work: Callable[[], Any], *, measure: bool) -> Any:
         held.kept_bytes = 8 * MIB
-        worker.executor.set_limit(6 * MIB)  # as the thread of orders does, during a call
+        worker.executor.memory.set_limit(6 * MIB)  # as the thread of orders does, during a call
         assert held.kept_bytes == 8 * MIB
         result, _ = run(work, measure=measure)
         return result, MIB

@@ -113,9 +113,9 @@ def test_what_stays_is_parked_and_brought_back_when_memory_is_short(
         caller.call(DOUBLE, torch.arange(4.0), options=staying())
         worker.device.keeps_memory = True  # as a GPU's allocator does
         monkeypatch.setattr(worker.device, "used_bytes", lambda: 1)
-        worker.executor.set_limit(0)
+        worker.executor.memory.set_limit(0)
         assert [held.parked for held in worker.executor.sessions.sole()] == [True]
-        worker.executor.set_limit(1 << 40)
+        worker.executor.memory.set_limit(1 << 40)
         assert caller.call(DOUBLE, kept(FIRST)).outputs[0].tolist() == [0, 4, 8, 12]
         assert [held.parked for held in worker.executor.sessions.sole()] == [False]
         assert fetch(caller, FIRST) == [0, 2, 4, 6]

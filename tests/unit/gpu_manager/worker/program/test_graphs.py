@@ -158,7 +158,7 @@ def test_program_runs_on_when_it_could_not_be_recorded() -> None:
     with worker.connect() as caller:
         for _ in range(5):
             assert caller.call(DOUBLE, torch.ones(4)).outputs[0].tolist() == [2.0] * 4
-    graphs = worker.executor.graphs
+    graphs = worker.executor.memory.graphs
     assert graphs.refused == {"it waits for a value": 1}
     assert graphs.replayed == 0
 
@@ -179,7 +179,7 @@ def test_modes_are_recorded_apart_when_one_computes_in_half() -> None:
 def test_recordings_are_given_up_when_memory_is_short() -> None:
     big = program(step("t:torch.empty", [1 << 40]), step("m:numel", Ref(1)), output=[Ref(2)])
     worker, recorder = recording()
-    worker.executor.set_limit(worker.device.used_bytes() + (64 << 20))
+    worker.executor.memory.set_limit(worker.device.used_bytes() + (64 << 20))
     with worker.connect() as caller:
         for _ in range(4):
             caller.call(DOUBLE, torch.ones(4))
@@ -201,5 +201,5 @@ def test_program_runs_without_a_recording_when_there_is_no_memory_for_one() -> N
     with worker.connect() as caller:
         for _ in range(5):
             assert caller.call(DOUBLE, torch.ones(4)).outputs[0].tolist() == [2.0] * 4
-    assert worker.executor.graphs.refused == {"no memory for a recording": 1}
+    assert worker.executor.memory.graphs.refused == {"no memory for a recording": 1}
     assert worker.pressures == []  # no other model has to leave for it

@@ -4,9 +4,9 @@ import asyncio
 import logging
 
 from cache_manager.model.ids import GpuId, ModelId
-from gpu_manager.node.memory_audit import MemoryAudit
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
+from gpu_manager.node.watch.memory_audit import MemoryAudit
 from gpu_manager.runtimes.runtime import HostProcess
 from gpu_manager.worker.device.gpu_turns import kill_turn_holder, turn_holder
 

@@ -1,0 +1,113 @@
+"""A function with one model, whose threads call it in a closed loop; a process of the bench.
+
+`python -m bench.merging.calling_function MODEL`. Reads lines `THREADS SECONDS`, and prints for each
+an object of JSON: the seconds of each call, how many answers were wrong, and what ran in the
+function itself.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torchvision  # type: ignore[import-untyped] # it has no types
+from transformers import BertConfig, BertModel
+
+from torch_shim.process_report import report
+
+Made = tuple[torch.nn.Module, Callable[[], torch.Tensor]]
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+
+
+def _image() -> torch.Tensor:
+    return torch.randn(1, 3, 64, 64)
+
+
+def _words() -> torch.Tensor:
+    return torch.randint(0, 1000, (1, 16))
+
+
+class _Bert(torch.nn.Module):
+    """The first of bert's outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        small = BertConfig(
+            hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256
+        )
+        self.bert = BertModel(small)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.bert(input_ids=words, return_dict=False)[0]
+        return found
+
+
+def _vit() -> torch.nn.Module:
+    sizes = {"num_layers": 4, "num_heads": 4, "hidden_dim": 256, "mlp_dim": 512}
+    made: torch.nn.Module = torchvision.models.VisionTransformer(64, 16, **sizes)
+    return made
+
+
+MODELS: dict[str, Callable[[], Made]] = {
+    "resnet18": lambda: (torchvision.models.resnet18(), _image),
+    "mobilenet_v3_small": lambda: (torchvision.models.mobilenet_v3_small(), _image),
+    "vit": lambda: (_vit(), _image),
+    "bert": lambda: (_Bert(), _words),
+}
+
+
+class _Caller:
+    """One client: the same input again and again, whose answer is known."""
+
+    def __init__(self, model: torch.nn.Module, x: torch.Tensor, expected: torch.Tensor) -> None:
+        self._model, self._x, self._expected = model, x, expected
+        self.seconds: list[float] = []
+        self.wrong = 0
+
+    def call_until(self, end_s: float) -> None:
+        torch.set_grad_enabled(False)
+        while (begun_s := time.perf_counter()) < end_s:
+            found = self._model(self._x.cuda()).cpu()
+            self.seconds.append(time.perf_counter() - begun_s)
+            self.wrong += not torch.allclose(found, self._expected, _RELATIVE, _ABSOLUTE)
+
+
+def main() -> None:
+    """Build the model, and carry out lines."""
+    torch.manual_seed(0)  # so that all processes have the same weights
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    model, make = MODELS[sys.argv[1]]()
+    model.eval()
+    inputs = [make() for _ in range(32)]
+    known = [(x, model(x)) for x in inputs]
+    on_gpu = model.cuda()
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        threads, seconds = line.split()
+        print(json.dumps(_load(on_gpu, known[: int(threads)], float(seconds))), flush=True)
+
+
+def _load(
+    model: torch.nn.Module, known: list[tuple[torch.Tensor, torch.Tensor]], seconds: float
+) -> dict[str, Any]:
+    callers = [_Caller(model, x, expected) for x, expected in known]
+    end_s = time.perf_counter() + seconds
+    threads = [threading.Thread(target=each.call_until, args=(end_s,)) for each in callers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    said = json.loads(report.as_json())
+    return {
+        "seconds": [spent for each in callers for spent in each.seconds],
+        "wrong": sum(each.wrong for each in callers),
+        "local": said.get("local_calls") or {},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a workflow is: its file, its stages, their conditions and inputs. Pure."""

@@ -1,0 +1,47 @@
+"""Bounds of the workflows that a gateway runs at a time, and of the data that they hold."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gateway_ext.errors import WorkflowsBusy
+
+
+class RunShare:
+    """What one run holds; `hold` takes more, and the end of the run gives all of it back."""
+
+    __slots__ = ("_limits", "held_bytes")
+
+    def __init__(self, limits: "RunLimits") -> None:
+        self._limits = limits
+        self.held_bytes = 0
+
+    def hold(self, size_bytes: int) -> None:
+        """Take room for that much more; WorkflowsBusy if there is none."""
+        if self._limits.held_bytes + size_bytes > self._limits.most_bytes:
+            raise WorkflowsBusy("the workflows under way hold as much data as they may")
+        self._limits.held_bytes += size_bytes
+        self.held_bytes += size_bytes
+
+
+class RunLimits:
+    """How many workflows may run, how much all of them and how much one answer may hold."""
+
+    def __init__(self, runs: int, most_bytes: int, answer_bytes: int) -> None:
+        self.most_runs = runs
+        self.most_bytes = most_bytes
+        self.answer_bytes = answer_bytes
+        self.running = 0
+        self.held_bytes = 0
+
+    @contextmanager
+    def run(self) -> Iterator[RunShare]:
+        """One run, while the context lasts; WorkflowsBusy if there are too many."""
+        if self.running >= self.most_runs:
+            raise WorkflowsBusy(f"{self.running} workflows are under way, as many as may be")
+        self.running += 1
+        share = RunShare(self)
+        try:
+            yield share
+        finally:
+            self.running -= 1
+            self.held_bytes -= share.held_bytes

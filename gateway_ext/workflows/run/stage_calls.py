@@ -1,0 +1,242 @@
+"""Calls of the stages of one run: attempts, the time that they may take, and their answers."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from random import uniform
+from typing import TypeVar
+
+from common.http.asgi import Header
+from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext
+from gateway_ext import error_statuses
+from gateway_ext.calls.call_limits import CallPart
+from gateway_ext.calls.invoke import PREFIX, Invoke, StreamedResponse
+from gateway_ext.errors import GatewayError, StageFailed
+from gateway_ext.workflows.plan.conditions import Unmeetable
+from gateway_ext.workflows.plan.stage_budgets import stage_budgets
+from gateway_ext.workflows.plan.stage_inputs import (
+    CONTENT_TYPE,
+    StageAnswer,
+    StageInput,
+    each_input,
+    listed,
+    stage_answer,
+)
+from gateway_ext.workflows.plan.workflow_values import PlannedStage, WorkflowPlan
+from gateway_ext.workflows.run.run_history import RunRecord
+from gateway_ext.workflows.run.run_limits import RunShare
+from gateway_ext.workflows.run.workflow_answers import TEXT
+
+Result = TypeVar("Result")
+
+_FAILURES, _SERVER_ERRORS = 400, 500
+_TOO_LONG, _TOO_MANY, _GARBAGE = 504, 429, 502
+_MOST_BACKOFF_S = 30.0
+_AT_A_TIME = 16  # calls of a stage that is called for each element
+# Larger bodies are parsed and joined in a thread.
+_LARGE_BYTES = 256 << 10
+# What a failed stage's answer keeps of its headers.
+_OF_FAILURES = frozenset({CONTENT_TYPE, b"retry-after"})
+
+
+@dataclass(frozen=True, slots=True)
+class RunServices:
+    """What every run uses: the path of calls, the bound of an answer, the times of stages."""
+
+    invoke: Invoke
+    answer_bytes: int
+    mean_s: Callable[[WorkflowPlan], Mapping[str, float]] = field(default=lambda _: {})
+
+
+class StageCalls:
+    """Calls the stages of one run; every failure is raised as StageFailed."""
+
+    def __init__(
+        self,
+        services: RunServices,
+        plan: WorkflowPlan,
+        share: RunShare,
+        record: RunRecord,
+        trace: TraceContext,
+    ) -> None:
+        """`trace` is the trace, with the parent, of all calls."""
+        self._services = services
+        self._plan = plan
+        self._share = share
+        self._record = record
+        self._own_headers: list[Header] = [
+            (b"x-call-id", record.call_id.encode("latin-1")),
+            (TRACEPARENT.encode(), trace.header.encode()),
+        ]
+        if trace.state:
+            self._own_headers.append((TRACESTATE.encode(), trace.state.encode("latin-1")))
+        self._deadline_s = record.began_s + plan.timeout_s
+        self._budgets = stage_budgets(plan, services.mean_s(plan))
+
+    async def called(
+        self, stage: PlannedStage, sent: StageInput, finish: Callable[..., Awaitable[Result]]
+    ) -> Result:
+        """Call, and call again what failed, if it may."""
+        record = self._record.stage(stage.name)
+        attempts = 0
+        while True:
+            attempts += 1
+            record.attempts += 1
+            tries_left = stage.retries + 1 - attempts
+            try:
+                return await self._attempt(stage, sent, finish, final=not tries_left)
+            except StageFailed as failure:
+                record.status, record.why = failure.status, str(failure)
+                pause_s = stage.backoff_s * 2 ** (attempts - 1) * uniform(0.5, 1.5)
+                pause_s = min(max(pause_s, _asked_s(failure)), _MOST_BACKOFF_S)
+                hopeless = time.monotonic() + pause_s >= self._deadline_s
+                if not tries_left or hopeless or not _may_pass(failure.status):
+                    record.ended_s = time.monotonic()
+                    raise
+            await asyncio.sleep(pause_s)
+
+    async def called_for_each(self, stage: PlannedStage, sent: StageInput) -> StageAnswer:
+        """Call the stage for each element of its input, some at a time; the array of the answers.
+
+        The first failure is the stage's, and ends the other calls.
+        """
+        array = StageAnswer(None, sent.body)
+        inputs = await computed(stage.name, {"": array}, lambda: each_input(sent))
+        places = asyncio.Semaphore(_AT_A_TIME)
+
+        async def called(item: StageInput) -> StageAnswer:
+            async with places:
+                return await self.called(stage, item, self.whole_answer)
+
+        calls = [asyncio.create_task(called(item)) for item in inputs]
+        try:
+            found = await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        read = {str(at): each for at, each in enumerate(found)}
+        whole = await computed(stage.name, read, lambda: listed(found))
+        self._share.hold(len(whole.body))
+        return whole
+
+    async def _attempt(
+        self,
+        stage: PlannedStage,
+        sent: StageInput,
+        finish: Callable[..., Awaitable[Result]],
+        *,
+        final: bool,
+    ) -> Result:
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            limit = f"the workflow did not end within {self._plan.timeout_s:g} s"
+            raise StageFailed(stage.name, _TOO_LONG, limit)
+        within_s = left_s if stage.timeout_s is None else min(left_s, stage.timeout_s)
+        part = CallPart(str(self._plan.id), stage.name, within_s, self._budget_s(stage.name))
+        path = f"{PREFIX}{stage.function}".encode()
+        headers = [*sent.headers, *self._own_headers]
+        try:
+            response = await self._services.invoke.direct(
+                "POST", path, sent.query, headers, sent.body, part
+            )
+            self._record.stage(stage.name).status = response.status
+            return await finish(stage, response, final=final)
+        except StageFailed:
+            raise
+        except GatewayError as error:
+            status = error_statuses.status_of(error)
+            raise StageFailed(
+                stage.name,
+                status,
+                str(error),
+                headers=[TEXT, *error_statuses.headers_of(error)],
+            ) from error
+
+    async def streamed(
+        self, stage: PlannedStage, response: StreamedResponse, *, final: bool
+    ) -> StreamedResponse:
+        """The last stage's response, also a failure if no other attempt follows."""
+        if response.status < _FAILURES or final or not _may_pass(response.status):
+            return response
+        raise await self._failure(stage, response)
+
+    async def whole_answer(
+        self, stage: PlannedStage, response: StreamedResponse, *, final: bool
+    ) -> StageAnswer:
+        del final
+        if response.status >= _FAILURES:
+            raise await self._failure(stage, response)
+        body = await self._read(stage, response)
+        try:
+            found = stage_answer(response.status, response.headers, body)
+        except Unmeetable as error:
+            raise StageFailed(stage.name, _GARBAGE, str(error), headers=[TEXT]) from error
+        if found.is_json and self._is_read(stage.name):
+            await computed(stage.name, {stage.name: found}, found.json)
+        return found
+
+    async def _failure(self, stage: PlannedStage, response: StreamedResponse) -> StageFailed:
+        body = await self._read(stage, response)
+        kept = [header for header in response.headers if header[0] in _OF_FAILURES]
+        why = f"{stage.function} answered {response.status}"
+        return StageFailed(stage.name, response.status, why, headers=kept, body=body)
+
+    async def _read(self, stage: PlannedStage, response: StreamedResponse) -> bytes:
+        most_bytes = self._services.answer_bytes
+        parts = bytearray()
+        async with aclosing(response.body) as pieces:
+            async for piece in pieces:
+                self._share.hold(len(piece))
+                parts += piece
+                if len(parts) > most_bytes:
+                    why = f"its answer is larger than {most_bytes} bytes"
+                    raise StageFailed(stage.name, _GARBAGE, why, headers=[TEXT])
+        return bytes(parts)
+
+    def _is_read(self, name: str) -> bool:
+        """Whether the gateway itself reads the stage's answer, to join it or for a condition."""
+        after = [self._plan.stages[each] for each in self._plan.graph.after(name)]
+        one = self._plan.stages[name]
+        return (
+            not after
+            or one.each
+            or any(
+                len(each.sources) > 1
+                or each.each
+                or (each.when is not None and name in each.when.sources)
+                for each in after
+            )
+        )
+
+    def _budget_s(self, name: str) -> float | None:
+        """The stage's part of the time that is left until the workflow's SLO; at least 1 ms."""
+        if self._plan.slo_s is None:
+            return None
+        left_s = self._record.began_s + self._plan.slo_s - time.monotonic()
+        return max(0.001, left_s * self._budgets[name])
+
+
+async def computed(
+    stage: str, read: Mapping[str, StageAnswer], compute: Callable[[], Result]
+) -> Result:
+    """Compute something of these answers, in a thread if they are large."""
+    try:
+        if sum(len(each.body) for each in read.values()) > _LARGE_BYTES:
+            return await asyncio.to_thread(compute)
+        return compute()
+    except Unmeetable as error:
+        raise StageFailed(stage, _GARBAGE, str(error), headers=[TEXT]) from error
+
+
+def _may_pass(status: int) -> bool:
+    """Whether another attempt may succeed."""
+    return status >= _SERVER_ERRORS or status == _TOO_MANY
+
+
+def _asked_s(failure: StageFailed) -> float:
+    """The seconds of a Retry-After; 0 without one."""
+    found = next((value for name, value in failure.headers if name == b"retry-after"), b"")
+    return float(found) if found.isdigit() and len(found) <= 6 else 0.0  # noqa: PLR2004

@@ -1,0 +1,143 @@
+"""POST /workflow/NAME[.NAMESPACE][?query]: runs a workflow while its client waits."""
+
+import asyncio
+import time
+from uuid import uuid4
+
+from common.http.asgi import Header, Receive, Scope, Send, send_text, until_disconnected
+from common.tasks import until_first
+from gateway_ext.calls.browser_guard import BrowserGuard
+from gateway_ext.calls.call_headers import CALL_ID, DURATION, START_TIME
+from gateway_ext.error_statuses import headers_of, status_of
+from gateway_ext.errors import (
+    BadRequest,
+    CallerGone,
+    GatewayError,
+    TooLarge,
+    TooSlow,
+    UnknownWorkflow,
+    WrongMethod,
+)
+from gateway_ext.model import DEFAULT_NAMESPACE
+from gateway_ext.workflows.plan.workflow_values import WorkflowPlan
+from gateway_ext.workflows.run.workflow_answers import WorkflowAnswer
+from gateway_ext.workflows.run.workflow_calls import WorkflowCalls
+from gateway_ext.workflows.workflow_table import Workflows
+
+PREFIX = b"/workflow/"
+
+_CALL_ID_BYTES = 256
+_OURS = frozenset({CALL_ID, START_TIME, DURATION})
+
+
+class WorkflowIntake:
+    """The ASGI application of /workflow/."""
+
+    def __init__(
+        self,
+        workflows: Workflows,
+        calls: WorkflowCalls,
+        guard: BrowserGuard,
+        body_s: float,
+    ) -> None:
+        """A body must arrive within `body_s`."""
+        self._workflows = workflows
+        self._calls = calls
+        self._guard = guard
+        self._body_s = body_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; a client that leaves ends the run."""
+        try:
+            plan = self._plan(scope)
+            body = await self._body(scope, receive)
+        except CallerGone:
+            return
+        except GatewayError as error:
+            await send_text(send, status_of(error), str(error), headers_of(error))
+            return
+        await until_first(self._respond(plan, scope, body, send), until_disconnected(receive))
+
+    async def _respond(self, plan: WorkflowPlan, scope: Scope, body: bytes, send: Send) -> None:
+        headers = _with_client(scope)
+        call_id = _call_id(scope)
+        own = (CALL_ID, call_id.encode("latin-1"))
+        began_s, started = time.monotonic(), (START_TIME, b"%d" % time.time_ns())
+        begun = False
+        try:
+            async with self._calls.call(
+                plan, call_id, headers, scope["query_string"], body
+            ) as answer:
+                start = {"type": "http.response.start", "status": answer.status}
+                shown = [header for header in answer.headers if header[0] not in _OURS]
+                host = _value(scope, b"host")
+                took = (DURATION, b"%.6f" % (time.monotonic() - began_s))
+                site = scope.get("raw_path") or scope["path"].encode()
+                confined = self._guard.confine([*shown, own, started, took], host, site)
+                begun = True
+                await send({**start, "headers": confined})
+                await _send_body(answer, send)
+        except GatewayError as error:
+            if not begun:  # else the answer is cut off, which tells the client
+                await send_text(send, status_of(error), str(error), [*headers_of(error), own])
+
+    def _plan(self, scope: Scope) -> WorkflowPlan:
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        name = raw.removeprefix(PREFIX)
+        found = self._workflows.by_path(name)
+        if found is None:
+            if not name:
+                raise BadRequest("the path names no workflow: it is /workflow/NAME")
+            short, _, namespace = name.decode("latin-1").partition(".")
+            raise UnknownWorkflow(namespace or DEFAULT_NAMESPACE, short)
+        if scope["method"] != "POST":
+            raise WrongMethod(scope["method"])
+        return found
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        most_bytes = self._calls.limits.answer_bytes
+        length = _value(scope, b"content-length")
+        if length.isdigit() and int(length) > most_bytes:
+            raise TooLarge(most_bytes)
+        parts = bytearray()
+        try:
+            async with asyncio.timeout(self._body_s):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise CallerGone
+                    parts += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(parts) > most_bytes:
+                        raise TooLarge(most_bytes)
+        except TimeoutError as error:
+            raise TooSlow(self._body_s) from error
+        return bytes(parts)
+
+
+async def _send_body(answer: WorkflowAnswer, send: Send) -> None:
+    # A write of no bytes sends the head at once.
+    await send({"type": "http.response.body", "body": b"", "more_body": True})
+    async for piece in answer.body:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _call_id(scope: Scope) -> str:
+    return _value(scope, CALL_ID)[:_CALL_ID_BYTES].decode("latin-1") or str(uuid4())
+
+
+def _with_client(scope: Scope) -> list[Header]:
+    """The request's headers, with the client among those for whom it is forwarded."""
+    headers: list[Header] = list(scope["headers"])
+    client = scope.get("client")
+    return [*headers, (b"x-forwarded-for", client[0].encode("latin-1"))] if client else headers
+
+
+def _value(scope: Scope, wanted: bytes) -> bytes:
+    for name, value in scope["headers"]:
+        if name == wanted:
+            found: bytes = value
+            return found
+    return b""

@@ -1,0 +1,72 @@
+"""Builds the workflows of one gateway: their table, their runs, their routes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.http.asgi import App
+from gateway_ext.calls.function_table import Functions
+from gateway_ext.calls.invoke import Invoke
+from gateway_ext.jobs.async_jobs import JobTargets
+from gateway_ext.jobs.execution.invoke_calls import InvokeCalls
+from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.openfaas.system_routes import NamespaceRemoved
+from gateway_ext.settings import GatewaySettings
+from gateway_ext.workflows.plan.workflow_values import WorkflowId
+from gateway_ext.workflows.run.run_history import RunHistory
+from gateway_ext.workflows.run.run_limits import RunLimits
+from gateway_ext.workflows.run.workflow_calls import WorkflowCalls
+from gateway_ext.workflows.run.workflow_meters import WorkflowMeters
+from gateway_ext.workflows.workflow_intake import WorkflowIntake
+from gateway_ext.workflows.workflow_jobs import JobTargetCalls, WorkflowTargets
+from gateway_ext.workflows.workflow_routes import make_workflow_routes
+from gateway_ext.workflows.workflow_table import Workflows
+
+_FOLDER = "workflows"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowParts:
+    """`app` serves /workflow, `routes` what is below /system; `targets` is what jobs may call.
+
+    `namespace_removed` removes the workflows of a namespace.
+    """
+
+    app: App
+    routes: App
+    targets: JobTargets
+    workflows: Workflows
+    history: RunHistory
+    namespace_removed: NamespaceRemoved
+
+
+def workflow_parts(
+    settings: GatewaySettings, functions: Functions, invoke: Invoke, meters: GatewayMeters
+) -> WorkflowParts:
+    """Read the stored workflows, and make the parts that run them."""
+    limits = RunLimits(
+        settings.workflow_runs, settings.workflow_held_bytes, settings.workflow_answer_bytes
+    )
+    history = RunHistory()
+    counts = WorkflowMeters(limits, settings.metric_names)
+
+    def changed(workflow: WorkflowId) -> None:
+        history.forget(workflow)
+        counts.gone(str(workflow))
+
+    workflows = Workflows(Path(settings.state_dir) / _FOLDER, changed)
+    workflows.open()
+    meters.add(counts.families)
+    calls = WorkflowCalls(invoke, limits, history, counts)
+    targets = WorkflowTargets(workflows)
+    return WorkflowParts(
+        app=WorkflowIntake(workflows, calls, invoke.guard, settings.timeout_s),
+        routes=make_workflow_routes(workflows, functions, history, meters),
+        workflows=workflows,
+        history=history,
+        namespace_removed=workflows.remove_namespace,
+        targets=JobTargets(
+            function_by_path=functions.by_path,
+            workflow_by_path=targets.by_path,
+            calls=JobTargetCalls(InvokeCalls(invoke), workflows, calls),
+        ),
+    )

@@ -1,0 +1,112 @@
+"""The deployed workflows, each in a file of its own: its workflow.yml as it was sent."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gateway_ext.errors import BadRequest, BadWorkflowFile, ProviderFailed, UnknownWorkflow
+from gateway_ext.model import DEFAULT_NAMESPACE
+from gateway_ext.providers.atomic_file import put
+from gateway_ext.workflows.plan.workflow_file import read_workflow
+from gateway_ext.workflows.plan.workflow_values import WorkflowId, WorkflowPlan
+
+MOST_WORKFLOWS = 1_000
+_SUFFIX = ".yml"
+
+
+class Workflows:
+    """All workflows of a gateway; a change is on disk when its call returns.
+
+    `on_change` is called with the name of every workflow that was replaced or removed.
+    """
+
+    def __init__(
+        self, folder: Path, on_change: Callable[[WorkflowId], None] = lambda _: None
+    ) -> None:
+        self._folder = folder
+        self._on_change = on_change
+        self._plans: dict[WorkflowId, WorkflowPlan] = {}
+        self._by_path: dict[bytes, WorkflowPlan] = {}
+        self._changing = asyncio.Lock()
+        self.changes = 0  # how often a workflow was added, replaced or removed
+
+    def __iter__(self) -> Iterator[WorkflowPlan]:
+        return iter([self._plans[each] for each in sorted(self._plans)])
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def open(self) -> None:
+        """Read what is stored; ProviderFailed if a file cannot be read."""
+        if not self._folder.is_dir():
+            return
+        for path in sorted(self._folder.iterdir()):
+            if path.name.startswith("."):  # the gateway ended while it wrote
+                path.unlink(missing_ok=True)
+                continue
+            try:
+                plan = read_workflow(path.read_text(encoding="utf-8"))
+            except (BadWorkflowFile, UnicodeDecodeError) as error:
+                raise ProviderFailed(
+                    f"{path} is damaged: {error}; move it away to continue"
+                ) from error
+            self._keep(plan)
+
+    def by_path(self, name: bytes) -> WorkflowPlan | None:
+        """The workflow of the path segment `name` or `name.namespace`."""
+        return self._by_path.get(name)
+
+    def by_id(self, workflow: WorkflowId) -> WorkflowPlan:
+        """The workflow of this name; UnknownWorkflow if there is none."""
+        found = self._plans.get(workflow)
+        if found is None:
+            raise UnknownWorkflow(*workflow)
+        return found
+
+    def of_namespace(self, namespace: str) -> list[WorkflowPlan]:
+        """The workflows of a namespace, by name."""
+        return [plan for plan in self if plan.id.namespace == namespace]
+
+    async def deploy(self, plan: WorkflowPlan, *, update: bool) -> None:
+        """Store a workflow, and replace one of that name, which must exist with `update`."""
+        async with self._changing:
+            if update:
+                self.by_id(plan.id)
+            if plan.id not in self._plans and len(self._plans) >= MOST_WORKFLOWS:
+                raise BadRequest(f"there are {MOST_WORKFLOWS} workflows, as many as may be")
+            await asyncio.to_thread(self._write, plan)
+            self._keep(plan)
+            self._on_change(plan.id)
+
+    async def remove(self, workflow: WorkflowId) -> None:
+        """Remove a workflow; its runs under way go on."""
+        async with self._changing:
+            self.by_id(workflow)
+            await asyncio.to_thread(self._path(workflow).unlink, missing_ok=True)
+            del self._plans[workflow]
+            self.changes += 1
+            for path in _paths(workflow):
+                del self._by_path[path]
+            self._on_change(workflow)
+
+    async def remove_namespace(self, namespace: str) -> None:
+        """Remove all workflows of a namespace."""
+        for plan in self.of_namespace(namespace):
+            await self.remove(plan.id)
+
+    def _keep(self, plan: WorkflowPlan) -> None:
+        self._plans[plan.id] = plan
+        self.changes += 1
+        self._by_path.update(dict.fromkeys(_paths(plan.id), plan))
+
+    def _write(self, plan: WorkflowPlan) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        put(self._path(plan.id), plan.text.encode(), 0o600)
+
+    def _path(self, workflow: WorkflowId) -> Path:
+        return self._folder / f"{workflow}{_SUFFIX}"
+
+
+def _paths(workflow: WorkflowId) -> tuple[bytes, ...]:
+    full, short = str(workflow).encode(), workflow.name.encode()
+    return (full, short) if workflow.namespace == DEFAULT_NAMESPACE else (full,)

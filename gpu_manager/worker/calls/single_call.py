@@ -1,0 +1,182 @@
+"""One call: inputs in, the program run within the model's memory, its result delivered."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gpu_manager.worker.call_errors import CallRefused, OutOfMemory
+from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.channel_call import CallAnswer, ChannelCall
+from gpu_manager.worker.calls.graph_call import GraphCall
+from gpu_manager.worker.calls.model_memory import ModelMemory
+from gpu_manager.worker.calls.results import Packer
+from gpu_manager.worker.device.device_image import DeviceImage
+from gpu_manager.worker.device.worker_device import WorkerDevice
+from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.program.build import BuiltProgram
+from gpu_manager.worker.program.channel_state import TensorInput
+from gpu_manager.worker.program.inputs import InputReader, Inputs
+from gpu_manager.worker.program.recorded_runs import ProgramRun
+from torch_shim.wire.protocol import FailureKind
+
+# Looks at what a run gave before it is delivered, and at whether it wrote to inputs or constants.
+Look = Callable[[Inputs, ProgramRun, bool], None]
+
+
+class SingleCalls:
+    """Runs the calls of one model, one at a time, for whoever has the model's turn."""
+
+    def __init__(
+        self,
+        device: WorkerDevice,
+        table: OperatorTable,
+        leases: AdmittedLeases,
+        memory: ModelMemory,
+        images: dict[str, DeviceImage],
+    ) -> None:
+        self.device = device
+        self.memory = memory
+        self.run_s = 0.0  # that a call takes at least, on an emulated GPU
+        self._table = table
+        self._leases = leases
+        self._images = images
+
+    def run(self, asked: ChannelCall, asked_s: float, look: Look | None = None) -> CallAnswer:
+        """Run a call and deliver its result; CallRefused where it cannot be answered."""
+        call = asked.call
+        self.admit(asked)
+        begun_s = time.perf_counter()
+        try:
+            inputs = self.memory.perhaps_alone(call.needs, lambda: self.inputs(asked))
+        except OutOfMemory as short:
+            self.memory.make_room(call, short)
+            inputs = self.memory.perhaps_alone(call.needs, lambda: self.inputs(asked))
+        times = [begun_s - asked_s, time.perf_counter() - begun_s, 0.0, 0.0]
+        return self.answer(asked, inputs, times, look)
+
+    def admit(self, asked: ChannelCall) -> None:
+        """Refuse it unless its lease is in force; forget what the function needs no more."""
+        self._leases.check(asked.call.lease)
+        residents = asked.call.options.residents
+        if residents is not None:
+            asked.channel.kept.drop(residents.dropped)
+
+    def inputs(self, asked: ChannelCall) -> Inputs:
+        """What the program gets in this call."""
+        call, channel = asked.call, asked.channel
+        prepared: Inputs | None = channel.prepared(call.number, call.inputs, call.binding)
+        area = asked.body if channel.arena is None else channel.arena
+        if prepared is not None:
+            return prepared.refilled(area)
+        how = {"borrows": call.program.borrows, "reads_only": call.program.reads_only}
+        reader = InputReader(self.device, self._images, channel.kept, area, **how)
+        inputs = reader.call(call.inputs, call.program.inputs, call.binding)
+        if inputs.refill is not None and channel.arena is not None:
+            channel.prepare(call.number, call.inputs, call.binding, inputs)
+        return inputs
+
+    def answer(
+        self, asked: ChannelCall, inputs: Inputs, times: list[float], look: Look | None = None
+    ) -> CallAnswer:
+        """Run the program and deliver what it gave, leaving images and constants as they were."""
+        call, channel = asked.call, asked.channel
+        program = call.program
+        before = versions_of(program.constants)
+        changed: list[TensorInput] | None = None
+        try:
+            begun_s = time.perf_counter()
+            run = self._run_within_limit(call, inputs)
+            written = inputs.changed()
+            if not all(entry.keeps_its_shape() for entry in written):
+                raise CallRefused(FailureKind.OPERATOR, "an input got another shape in place")
+            rng = call.options.rng
+            rng = None if rng is None else self.device.seeded(rng)
+            times[2] = self.emulated_s(time.perf_counter() - begun_s)
+            if look is not None:
+                look(inputs, run, bool(written) or versions_of(program.constants) != before)
+            answer = self.delivered(asked, inputs, run, written, times, rng)
+            changed = written
+            return answer
+        finally:
+            self.tidy(program, before)
+            if changed is None:
+                channel.forget_prepared(call.number)
+                self.settle(inputs.changed(), asked, finished=False)
+            elif changed:
+                self.settle(changed, asked, finished=True)
+
+    def delivered(
+        self,
+        asked: ChannelCall,
+        inputs: Inputs,
+        run: ProgramRun,
+        written: list[TensorInput],
+        times: list[float],
+        rng: bytes | None = None,
+    ) -> CallAnswer:
+        """Describe what a program gave, and copy it to where the function reads it."""
+        call = asked.call
+        packer = Packer(
+            [*inputs.positions, run.positions],
+            call.program.constants,
+            asked.channel.kept,
+            call.options.keys,
+            call.options.residents,
+        )
+        result = packer.pack(run.outputs, written, lasting=run.lasting)
+        answer = CallAnswer(result, inputs.end_bytes, rng, times, inputs.batch)
+        asked.deliver(answer)
+        return answer
+
+    def emulated_s(self, spent_s: float) -> float:
+        """On an emulated GPU, wait until the run has taken its time; how long it took."""
+        if self.run_s > spent_s:  # sleep(0) would give the core away
+            time.sleep(self.run_s - spent_s)
+        return max(spent_s, self.run_s)
+
+    def tidy(self, program: BuiltProgram, before: list[int]) -> None:
+        """After a run: leave what it entered; renew constants that it wrote to."""
+        self._table.reset()
+        if program.constants and versions_of(program.constants) != before:
+            program.constants = program.fresh_constants()
+
+    def settle(self, changed: list[TensorInput], asked: ChannelCall, *, finished: bool) -> None:
+        """After a program wrote to inputs: images are restored, kept storages have a new epoch.
+
+        A call that failed half-way leaves kept storages in no state that the shim knows of.
+        """
+        binding, kept = asked.call.binding, asked.channel.kept
+        for held in {id(entry.held): entry.held for entry in changed}.values():
+            if held.image is not None:
+                held.image.restore(*held.place)
+                if binding is not None:
+                    binding.gone = True
+            elif held.key and finished:
+                held.epoch += 1
+            elif held.key:
+                kept.drop([held.key])
+                if binding is not None and binding.keeps(held.key):
+                    binding.gone = True
+
+    def _run_within_limit(self, call: GraphCall, inputs: Inputs) -> ProgramRun:
+        shapes = (call.program.digest, *inputs.shapes)
+        mode = call.options.mode()
+
+        def seeded() -> ProgramRun:
+            if call.options.rng is not None:
+                self._seed(call.options.rng)
+            return self.memory.graphs.run(call.program, call.binding, inputs, mode)
+
+        return self.memory.run(call, inputs, shapes, seeded)
+
+    def _seed(self, state: bytes) -> None:
+        try:
+            self.device.seed(state)
+        except (RuntimeError, TypeError) as error:
+            raise CallRefused(FailureKind.BAD_FRAME, f"generator's state: {error}") from error
+
+
+def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How often each was written to."""
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 - the counter autograd goes by

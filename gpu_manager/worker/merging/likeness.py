@@ -1,0 +1,99 @@
+"""Which calls are like each other: the same program and weights, inputs of the same shapes.
+
+Only what the calls' descriptions say counts; nothing of it was checked yet.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
+
+from gpu_manager.worker.calls.channel_call import ChannelCall
+from gpu_manager.worker.merging.merge_records import Singly
+from gpu_manager.worker.program.build import BuiltProgram
+from gpu_manager.worker.program.channel_state import Binding, TensorInput
+from gpu_manager.worker.program.tensor_specs import identity
+
+_IMAGE = 0
+_MOST_BINDINGS = 4096
+_NESTED = "_vmap_increment_nesting"
+
+
+def why_singly(asked: ChannelCall) -> Singly | None:
+    """Why a call can never run as one with others, as far as it shows before it runs."""
+    call = asked.call
+    if call.options.repeats:
+        return Singly.REPEATED
+    if call.options.rng is not None:
+        return Singly.RANDOM
+    if call.options.arithmetic.deterministic or call.options.arithmetic.cudnn_deterministic:
+        return Singly.EXACT
+    return _why_never(call.program)
+
+
+def _why_never(program: BuiltProgram) -> Singly | None:
+    if program.random:
+        return Singly.RANDOM
+    if program.has_parts:
+        return Singly.PARTS
+    if any(name.endswith(_NESTED) for name in program.operators):
+        return Singly.NESTED
+    return None
+
+
+class Likenesses:
+    """Finds what calls have in common. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bindings: OrderedDict[Hashable, int] = OrderedDict()
+        self._last = 0
+
+    def of(self, asked: ChannelCall) -> Hashable:
+        """Equal for calls that can run as one; None for one that is like no other."""
+        call = asked.call
+        if why_singly(asked) is not None:
+            return None
+        try:
+            inputs = tuple(map(_input, call.inputs))
+            found = (
+                call.program.digest,
+                0 if call.binding is None else self._of_binding(call.binding),
+                call.options.mode(),
+                inputs,
+            )
+            hash(found)
+        except (TypeError, ValueError, IndexError):  # the call is refused when it is read
+            return None
+        return found
+
+    def _of_binding(self, binding: Binding) -> int:
+        """A number that bindings of the same tensors have in common."""
+        if not binding.likeness:
+            same = tuple(map(_bound, binding.given))
+            with self._lock:
+                if same not in self._bindings:
+                    self._last += 1
+                    self._bindings[same] = self._last
+                    if len(self._bindings) > _MOST_BINDINGS:
+                        self._bindings.popitem(last=False)
+                binding.likeness = self._bindings[same]
+        return binding.likeness
+
+
+def _input(described: Any) -> Hashable:
+    if not isinstance(described, list):
+        return type(described), repr(described)
+    source, dtype, shape, strides, offset = described[:5]
+    if source[0] == _IMAGE:
+        return tuple(source), dtype, tuple(shape), tuple(strides), offset
+    return dtype, tuple(shape), tuple(strides)
+
+
+def _bound(entry: TensorInput) -> Hashable:
+    held, spec = entry.held, entry.spec
+    if held.image is None:
+        source: Hashable = identity(entry.tensor.untyped_storage())
+    else:
+        source = (held.image.digest, *held.place)
+    return entry.position, source, spec.dtype, tuple(spec.shape), tuple(spec.strides), spec.offset

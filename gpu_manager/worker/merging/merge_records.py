@@ -1,0 +1,213 @@
+"""What is known of running calls of a program as one: whether they may be, and where it pays.
+
+A program is watched alone first, then compared in every size, and merged where that was faster.
+"""
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+# Groups are of one of these sizes: libraries prepare kernels for each, and each is measured.
+SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+USUAL_MOST = SIZES[-1]
+_COMPARISONS = 2  # of each size
+_MARGIN = 0.95  # of the single calls' time that a group may take
+_HOPELESS = 8.0  # times that long: not compared twice
+_FIRST_REST, _LONGER = 256, 4  # groups that are not made before a size is compared again
+_MOST_FAILURES = 3  # one after the other
+_WEIGHT = 0.2  # of the newest time in a mean
+_MOST_RECORDS, _MOST_FORBIDDEN = 1024, 4096
+
+
+class Singly(StrEnum):
+    """Why a call ran singly although others like it might have waited."""
+
+    OFF = "off"
+    RANDOM = "random"
+    PARTS = "control_flow"
+    NESTED = "own_vmap"
+    EXACT = "deterministic"
+    REPEATED = "repeated"
+    NOTHING_SENT = "nothing_sent"
+    UNKNOWN = "not_seen_before"
+    WRITES = "writes"
+    ALIASES = "shared_outputs"
+    VALUES = "depends_on_values"
+    NO_RULE = "no_batching_rule"
+    DIFFERS = "differs"
+    SLOWER = "slower"
+    MEMORY = "memory"
+    FAILED = "failed_merged"
+    LEFT_OVER = "left_over"
+
+
+class Plan(NamedTuple):
+    """A group of this size; one that `compares` runs its calls singly as well."""
+
+    size: int
+    compares: bool
+
+
+class Layout(NamedTuple):
+    """An output that is a tensor, as a single call gave it; no strides where they have gaps."""
+
+    dtype: object
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+
+
+class _Size:
+    """What groups of one size took."""
+
+    def __init__(self) -> None:
+        self.compared = 0
+        self.merged_s = self.singles_s = math.inf  # the least of the comparisons
+        self.mean_s = 0.0
+        self.failures = 0
+        self.why_not = Singly.UNKNOWN
+        self.rest = 0
+        self._next_rest = _FIRST_REST
+
+    @property
+    def pays(self) -> bool:
+        return self.compared >= _COMPARISONS and self.merged_s <= _MARGIN * self.singles_s
+
+    def is_due(self) -> bool:
+        """Whether it may be compared now; asked once for each group that could be made."""
+        if self.rest:
+            self.rest -= 1
+        return not self.rest and self.compared < _COMPARISONS
+
+    def note_compared(self, merged_s: float, singles_s: float) -> None:
+        self.compared += 1
+        self.failures = 0
+        self.merged_s = min(self.merged_s, merged_s)
+        self.singles_s = min(self.singles_s, singles_s)
+        self.mean_s = self.merged_s
+        if not self.pays and (self.compared >= _COMPARISONS or merged_s > _HOPELESS * singles_s):
+            self.give_up(Singly.SLOWER)
+
+    def note_merged(self, merged_s: float, size: int, single_s: float) -> None:
+        self.failures = 0
+        self.mean_s += _WEIGHT * (merged_s - self.mean_s)
+        if self.mean_s > size * single_s:
+            self._forget()
+
+    def give_up(self, why: Singly) -> None:
+        """Make no group of this size for a while, which grows."""
+        self.why_not, self.rest = why, self._next_rest
+        self._next_rest *= _LONGER
+        self._forget()
+
+    def _forget(self) -> None:
+        self.compared = self.failures = 0
+        self.merged_s = self.singles_s = math.inf
+
+
+class MergeRecord:
+    """One program with inputs of certain shapes, on one device."""
+
+    def __init__(self) -> None:
+        self.outputs: Sequence[Layout | object] | None = None  # of a single call, once one was seen
+        self._single_s = 0.0
+        self._sizes = {size: _Size() for size in SIZES}
+
+    def plan(self, there: int) -> Plan | Singly:
+        """The group to make of so many calls, or why there should be none."""
+        if self.outputs is None:
+            return Singly.UNKNOWN
+        fitting = {size: found for size, found in self._sizes.items() if size <= there}
+        paying = [size for size, found in fitting.items() if found.pays]
+        best = min(paying, key=lambda size: fitting[size].mean_s / size, default=0)
+        for size, found in reversed(fitting.items()):
+            if size > max(paying, default=0) and found.is_due():
+                return Plan(size, compares=True)
+        if best:
+            return Plan(best, compares=False)
+        return max(fitting.items())[1].why_not if fitting else Singly.LEFT_OVER
+
+    def note_single(self, run_s: float) -> None:
+        """A call ran singly."""
+        weight = _WEIGHT if self._single_s else 1.0
+        self._single_s += weight * (run_s - self._single_s)
+
+    def note_compared(self, size: int, merged_s: float, singles_s: float) -> None:
+        """As many calls ran as one and singly, and gave the same."""
+        self._sizes[size].note_compared(merged_s, singles_s)
+
+    def note_merged(self, size: int, merged_s: float) -> None:
+        """So many calls ran as one."""
+        found = self._sizes.get(size)
+        if found is not None:
+            found.note_merged(merged_s, size, self._single_s)
+
+    def note_short(self, size: int) -> None:
+        """There was no memory for so many at once, nor for more."""
+        for other, found in self._sizes.items():
+            if other >= size:
+                found.give_up(Singly.MEMORY)
+
+    def note_failed(self, size: int) -> None:
+        """A group that had run before failed: perhaps for one of its calls."""
+        found = self._sizes.get(size)
+        if found is not None:
+            found.failures += 1
+            if found.failures >= _MOST_FAILURES:
+                found.give_up(Singly.FAILED)
+
+
+class MergeCounts:
+    """What became of the calls that could have been merged, since the model was loaded."""
+
+    def __init__(self) -> None:
+        self.groups = 0
+        self.calls = 0  # in these groups
+        self.compared = 0
+        self.singly: Counter[Singly] = Counter()
+
+    def changes_since(self, before: "MergeCounts") -> "MergeCounts":
+        """What was added to these since they were like `before`."""
+        found = MergeCounts()
+        found.groups = self.groups - before.groups
+        found.calls = self.calls - before.calls
+        found.compared = self.compared - before.compared
+        found.singly = self.singly - before.singly
+        return found
+
+    def copy(self) -> "MergeCounts":
+        """As they are now."""
+        return self.changes_since(MergeCounts())
+
+    def __bool__(self) -> bool:
+        """Whether anything is counted."""
+        return bool(self.groups or self.compared or self.singly)
+
+
+class MergeRecords:
+    """The records of one model's programs; the least recently used leave if there are too many."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[Hashable, MergeRecord] = OrderedDict()
+        self._forbidden: OrderedDict[str, Singly] = OrderedDict()
+
+    def of(self, likeness: Hashable) -> MergeRecord:
+        """What is known of calls that are like each other."""
+        found = self._records.get(likeness)
+        if found is None:
+            found = self._records[likeness] = MergeRecord()
+            if len(self._records) > _MOST_RECORDS:
+                self._records.popitem(last=False)
+        self._records.move_to_end(likeness)
+        return found
+
+    def forbid(self, digest: str, why: Singly) -> None:
+        """Never merge calls of this program again."""
+        self._forbidden.setdefault(digest, why)
+        if len(self._forbidden) > _MOST_FORBIDDEN:
+            self._forbidden.popitem(last=False)
+
+    def why_never(self, digest: str) -> Singly | None:
+        """Why calls of this program are never merged; None if they may be."""
+        return self._forbidden.get(digest)

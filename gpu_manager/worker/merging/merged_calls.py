@@ -1,0 +1,330 @@
+"""Answers the call that has the turn, and others in line with it where running as one pays."""
+
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gpu_manager.worker.call_errors import CallRefused, ContextLost, OutOfMemory
+from gpu_manager.worker.calls.channel_call import CallAnswer
+from gpu_manager.worker.calls.single_call import SingleCalls, versions_of
+from gpu_manager.worker.merging import merged_run
+from gpu_manager.worker.merging.attention_rules import attention_rules
+from gpu_manager.worker.merging.call_line import CallInLine, CallLine
+from gpu_manager.worker.merging.likeness import why_singly
+from gpu_manager.worker.merging.merge_records import (
+    USUAL_MOST,
+    MergeCounts,
+    MergeRecord,
+    MergeRecords,
+    Plan,
+    Singly,
+)
+from gpu_manager.worker.program.inputs import Inputs
+from gpu_manager.worker.program.recorded_runs import ProgramRun, computing
+from torch_shim.wire.protocol import FailureKind
+
+SMALLEST = 2  # calls in a group
+_listening_to_warnings = threading.Lock()  # the process has one list of them
+
+
+class _Member(NamedTuple):
+    """One call of a group, with what its program gets."""
+
+    waiting: CallInLine
+    inputs: Inputs
+    times: list[float]
+
+
+class _Group(NamedTuple):
+    """Calls that are like each other, and what is known of such."""
+
+    members: list[_Member]
+    record: MergeRecord
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+
+class MergedCalls:
+    """Runs the calls of one model, for whoever has its turn."""
+
+    def __init__(self, single: SingleCalls, line: CallLine) -> None:
+        self.counts = MergeCounts()
+        self.most = USUAL_MOST  # calls in a group; below 2: calls are never merged
+        self._single = single
+        self._line = line
+        self._records = MergeRecords()
+        attention_rules()
+
+    def answer(self, first: CallInLine) -> CallAnswer:
+        """Answer a call that has the turn, and deliver the answer; perhaps others, too."""
+        if not self._line.any_waiting():
+            return self._single.run(first.asked, first.asked_s)
+        plan = self._plan(first)
+        if not isinstance(plan, Plan):
+            return self._alone(first, plan)
+        others = self._line.take_like(first, plan.size - 1)
+        try:
+            self._answer_all([first, *others], plan)
+        finally:
+            left = [call for call in others if not call.is_done]
+            self._line.put_back(left)
+        return first.outcome() if first.is_done else self._alone(first, None)
+
+    def _plan(self, first: CallInLine) -> Plan | Singly | None:
+        """The group to make, or why there is none; None where nothing like the call waits."""
+        there = 1 + self._line.count_like(first)
+        if first.likeness is None:
+            return why_singly(first.asked)
+        never = self._records.why_never(first.asked.call.program.digest)
+        if there == 1 or never is not None:
+            return never
+        if self.most < SMALLEST:
+            return Singly.OFF
+        return self._records.of(first.likeness).plan(min(there, self.most))
+
+    def _alone(self, call: CallInLine, why: Singly | None) -> CallAnswer:
+        """Run it singly, and learn from that what merged runs have to be like."""
+        if why is not None:
+            self.counts.singly[why] += 1
+        if call.likeness is None:
+            return self._single.run(call.asked, call.asked_s)
+        record = self._records.of(call.likeness)
+
+        def look(inputs: Inputs, run: ProgramRun, wrote: bool) -> None:  # noqa: FBT001 - a callback
+            if record.outputs is None:
+                self._watch(call, record, inputs, run, wrote=wrote)
+
+        answer = self._single.run(call.asked, call.asked_s, look)
+        record.note_single(answer.times[2])
+        return answer
+
+    def _watch(
+        self,
+        call: CallInLine,
+        record: MergeRecord,
+        inputs: Inputs,
+        run: ProgramRun,
+        *,
+        wrote: bool,
+    ) -> None:
+        """Note what a single call of this kind gives, or that such calls are never merged."""
+        program = call.asked.call.program
+        record.outputs = merged_run.layouts_of(run.outputs)
+        why = None
+        if wrote:
+            why = Singly.WRITES
+        elif merged_run.share_memory(inputs, run, program.constants):
+            why = Singly.ALIASES
+        elif all(entry.held.image is not None for entry in inputs.sent):
+            why = Singly.NOTHING_SENT
+        if why is not None:
+            self._records.forbid(program.digest, why)
+
+    # -- groups ---------------------------------------------------------------------------------
+
+    def _answer_all(self, calls: list[CallInLine], plan: Plan) -> None:
+        """Answer calls as one; those that are not done afterwards have to run singly."""
+        record = self._records.of(calls[0].likeness)
+        try:
+            members = [found for call in calls if (found := self._read(call)) is not None]
+        except OutOfMemory:
+            self._short(record, len(calls))
+            return
+        group = _Group(members, record)
+        if group.size < SMALLEST:
+            return
+        if plan.compares:
+            self._compare(group)
+        else:
+            self._merge(group)
+
+    def _read(self, call: CallInLine) -> _Member | None:
+        """Admit a call and read its inputs; None where it is refused, and thereby done."""
+        begun_s = time.perf_counter()
+        try:
+            self._single.admit(call.asked)
+            inputs = self._single.inputs(call.asked)
+        except CallRefused as refused:
+            self._done(call, refused)
+            return None
+        times = [begun_s - call.asked_s, time.perf_counter() - begun_s, 0.0, 0.0]
+        return _Member(call, inputs, times)
+
+    def _merge(self, group: _Group) -> None:
+        begun_s = time.perf_counter()
+        try:
+            found = self._run(group)
+        except (CallRefused, merged_run.OtherOutputs):  # perhaps for one of the calls alone
+            group.record.note_failed(group.size)
+            self._singly(Singly.FAILED, group)
+            return
+        if found is None:
+            return
+        merged_s = self._single.emulated_s(time.perf_counter() - begun_s)
+        group.record.note_merged(group.size, merged_s)
+        self.counts.groups += 1
+        self.counts.calls += group.size
+        share_s = merged_s / group.size
+        for member, outputs in zip(group.members, found, strict=True):
+            member.times[0] += merged_s - share_s
+            member.times[2] = share_s
+            self._deliver(member, outputs)
+
+    def _deliver(self, member: _Member, outputs: tuple[Any, ...]) -> None:
+        asked = member.waiting.asked
+        # What lies beside the results of others is copied where it is kept.
+        run = ProgramRun(outputs, {}, lasting=False)
+        try:
+            answer = self._single.delivered(asked, member.inputs, run, [], member.times)
+        except BaseException as error:  # noqa: BLE001 - it is the call's own, and raised in its thread
+            self._done(member.waiting, error)
+        else:
+            self._done(member.waiting, answer)
+
+    def _compare(self, group: _Group) -> None:
+        """Run the calls as one and singly; they are answered by the latter."""
+        digest = group.members[0].waiting.asked.call.program.digest
+        with _listening_to_warnings, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            begun_s = time.perf_counter()
+            try:
+                found = self._run(group)
+            except (CallRefused, merged_run.OtherOutputs) as error:
+                self._note_refusal(group, digest, error)
+                return
+            merged_s = max(time.perf_counter() - begun_s, self._single.run_s)
+        if found is None:
+            return
+        if merged_run.loops_over(caught):
+            self._records.forbid(digest, Singly.NO_RULE)
+            self._singly(Singly.NO_RULE, group)
+            return
+        self.counts.compared += group.size
+        answers = []
+        for member, outputs in zip(group.members, found, strict=True):
+            answers.append(self._compared(member, outputs))
+            lost = member.waiting.error
+            if isinstance(lost, ContextLost):  # the others' calls are not to blame
+                raise lost if member is group.members[0] else _blameless(lost)
+        if any(equal is False for _, equal in answers):
+            self._records.forbid(digest, Singly.DIFFERS)
+        elif all(equal for _, equal in answers):
+            group.record.note_compared(group.size, merged_s, sum(spent for spent, _ in answers))
+
+    def _compared(self, member: _Member, merged: Sequence[Any]) -> tuple[float, bool | None]:
+        """Answer a call singly: how long it ran, and if it gave the same; None where it failed."""
+        waiting, equal = member.waiting, None
+
+        def look(_: Inputs, run: ProgramRun, wrote: bool) -> None:  # noqa: FBT001 - a callback
+            nonlocal equal
+            equal = not wrote and not merged_run.differs(run.outputs, merged)
+
+        begun_s = time.perf_counter()
+        member.times[0] = begun_s - waiting.asked_s - member.times[1]
+        try:
+            answer = self._single.answer(waiting.asked, member.inputs, member.times, look)
+        except BaseException as error:  # noqa: BLE001 - as in `_deliver`
+            self._done(waiting, error)
+            return 0.0, None
+        self._done(waiting, answer)
+        return answer.times[2], equal
+
+    def _run(self, group: _Group) -> list[tuple[Any, ...]] | None:
+        """What each call gets; None where the group cannot run and need not be tried again soon."""
+        first = group.members[0]
+        call = first.waiting.asked.call
+        program, outputs = call.program, group.record.outputs
+        assert outputs is not None, "a program is watched before it is merged"
+        calls = [member.inputs for member in group.members]
+        shapes = ("merged", program.digest, group.size, *first.inputs.shapes)
+        before = versions_of(program.constants)
+
+        def work() -> list[tuple[Any, ...]]:
+            with computing(self._single.device, call.options.mode()):
+                return merged_run.run_merged(program, calls, outputs)
+
+        memory = self._single.memory
+        try:
+            found, need_bytes = memory.attempt(shapes, work)
+        except OutOfMemory:
+            self._short(group.record, group.size)
+            self._singly(Singly.MEMORY, group)
+            return None
+        except ContextLost as lost:  # nobody knows by which of the calls
+            raise _blameless(lost) from lost
+        finally:
+            wrote = versions_of(program.constants) != before
+            self._single.tidy(program, before)
+            wrote |= self._undo_writes(group)
+        if wrote:
+            self._records.forbid(program.digest, Singly.WRITES)
+            return None
+        if need_bytes > memory.limit_bytes:
+            self._short(group.record, group.size)
+        return found
+
+    def _undo_writes(self, group: _Group) -> bool:
+        """Undo what a run wrote to inputs, which it should not have; whether it did."""
+        wrote = False
+        for member in group.members:
+            changed = member.inputs.changed()
+            if changed:
+                wrote = True
+                self._single.settle(changed, member.waiting.asked, finished=False)
+                detail = "inputs were written to by a merged run; send them again"
+                self._done(
+                    member.waiting, CallRefused(FailureKind.MISSING, detail, {"missing": []})
+                )
+        return wrote
+
+    def _note_refusal(self, group: _Group, digest: str, error: Exception) -> None:
+        """A group failed that never ran before."""
+        why = _reason(error)
+        if why is Singly.FAILED:  # perhaps for one of the calls alone
+            group.record.note_failed(group.size)
+        else:
+            self._records.forbid(digest, why)
+        self._singly(why, group)
+
+    def _short(self, record: MergeRecord, size: int) -> None:
+        record.note_short(size)
+        self._single.device.release()
+
+    def _singly(self, why: Singly, group: _Group) -> None:
+        self.counts.singly[why] += group.size
+
+    def _done(self, call: CallInLine, outcome: CallAnswer | BaseException) -> None:
+        if isinstance(outcome, BaseException):
+            call.failed(outcome)
+        else:
+            call.answered(outcome)
+        self._line.wake(call)
+
+
+_OF_VALUES = ("data-dependent control flow", ".item()", "dynamic shape")
+_OF_RULES = ("Batching rule not implemented", "batching rule")
+_OF_WRITES = ("vmap: inplace", "in-place", "doesn't match the broadcast shape")
+_OF_CHANCE = "randomness"
+
+
+def _blameless(lost: ContextLost) -> ContextLost:
+    """What calls are told whose worker ends: they are repeated in another one."""
+    return ContextLost(str(lost), of_program=False)
+
+
+def _reason(error: Exception) -> Singly:
+    """Why a merged run failed, by what torch says."""
+    text = str(error)
+    if isinstance(error, merged_run.OtherOutputs):
+        return Singly.DIFFERS
+    if any(words in text for words in _OF_VALUES):
+        return Singly.VALUES
+    if _OF_CHANCE in text:
+        return Singly.RANDOM
+    if any(words in text for words in _OF_WRITES):
+        return Singly.WRITES
+    return Singly.NO_RULE if any(words in text for words in _OF_RULES) else Singly.FAILED

@@ -1,0 +1,148 @@
+"""A program run once for several calls, by torch's vmap over the inputs that differ.
+
+Every operator brings its own rule for a batch, so what a program says about sizes stays true.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gpu_manager.worker.merging.merge_records import Layout
+from gpu_manager.worker.program.build import BuiltProgram
+from gpu_manager.worker.program.inputs import Inputs
+from gpu_manager.worker.program.recorded_runs import ProgramRun
+from gpu_manager.worker.program.tensor_specs import identity
+
+# dtype -> (relative, absolute): by how much a call may differ when it runs with others. Whatever
+# is not here must be equal. These are the tolerances of docs/compatibility.md.
+TOLERANCES = {
+    torch.float64: (1e-7, 1e-9),
+    torch.float32: (1e-4, 1e-5),
+    torch.float16: (2e-3, 2e-3),
+    torch.bfloat16: (1.6e-2, 1e-2),
+    torch.complex64: (1e-4, 1e-5),
+    torch.complex128: (1e-7, 1e-9),
+}
+# What torch says where an operator has no rule for a batch and is called once for each call.
+_LOOPS = "batching rule"
+_TENSOR = object()  # stands where an output is a tensor
+
+
+class OtherOutputs(Exception):
+    """A merged run gave outputs of other kinds than single calls do."""
+
+
+def layouts_of(outputs: Sequence[Any]) -> list[Any]:
+    """The outputs without their numbers: what those of a merged run must be like."""
+    return [_layout(output) if isinstance(output, torch.Tensor) else output for output in outputs]
+
+
+def share_memory(inputs: Inputs, run: ProgramRun, constants: Sequence[torch.Tensor]) -> bool:
+    """Whether an output lies in an input, in a constant, or where another output does."""
+    seen = {storage for found in (*inputs.positions, run.positions) for storage in found}
+    seen |= {identity(constant.untyped_storage()) for constant in constants}
+    for output in run.outputs:
+        if isinstance(output, torch.Tensor):
+            storage = identity(output.untyped_storage())
+            if storage in seen:
+                return True
+            seen.add(storage)
+    return False
+
+
+def run_merged(
+    program: BuiltProgram, calls: Sequence[Inputs], layouts: Sequence[Any]
+) -> list[tuple[Any, ...]]:
+    """The outputs of each call, each in memory of its own or in a part that no other call has."""
+    first = calls[0]
+    positions = [entry.position for entry in first.sent if entry.held.image is None]
+    together = [torch.stack([each.values[place] for each in calls]) for place in positions]
+    plain: list[Any] = []
+
+    def one(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = list(first.values)
+        for place, tensor in zip(positions, tensors, strict=True):
+            values[place] = tensor
+        outputs = program.run(values, program.constants)
+        plain[:] = [_TENSOR if isinstance(each, torch.Tensor) else each for each in outputs]
+        return tuple(each for each in outputs if isinstance(each, torch.Tensor))
+
+    found = torch.func.vmap(one, randomness="error")(*together)
+    del together
+    return _apart(list(found), plain, layouts, len(calls))
+
+
+def loops_over(caught: Sequence[warnings.WarningMessage]) -> bool:
+    """Whether some operator ran once for each call, by what torch said meanwhile."""
+    return any(_LOOPS in str(warning.message) for warning in caught)
+
+
+def differs(single: Sequence[Any], merged: Sequence[Any]) -> bool:
+    """Whether a call gave something else alone than with others, beyond what is promised."""
+    return not all(map(_is_close, single, merged))
+
+
+def _layout(output: torch.Tensor) -> Layout:
+    strides = tuple(output.stride()) if _is_dense(output) else None
+    return Layout(output.dtype, tuple(output.shape), strides)
+
+
+def _is_dense(output: torch.Tensor) -> bool:
+    """Whether it takes every element between its first and its last, and each once."""
+    expected = 1
+    for stride, size in sorted(zip(output.stride(), output.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return output.numel() > 0
+
+
+def _apart(
+    found: list[torch.Tensor], plain: list[Any], layouts: Sequence[Any], calls: int
+) -> list[tuple[Any, ...]]:
+    """Each call's part of what a merged run gave."""
+    if len(plain) != len(layouts):
+        raise OtherOutputs
+    tensors = iter(found)
+    by_output: list[Sequence[Any]] = []
+    for value, layout in zip(plain, layouts, strict=True):
+        if value is _TENSOR and isinstance(layout, Layout):
+            by_output.append(_pieces(next(tensors), layout))
+        elif type(value) is not type(layout) or repr(value) != repr(layout):
+            raise OtherOutputs
+        else:
+            by_output.append([value] * calls)
+    return list(zip(*by_output, strict=True)) if by_output else [()] * calls
+
+
+def _pieces(whole: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
+    """The parts of an output, laid out as a single call's."""
+    if whole.dtype != layout.dtype or tuple(whole.shape[1:]) != layout.shape:
+        raise OtherOutputs
+    whole = whole.detach().resolve_conj().resolve_neg()
+    pieces: Sequence[torch.Tensor] = whole.unbind(0)
+    if layout.strides is None:
+        return [piece.clone(memory_format=torch.contiguous_format) for piece in pieces]
+    owned = whole.stride(0) >= max(pieces[0].numel(), 1)
+    return [
+        piece if owned and piece.stride() == layout.strides else _as(piece, layout.strides)
+        for piece in pieces
+    ]
+
+
+def _as(piece: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    made = torch.empty_strided(piece.shape, strides, dtype=piece.dtype, device=piece.device)
+    return made.copy_(piece)
+
+
+def _is_close(single: Any, merged: Any) -> bool:
+    if not isinstance(single, torch.Tensor):
+        return type(single) is type(merged) and repr(single) == repr(merged)
+    if single.shape != merged.shape or single.dtype != merged.dtype:
+        return False
+    if single.dtype not in TOLERANCES:
+        return torch.equal(single, merged)
+    relative, absolute = TOLERANCES[single.dtype]
+    return torch.allclose(merged, single, relative, absolute, equal_nan=True)

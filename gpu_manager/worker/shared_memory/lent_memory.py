@@ -1,0 +1,48 @@
+"""Memory of the host that another process maps: to read it where it lies, or to fill it."""
+
+import fcntl
+import mmap
+import os
+
+from gpu_manager.worker.call_errors import CallRefused
+from torch_shim.wire.protocol import FailureKind
+
+_PIECE_BYTES = 16 << 20
+
+
+def read_file(descriptor: int, start: int, size_bytes: int) -> tuple[memoryview, bool]:
+    """Return the bytes and whether they are mapped: then they begin at `start`.
+
+    A file that could shrink is copied: who reads a mapping behind its end is killed. CallRefused
+    for one that is too short.
+    """
+    try:
+        end = start + size_bytes
+        if os.fstat(descriptor).st_size < end:
+            raise CallRefused(FailureKind.BAD_FRAME, "data is longer than its file")
+        if _is_sealed(descriptor):
+            return memoryview(mmap.mmap(descriptor, end, flags=mmap.MAP_PRIVATE)), True
+        content = bytearray(size_bytes)
+        with memoryview(content) as room:
+            done = 0
+            while done < size_bytes:
+                count = os.preadv(descriptor, [room[done : done + _PIECE_BYTES]], start + done)
+                if not count:
+                    raise CallRefused(FailureKind.BAD_FRAME, "data is longer than its file")
+                done += count
+        return memoryview(content), False
+    except (OSError, ValueError, OverflowError) as error:
+        raise CallRefused(FailureKind.BAD_FRAME, f"data in a file: {error}") from error
+
+
+def _is_sealed(descriptor: int) -> bool:
+    try:
+        return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:  # a file on disk
+        return False
+
+
+def map_room(descriptor: int, size_bytes: int) -> memoryview:
+    """Map memory that the manager gave to be filled; OSError or ValueError if that cannot be."""
+    how = mmap.MAP_SHARED | mmap.MAP_POPULATE  # a fault for each page takes longer than the copy
+    return memoryview(mmap.mmap(descriptor, size_bytes, flags=how))

@@ -1,0 +1,89 @@
+"""Workflows and their runs as text."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from gpufaas.output.columns import columns
+
+Shown = Mapping[str, Any]
+
+_BAR = 30
+
+
+def workflow_rows(found: Sequence[Shown]) -> str:
+    """A line for each workflow."""
+    rows = [("NAME", "NAMESPACE", "STAGES", "SLO")]
+    rows += [
+        (one["name"], one["namespace"], str(one["stages"]), _ms(one["sloMs"])) for one in found
+    ]
+    return columns(rows)
+
+
+def workflow_text(found: Shown) -> str:
+    """A workflow: who waits for whom, and each stage's share of the time."""
+    lines = [
+        f"workflow   {found['name']}.{found['namespace']}",
+        f"SLO        {_ms(found['sloMs'])}",
+        f"limit      {_ms(found['timeoutMs'])}",
+        f"fastest    {_ms(found['fastestMs']) if found['fastestMs'] else 'not known'}",
+        "",
+    ]
+    rows = [("STAGE", "FUNCTION", "AFTER", "MEAN", "SHARE", "")]
+    for stage in found["stages"]:
+        share = stage["share"]
+        rows.append(
+            (
+                stage["name"],
+                stage["function"],
+                ", ".join(stage["after"]),
+                _ms(stage["meanMs"]),
+                "" if share is None else f"{100 * share:3.0f} % {_bar(share)}",
+                "; ".join(_wishes(stage)),
+            )
+        )
+    return "\n".join([*lines, columns(rows)])
+
+
+def runs_text(runs: Sequence[Shown]) -> Iterator[str]:
+    """The runs, oldest first: a line for each, and one for each of its stages."""
+    for run in reversed(runs):
+        at = datetime.fromtimestamp(run["at"], UTC).isoformat(timespec="milliseconds")
+        ended = "running" if run["running"] else str(run["status"])
+        slo = f", SLO {run['slo']}" if run["slo"] not in {"", "none"} else ""
+        yield f"{at} {run['callId']} {ended} {_ms(run['tookMs'])}{slo} {run['why']}".rstrip()
+        for name, stage in run["stages"].items():
+            yield f"  {name}: {_stage(stage)}"
+
+
+def _stage(stage: Shown) -> str:
+    if stage["skipped"]:
+        return "skipped"
+    tries = f", {stage['attempts']} attempts" if stage["attempts"] > 1 else ""
+    why = f", {stage['why']}" if stage["why"] else ""
+    began = f"after {_ms(stage['beganMs'])}, " if stage["beganMs"] is not None else ""
+    status = stage["status"] or "no status"
+    return f"{began}took {_ms(stage['tookMs'])}, {status}{tries}{why}"
+
+
+def _wishes(stage: Shown) -> Iterator[str]:
+    if stage["when"]:
+        yield f"when {stage['when']}"
+    if stage["retries"]:
+        yield f"{stage['retries']} retries"
+    if stage["timeoutMs"]:
+        yield f"limit {_ms(stage['timeoutMs'])}"
+    if stage["optional"]:
+        yield "optional"
+    if stage["each"]:
+        yield "for each element"
+    if stage["byHandle"]:
+        yield "by handle"
+
+
+def _bar(share: float) -> str:
+    return "#" * round(_BAR * share)
+
+
+def _ms(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:.6g} ms"

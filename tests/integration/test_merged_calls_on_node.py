@@ -1,0 +1,117 @@
+"""Concurrent calls of one model on a node: run as one, forbidden, and repeated after a crash."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from common.gpu_wishes import AS_MEASURED, UNMERGED, GpuWishes
+from common.telemetry.metrics import Values
+from gpu_manager.credentials import FunctionIdentity
+from gpu_manager.metrics import manager_metrics
+from gpu_manager.node.settings import EmulatedTimes
+from gpu_manager.runtimes.merged_sums import MergedSums
+from gpufaas.daemons.embedded_node import EmbeddedNode
+from testbed.nodes.manager_client import SealedWeights
+from testbed.nodes.node_thread import NodeThread, node_thread
+from testbed.nodes.worker_client import FunctionClient
+from tests.integration.test_node import model
+from tests.kit.processes.executed_programs import KILL_WORKERS, execute
+from tests.kit.waiting import wait_until
+
+CLIENTS, CALLS = 6, 12
+
+
+def merges(node: EmbeddedNode) -> MergedSums:
+    """What became of the calls of all models."""
+    found = MergedSums()
+    for gpu in node.manager.node.gpus.values():
+        for resident in gpu.residents.values():
+            found = found.plus(resident.merges)
+    return found
+
+
+def call_all(node: NodeThread, image: SealedWeights, wishes: GpuWishes) -> None:
+    """Clients of one function that call at the same time, each with its own numbers."""
+    identity = FunctionIdentity("team", "function", wishes)
+    credential = node.run(lambda it: it.manager.credentials.issue(identity))
+    clients = [FunctionClient(node.address, credential) for _ in range(CLIENTS)]
+    clients[0].upload(image)
+    answers: list[list[float]] = []
+
+    def call(number: int) -> None:
+        clients[number].acquire(image)
+        answers.extend(clients[number].call(image, x=float(number)) for _ in range(CALLS))
+        clients[number].release()
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for client in clients:
+        client.close()
+    expected = [[number + 1.0] * 4 for number in range(CLIENTS) for _ in range(CALLS)]
+    assert sorted(answers) == sorted(expected)
+
+
+@pytest.mark.parametrize("runtime", ["process", "stream"])
+def test_calls_of_several_leases_run_as_one_and_are_counted(runtime: str) -> None:
+    image = model(1.0)
+    with node_thread(gpu_overlap=CLIENTS, emulation=EmulatedTimes(run_s=0.02)) as node:
+        call_all(node, image, GpuWishes(runtime, merged=AS_MEASURED))
+        wait_until(lambda: node.run(merges).groups, "groups are reported")
+        found = node.run(merges)
+        assert found.calls >= 2 * found.groups
+        assert found.compared >= 4
+        meters = node.run(lambda it: list(it.manager.node.meters.families()))
+        (calls,) = (each for each in meters if each.metric is manager_metrics.MERGED_CALLS)
+        assert isinstance(calls, Values)
+        assert sum(calls.values.values()) == found.calls
+    image.close()
+
+
+def test_calls_run_singly_when_the_deployment_forbids_groups() -> None:
+    image = model(1.0)
+    with node_thread(gpu_overlap=CLIENTS, emulation=EmulatedTimes(run_s=0.01)) as node:
+        call_all(node, image, GpuWishes(merged=UNMERGED))
+        wait_until(lambda: node.run(merges).singly.get("off"), "the reason is reported")
+        assert node.run(merges).groups == node.run(merges).compared == 0
+    image.close()
+
+
+def test_members_are_repeated_singly_when_their_worker_is_killed(tmp_path: Path) -> None:
+    program = f"""
+import threading, time
+import torch
+{KILL_WORKERS}
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4).cuda().eval()
+weight, bias = model.weight.detach().cpu(), model.bias.detach().cpu()
+right = []
+
+def ask(number, over):
+    torch.set_grad_enabled(False)
+    while not over.is_set():
+        x = torch.full((1, 4), float(number))
+        right.append(torch.allclose(model(x.cuda()).cpu(), x @ weight.T + bias, atol=1e-5))
+
+over = threading.Event()
+threads = [threading.Thread(target=ask, args=(number, over)) for number in range(6)]
+for thread in threads:
+    thread.start()
+while len(right) < 60:
+    time.sleep(0.05)
+print(kill_workers() > 0)
+answered = len(right)
+while len(right) < answered + 30:
+    time.sleep(0.05)
+over.set()
+for thread in threads:
+    thread.join()
+from torch_shim.process_report import report
+print(all(right), report.counts.repeated_calls > 1)
+"""
+    done, counts = execute(program, tmp_path, "--emulate-run", "0.1")
+    assert (done.returncode, done.stdout) == (0, "True\nTrue True\n"), done.stderr
+    assert counts["graph_calls"] >= 90

@@ -1,0 +1,95 @@
+"""Conditions of stages: what they compare, and what is refused."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from gateway_ext.workflows.plan.conditions import (
+    BadCondition,
+    Unmeetable,
+    condition,
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int | None
+    body: str
+
+    def json(self) -> Any:
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise Unmeetable("no JSON") from error
+
+
+ANSWERS: Mapping[str, Answer] = {
+    "a": Answer(200, '{"n": 3, "t": "x y", "l": [{"k": true}], "a.b": 1, "z": null, "7": "seven"}'),
+    "b": Answer(404, "not JSON"),
+}
+NAMES = ("a", "b", "gone")
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("a.status == 200", True),
+        ("a.status >= 300", False),
+        ("b.status == 404 and a.json.n < 4", True),
+        ("b.status == 200 and a.json.n < 4 or a.json.n == 3", True),
+        ("a.json.n == 3 or b.status == 200 and a.json.n == 4", True),
+        ('a.json.t == "x y"', True),
+        ('a.json["a.b"] == 1', True),
+        ("a.json.7 == \"seven\"", True),
+        ("a.json.l[0].k == true", True),
+        ("a.json.l.0.k == true", True),
+        ("a.json.l[0].k == 1", False),
+        ("a.json.l[0].k != 1", True),
+        ("a.json.l[1].k == null", True),
+        ("a.json.missing.deeper == null", True),
+        ("a.json.missing > 1", False),
+        ("a.json.z == null", True),
+        ("a.json.n == -3", False),
+        ("a.json.n==3.0e0", True),
+        ('a.json.t > "x"', True),
+        ("gone.status == null", True),
+        ("gone.json.x == null", True),
+        ("gone.status < 500", False),
+    ],
+)  # fmt: skip
+def test_condition_compares_answers(text: str, *, holds: bool) -> None:
+    assert condition(text, NAMES).holds(ANSWERS) is holds
+
+
+@pytest.mark.parametrize(
+    "text", ["b.json.x == 1", "a.json.t > 1", "a.json.l > 1", "a.json.n < null"]
+)
+def test_what_cannot_be_compared_is_no_answer(text: str) -> None:
+    with pytest.raises(Unmeetable):
+        condition(text, NAMES).holds(ANSWERS)
+
+
+def test_single_stage_need_not_be_named() -> None:
+    found = condition("status == 200 and json.n == 3", ["a"])
+
+    assert found.holds(ANSWERS)
+    assert found.sources == {"a"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " ", "a", "a.status", "a.status ==", "== 200", "a.status = 200", "a.status == 200 and",
+        "a.status == 200 or", "or a.status == 200", "a.status == 200 200", "a.status == x",
+        "c.status == 200", "status == 200", "a.body == 1", "a.status.x == 1", "a.json[x] == 1",
+        "__import__('os') == 1", "a.json.n == 1e999", 'a.json["\\x"] == 1', 'a.status == "',
+        "a.status == 1 and " * 32 + "a.status == 1", "a.status == 200" + " " * 1000,
+        "a.status == 200 AND a.status == 1", "a.json..n == 1", "a.json.n == [1]",
+    ],
+)  # fmt: skip
+def test_what_is_no_condition_is_refused(text: str) -> None:
+    with pytest.raises(BadCondition):
+        condition(text, NAMES)

@@ -1,0 +1,250 @@
+"""Workflows are deployed, listed, described and removed; they are kept; who may do what."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway_ext.errors import ProviderFailed
+from gateway_ext.model import FunctionId
+from gateway_ext.workflows.plan.fastest_times import LEAST_CALLS, fastest_s, least_times
+from gateway_ext.workflows.plan.workflow_file import read_workflow
+from tests.kit.fakes.fake_function import says
+from tests.kit.worlds.gateway_world import NOBODY, gateway_world
+from tests.kit.worlds.workflow_world import says_json, workflow_world
+
+pytestmark = pytest.mark.timeout(60, func_only=True)
+
+CHAIN = "  first: {function: a}\n  second: {function: b, after: first, when: status == 200}\n"
+FUNCTIONS = {"a": says_json(b"{}"), "b": says()}
+
+
+async def test_workflow_is_listed_described_and_removed(tmp_path: Path) -> None:
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        world = flows.world
+        assert (await world.get("/system/workflows")).body == []
+        assert (await flows.deploy(CHAIN, "workflow: w\nslo_ms: 500")).status == 202
+        assert (await world.get("/system/workflows")).body == [
+            {"name": "w", "namespace": "openfaas-fn", "stages": 2, "sloMs": 500.0}
+        ]
+        await flows.call()
+        shown = (await world.get("/system/workflow/w")).body
+        assert (shown["name"], shown["timeoutMs"]) == ("w", 300_000.0)
+        assert shown["text"].startswith("workflow: w")
+        first, second = shown["stages"]
+        assert (first["name"], first["after"], second["after"]) == ("first", ["request"], ["first"])
+        assert second["when"] == "status == 200"
+        assert first["share"] + second["share"] == pytest.approx(1, abs=1e-3)
+        (run,) = (await world.get("/system/workflow/w/runs")).body["runs"]
+        assert (run["status"], run["slo"]) == (200, "met")
+
+        said = await world.ask("DELETE", "/system/workflows", {"workflowName": "w"})
+        assert said.status == 202
+        assert (await world.get("/system/workflows")).body == []
+        said = await flows.call()
+        assert (said.status, said.body) == (404, "workflow w is not deployed in openfaas-fn")
+        for method, path, body in (
+            ("GET", "/system/workflow/w", None),
+            ("GET", "/system/workflow/w/runs", None),
+            ("DELETE", "/system/workflows", {"workflowName": "w"}),
+        ):
+            assert (await world.ask(method, path, body)).status == 404
+
+
+async def test_workflow_is_replaced_by_post_and_updated_by_put(tmp_path: Path) -> None:
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        assert (await flows.deploy(CHAIN, method="PUT")).status == 404
+        assert (await flows.deploy(CHAIN)).status == 202
+        assert (await flows.deploy("  only: {function: b}")).status == 202
+        assert (await flows.call()).body == "ok"
+        assert (await flows.deploy("  only: {function: a}", method="PUT")).status == 202
+        assert (await flows.call()).body == {}
+
+
+async def test_bad_file_is_refused_with_its_lines_and_changes_nothing(tmp_path: Path) -> None:
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        await flows.deploy("  only: {function: a}")
+        said = await flows.deploy("  x: {function: gone, retries: -1}\n  y: {after: z}")
+
+        assert said.status == 400
+        assert said.body.splitlines() == [
+            "line 3: x: function: function gone is not deployed in openfaas-fn",
+            "line 3: x: retries must be a whole number from 0 to 10",
+            "line 4: y: after names the unknown stage z",
+            "line 4: y: function: the function's name is missing",
+        ]
+        for bad in (b"\xff", b"", b"x" * (5 << 20)):
+            said = await flows.world.ask("POST", "/system/workflows", bad)
+            assert said.status in {400, 413}
+        assert (await flows.call()).body == {}
+
+
+async def test_workflows_are_kept_and_those_of_another_namespace_are_apart(tmp_path: Path) -> None:
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        await flows.deploy(CHAIN)
+        said = await flows.deploy("  only: {function: a}", "workflow: w\nnamespace: other")
+        assert said.body == "line 4: only: function: function a is not deployed in other"
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        assert (await flows.call(path="/workflow/w.openfaas-fn")).status == 200
+        assert (await flows.call(path="/workflow/w.other")).status == 404
+        assert (await flows.world.get("/system/workflows?namespace=other")).body == []
+        await flows.world.ask("DELETE", "/system/workflows", {"workflowName": "w"})
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        assert (await flows.world.get("/system/workflows")).body == []
+
+
+async def test_workflows_go_with_their_namespace(tmp_path: Path) -> None:
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        world = flows.world
+        await world.ask("POST", "/system/namespace/other", {"name": "other"})
+        await world.deploy("a", namespace="other")
+        head = "workflow: w\nnamespace: other"
+        assert (await flows.deploy("  only: {function: a}", head)).status == 202
+        await flows.deploy(CHAIN)
+        await world.ask("DELETE", "/system/namespace/other", {"name": "other"})
+        assert (await flows.call(path="/workflow/w.other")).status == 404
+        assert (await flows.call()).status == 200
+
+
+async def test_damaged_file_is_reported_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "workflows").mkdir()
+    (tmp_path / "workflows/w.openfaas-fn.yml").write_text("workflow: w")
+    (tmp_path / "workflows/.w.openfaas-fn.yml.1234").write_text("half")
+    with pytest.raises(ProviderFailed, match=r"w\.openfaas-fn\.yml is damaged: line 1: "):
+        async with gateway_world(tmp_path):
+            pass
+    assert [path.name for path in (tmp_path / "workflows").iterdir()] == ["w.openfaas-fn.yml"]
+
+
+async def test_administration_needs_the_password_and_calls_do_not(tmp_path: Path) -> None:
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        await flows.deploy(CHAIN)
+        for method, path in (
+            ("GET", "/system/workflows"),
+            ("POST", "/system/workflows"),
+            ("PUT", "/system/workflows"),
+            ("DELETE", "/system/workflows"),
+            ("GET", "/system/workflow/w"),
+            ("GET", "/system/workflow/w/runs"),
+        ):
+            assert (await flows.world.ask(method, path, b"", who=NOBODY)).status == 401
+        assert (await flows.call()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/workflow/w", 405),
+        ("POST", "/workflow/", 400),
+        ("POST", "/workflow", 404),
+        ("POST", "/workflow/gone", 404),
+        ("POST", "/workflow/w/below", 404),
+        ("GET", "/async-workflow/w", 405),
+        ("POST", "/async-workflow/gone", 404),
+        ("POST", "/async-function/workflow:w", 404),
+        ("POST", "/function/workflow:w", 404),
+        ("PATCH", "/system/workflows", 405),
+        ("GET", "/system/workflow/a%20b", 400),
+    ],
+)
+async def test_what_is_no_call_is_refused(
+    tmp_path: Path, method: str, path: str, status: int
+) -> None:
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        await flows.deploy(CHAIN)
+        assert (await flows.world.ask(method, path, b"")).status == status
+
+
+async def test_own_password_reaches_no_stage(tmp_path: Path) -> None:
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        await flows.deploy(CHAIN)
+        assert (await flows.world.ask("POST", "/workflow/w", b"")).status == 200
+        assert flows.got["a"][0].header("authorization") is None
+
+
+async def test_function_that_was_removed_fails_the_stage(tmp_path: Path) -> None:
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        await flows.deploy(CHAIN)
+        await flows.world.ask("DELETE", "/system/functions", {"functionName": "b"})
+        said = await flows.call()
+        assert said.status == 404
+        assert said.body == "stage second: function b is not deployed in openfaas-fn"
+
+
+async def test_bounds_of_bodies_runs_and_data_are_kept(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"workflow_answer_bytes": 1000, "workflow_held_bytes": 1500}
+    async with workflow_world(tmp_path, {"a": says(b"x" * 900), "b": says()}, **small) as flows:
+        await flows.deploy(CHAIN)
+        assert (await flows.call(b"x" * 1001)).status == 413
+        assert (await flows.call(b"x" * 500)).status == 200
+        said = await flows.call(b"x" * 900)
+        assert (said.status, "retry-after" in said.headers) == (429, True)
+        assert (await flows.call(b"x" * 500)).status == 200, "what it held was given back"
+    joins = CHAIN + "  third: {function: b, after: [first, second]}\n"
+    async with workflow_world(tmp_path, {"a": says(b"x" * 700), "b": says()}, **small) as flows:
+        await flows.deploy(joins)
+        assert (await flows.call(b"x" * 90)).status == 429, "what is joined counts too"
+        assert (await flows.runs())[0]["status"] == 429
+    async with workflow_world(tmp_path / "no", FUNCTIONS, workflow_runs=0) as flows:
+        await flows.deploy(CHAIN)
+        said = await flows.call()
+        assert (said.status, said.headers["retry-after"]) == (429, "1")
+
+
+async def test_run_is_one_trace_and_counted(tmp_path: Path) -> None:
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        await flows.deploy(CHAIN, "workflow: w\nslo_ms: 1")
+        trace = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+        await flows.call(headers={"X-Call-Id": "one", "traceparent": trace})
+        spans = (await flows.world.get("/system/traces/one")).body["spans"]
+
+        assert {span["trace_id"] for span in spans} == {"1" * 32}
+        (root,) = [span for span in spans if span["name"] == "workflow w.openfaas-fn"]
+        assert root["parent_id"] == "2" * 16
+        stages = {
+            span["attributes"].get("gpufaas.stage"): span["parent_id"]
+            for span in spans
+            if span["name"].startswith("call ")
+        }
+        assert stages == {"first": root["span_id"], "second": root["span_id"]}
+        text = (await flows.world.get("/metrics")).body
+        assert 'gpufaas_gateway_workflow_runs_total{code="200",slo="m' in text
+        assert "gpufaas_gateway_workflows_running 0.0" in text
+
+
+async def test_slo_that_cannot_be_met_is_refused_with_the_fastest_time(tmp_path: Path) -> None:
+    functions = {"a": says(delay_s=0.03), "b": says(delay_s=0.03)}
+    async with workflow_world(tmp_path, functions) as flows:
+        for name in ["a", "b"] * LEAST_CALLS:
+            assert (await flows.call(path=f"/function/{name}")).status == 200
+        chain = "  first: {function: a}\n  second: {function: b, after: first}\n"
+        said = await flows.deploy(chain, "workflow: w\nslo_ms: 20")
+        assert said.status == 400
+        assert "cannot end within 0.02 s: the fastest calls" in said.body
+        assert "more than 0.05 s together" in said.body
+        assert (await flows.deploy(chain, "workflow: w\nslo_ms: 60")).status == 202
+        assert (await flows.world.get("/system/workflow/w")).body["fastestMs"] == 50.0
+
+
+def test_fastest_time_is_that_of_the_longest_path() -> None:
+    plan = read_workflow(
+        json.dumps(
+            {
+                "workflow": "w",
+                "stages": {
+                    "a": {"function": "f"},
+                    "b": {"function": "g", "after": "a"},
+                    "c": {"function": "f", "after": "a"},
+                    "d": {"function": "g", "after": "a", "when": "status == 200"},
+                    "e": {"function": "unknown", "after": ["b", "c", "d"]},
+                },
+            }
+        )
+    )
+    name = {short: str(FunctionId("openfaas-fn", short)) for short in "fgh"}
+    counts = {name["f"]: [0, LEAST_CALLS, 0], name["g"]: [0, 0, 50], name["h"]: [0, 1, 0]}
+    least_s = least_times(counts, [1.0, 2.0])
+
+    assert least_s == {name["f"]: 1.0, name["g"]: 2.0}
+    assert fastest_s(plan, least_s) == 3.0

@@ -1,0 +1,177 @@
+"""Data from worker to worker: who may have it, and what becomes of it when either side ends."""
+
+import asyncio
+import os
+
+import pytest
+
+from gpu_manager.data import lending
+from gpu_manager.data.data_item import DataItem
+from gpu_manager.data.data_table import DataTable, NewData
+from gpu_manager.data.worker_data import WorkerData
+from gpu_manager.runtimes.runtime import LentData
+from testbed.nodes.in_memory_runtime import InMemoryHosted
+from testbed.virtual_time import virtually
+from tests.kit.processes.open_files import open_files
+from tests.kit.worlds.gpu_node import World, world
+from tests.unit.gpu_manager.data.data_world import MIB, ONE, table
+
+CONTENT = b"c" * MIB
+
+
+class Lenders:
+    """Two models of a tenant in processes of their own, of which the first has data."""
+
+    def __init__(self, it: World, lender: InMemoryHosted, borrower: InMemoryHosted) -> None:
+        self.table: DataTable = table()
+        self.data = it.node.data = WorkerData(self.table)
+        self.lender, self.borrower = lender, borrower
+        new = NewData(len(CONTENT), b"about")
+        self.item: DataItem = self.data.put(lender.order.tenant, ONE, new, lender)
+        lender.data[self.item.handle] = CONTENT
+
+    @property
+    def handle(self) -> str:
+        return self.item.handle
+
+    async def borrowed(self, handle: str = "") -> LentData | None:
+        """What the borrower is answered."""
+        answers = len(self.borrower.borrowings)
+        self.data.wanted(self.borrower, handle or self.handle)
+        await asyncio.sleep(0.01)
+        assert len(self.borrower.borrowings) == answers + 1
+        found = self.borrower.borrowings[-1][1]
+        return None if found is None else found.lent
+
+    def close(self) -> None:
+        self.table.close()
+
+
+async def lenders(it: World) -> Lenders:
+    _, lender = await it.hold(it.add(10))
+    _, borrower = await it.hold(it.add(11))
+    return Lenders(it, lender, borrower)
+
+
+@virtually
+async def test_worker_gets_what_another_one_lends_and_it_is_used_until_given_back() -> None:
+    async with world() as it:
+        found = await lenders(it)
+        assert await found.borrowed() == LentData(MIB, 0, b"token", None)
+        _, answer = found.borrower.borrowings[-1]
+        assert answer is not None
+        assert (answer.about, answer.same_gpu) == (b"about", True)
+        assert found.lender.lent[found.handle] == 1
+
+        found.table.end(found.item)  # who uses it goes on
+        assert found.lender.lent[found.handle] == 1
+        assert await found.borrowed() is None
+
+        found.data.given_back(found.borrower, found.handle)
+        assert found.lender.lent[found.handle] == 0
+        found.data.given_back(found.borrower, found.handle)  # it counts for nothing
+        assert found.lender.lent[found.handle] == 0
+        found.close()
+
+
+@virtually
+async def test_nothing_is_lent_to_another_tenant_by_a_forged_handle_or_without_a_worker() -> None:
+    async with world() as it:
+        found = await lenders(it)
+        stranger = found.table.put_on_worker("strangers", ONE, NewData(4, b""), found.lender)
+        for handle in (stranger.handle, found.handle[:-1] + "!", "nonsense", "n" * 10_000):
+            assert await found.borrowed(handle) is None
+        here = await found.table.put(found.lender.order.tenant, ONE, NewData(4, b""))
+        assert await found.borrowed(here.handle) is None
+        found.lender.data.clear()  # the worker has not got it
+        assert await found.borrowed() is None
+        assert not found.lender.lent.total()
+        found.close()
+
+
+@virtually
+async def test_uses_of_a_worker_that_ends_are_given_back() -> None:
+    async with world() as it:
+        found = await lenders(it)
+        await found.borrowed()
+        await found.borrowed()
+        assert found.lender.lent[found.handle] == 2
+        found.borrower.die()
+        await asyncio.sleep(0)
+        assert found.lender.lent[found.handle] == 0
+        found.close()
+
+
+@pytest.mark.parametrize("ends", ["lender", "borrower"])
+@virtually
+async def test_wish_ends_when_a_worker_does(ends: str) -> None:
+    async with world() as it:
+        found = await lenders(it)
+        found.lender.hangs = True
+        found.data.wanted(found.borrower, found.handle)
+        await asyncio.sleep(0.01)
+        (found.lender if ends == "lender" else found.borrower).die()
+        await asyncio.sleep(0.01)
+        assert found.borrower.borrowings == [(found.handle, None)]
+        found.close()
+
+
+@virtually
+async def test_what_is_lent_too_late_is_given_back() -> None:
+    async with world() as it:
+        found = await lenders(it)
+        found.lender.hangs = True
+        found.data.wanted(found.borrower, found.handle)
+        await asyncio.sleep(11.0)
+        assert found.borrower.borrowings == [(found.handle, None)]
+        found.lender.lent[found.handle] = 1
+        found.data.lent(found.lender, found.handle, LentData(MIB, 0, b"token", None))
+        assert found.lender.lent[found.handle] == 0
+        found.close()
+
+
+@virtually
+async def test_lender_that_names_another_size_or_too_long_a_token_lends_nothing() -> None:
+    async with world() as it:
+        found = await lenders(it)
+        found.lender.hangs = True
+        for lie in (LentData(MIB + 1, 0, b"t", None), LentData(MIB, 0, b"t" * 65, None)):
+            found.data.wanted(found.borrower, found.handle)
+            await asyncio.sleep(0.01)
+            found.lender.lent[found.handle] = 1
+            found.data.lent(found.lender, found.handle, lie)
+            await asyncio.sleep(0.01)
+            assert found.borrower.borrowings[-1] == (found.handle, None)
+            assert found.lender.lent[found.handle] == 0
+        found.close()
+
+
+@virtually
+async def test_descriptors_of_what_is_lent_are_closed_by_who_made_them() -> None:
+    async with world() as it:
+        found = await lenders(it)
+        found.lender.hangs = True
+        ours = os.memfd_create("lent-by-test")
+        for size_bytes in (MIB, MIB + 1):
+            found.data.wanted(found.borrower, found.handle)
+            await asyncio.sleep(0.01)
+            found.data.lent(found.lender, found.handle, LentData(size_bytes, 0, b"", ours))
+            await asyncio.sleep(0.01)
+        assert sum("lent-by-test" in target for _, target in open_files()) == 1
+        os.close(ours)
+        found.close()
+
+
+@virtually
+async def test_more_wishes_at_once_than_a_worker_may_have_are_refused() -> None:
+    async with world() as it:
+        found = await lenders(it)
+        found.lender.hangs = True
+        most = lending._MOST_WISHES  # noqa: SLF001 - the bound itself
+        for _ in range(most + 3):
+            found.data.wanted(found.borrower, found.handle)
+        assert len(found.borrower.borrowings) == 3
+        found.lender.die()
+        await asyncio.sleep(0.01)
+        assert len(found.borrower.borrowings) == most + 3
+        found.close()

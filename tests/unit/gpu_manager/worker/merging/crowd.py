@@ -1,0 +1,97 @@
+"""Several functions whose calls of one model wait for the same turn."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Self
+
+import torch
+
+from gpu_manager.worker.merging.call_line import CallLine
+from tests.kit.waiting import wait_until
+from tests.unit.gpu_manager.worker.calls.caller import (
+    Caller,
+    CallFailed,
+    LocalWorker,
+    Reply,
+    weight,
+)
+from torch_shim.wire.programs import Program
+
+FIRST_LEASE = 100
+
+
+class Crowd:
+    """Callers of one worker, each a session with a lease of its own."""
+
+    def __init__(self, worker: LocalWorker, size: int, arena_bytes: int = 1 << 20) -> None:
+        self.worker = worker
+        self.callers: list[Caller] = []
+        for number in range(size):
+            session = f"s{number}"
+            self.callers.append(worker.connect(session, arena_bytes))
+            worker.leases.admit(FIRST_LEASE + number, session)
+        self._bindings: list[int] = []
+        self._lacks = 0
+        self._threads = ThreadPoolExecutor(size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for caller in self.callers:
+            caller.wire.close()
+        self._threads.shutdown()
+
+    def bind(self, what: Program, weights: Sequence[torch.Tensor]) -> None:
+        """Every caller binds the image's tensors as the inputs behind the first one."""
+        table = self.worker.weights
+        bound = {n + 1: weight(table, n, like) for n, like in enumerate(weights)}
+        self._bindings = [caller.bind(what, bound) for caller in self.callers]
+        self._lacks = len(weights)
+
+    def call(self, what: Program, inputs: Sequence[Any], **more: Any) -> list[Any]:
+        """Calls that wait together, in this order: each one's outputs, or the error it ended by."""
+        return [_outcome(each) for each in self.begin(what, inputs, **more)]
+
+    def begin(
+        self,
+        what: Program,
+        inputs: Sequence[Any],
+        meanwhile: Callable[[], object] = int,
+        **more: Any,
+    ) -> list["Future[Reply]"]:
+        """The same, under way; `meanwhile` is done when all of them wait."""
+        line, found = self.worker.executor.line, []
+        with self.worker.executor._gate:  # noqa: SLF001 - what a call holds
+            for number, sent in enumerate(inputs):
+                found.append(self._threads.submit(self._one, number, what, sent, **more))
+                wait_until(partial(_is_long, line, number + 1), "the call is in line")
+            meanwhile()
+        return found
+
+    def learn(self, what: Program, inputs: Sequence[Any], rounds: int = 4) -> None:
+        """Call as often as it takes until such calls are compared and measured."""
+        for _ in range(rounds):
+            for outcome in self.call(what, inputs):
+                assert isinstance(outcome, list), outcome
+
+    def _one(self, number: int, what: Program, sent: Any, **more: Any) -> Reply:
+        values = (sent, *[None] * self._lacks)
+        binding = self._bindings[number] if self._bindings else None
+        return self.callers[number].call(
+            what, *values, lease=FIRST_LEASE + number, binding=binding, **more
+        )
+
+
+def _outcome(call: "Future[Reply]") -> Any:
+    error = call.exception()
+    if error is None:
+        return call.result().outputs
+    if not isinstance(error, CallFailed):
+        raise error
+    return error
+
+
+def _is_long(line: CallLine, length: int) -> bool:
+    return len(line) == length
