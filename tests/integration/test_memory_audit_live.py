@@ -32,10 +32,12 @@ def uses(it: EmbeddedNode) -> tuple[ProcessUse, ...] | None:
     return process_uses(gpu)
 
 
-def forget_grants(it: EmbeddedNode) -> None:
+def uses_by_wrong_books(it: EmbeddedNode) -> tuple[ProcessUse, ...] | None:
+    """What is found when the ledger has granted the models nothing."""
     (gpu,) = it.manager.node.gpus.values()
-    for model in gpu.residents:
-        gpu.ledger.release(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu.ledger, "models", dict)
+        return process_uses(gpu)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -57,7 +59,9 @@ def test_real_workers_take_what_they_are_granted(runtime: str, models: list[Seal
             assert least_bytes <= use.measured_bytes < least_bytes + 32 * MIB
             assert use.over_bytes < 32 * MIB
 
-        node.run(forget_grants)  # books that are wrong are noticed
-        for use in node.run(uses) or ():
+        wrong = node.run(uses_by_wrong_books)
+        assert wrong is not None
+        assert len(wrong) == processes
+        for use in wrong:
             assert use.over_bytes >= each * MODEL_BYTES
         client.close()

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,22 +45,30 @@ def test_nothing_is_known_of_a_process_that_is_ending(status: str, tmp_path: Pat
     assert forked_bytes(11, tmp_path) is None
 
 
+_FORKS = f"""
+import os, signal
+pid = os.fork()
+if pid == 0:
+    kept = bytearray(b"x") * {SIZE_BYTES}
+    print(os.getpid(), flush=True)
+    signal.pause()
+os.waitpid(pid, 0)
+print("over", flush=True)
+signal.pause()
+"""
+
+
 def test_real_fork_is_measured_by_what_it_has_written() -> None:
-    ready, said = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        kept = bytearray(b"x") * SIZE_BYTES
-        os.write(said, b"r")
-        signal.pause()
-        os._exit(len(kept))
-    try:
-        os.read(ready, 1)
-        found = forked_bytes(pid)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(ready)
-        os.close(said)
+    with subprocess.Popen([sys.executable, "-c", _FORKS], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        try:
+            found = forked_bytes(pid)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        server.stdout.readline()
+        after = forked_bytes(pid)
+        server.kill()
     assert found is not None
     assert SIZE_BYTES <= found < 2 * SIZE_BYTES
-    assert forked_bytes(pid) is None
+    assert after is None
