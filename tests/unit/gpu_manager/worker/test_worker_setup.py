@@ -30,6 +30,7 @@ LOAD = worker_orders.LoadImage(
     shared=False,
     gpu_share=1.0,
     merged=0,
+    never_merged=[],
     together_bytes=0,
     ahead=False,
 )
