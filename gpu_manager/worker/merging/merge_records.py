@@ -174,7 +174,8 @@ class MergeCounts:
         found.groups = self.groups - before.groups
         found.calls = self.calls - before.calls
         found.compared = self.compared - before.compared
-        found.singly = self.singly - before.singly
+        # A copy first: another thread may be counting.
+        found.singly = Counter(dict(self.singly)) - before.singly
         known, now = before.forbidden, dict(self.forbidden)
         found.forbidden = {digest: why for digest, why in now.items() if digest not in known}
         return found

@@ -221,6 +221,8 @@ class MergedCalls:
             self.forbid(digest, Singly.DIFFERS)
         elif all(equal for _, equal in answers):
             group.record.note_compared(group.size, merged_s, sum(spent for spent, _ in answers))
+        else:
+            group.record.note_failed(group.size)
 
     def _compared(self, member: _Member, merged: Sequence[Any]) -> tuple[float, bool | None]:
         """Answer a call singly: how long it ran, and if it gave the same; None where it failed."""
@@ -228,7 +230,7 @@ class MergedCalls:
 
         def look(_: Inputs, run: ProgramRun, wrote: bool) -> None:  # noqa: FBT001 - a callback
             nonlocal equal
-            equal = not wrote and not merged_run.differs(run.outputs, merged)
+            equal = not wrote and self._is_equal(run.outputs, merged)
 
         begun_s = time.perf_counter()
         member.times[0] = begun_s - waiting.asked_s - member.times[1]
@@ -239,6 +241,16 @@ class MergedCalls:
             return 0.0, None
         self._done(waiting, answer)
         return answer.times[2], equal
+
+    def _is_equal(self, single: Sequence[Any], merged: Sequence[Any]) -> bool | None:
+        """Whether both gave the same; None where there is no memory to compare them."""
+        try:
+            found, _ = self._single.device.run(
+                lambda: merged_run.differs(single, merged), measure=False
+            )
+        except OutOfMemory:
+            return None
+        return not found
 
     def _run(self, group: _Group) -> list[tuple[Any, ...]] | None:
         """What each call gets; None where the group cannot run and need not be tried again soon."""
