@@ -16,7 +16,7 @@ from gpu_manager.worker.calls.model_memory import AskRelief, ModelMemory
 from gpu_manager.worker.calls.single_call import SingleCalls
 from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.worker_device import SharedArea, WorkerDevice
-from gpu_manager.worker.merging.call_line import CallLine, WaitingCall
+from gpu_manager.worker.merging.call_line import CallInLine, CallLine
 from gpu_manager.worker.merging.likeness import Likenesses
 from gpu_manager.worker.merging.merged_calls import MergedCalls
 from gpu_manager.worker.program.allowed_operators import OperatorTable
@@ -115,7 +115,7 @@ class Executor:
         self, call: GraphCall, channel: ChannelState, body: memoryview, deliver: Deliver
     ) -> CallAnswer:
         """Run a call, alone or as one with others; CallRefused where it cannot be answered."""
-        waiting = WaitingCall(ChannelCall(call, channel, body, deliver))
+        waiting = CallInLine(ChannelCall(call, channel, body, deliver))
         try:
             if not self.line.stand(waiting):
                 return waiting.outcome()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from gpu_manager.worker.calls.channel_call import CallAnswer, ChannelCall
 
 
-class WaitingCall:
+class CallInLine:
     """A call in line, and how it was answered by another one's turn.
 
     Calls of equal `likeness` can run as one; None is like no other.
@@ -61,10 +61,10 @@ class CallLine:
         """`likeness` is asked, on a call's own thread, only when calls wait."""
         self._likeness = likeness
         self._lock = threading.Lock()
-        self._waiting: deque[WaitingCall] = deque()
+        self._waiting: deque[CallInLine] = deque()
         self._is_taken = False
 
-    def stand(self, call: WaitingCall) -> bool:
+    def stand(self, call: CallInLine) -> bool:
         """Wait for the turn: True when the call has it; False when others have answered it."""
         if self._begins():
             return True
@@ -85,7 +85,7 @@ class CallLine:
         """Whether some call waits."""
         return bool(self._waiting)
 
-    def count_like(self, call: WaitingCall) -> int:
+    def count_like(self, call: CallInLine) -> int:
         """How many of those that wait can run with this one, which has the turn."""
         if call.stands_alone:
             return 0
@@ -94,7 +94,7 @@ class CallLine:
         with self._lock:
             return sum(self._is_like(each, call) for each in self._waiting)
 
-    def take_like(self, call: WaitingCall, most: int) -> list[WaitingCall]:
+    def take_like(self, call: CallInLine, most: int) -> list[CallInLine]:
         """Take the first of these out of the line; each must be answered or put back."""
         with self._lock:
             found = [each for each in self._waiting if self._is_like(each, call)][:most]
@@ -102,14 +102,14 @@ class CallLine:
             self._waiting = deque(each for each in self._waiting if id(each) not in taken)
         return found
 
-    def put_back(self, calls: list[WaitingCall]) -> None:
+    def put_back(self, calls: list[CallInLine]) -> None:
         """Have them be next, each alone."""
         for call in calls:
             call.stands_alone = True
         with self._lock:
             self._waiting.extendleft(reversed(calls))
 
-    def wake(self, call: WaitingCall) -> None:
+    def wake(self, call: CallInLine) -> None:
         """A call is done, or has the turn."""
         if call.turn is not None:  # else it is the one that had the turn at once
             call.turn.set()
@@ -122,7 +122,7 @@ class CallLine:
         if following is not None:
             self.wake(following)
 
-    def _begins(self, behind: WaitingCall | None = None) -> bool:
+    def _begins(self, behind: CallInLine | None = None) -> bool:
         """Take the turn if nobody has it; else put a call behind those that wait."""
         with self._lock:
             if not self._is_taken:
@@ -133,5 +133,5 @@ class CallLine:
             return False
 
     @staticmethod
-    def _is_like(one: WaitingCall, other: WaitingCall) -> bool:
+    def _is_like(one: CallInLine, other: CallInLine) -> bool:
         return not one.stands_alone and one.likeness is not None and one.likeness == other.likeness

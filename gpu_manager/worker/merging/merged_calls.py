@@ -11,7 +11,7 @@ from gpu_manager.worker.calls.channel_call import CallAnswer
 from gpu_manager.worker.calls.single_call import SingleCalls, versions_of
 from gpu_manager.worker.merging import merged_run
 from gpu_manager.worker.merging.attention_rules import attention_rules
-from gpu_manager.worker.merging.call_line import CallLine, WaitingCall
+from gpu_manager.worker.merging.call_line import CallInLine, CallLine
 from gpu_manager.worker.merging.likeness import why_singly
 from gpu_manager.worker.merging.merge_records import (
     USUAL_MOST,
@@ -33,7 +33,7 @@ _listening_to_warnings = threading.Lock()  # the process has one list of them
 class _Member(NamedTuple):
     """One call of a group, with what its program gets."""
 
-    waiting: WaitingCall
+    waiting: CallInLine
     inputs: Inputs
     times: list[float]
 
@@ -60,7 +60,7 @@ class MergedCalls:
         self._records = MergeRecords()
         attention_rules()
 
-    def answer(self, first: WaitingCall) -> CallAnswer:
+    def answer(self, first: CallInLine) -> CallAnswer:
         """Answer a call that has the turn, and deliver the answer; perhaps others, too."""
         if not self._line.any_waiting():
             return self._single.run(first.asked, first.asked_s)
@@ -81,7 +81,7 @@ class MergedCalls:
         if len(self.counts.forbidden) < _MOST_TOLD:
             self.counts.forbidden.setdefault(digest, why)
 
-    def _plan(self, first: WaitingCall) -> Plan | Singly | None:
+    def _plan(self, first: CallInLine) -> Plan | Singly | None:
         """The group to make, or why there is none; None where nothing like the call waits."""
         there = 1 + self._line.count_like(first)
         if first.likeness is None:
@@ -93,7 +93,7 @@ class MergedCalls:
             return Singly.OFF
         return self._records.of(first.likeness).plan(min(there, self.most))
 
-    def _alone(self, call: WaitingCall, why: Singly | None) -> CallAnswer:
+    def _alone(self, call: CallInLine, why: Singly | None) -> CallAnswer:
         """Run it singly, and learn from that what merged runs have to be like."""
         if why is not None:
             self.counts.singly[why] += 1
@@ -111,7 +111,7 @@ class MergedCalls:
 
     def _watch(
         self,
-        call: WaitingCall,
+        call: CallInLine,
         record: MergeRecord,
         inputs: Inputs,
         run: ProgramRun,
@@ -133,7 +133,7 @@ class MergedCalls:
 
     # -- groups ---------------------------------------------------------------------------------
 
-    def _answer_all(self, calls: list[WaitingCall], plan: Plan) -> None:
+    def _answer_all(self, calls: list[CallInLine], plan: Plan) -> None:
         """Answer calls as one; those that are not done afterwards have to run singly."""
         record = self._records.of(calls[0].likeness)
         try:
@@ -149,7 +149,7 @@ class MergedCalls:
         else:
             self._merge(group)
 
-    def _read(self, call: WaitingCall) -> _Member | None:
+    def _read(self, call: CallInLine) -> _Member | None:
         """Admit a call and read its inputs; None where it is refused, and thereby done."""
         begun_s = time.perf_counter()
         try:
@@ -316,7 +316,7 @@ class MergedCalls:
     def _singly(self, why: Singly, group: _Group) -> None:
         self.counts.singly[why] += group.size
 
-    def _done(self, call: WaitingCall, outcome: CallAnswer | BaseException) -> None:
+    def _done(self, call: CallInLine, outcome: CallAnswer | BaseException) -> None:
         if isinstance(outcome, BaseException):
             call.failed(outcome)
         else:
