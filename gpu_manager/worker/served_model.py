@@ -14,9 +14,9 @@ from gpu_manager.worker.call_reports import CallSums, MemoryRequests, MergeSums,
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.channel_call import CallAnswer
-from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
-from gpu_manager.worker.calls.executor import Executor
 from gpu_manager.worker.calls.granted_puts import GrantedPuts
+from gpu_manager.worker.channels.channel_server import CallObservers, ChannelServer, Programs
+from gpu_manager.worker.channels.executor import Executor
 from gpu_manager.worker.device.worker_device import WorkerDevice
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.channel_state import MOST_CHANNELS
