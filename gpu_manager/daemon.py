@@ -25,13 +25,13 @@ from gpu_manager.devices.host_memory import available_bytes
 from gpu_manager.errors import BadSetting
 from gpu_manager.metrics import manager_metrics
 from gpu_manager.metrics.exporter import Exporter
-from gpu_manager.node.device_watch import DeviceWatch
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.node_counts import of_gpus, of_weights
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
+from gpu_manager.node.watch.device_watch import DeviceWatch
 from gpu_manager.runtimes.preparation import Preparation
 from gpu_manager.runtimes.runtime import Observer, Runtime
 from gpu_manager.server.connection_limits import ConnectionLimits

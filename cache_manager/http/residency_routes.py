@@ -11,7 +11,11 @@ from cache_manager.model.ids import GpuId, ModelId
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A GPU that holds a model; a request last used the model there `used_ago_s` ago."""
+    """A GPU that holds a model; a request last used the model there `used_ago_s` ago.
+
+    `runtime` is `process` or `stream`, with as many models in the process (null and 0 before a
+    model that loads has one); calls have this share of the GPU's multiprocessors.
+    """
 
     gpu: GpuId
     memory_bytes: int
@@ -19,6 +23,9 @@ class Holder:
     leases: int
     waiting: int
     pinned: bool
+    runtime: str | None
+    process_models: int
+    gpu_share: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,21 @@ class SharedProcess:
 class ResidentModel:
     """One model in one GPU's memory: used by leases, waited for by requests, pinned by a person.
 
-    `uses` counts the leases since it came; without users it is idle since `idle_s`.
+    `uses` counts the leases since it came; without users it is idle since `idle_s`. Its calls have
+    this share of the GPU's multiprocessors, as its node says; nothing is decided by that.
     """
 
-    __slots__ = ("bytes", "idle_s", "model", "pinned", "used_s", "users", "uses", "waiters")
+    __slots__ = (
+        "bytes",
+        "gpu_share",
+        "idle_s",
+        "model",
+        "pinned",
+        "used_s",
+        "users",
+        "uses",
+        "waiters",
+    )
 
     def __init__(self, model: ModelId, size_bytes: int, used_s: float) -> None:
         self.model = model
@@ -42,6 +53,7 @@ class ResidentModel:
         self.uses = 0
         self.waiters = 0
         self.pinned = False
+        self.gpu_share = 1.0
 
     @property
     def locked(self) -> bool:

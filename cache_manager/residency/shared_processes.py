@@ -12,11 +12,17 @@ def part_of(cache: GpuCache, model: ModelId) -> int:
 
     Odd bytes belong to the first models, so that the parts are the whole.
     """
-    process = cache.shared.get(tenant_of(model)) if cache.shared else None
-    if process is None or model not in process.models:
+    process = process_of(cache, model)
+    if process is None:
         return 0
     each, rest = divmod(process.bytes, len(process.models))
     return each + 1 if list(process.models).index(model) < rest else each
+
+
+def process_of(cache: GpuCache, model: ModelId) -> SharedProcess | None:
+    """The process that a model shares, or would share with further ones; None if it is alone."""
+    process = cache.shared.get(tenant_of(model)) if cache.shared else None
+    return process if process is not None and model in process.models else None
 
 
 def replace_shared(

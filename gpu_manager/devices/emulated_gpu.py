@@ -1,9 +1,10 @@
 """Emulated GPUs: models run on the CPU, and each GPU is a budget of bytes."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from cache_manager.model.ids import GpuId, NodeId
+from gpu_manager.devices.forked_memory import forked_bytes
 from gpu_manager.devices.gpu_device import HealthEvent
 from gpu_manager.devices.host_memory import available_bytes
 
@@ -29,9 +30,10 @@ class EmulatedGpu:
     def used_bytes(self) -> None:
         """Return None: only the workers can measure their memory."""
 
-    def process_bytes(self) -> Mapping[int, int]:
-        """Return nothing: only the workers can measure their memory."""
-        return {}
+    def process_bytes(self, pids: Collection[int] = ()) -> Mapping[int, int]:
+        """Return what these forks have allocated; their weights are the node's."""
+        found = ((pid, forked_bytes(pid)) for pid in pids)
+        return {pid: size_bytes for pid, size_bytes in found if size_bytes is not None}
 
     def utilisation(self) -> None:
         """Return None: the utilisation is not measured."""

@@ -1,6 +1,6 @@
 """The GPU manager's interface to a GPU, the same for all kinds of GPUs."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,8 +58,11 @@ class GpuDevice(Protocol):
         """Return the bytes of `device_bytes` that all processes use now; None if unknown."""
         ...
 
-    def process_bytes(self) -> Mapping[int, int]:
-        """Return the bytes that each process uses, by process id; empty if unknown."""
+    def process_bytes(self, pids: Collection[int] = ()) -> Mapping[int, int]:
+        """Return the bytes that each process uses, by process id, as far as they are known.
+
+        An emulated GPU knows only of `pids`, and without weights and contexts, which are elsewhere.
+        """
         ...
 
     def utilisation(self) -> float | None:

@@ -1,7 +1,7 @@
 """NVIDIA GPUs and MIG slices, accessed by NVML; nothing here uses CUDA itself."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -51,8 +51,9 @@ class NvidiaGpu:
         memory = self._query(lambda: _memory(self.nvml, self.handle))
         return None if memory is None else memory[1]
 
-    def process_bytes(self) -> Mapping[int, int]:
+    def process_bytes(self, pids: Collection[int] = ()) -> Mapping[int, int]:
         """Return bytes by the machine's process ids, which differ from those in a container."""
+        del pids
         running = self.nvml.nvmlDeviceGetComputeRunningProcesses
         found = self._query(lambda: list(running(self.handle))) or []
         return {one.pid: one.usedGpuMemory for one in found if one.usedGpuMemory is not None}

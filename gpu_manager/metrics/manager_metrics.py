@@ -48,6 +48,14 @@ MEMORY = _gauge(
 DEVICE_MEMORY = _gauge("device_memory_bytes", "What NVML says that a GPU has", "gpu")
 DEVICE_USED = _gauge("device_used_bytes", "What NVML says that everybody uses of a GPU", "gpu")
 DRIFT = _gauge("ledger_drift_bytes", "NVML's use of a GPU less what the ledger has granted", "gpu")
+WORKER_MEMORY = _gauge(
+    "worker_memory_bytes",
+    "Worker processes of a GPU together, at the last look: measured (by NVML; on an emulated GPU "
+    "by their own memory, with their weights), granted (by the ledger), over (what processes take "
+    "beyond their own grant)",
+    "gpu",
+    "kind",
+)
 UTILISATION = _gauge("gpu_utilisation_ratio", "Share of the last moments with a kernel", "gpu")
 MODELS = _gauge("gpu_models", "Models on a GPU, also those that are loading", "gpu")
 LOST = _gauge("gpu_lost", "1 once a GPU is of no use any more", "gpu")

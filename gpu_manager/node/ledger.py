@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
 
@@ -23,6 +24,19 @@ class Reconciled:
     def drift_bytes(self) -> int:
         """Bytes used less bytes granted; positive if more is used than was granted."""
         return self.used_bytes - self.granted_bytes
+
+
+class ProcessUse(NamedTuple):
+    """One worker process: what it takes by measure, and what it was granted."""
+
+    pid: int
+    measured_bytes: int
+    granted_bytes: int
+
+    @property
+    def over_bytes(self) -> int:
+        """What it takes beyond what it was granted."""
+        return max(0, self.measured_bytes - self.granted_bytes)
 
 
 @dataclass(slots=True)

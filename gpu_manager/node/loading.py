@@ -169,9 +169,9 @@ class Loader:
         log.info("%s was loaded on %s in %.3f s: %s", resident.model, gpu.id, load_s, phases)
         larger = hosted.memory_bytes > resident.reserved_bytes
         size_bytes = hosted.memory_bytes if larger else None
-        shares = resident.shares is not None
+        shares, share = resident.shares is not None, resident.gpu_share
         self._reports.report(
-            ModelLoaded(gpu.id, resident.model, load_s, source, size_bytes, shares)
+            ModelLoaded(gpu.id, resident.model, load_s, source, size_bytes, shares, share)
         )
         if news:
             self._short()

@@ -129,6 +129,7 @@ def of_gpus(gpus: Iterable[HostGpu]) -> Iterator[MetricFamily]:
         if utilisation is not None:
             busy.put((gpu.id,), utilisation)
     yield from (device, used, drift, busy)
+    yield gauge(manager_metrics.WORKER_MEMORY, [each for gpu in gpus for each in _workers(gpu)])
     yield from _transfers(gpus)
 
 
@@ -143,6 +144,17 @@ def _transfers(gpus: Iterable[HostGpu]) -> tuple[Values, Values]:
             moved.put(labels, sums.size_bytes)
             waited.put(labels, sums.waited_s)
     return moved, waited
+
+
+def _workers(gpu: HostGpu) -> list[tuple[Labels, float]]:
+    uses = gpu.uses
+    if uses is None:
+        return []
+    return [
+        ((gpu.id, "measured"), sum(use.measured_bytes for use in uses)),
+        ((gpu.id, "granted"), sum(use.granted_bytes for use in uses)),
+        ((gpu.id, "over"), sum(use.over_bytes for use in uses)),
+    ]
 
 
 def _ledger(gpu: HostGpu) -> list[tuple[Labels, float]]:

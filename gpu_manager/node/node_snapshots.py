@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from cache_manager.model.ids import NodeId, Tier
+from common.gpu_wishes import WHOLE
 from gpu_manager.node.leases_in_force import LeasesInForce
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.tenant_models import Catalogue
@@ -45,4 +46,7 @@ def _gpu_snapshot(gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
     spec = replace(gpu.spec, context_bytes=gpu.ledger.context_bytes)
     calls = gpu.calls_at_once
     shared = tuple((each.bytes(calls), gpu.sharing(tenant)) for tenant, each in gpu.shared.items())
-    return GpuSnapshot(spec, residents, live, contexts, shared, loading)
+    gpu_shares = tuple(
+        (found.model, found.gpu_share) for found in gpu.by_use() if found.gpu_share != WHOLE
+    )
+    return GpuSnapshot(spec, residents, live, contexts, shared, loading, gpu_shares)

@@ -10,7 +10,7 @@ from common.gpu_wishes import AS_MEASURED, PROCESS, WHOLE
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
-from gpu_manager.node.ledger import Ledger, SharedContext
+from gpu_manager.node.ledger import Ledger, ProcessUse, SharedContext
 from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan
 from gpu_manager.transfers.gpu_paths import GpuPaths
@@ -104,6 +104,7 @@ class HostGpu:
     `contexts` are the processes that models left, by these models, until others take them, `shared`
     those in which a tenant's models are, by the tenant. `turns` is the lock file by which the GPU's
     workers take turns: its slot may have several leases. `paths` are the directions of its PCIe.
+    `uses` is what its processes took at the last look; None if that is not known.
     """
 
     device: GpuDevice
@@ -115,6 +116,7 @@ class HostGpu:
     leaving: set[asyncio.Task[None]] = field(default_factory=set)
     change: ChangeSignal = field(default_factory=ChangeSignal)
     foreign_bytes: int = 0
+    uses: tuple[ProcessUse, ...] | None = None
     lost: bool = False
     turns: int | None = None
     paths: GpuPaths = field(default_factory=GpuPaths)
@@ -186,6 +188,10 @@ class HostGpu:
     def sharing(self, tenant: str) -> tuple[ModelId, ...]:
         """Return the tenant's models that share its process, those included that are loading."""
         return tuple(found.model for found in self.residents.values() if found.shares == tenant)
+
+    def process_models(self, resident: ModelOnGpu) -> int:
+        """Return how many models the resident's process has, those included that are loading."""
+        return 1 if resident.shares is None else self.shared[resident.shares].models
 
     def measured_shared(self, tenant: str, context_bytes: int) -> bool:
         """Note what a tenant's process takes without its models; return whether that was news."""

@@ -73,14 +73,16 @@ class NodeAdministration:
 
     def _row(self, gpu: HostGpu, resident: ModelOnGpu) -> Row:
         model = self._catalogue.get(resident.model)
+        there = resident.hosted is not None or resident.shares is not None  # its runtime is chosen
         return {
             "model": model.id,
             "label": model.label,
             "gpu": gpu.id,
             "tier": _tier_name(Tier.GPU),
             "state": "loading" if resident.hosted is None else "loaded",
-            "runtime": resident.runtime,
-            "share": resident.gpu_share,
+            "runtime": resident.runtime if there else None,
+            "process_models": gpu.process_models(resident) if there else 0,
+            "gpu_share": resident.gpu_share,
             "merged": {
                 name: dict(value) if isinstance(value, Mapping) else value
                 for name, value in resident.merges._asdict().items()
@@ -105,7 +107,8 @@ class NodeAdministration:
                     "tier": _tier_name(tier),
                     "state": "stored",
                     "runtime": None,
-                    "share": None,
+                    "process_models": 0,
+                    "gpu_share": None,
                     "merged": None,
                     "bytes": 0,
                     "weights_bytes": model.table.total_bytes,

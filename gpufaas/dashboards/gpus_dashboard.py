@@ -82,6 +82,12 @@ _MEMORY = PanelRow(
             "NVML's use less the granted memory: far above 0, other programs use the GPU.",
             least=None,
         ),
+        Panel(
+            "Workers beyond their grants",
+            (PromQuery(f'{_N}worker_memory_bytes{{{_GPU},kind="over"}}', "{{gpu}}"),),
+            "bytes",
+            "Memory that worker processes take beyond their grants, on emulated GPUs too.",
+        ),
         _each(
             "Used, by NVML",
             f"{_N}device_used_bytes",

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from common.sizes import format_size
+from gpufaas.output.hosting_text import unusual_hosting
 
 _MOST_MODELS = 4
 _BAR = 20
@@ -78,6 +79,7 @@ def _models(gpu: dict[str, Any]) -> str:
     largest = sorted(gpu["residents"], key=lambda found: -found["memory_bytes"])
     shown = [
         f"{found['model']} {format_size(found['memory_bytes'])}{'*' if found['pinned'] else ''}"
+        f"{unusual_hosting(found)}"
         for found in largest[:_MOST_MODELS]
     ]
     left_out, empty = len(largest) - len(shown), len(gpu.get("contexts", ()))

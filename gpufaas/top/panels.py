@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gpufaas.output.hosting_text import hosting_text
 from gpufaas.top.bars import memory_bar
 from gpufaas.top.live_state import State
 from gpufaas.top.number_format import clock, rate, seconds, share, size
@@ -22,6 +23,7 @@ Item = Mapping[str, Any]
 
 _STATES = {"busy": GREEN, "idle": DIM, "draining": YELLOW, "silent": RED}
 _BAR, _LEAST_BAR = 0.45, 12
+_RESIDENT_HEAD = f"{'MODEL':<36}{'FUNCTION':<22}{'SIZE':<12}{'USED':<14}{'USES':>6}  RUNTIME"
 
 
 class ListRow(NamedTuple):
@@ -85,14 +87,15 @@ def _gpu(state: State, key: str) -> list[StyledLine]:
             )
         ],
         [],
-        [StyledText(f"{'MODEL':<36}{'FUNCTION':<22}{'SIZE':<12}{'USED':<14}{'USES':>6}", BOLD)],
+        [StyledText(_RESIDENT_HEAD, BOLD)],
     ]
     for resident in reversed(gpu["residents"]):
         marks = [name for name in ("busy", "loading", "pinned") if resident[name]]
         ago = seconds(max(0.0, now_s - resident["last_used_s"])) + " ago"
         text = (
             f"{_short(resident['model'], 35):<36}{_short(resident['label'], 21):<22}"
-            f"{size(resident['bytes']):<12}{ago:<14}{resident['uses']:>6}  {' '.join(marks)}"
+            f"{size(resident['bytes']):<12}{ago:<14}{resident['uses']:>6}  "
+            f"{plain(hosting_text(resident)):<18}{' '.join(marks)}"
         )
         lines.append([StyledText(text)])
     lines += [[], [StyledText("LEASES", BOLD)]]

@@ -174,6 +174,9 @@ class Fleet:
             self._admin.keep_context(gpu, model, size_bytes, left_s.get(model, now), out)
         if snapshot.shared or cache.shared:
             self._admin.set_apart(gpu, snapshot.shared, now, out)
+        gpu_shares = dict(snapshot.gpu_shares)
+        for model, resident in cache.residents.items():
+            resident.gpu_share = gpu_shares.get(model, 1.0)
 
     def _reconcile_loads(self, gpu: Gpu, snapshot: GpuSnapshot, now: float) -> None:
         """The copy engine is busy with what its manager loads, and nothing else."""

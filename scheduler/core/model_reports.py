@@ -65,6 +65,9 @@ class ModelReports:
                 self._placer.loaded(lease, event.model, now)
         if event.model not in gpu.cache.residents:
             self._admin.take_over(gpu, event.model, event.memory_bytes, now, out)
+        resident = gpu.cache.residents.get(event.model)
+        if resident is not None:
+            resident.gpu_share = event.gpu_share
         if event.shares:
             join(gpu.cache, event.model, self._cluster.index.changes)
         if event.memory_bytes is not None:

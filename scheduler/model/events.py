@@ -91,7 +91,8 @@ class GpuSnapshot(NamedTuple):
     Residents run from the least to the most recently used, models that are being loaded included.
     `contexts` are the empty processes that models left, and their memory. No model can have that of
     `shared` processes, which counts beside that of the models in them. `loading` are the residents
-    that are not there yet.
+    that are not there yet. `gpu_shares` names those whose calls have only a part of the GPU's
+    multiprocessors.
     """
 
     gpu: GpuSpec
@@ -100,6 +101,7 @@ class GpuSnapshot(NamedTuple):
     contexts: tuple[tuple[ModelId, int], ...] = ()
     shared: tuple[tuple[int, tuple[ModelId, ...]], ...] = ()
     loading: tuple[ModelId, ...] = ()
+    gpu_shares: tuple[tuple[ModelId, float], ...] = ()
 
     @property
     def shared_bytes(self) -> int:
@@ -133,7 +135,10 @@ class ModelRegistered(NamedTuple):
 
 
 class ModelLoaded(NamedTuple):
-    """A model is in GPU memory; the load is measured. It may share its process with others."""
+    """A model is in GPU memory; the load is measured. It may share its process with others.
+
+    Its calls have this share of the GPU's multiprocessors.
+    """
 
     gpu: GpuId
     model: ModelId
@@ -141,6 +146,7 @@ class ModelLoaded(NamedTuple):
     source: Tier
     memory_bytes: int | None = None
     shares: bool = False
+    gpu_share: float = 1.0
 
 
 class LoadFailed(NamedTuple):

@@ -11,7 +11,9 @@ from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
 class ResidentStatus:
     """One model in one GPU's memory; `used_s` is when a request last used it.
 
-    It may leave at `leaves_s` if nobody uses it until then; None: in use, or for ever.
+    It may leave at `leaves_s` if nobody uses it until then; None: in use, or for ever. Its
+    `runtime` (None before a model that loads has a process) hosts as many models in its process,
+    and its calls have this share of the GPU's multiprocessors.
     """
 
     model: ModelId
@@ -21,6 +23,9 @@ class ResidentStatus:
     waiting: int
     pinned: bool
     leaves_s: float | None = None
+    runtime: str | None = "process"
+    process_models: int = 1
+    gpu_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

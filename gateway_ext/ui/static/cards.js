@@ -3,7 +3,7 @@
 import { order } from "./api.js";
 import { attempt, open, twice } from "./dialog.js";
 import { facts, h } from "./dom.js";
-import { ago, bytes, count, few, seconds, several, share } from "./format.js";
+import { ago, bytes, count, few, NOTHING, seconds, several, share } from "./format.js";
 import { focusGpu } from "./gpus.js";
 import { colour, knownModels, nameOf, pathOf } from "./models.js";
 
@@ -52,6 +52,7 @@ function drawModel({ gpu, resident, state, about, pin, evict, hint }) {
       ["Model", h("code", { text: resident.model })],
       ["On", gpu.id],
       ["Memory", `${bytes(resident.bytes)}, ${share(resident.bytes / gpu.total_bytes)} of the GPU`],
+      ["Hosted by", hosting(resident)],
       ["Now", stateOf(resident)],
       ["Last used", ago(resident.last_used_s, state.now)],
       ["Uses", count(resident.uses)],
@@ -182,7 +183,7 @@ const leaving = (one, now) =>
 
 function residentsTable(gpu, now) {
   if (gpu.residents.length === 0) return h("p", { class: "hint", text: "Its memory is empty." });
-  const head = ["Model", "Memory", "Last used", "Uses"].map((text) =>
+  const head = ["Model", "Memory", "Runtime", "Last used", "Uses"].map((text) =>
     h("th", { scope: "col", text }),
   );
   const rows = gpu.residents.map((one) => {
@@ -193,7 +194,9 @@ function residentsTable(gpu, now) {
       "tr",
       null,
       h("td", null, swatch, `${nameOf(one)}${marks ? ` (${marks})` : ""}${leaving(one, now)}`),
-      ...[bytes(one.bytes), ago(one.last_used_s, now), few(one.uses)].map((text) =>
+      h("td", { class: "number", text: bytes(one.bytes) }),
+      h("td", { text: hosting(one) ?? NOTHING }),
+      ...[ago(one.last_used_s, now), few(one.uses)].map((text) =>
         h("td", { class: "number", text }),
       ),
     );
@@ -204,6 +207,13 @@ function residentsTable(gpu, now) {
     h("thead", null, h("tr", null, ...head)),
     h("tbody", null, ...rows),
   );
+}
+
+/** Its runtime: `process`, or `stream of 3, 25 % of the GPU`; null while that is unknown. */
+function hosting({ runtime, process_models, gpu_share }) {
+  if (!runtime) return null;
+  const text = runtime === "stream" ? `${runtime} of ${count(process_models)}` : runtime;
+  return gpu_share < 1 ? `${text}, ${few(100 * gpu_share)} % of the GPU` : text;
 }
 
 /** Choose from every known model that is not on the GPU. */

@@ -1,6 +1,6 @@
 // Numbers for display, each with its unit; null is a dash.
 
-const NOTHING = "–";
+export const NOTHING = "–";
 const plain = new Intl.NumberFormat("en");
 const one = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];

@@ -5,11 +5,11 @@ import json
 import time
 from typing import Any
 
-from common.gpu_wishes import WHOLE
 from common.sizes import format_size
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
 from gpufaas.output.columns import columns
+from gpufaas.output.hosting_text import hosting_text, hostings_text
 from gpufaas.output.request_text import rest_text
 from gpufaas.remote.manager_admin import default_address, request_admin
 from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
@@ -30,6 +30,7 @@ _CLUSTER_HEAD = (
     "MODEL",
     "NEEDS",
     "HELD BY",
+    "RUNTIME",
     "LEASES",
     "WAITING",
     "LOAD",
@@ -117,6 +118,7 @@ def _cluster_line(model: dict[str, Any]) -> tuple[str, ...]:
         model["model"],
         format_size(model["memory_bytes"]),
         held or "-",
+        hostings_text(holders),
         str(sum(found["leases"] for found in holders)),
         str(model["waiting"] + sum(found["waiting"] for found in holders)),
         _times(model["load_s"]),
@@ -136,7 +138,7 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
         row["model"],
         row["label"],
         row["gpu"] or row["tier"],
-        _hosting(row),
+        hosting_text(row),
         format_size(row["bytes"] or row["weights_bytes"]),
         _ago(row["since"]),
         str(row["uses"]),
@@ -152,12 +154,6 @@ def _merged(row: dict[str, Any]) -> str:
     reasons = found.get("singly") or {}
     merged = [f"{found['calls']} in {found['groups']}"] if found.get("groups") else []
     return ", ".join([*merged, *sorted(reasons, key=reasons.__getitem__)[-1:]]) or "-"
-
-
-def _hosting(row: dict[str, Any]) -> str:
-    """How the model is hosted: `process`, or `stream, 25 % of the GPU`."""
-    runtime, share = row.get("runtime") or "-", row.get("share") or WHOLE
-    return runtime if share == WHOLE else f"{runtime}, {100 * share:.3g} % of the GPU"
 
 
 def _ago(moment_s: float | None) -> str:

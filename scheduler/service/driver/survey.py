@@ -3,6 +3,7 @@
 from scheduler.core.core import Core
 from scheduler.core.staged_exit import StagedExit
 from scheduler.core.state.slots import ActiveLease, Gpu, Slot
+from scheduler.service.driver.hosting import hosting_of
 from scheduler.wire.cluster_status import (
     ContextStatus,
     GpuStatus,
@@ -28,6 +29,7 @@ def _gpu(gpu: Gpu, exits: StagedExit) -> GpuStatus:
             waiting=resident.waiters,
             pinned=resident.pinned,
             leaves_s=exits.due_s(node, cache.id, resident.model),
+            **hosting_of(gpu, resident.model)._asdict(),
         )
         for resident in cache.residents.values()
     )

@@ -7,6 +7,7 @@ from cache_manager.model.ids import GpuId, ModelId
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import MalformedRequest, UnknownName
+from scheduler.service.driver.hosting import hosting_of
 from scheduler.service.leadership.term import Office
 from scheduler.service.views.explanation import tier_name
 from scheduler.service.views.model_rests import model_rests
@@ -75,6 +76,7 @@ def _model(core: Core, model: ModelId, profile: Profile, now_s: float) -> ModelS
                 leases=resident.users,
                 waiting=resident.waiters,
                 pinned=resident.pinned,
+                **hosting_of(core.cluster.gpus[cache.id], model)._asdict(),
             )
             for cache, resident in residents
         ],

@@ -12,6 +12,7 @@ from scheduler.core.state.pending import Pending
 from scheduler.core.state.request_queue import RequestQueue
 from scheduler.core.state.slots import ActiveLease, Gpu
 from scheduler.model.values import RequestId
+from scheduler.service.driver.hosting import hosting_of
 from scheduler.service.history.history import History
 
 _QUEUED = 20
@@ -20,7 +21,10 @@ _LOOKS, _FEWEST_LOOKS, _STEPS = 60, 10, 20
 
 
 class ResidentGlance(NamedTuple):
-    """A model on a GPU; it may leave at `leaves_s` if nobody uses it until then."""
+    """A model on a GPU; it may leave at `leaves_s` if nobody uses it until then.
+
+    The last three fields are those of `Hosting`.
+    """
 
     model: ModelId
     bytes: int
@@ -30,6 +34,9 @@ class ResidentGlance(NamedTuple):
     last_used_s: float
     uses: int
     leaves_s: float | None
+    runtime: str | None
+    process_models: int
+    gpu_share: float
 
 
 class ContextGlance(NamedTuple):
@@ -130,6 +137,7 @@ class Glances:
                         round(resident.used_s + since_1970_s, 3),
                         resident.uses,
                         self._leaves_s(gpu, model),
+                        *hosting_of(gpu, model),
                     )
                     for model, resident in cache.residents.items()
                 ]

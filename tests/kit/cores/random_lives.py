@@ -190,8 +190,8 @@ class Chaos:
             return None
         loaded = min(lease.models)
         size_bytes = self._size(how) if how % 3 == 0 else None
-        load_s, shares = 0.5 + how / 9, how % 2 == 0
-        return events.ModelLoaded(lease.gpu, loaded, load_s, Tier.ABSENT, size_bytes, shares)
+        load_s, shares, share = 0.5 + how / 9, how % 2 == 0, 1.0 / (1 + how % 4)
+        return events.ModelLoaded(lease.gpu, loaded, load_s, Tier.ABSENT, size_bytes, shares, share)
 
     def _load_failed(self, who: int, how: int) -> Event | None:
         lease = self._lease(who)
@@ -342,6 +342,7 @@ class Chaos:
             tuple(contexts),
             shared,
             tuple(loading),
+            tuple((each, 0.25) for each, _ in residents[: how % 3]),
         )
         gpus = () if difference == 4 else (found,)
         stored = ((_model(who), Tier.HOST), (_model(how), Tier.DISK))

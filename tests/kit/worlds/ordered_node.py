@@ -70,9 +70,11 @@ class OrderedNode:
     record: ReportRecord
     _leases: int = 0
 
-    def add(self, weights_mib: int, owner: str = OWNER.tenant, runtime: str = "") -> ModelId:
+    def add(
+        self, weights_mib: int, owner: str = OWNER.tenant, runtime: str = "", share: float = 1.0
+    ) -> ModelId:
         """A model of this size; a process of its own takes a context more than the weights."""
-        identity = type(OWNER)(owner, "function", GpuWishes(runtime))
+        identity = type(OWNER)(owner, "function", GpuWishes(runtime, share))
         table = lay_out([weights_mib * MIB])
         writer = ImageWriter(table)
         writer.write(b"%d" % weights_mib)

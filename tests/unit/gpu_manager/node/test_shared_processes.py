@@ -7,7 +7,7 @@ import pytest
 from cache_manager.model.ids import MIB, ModelId
 from common.gpu_wishes import STREAM
 from gpu_manager.errors import LoadFailure
-from scheduler.api import MemoryPressure, RunFinished
+from scheduler.api import MemoryPressure, ModelLoaded, RunFinished
 from testbed.virtual_time import virtually
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.worlds.gpu_node import GPU
@@ -182,3 +182,18 @@ async def test_a_shortage_of_a_call_counts_what_is_set_aside_for_calls() -> None
         assert relief.retry
         assert relief.limit_bytes >= 315 * MIB
         assert relief.together_bytes == 320 * MIB
+
+
+@virtually
+async def test_the_share_that_a_model_was_loaded_with_is_reported() -> None:
+    async with ordered_node() as it:
+        it.runtime.shared = True
+        whole, part = it.add(100, runtime=STREAM), it.add(110, runtime=STREAM, share=0.25)
+        await it.loaded(whole)
+        await it.loaded(part)
+        assert [(each.model, each.gpu_share) for each in it.seen(ModelLoaded)] == [
+            (whole, 1.0),
+            (part, 0.25),
+        ]
+        assert it.shown().gpu_shares == ((part, 0.25),)
+        assert it.gpu.process_models(it.gpu.residents[part]) == 2

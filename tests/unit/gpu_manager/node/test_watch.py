@@ -1,11 +1,11 @@
 """What a node makes of its devices: memory in the hands of others, and GPUs that are ailing."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from cache_manager.model.ids import MIB, GpuId
 from gpu_manager.devices.gpu_device import HealthEvent
-from gpu_manager.node.device_watch import DeviceWatch
+from gpu_manager.node.watch.device_watch import DeviceWatch
 from scheduler.api import MemoryPressure
 from testbed.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import GPU, World, world
@@ -31,7 +31,8 @@ class MeasuredDevice:
     def used_bytes(self) -> int | None:
         return self.used
 
-    def process_bytes(self) -> Mapping[int, int]:
+    def process_bytes(self, pids: Collection[int] = ()) -> Mapping[int, int]:
+        del pids
         return self.by_process
 
     def utilisation(self) -> None:

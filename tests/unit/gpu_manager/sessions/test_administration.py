@@ -29,8 +29,10 @@ async def test_models_are_listed_for_the_managers_own_user() -> None:
         assert first["model"] == f"team/{resident.digest[:20]}"
         assert (first["label"], first["gpu"], first["tier"]) == ("reader", "node/cpu:0", "gpu")
         assert (first["uses"], first["pinned"], first["state"]) == (0, False, "loaded")
+        assert (first["runtime"], first["process_models"], first["gpu_share"]) == ("process", 1, 1)
         assert second["model"] == f"team/{stored.digest[:20]}"
         assert (second["gpu"], second["tier"]) == (None, "host")
+        assert (second["runtime"], second["process_models"]) == (None, 0)
         end.close()
         for image in (resident, stored):
             image.close()

@@ -178,9 +178,10 @@ def test_table_has_a_line_for_each_model_and_gpu() -> None:
 
 
 def test_share_of_a_gpu_is_shown_with_the_runtime() -> None:
-    row = ROW | {"runtime": "stream", "since": time.time(), "used": time.time(), "share": 0.125}
+    row = ROW | {"runtime": "stream", "since": time.time(), "used": time.time(), "gpu_share": 0.125}
     assert "stream, 12.5 % of the GPU" in table([row])
-    assert "%" not in table([row | {"share": 1.0}])
+    assert "stream of 3, 12.5 % of the GPU" in table([row | {"process_models": 3}])
+    assert "%" not in table([row | {"gpu_share": 1.0}])
 
 
 def test_calls_that_ran_as_one_are_shown_with_the_reason_of_most_others() -> None:

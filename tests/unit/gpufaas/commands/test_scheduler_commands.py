@@ -67,6 +67,21 @@ def test_status_shows_the_largest_models_of_a_gpu_first() -> None:
     assert re.search(r"idle +2  b 5 GiB\*, e 4 GiB, d 3 GiB, c 2 GiB and 1 more$", line)
 
 
+def test_status_says_how_a_model_is_hosted_where_that_is_not_the_usual_way() -> None:
+    usual = {"memory_bytes": GIB, "pinned": False, "process_models": 1, "gpu_share": 1.0}
+    residents = [
+        {"model": "alone", **usual, "runtime": "process"},
+        {"model": "loading", **usual, "runtime": None, "process_models": 0},
+        {"model": "part", **usual, "runtime": "process", "gpu_share": 0.25},
+        {"model": "together", **usual, "runtime": "stream", "process_models": 2},
+    ]
+    line = cluster_text(cluster(gpus=[gpu(residents=residents)])).splitlines()[-1]
+    assert line.endswith(
+        "alone 1 GiB, loading 1 GiB, part 1 GiB (process, 25 % of the GPU), "
+        "together 1 GiB (stream of 2)"
+    )
+
+
 @pytest.mark.parametrize(
     ("more", "state"),
     [
@@ -135,7 +150,8 @@ def test_explanation_shows_a_request_that_waited_for_one_gpu() -> None:
 
 
 def test_models_are_shown_with_their_holders() -> None:
-    holder = {"gpu": "g0", "leases": 1, "waiting": 2, "pinned": True}
+    hosting = {"runtime": "stream", "process_models": 3, "gpu_share": 0.5}
+    holder = {"gpu": "g0", "leases": 1, "waiting": 2, "pinned": True} | hosting
     model = {
         "model": "team/bert", "memory_bytes": GIB, "load_s": {"host": 0.21, "disk": 1.4},
         "run_s": {"1 on any": 0.02}, "rate": 0.5, "waiting": 3, "holders": [holder],
@@ -147,8 +163,8 @@ def test_models_are_shown_with_their_holders() -> None:
     head, line = cluster_table([model]).splitlines()
     assert head.split()[:2] == ["MODEL", "NEEDS"]
     assert re.split(r"  +", line) == [
-        "team/bert", "1 GiB", "g0*", "1", "5", "0.21 host, 1.4 disk", "0.02 1 on any", "30.0",
-        "context of g0 for 12 s, host of node1",
+        "team/bert", "1 GiB", "g0*", "stream of 3, 50 % of the GPU", "1", "5",
+        "0.21 host, 1.4 disk", "0.02 1 on any", "30.0", "context of g0 for 12 s, host of node1",
     ]  # fmt: skip
 
 

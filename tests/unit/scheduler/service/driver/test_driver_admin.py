@@ -224,7 +224,9 @@ async def test_status_shows_gpus_leases_queues_and_counts() -> None:
     assert (shown.memory_bytes, shown.used_bytes, shown.withheld_bytes) == (8 * GIB, 3 * GIB, 0)
     assert shown.residents == (
         ResidentStatus(T5, 2 * GIB, used_s=0.0, leases=0, waiting=0, pinned=False),
-        ResidentStatus(BERT, GIB, used_s=1.0, leases=1, waiting=1, pinned=False),
+        ResidentStatus(
+            BERT, GIB, used_s=1.0, leases=1, waiting=1, pinned=False, runtime=None, process_models=0
+        ),  # it is being loaded
     )
     lease = LeaseStatus(LeaseId(2), (BERT,), (RequestId("r1"),), (BERT,), released=False)
     assert shown.slots == (SlotStatus(shown.slots[0].id, 1, (lease,), (RequestId("r2"),), 3),)

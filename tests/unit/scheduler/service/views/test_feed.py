@@ -57,6 +57,8 @@ async def test_first_look_has_everything() -> None:
         assert shown["used_bytes"] + shown["free_bytes"] == shown["total_bytes"]
         (resident,) = shown["residents"]
         assert (resident["model"], resident["uses"], resident["busy"]) == ("bert", 1, False)
+        assert (resident["runtime"], resident["process_models"]) == ("process", 1)
+        assert resident["gpu_share"] == 1.0
         (row,) = found["decisions"]
         assert (row["request"], row["hit"], row["outcome"]) == ("r0", False, "completed")
         assert found["totals"]["misses"] == 1

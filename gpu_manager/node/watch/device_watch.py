@@ -6,12 +6,14 @@ import logging
 from cache_manager.model.ids import GpuId, ModelId
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
+from gpu_manager.node.watch.memory_audit import MemoryAudit
 from gpu_manager.runtimes.runtime import HostProcess
 from gpu_manager.worker.device.gpu_turns import kill_turn_holder, turn_holder
 
 log = logging.getLogger(__name__)
 
 _PERIOD_S = 2.0
+_AUDIT_S = 10.0
 _NOTABLE_SHARE = 256  # smaller changes than 1/N of the memory are ignored
 
 
@@ -21,6 +23,8 @@ class DeviceWatch:
     def __init__(self, node: GpuNode) -> None:
         self._node = node
         self._timer: asyncio.TimerHandle | None = None
+        self._audit = MemoryAudit()
+        self._audited_s = -_AUDIT_S
         self._suspects: dict[GpuId, int | None] = {}  # processes with a turn but no lease
 
     def start(self) -> None:
@@ -46,8 +50,18 @@ class DeviceWatch:
             changed |= _reconcile(gpu)
             self._check_turn(gpu)
         self._check_paths()
+        self._audit_memory()
         if changed:
             self._node.resync()
+
+    def _audit_memory(self) -> None:
+        """Compare every GPU's workers with the ledger, seldom."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._audited_s < _AUDIT_S:
+            return
+        self._audited_s = now_s
+        for gpu in self._node.gpus.values():
+            self._audit.look(gpu, now_s)
 
     def _check_turn(self, gpu: HostGpu) -> None:
         """Kill a worker that keeps its turn without a lease from one check to the next."""
