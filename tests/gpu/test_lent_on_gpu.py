@@ -9,7 +9,7 @@ import torch
 
 from gpu_manager.worker.call_errors import CannotBorrow
 from gpu_manager.worker.device.cuda_context import CudaContext
-from gpu_manager.worker.shared_memory.lent_storage import LentStorage
+from gpu_manager.worker.lending.lent_storage import LentStorage
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,6 +17,7 @@ from gpu_manager.worker.calls.graph_call import GraphCall
 from gpu_manager.worker.calls.results import PackedResult, Packer
 from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.worker_device import SharedArea, WorkerDevice
+from gpu_manager.worker.lending.lent_memory import IDLE_S
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import (
@@ -29,7 +30,6 @@ from gpu_manager.worker.program.channel_state import (
 from gpu_manager.worker.program.inputs import InputReader, Inputs
 from gpu_manager.worker.program.recorded_runs import Graphs, ProgramRun
 from gpu_manager.worker.program.tensor_specs import bytes_of
-from gpu_manager.worker.shared_memory.result_files import IDLE_S
 from torch_shim.wire.protocol import FailureKind
 
 # What a program can raise that is its own doing: a wrong argument, a failed assertion of torch.
