@@ -233,7 +233,7 @@ class HostedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LentData:
-    """How a process opens data that another one lends it: `worker/shared_memory/lent_storage.py`.
+    """How a process opens data that another one lends it: `worker/lending/lent_storage.py`.
 
     The descriptor is None where the driver has a `token` for the memory.
     """

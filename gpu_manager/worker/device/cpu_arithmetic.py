@@ -26,9 +26,9 @@ from gpu_manager.worker.device.pool.pooled_memory import PooledMemory
 from gpu_manager.worker.device.process_memory import EmulatedMemory, ProcessMemory
 from gpu_manager.worker.device.shares.thread_share import ThreadShare
 from gpu_manager.worker.device.worker_device import WorkRecorder
-from gpu_manager.worker.shared_memory.lent_files import LentFile, LentFiles
-from gpu_manager.worker.shared_memory.lent_memory import read_file
-from gpu_manager.worker.shared_memory.lent_storage import Borrowed, LentStorage, Loan
+from gpu_manager.worker.lending.lent_files import LentFile, LentFiles
+from gpu_manager.worker.lending.lent_memory import read_file
+from gpu_manager.worker.lending.lent_storage import Borrowed, LentStorage, Loan
 
 Result = TypeVar("Result")
 

@@ -13,9 +13,7 @@ import weakref
 
 import torch
 
-from gpu_manager.worker.program.tensor_specs import bytes_of
-from gpu_manager.worker.shared_memory.lent_memory import map_room
-from gpu_manager.worker.shared_memory.result_files import IDLE_S, make_file
+from gpu_manager.worker.lending.lent_memory import IDLE_S, make_file, map_room
 
 _MOST_FREE_BYTES = 1 << 28
 _ROUNDED_TO = 1 << 21
@@ -40,7 +38,7 @@ class LentFile:
         size_bytes = storage.nbytes()
         with map_room(self.descriptor, size_bytes) as room:
             target = torch.frombuffer(room, dtype=torch.uint8)
-            target.copy_(bytes_of(storage, 0, size_bytes))
+            target.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
             del target
         pages = _LentPages(self.descriptor, size_bytes, flags=mmap.MAP_PRIVATE)
         weakref.finalize(pages, self.leave)
