@@ -39,7 +39,7 @@ class _Place:
 
 
 class LentFile:
-    """One file, while it is lent or one of our tensors lies in it. It stays mapped until it goes."""
+    """One file, while it is lent or one of our tensors lies in it."""
 
     def __init__(self, files: "LentFiles", place: _Place) -> None:
         self.descriptor = place.descriptor
