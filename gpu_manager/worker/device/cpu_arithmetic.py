@@ -224,7 +224,7 @@ class CpuArithmetic:
         try:
             moved = file.moved(storage)
         except BaseException:
-            os.close(file.descriptor)
+            file.leave()
             raise
         self._count_lent(size_bytes)
         self.limit(self._limit_bytes)  # the mapping takes addresses
