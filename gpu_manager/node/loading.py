@@ -204,6 +204,7 @@ class Loader:
         model = self._catalogue.get(resident.model)
         resident.runtime = self._runtime.hosting(model.wishes.runtime, model.id)
         resident.gpu_share, resident.merged = model.wishes.share, model.wishes.merged
+        resident.never_merged = model.never_merged
         if resident.runtime == STREAM:
             needed_bytes = gpu.ledger.context_bytes
             await self._granted(
@@ -308,6 +309,7 @@ class Loader:
             runtime=resident.runtime,
             gpu_share=resident.gpu_share,
             merged=resident.merged,
+            never_merged=resident.never_merged,
             together_bytes=gpu.together_bytes(resident),
             link=paths.link,
             urgency=resident.urgency,

@@ -326,8 +326,7 @@ class GpuNode:
         if gpu.resident_of(hosted) is None:
             return PressureAnswer(hosted.order.limit_bytes, retry=False)
         gpu.update_limits()
-        limit_bytes, together_bytes = gpu.limit_bytes(resident), gpu.together_bytes(resident)
-        return PressureAnswer(limit_bytes, relieved, together_bytes)
+        return PressureAnswer(gpu.limit_bytes(resident), relieved, gpu.together_bytes(resident))
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model that ended unexpectedly: end every lease that may call the model."""

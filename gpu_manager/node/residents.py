@@ -18,6 +18,7 @@ from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.weights.host_images import ImageHold
 from scheduler.api import GpuSpec, SlotId
 
+_MOST_NEVER_MERGED = 1024  # programs of a model
 _NOTABLE_SHARE = 256  # smaller changes than 1/N of the memory are no news
 
 
@@ -54,6 +55,7 @@ class ModelOnGpu:
         self.gpu_share = WHOLE  # of the GPU's multiprocessors
         self.merged = AS_MEASURED  # the most calls that run as one
         self.merges = MergedSums()  # since it was loaded
+        self.never_merged: dict[str, str] = {}  # the model's own, for all that load it
         self.hosted: HostedModel | None = None
         self.hold: ImageHold | None = None
         self.loading: asyncio.Task[None] | None = None
@@ -247,6 +249,8 @@ class HostGpu:
         resident = self.resident_of(hosted)
         if resident is not None:
             resident.merges = resident.merges.plus(added)
+            if len(resident.never_merged) + len(added.never) <= _MOST_NEVER_MERGED:
+                resident.never_merged.update(added.never)
 
     @property
     def shared_bytes(self) -> int:

@@ -19,7 +19,8 @@ class TenantModel:
     """One tenant's model; functions of the tenant that have its weights share it.
 
     `lowest` is the tier to which the scheduler ordered its weights down, until they are needed.
-    `wishes` are those of the function that registered it last.
+    `wishes` are those of the function that registered it last. Workers found that calls of the
+    programs `never_merged` must not run as one, and why; it outlives them.
     """
 
     id: ModelId
@@ -30,6 +31,7 @@ class TenantModel:
     reported: Tier = Tier.ABSENT
     lowest: Tier | None = None
     wishes: GpuWishes = USUAL
+    never_merged: dict[str, str] = field(default_factory=dict)
 
     @property
     def label(self) -> str:

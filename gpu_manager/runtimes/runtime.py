@@ -6,7 +6,7 @@ opaque id, and see processes only as far as a runtime describes them (`HostProce
 
 import socket
 from asyncio import Future
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, Protocol
 
@@ -67,7 +67,8 @@ class LoadOrder:
     without one, or if it has ended, a process that was prepared does. `link` are the paths that
     everything takes between the process and the GPU; `urgency` says whether a request waits. The
     model's calls run on no more than this `gpu_share` of the GPU's multiprocessors, or the load
-    fails. No more than `merged` of them run as one, or as many as measurements say where it is 0.
+    fails. No more than `merged` of them run as one, or as many as measurements say where it is 0;
+    those of the programs `never_merged` never do, for the reason there.
     """
 
     model: str
@@ -86,6 +87,7 @@ class LoadOrder:
     runtime: str = "process"
     gpu_share: float = 1.0
     merged: int = 0
+    never_merged: Mapping[str, str] = field(default_factory=dict)
     together_bytes: int = 0
     link: WorkerLink | None = None
     urgency: LoadUrgency = field(default_factory=LoadUrgency)
@@ -231,7 +233,7 @@ class HostedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LentData:
-    """How a process opens data that another one lends it: `worker/shared_memory/lent_storage.py`.
+    """How a process opens data that another one lends it: `worker/lending/lent_storage.py`.
 
     The descriptor is None where the driver has a `token` for the memory.
     """

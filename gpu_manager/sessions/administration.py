@@ -1,7 +1,7 @@
 """Handles an administrator's requests to a node: list models, status, evict, pin and unpin."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -83,7 +83,10 @@ class NodeAdministration:
             "runtime": resident.runtime if there else None,
             "process_models": gpu.process_models(resident) if there else 0,
             "gpu_share": resident.gpu_share,
-            "merged": resident.merges._asdict() | {"singly": dict(resident.merges.singly)},
+            "merged": {
+                name: dict(value) if isinstance(value, Mapping) else value
+                for name, value in resident.merges._asdict().items()
+            },
             "bytes": gpu.size_bytes(resident),
             "weights_bytes": model.table.total_bytes,
             "since": _clock(resident.since_s),

@@ -76,10 +76,15 @@ class MergeSums:
             added = now.changes_since(self._told)
             if added:
                 self._told = now
-                reasons, times = list(map(str, added.singly)), list(added.singly.values())
                 self._tell(
                     worker_orders.CallsMerged(
-                        self._model, added.groups, added.calls, added.compared, reasons, times
+                        self._model,
+                        added.groups,
+                        added.calls,
+                        added.compared,
+                        list(map(str, added.singly)),
+                        list(added.singly.values()),
+                        [str(part) for pair in added.forbidden.items() for part in pair],
                     )
                 )
 

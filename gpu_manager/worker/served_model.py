@@ -14,15 +14,15 @@ from gpu_manager.worker.call_reports import CallSums, MemoryRequests, MergeSums,
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.channel_call import CallAnswer
-from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
-from gpu_manager.worker.calls.executor import Executor
 from gpu_manager.worker.calls.granted_puts import GrantedPuts
+from gpu_manager.worker.channels.channel_server import CallObservers, ChannelServer, Programs
+from gpu_manager.worker.channels.executor import Executor
 from gpu_manager.worker.device.worker_device import WorkerDevice
+from gpu_manager.worker.lending.lent_memory import map_room
+from gpu_manager.worker.lending.lent_storage import LentStorage
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.channel_state import MOST_CHANNELS
 from gpu_manager.worker.shared_memory.borrowed_data import Borrowing
-from gpu_manager.worker.shared_memory.lent_memory import map_room
-from gpu_manager.worker.shared_memory.lent_storage import LentStorage
 from torch_shim.wire.frame_socket import Frame
 
 # Says how data can be opened: the model's number, the handle, and None where it cannot be.

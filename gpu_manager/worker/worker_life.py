@@ -18,9 +18,9 @@ from gpu_manager.worker import data_orders, worker_orders
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.device.gpu_turns import GpuTurns
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
+from gpu_manager.worker.lending.lent_storage import LentStorage
 from gpu_manager.worker.sandbox import give_up_rights
 from gpu_manager.worker.served_model import ServedModel
-from gpu_manager.worker.shared_memory.lent_storage import LentStorage
 from gpu_manager.worker.worker_setup import WorkerSetup
 from torch_shim.errors import WireError
 from torch_shim.wire.frame_socket import Frame, FrameSocket

@@ -54,8 +54,9 @@ class LoadImage(NamedTuple):
     The next descriptor, of an image that is `arriving`, is that of a pipe that tells how much is
     there (`device/arrival.py`). A model that is `shared` is one of several in this worker. Its
     calls use no more than a `gpu_share` of the GPU's multiprocessors, and no more than `merged` of
-    them run as one, unless that is 0. `together_bytes` is what all models may use at once, or 0. No
-    request waits for one that is loaded `ahead`.
+    them run as one, unless that is 0; those of the programs `never_merged` never do: digests, each
+    with the reason behind it. `together_bytes` is what all models may use at once, or 0. No request
+    waits for one that is loaded `ahead`.
     """
 
     model: int
@@ -69,6 +70,7 @@ class LoadImage(NamedTuple):
     shared: bool
     gpu_share: float
     merged: int
+    never_merged: list[str]
     together_bytes: int
     ahead: bool
 
@@ -194,7 +196,8 @@ class CallsMerged(NamedTuple):
     """Worker to manager: of calls that waited together, since the last of these.
 
     The groups that ran as one and their calls, those that ran both ways to be compared, and those
-    that ran singly, with the reasons and how often each held.
+    that ran singly, with the reasons and how often each held. What is `never` merged from now on
+    are digests of programs, each with the reason behind it.
     """
 
     model: int
@@ -203,6 +206,7 @@ class CallsMerged(NamedTuple):
     compared: int
     reasons: list[str]
     singly: list[int]
+    never: list[str]
 
 
 class BytesMoved(NamedTuple):

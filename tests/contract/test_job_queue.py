@@ -23,6 +23,20 @@ async def test_call_is_claimed_as_it_was_put(opened: Open) -> None:
         assert (job.attempts, job.deferrals, job.result) == (0, 0, None)
 
 
+async def test_workflow_as_a_target_is_kept_and_dies_as_a_function_does(opened: Open) -> None:
+    target = FunctionId("openfaas-fn", "workflow:w")
+    async with opened() as queue:
+        assert await put(queue, call(function=target), b"body")
+    async with opened() as queue:
+        (job,) = await queue.claim([call_lane(target)], 100.0)
+        assert job.call.function == target
+        await queue.bury(job.number, "no", 200.0)
+        (letter,) = await queue.dead_letters(0, 10)
+        await queue.replay(letter.number, 300.0)
+        (job,) = await queue.claim([call_lane(target)], 300.0)
+        assert job.call.function == target
+
+
 @pytest.mark.parametrize("body", [b"", LARGE])
 async def test_body_survives_whatever_its_size(opened: Open, body: bytes) -> None:
     async with opened() as queue:

@@ -9,7 +9,7 @@ import torch
 
 from gpu_manager.worker.call_errors import CannotBorrow
 from gpu_manager.worker.device.cuda_context import CudaContext
-from gpu_manager.worker.shared_memory.lent_storage import LentStorage
+from gpu_manager.worker.lending.lent_storage import LentStorage
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,23 +65,23 @@ def lender(uuid: str) -> Iterator[Lender]:
 
 
 def content(storage: torch.UntypedStorage) -> set[int]:
-    return set(torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage).unique().tolist())
+    found = torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage)
+    return set(found.cpu().numpy().tobytes())
 
 
 def test_borrower_has_a_copy_that_outlives_its_lender(device: CudaContext, lender: Lender) -> None:
-    for same_gpu in (True, False):
-        found = device.open_lent(lender.lent, same_gpu=same_gpu)
+    copies = [device.open_lent(lender.lent, same_gpu=same_gpu) for same_gpu in (True, False)]
+    lender.end()
+    for found in copies:
         assert not found.in_place
         assert found.storage.nbytes() == SIZE
         assert content(found.storage) == {7}
-    lender.end()
-    assert content(found.storage) == {7}
 
 
 def test_nothing_beside_the_allocation_can_be_had(device: CudaContext, lender: Lender) -> None:
     for change in ({"size_bytes": 1 << 40}, {"offset": 1 << 40}, {"token": b"t" * 64}):
         with pytest.raises((CannotBorrow, torch.OutOfMemoryError)):
-            device.open_lent(lender.lent._replace(**change), same_gpu=True)  # type: ignore[arg-type] # of the fields' types
+            device.open_lent(lender.lent._replace(**change), same_gpu=True)
     torch.ones(4, device="cuda").sum().item()  # no error is left behind
     assert content(device.open_lent(lender.lent, same_gpu=True).storage) == {7}
 

@@ -14,12 +14,21 @@ from gpu_manager.runtimes.merged_sums import MergedSums
 from gpufaas.daemons.embedded_node import EmbeddedNode
 from testbed.nodes.manager_client import SealedWeights
 from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient
+from testbed.nodes.worker_client import ADD, FunctionClient
 from tests.integration.test_node import model
 from tests.kit.processes.executed_programs import KILL_WORKERS, execute
 from tests.kit.waiting import wait_until
+from torch_shim.wire.programs import Program, ProgramStep, Ref, Tuple
 
 CLIENTS, CALLS = 6, 12
+SUMS = [[number + 1.0] * 4 for number in range(CLIENTS) for _ in range(CALLS)]
+# A histogram of four equal numbers, which torch makes of one call after the other under vmap.
+HISTOGRAM = Program(
+    2,
+    (),
+    (ProgramStep("t:torch.histc", [Ref(0), 4]), ProgramStep("o:add", [Ref(2), Ref(1)])),
+    Tuple([Ref(3)]),
+)
 
 
 def merges(node: EmbeddedNode) -> MergedSums:
@@ -31,8 +40,10 @@ def merges(node: EmbeddedNode) -> MergedSums:
     return found
 
 
-def call_all(node: NodeThread, image: SealedWeights, wishes: GpuWishes) -> None:
-    """Clients of one function that call at the same time, each with its own numbers."""
+def call_all(
+    node: NodeThread, image: SealedWeights, wishes: GpuWishes, what: Program = ADD
+) -> list[list[float]]:
+    """What clients of one function get that call at the same time, each with its own numbers."""
     identity = FunctionIdentity("team", "function", wishes)
     credential = node.run(lambda it: it.manager.credentials.issue(identity))
     clients = [FunctionClient(node.address, credential) for _ in range(CLIENTS)]
@@ -41,7 +52,7 @@ def call_all(node: NodeThread, image: SealedWeights, wishes: GpuWishes) -> None:
 
     def call(number: int) -> None:
         clients[number].acquire(image)
-        answers.extend(clients[number].call(image, x=float(number)) for _ in range(CALLS))
+        answers.extend(clients[number].call(image, what, float(number)) for _ in range(CALLS))
         clients[number].release()
 
     threads = [threading.Thread(target=call, args=(number,)) for number in range(CLIENTS)]
@@ -51,15 +62,14 @@ def call_all(node: NodeThread, image: SealedWeights, wishes: GpuWishes) -> None:
         thread.join()
     for client in clients:
         client.close()
-    expected = [[number + 1.0] * 4 for number in range(CLIENTS) for _ in range(CALLS)]
-    assert sorted(answers) == sorted(expected)
+    return sorted(answers)
 
 
 @pytest.mark.parametrize("runtime", ["process", "stream"])
 def test_calls_of_several_leases_run_as_one_and_are_counted(runtime: str) -> None:
     image = model(1.0)
     with node_thread(gpu_overlap=CLIENTS, emulation=EmulatedTimes(run_s=0.02)) as node:
-        call_all(node, image, GpuWishes(runtime, merged=AS_MEASURED))
+        assert call_all(node, image, GpuWishes(runtime, merged=AS_MEASURED)) == SUMS
         wait_until(lambda: node.run(merges).groups, "groups are reported")
         found = node.run(merges)
         assert found.calls >= 2 * found.groups
@@ -74,9 +84,31 @@ def test_calls_of_several_leases_run_as_one_and_are_counted(runtime: str) -> Non
 def test_calls_run_singly_when_the_deployment_forbids_groups() -> None:
     image = model(1.0)
     with node_thread(gpu_overlap=CLIENTS, emulation=EmulatedTimes(run_s=0.01)) as node:
-        call_all(node, image, GpuWishes(merged=UNMERGED))
+        assert call_all(node, image, GpuWishes(merged=UNMERGED)) == SUMS
         wait_until(lambda: node.run(merges).singly.get("off"), "the reason is reported")
         assert node.run(merges).groups == node.run(merges).compared == 0
+    image.close()
+
+
+def test_a_program_stays_forbidden_when_its_model_gets_another_worker() -> None:
+    image = model(1.0)
+    expected = [[1.0, 1.0, 5.0, 1.0]] * (CLIENTS * CALLS)
+    with node_thread(gpu_overlap=CLIENTS, emulation=EmulatedTimes(run_s=0.01)) as node:
+        assert call_all(node, image, GpuWishes(), HISTOGRAM) == expected
+        wait_until(lambda: node.run(merges).never, "the program is reported")
+        assert list(node.run(merges).never.values()) == ["no_batching_rule"]
+        (before,) = node.pids()
+        wait_until(lambda: not node.leases(), "nobody uses it")
+        (name,) = node.run(lambda it: [each for gpu in it.status().gpus for each in gpu.residents])
+        node.do(node.node.driver.evict(name.model))
+        wait_until(lambda: not node.pids(), "it has left")
+        assert call_all(node, image, GpuWishes(), HISTOGRAM) == expected
+        assert node.pids() != [before]
+        wait_until(lambda: node.run(merges).singly, "calls ran singly")
+        again = node.run(merges)
+        assert set(again.singly) == {"no_batching_rule"}
+        assert not again.compared
+        assert not again.groups
     image.close()
 
 

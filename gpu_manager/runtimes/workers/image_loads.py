@@ -23,6 +23,7 @@ async def send_image(worker: ForkedWorker, number: int, order: LoadOrder, *, sha
         shared,
         order.gpu_share,
         order.merged,
+        [part for pair in order.never_merged.items() for part in pair],
         order.together_bytes,
         order.urgency.is_ahead,
     )

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 # If the event loop wakes later than this, the loop itself was delayed: an answer may be unread.
 _REASONS = frozenset(map(str, Singly))  # the only ones that are counted
+_DIGITS = 64  # of a digest
 _DELAYED_S = 0.05
 # A worker that ends sends functions what only it has.
 _LEAVING_S = 2.0
@@ -318,8 +319,10 @@ class ModelInWorker:
         elif isinstance(order, worker_orders.CallsMerged):
             pairs = zip(order.reasons, order.singly, strict=False)
             singly = {reason: times for reason, times in pairs if reason in _REASONS}
-            added = MergedSums(order.groups, order.calls, order.compared, singly)
-            self._observer.merged(self, added)
+            told = zip(order.never[::2], order.never[1::2], strict=False)
+            never = {digest[:_DIGITS]: why for digest, why in told if why in _REASONS}
+            sums = order.groups, order.calls, order.compared
+            self._observer.merged(self, MergedSums(*sums, singly, never))
         elif isinstance(order, worker_orders.CallsClaimed):
             self._observer.claimed(self, order.lease, order.session)
         elif isinstance(order, worker_orders.CallsEnded):

@@ -1,1 +1,1 @@
-"""Calls on a worker's data channels: inputs, execution under a lease, results."""
+"""Single calls: read and checked, run within the memory of their model, their results described."""

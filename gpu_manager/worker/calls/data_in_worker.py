@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 from gpu_manager.worker.call_errors import CallRefused, CannotBorrow, OutOfMemory
 from gpu_manager.worker.device.worker_device import WorkerDevice
+from gpu_manager.worker.lending.lent_memory import read_file
+from gpu_manager.worker.lending.lent_storage import LentStorage
 from gpu_manager.worker.program.channel_state import InputStorage, KeptStorages
 from gpu_manager.worker.program.tensor_specs import bytes_of
 from gpu_manager.worker.shared_memory.borrowed_data import BorrowedData
-from gpu_manager.worker.shared_memory.lent_memory import read_file
-from gpu_manager.worker.shared_memory.lent_storage import LentStorage
 from gpu_manager.worker.shared_memory.published_data import (
     MOST_PUBLISHED_BYTES,
     PublishedData,

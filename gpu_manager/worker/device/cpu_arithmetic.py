@@ -26,9 +26,9 @@ from gpu_manager.worker.device.pool.pooled_memory import PooledMemory
 from gpu_manager.worker.device.process_memory import EmulatedMemory, ProcessMemory
 from gpu_manager.worker.device.shares.thread_share import ThreadShare
 from gpu_manager.worker.device.worker_device import WorkRecorder
-from gpu_manager.worker.shared_memory.lent_files import LentFile, LentFiles
-from gpu_manager.worker.shared_memory.lent_memory import read_file
-from gpu_manager.worker.shared_memory.lent_storage import Borrowed, LentStorage, Loan
+from gpu_manager.worker.lending.lent_files import LentFile, LentFiles
+from gpu_manager.worker.lending.lent_memory import read_file
+from gpu_manager.worker.lending.lent_storage import Borrowed, LentStorage, Loan
 
 Result = TypeVar("Result")
 
@@ -224,7 +224,7 @@ class CpuArithmetic:
         try:
             moved = file.moved(storage)
         except BaseException:
-            os.close(file.descriptor)
+            file.leave()
             raise
         self._count_lent(size_bytes)
         self.limit(self._limit_bytes)  # the mapping takes addresses

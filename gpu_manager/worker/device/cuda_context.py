@@ -20,8 +20,8 @@ from gpu_manager.worker.device.image_file import ImageFile
 from gpu_manager.worker.device.shares.sm_partitions import SmPartition, SmPartitions
 from gpu_manager.worker.device.staged_copy import StagingBuffers
 from gpu_manager.worker.device.worker_device import WorkRecorder
-from gpu_manager.worker.shared_memory.lent_on_gpu import begin_copy, lend_on_gpu
-from gpu_manager.worker.shared_memory.lent_storage import Borrowed, LentStorage, Loan
+from gpu_manager.worker.lending.lent_on_gpu import begin_copy, lend_on_gpu
+from gpu_manager.worker.lending.lent_storage import Borrowed, LentStorage, Loan
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,7 @@ import torch
 from gpu_manager.worker.call_errors import OutOfMemory
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.image_file import ImageFile
-from gpu_manager.worker.shared_memory.lent_storage import Borrowed, LentStorage
+from gpu_manager.worker.lending.lent_storage import Borrowed, LentStorage
 
 Result = TypeVar("Result")
 

@@ -8,7 +8,7 @@ import torch
 from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.transfer_schedule import TransferRank
 from gpu_manager.worker.device.image_file import ImageFile
-from gpu_manager.worker.shared_memory.lent_storage import Borrowed, LentStorage, Loan
+from gpu_manager.worker.lending.lent_storage import Borrowed, LentStorage, Loan
 
 Result = TypeVar("Result")
 Refill = Callable[[torch.UntypedStorage, memoryview, int, int], None]

@@ -166,6 +166,7 @@ class MergeCounts:
         self.calls = 0  # in these groups
         self.compared = 0
         self.singly: Counter[Singly] = Counter()
+        self.forbidden: dict[str, Singly] = {}  # programs that are never merged, by digest
 
     def changes_since(self, before: "MergeCounts") -> "MergeCounts":
         """What was added to these since they were like `before`."""
@@ -173,7 +174,10 @@ class MergeCounts:
         found.groups = self.groups - before.groups
         found.calls = self.calls - before.calls
         found.compared = self.compared - before.compared
-        found.singly = self.singly - before.singly
+        # A copy first: another thread may be counting.
+        found.singly = Counter(dict(self.singly)) - before.singly
+        known, now = before.forbidden, dict(self.forbidden)
+        found.forbidden = {digest: why for digest, why in now.items() if digest not in known}
         return found
 
     def copy(self) -> "MergeCounts":
@@ -182,7 +186,7 @@ class MergeCounts:
 
     def __bool__(self) -> bool:
         """Whether anything is counted."""
-        return bool(self.groups or self.compared or self.singly)
+        return bool(self.groups or self.compared or self.singly or self.forbidden)
 
 
 class MergeRecords:

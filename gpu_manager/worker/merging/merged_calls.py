@@ -26,6 +26,7 @@ from gpu_manager.worker.program.recorded_runs import ProgramRun, computing
 from torch_shim.wire.protocol import FailureKind
 
 SMALLEST = 2  # calls in a group
+_MOST_TOLD = 1024  # programs that are never merged, to the manager
 _listening_to_warnings = threading.Lock()  # the process has one list of them
 
 
@@ -73,6 +74,12 @@ class MergedCalls:
             left = [call for call in others if not call.is_done]
             self._line.put_back(left)
         return first.outcome() if first.is_done else self._alone(first, None)
+
+    def forbid(self, digest: str, why: Singly) -> None:
+        """Never merge calls of this program again."""
+        self._records.forbid(digest, why)
+        if len(self.counts.forbidden) < _MOST_TOLD:
+            self.counts.forbidden.setdefault(digest, why)
 
     def _plan(self, first: CallInLine) -> Plan | Singly | None:
         """The group to make, or why there is none; None where nothing like the call waits."""
@@ -122,7 +129,7 @@ class MergedCalls:
         elif all(entry.held.image is not None for entry in inputs.sent):
             why = Singly.NOTHING_SENT
         if why is not None:
-            self._records.forbid(program.digest, why)
+            self.forbid(program.digest, why)
 
     # -- groups ---------------------------------------------------------------------------------
 
@@ -200,7 +207,7 @@ class MergedCalls:
         if found is None:
             return
         if merged_run.loops_over(caught):
-            self._records.forbid(digest, Singly.NO_RULE)
+            self.forbid(digest, Singly.NO_RULE)
             self._singly(Singly.NO_RULE, group)
             return
         self.counts.compared += group.size
@@ -211,9 +218,11 @@ class MergedCalls:
             if isinstance(lost, ContextLost):  # the others' calls are not to blame
                 raise lost if member is group.members[0] else _blameless(lost)
         if any(equal is False for _, equal in answers):
-            self._records.forbid(digest, Singly.DIFFERS)
+            self.forbid(digest, Singly.DIFFERS)
         elif all(equal for _, equal in answers):
             group.record.note_compared(group.size, merged_s, sum(spent for spent, _ in answers))
+        else:
+            group.record.note_failed(group.size)
 
     def _compared(self, member: _Member, merged: Sequence[Any]) -> tuple[float, bool | None]:
         """Answer a call singly: how long it ran, and if it gave the same; None where it failed."""
@@ -221,7 +230,7 @@ class MergedCalls:
 
         def look(_: Inputs, run: ProgramRun, wrote: bool) -> None:  # noqa: FBT001 - a callback
             nonlocal equal
-            equal = not wrote and not merged_run.differs(run.outputs, merged)
+            equal = not wrote and self._is_equal(run.outputs, merged)
 
         begun_s = time.perf_counter()
         member.times[0] = begun_s - waiting.asked_s - member.times[1]
@@ -232,6 +241,16 @@ class MergedCalls:
             return 0.0, None
         self._done(waiting, answer)
         return answer.times[2], equal
+
+    def _is_equal(self, single: Sequence[Any], merged: Sequence[Any]) -> bool | None:
+        """Whether both gave the same; None where there is no memory to compare them."""
+        try:
+            found, _ = self._single.device.run(
+                lambda: merged_run.differs(single, merged), measure=False
+            )
+        except OutOfMemory:
+            return None
+        return not found
 
     def _run(self, group: _Group) -> list[tuple[Any, ...]] | None:
         """What each call gets; None where the group cannot run and need not be tried again soon."""
@@ -261,7 +280,7 @@ class MergedCalls:
             self._single.tidy(program, before)
             wrote |= self._undo_writes(group)
         if wrote:
-            self._records.forbid(program.digest, Singly.WRITES)
+            self.forbid(program.digest, Singly.WRITES)
             return None
         if need_bytes > memory.limit_bytes:
             self._short(group.record, group.size)
@@ -287,7 +306,7 @@ class MergedCalls:
         if why is Singly.FAILED:  # perhaps for one of the calls alone
             group.record.note_failed(group.size)
         else:
-            self._records.forbid(digest, why)
+            self.forbid(digest, why)
         self._singly(why, group)
 
     def _short(self, record: MergeRecord, size: int) -> None:

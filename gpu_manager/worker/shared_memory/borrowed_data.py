@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from gpu_manager.worker.data_orders import BorrowData, DataBorrowed, DataGivenBack, DataOrder
-from gpu_manager.worker.shared_memory.lent_storage import LentStorage
+from gpu_manager.worker.lending.lent_storage import LentStorage
 
 _PATIENCE_S = 15.0  # the manager's own patience is shorter
 

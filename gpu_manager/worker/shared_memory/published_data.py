@@ -7,14 +7,21 @@ stays until they have given it back.
 
 import os
 import threading
+from typing import Protocol
 
 import torch
 
-from gpu_manager.worker.program.channel_state import InputStorage
-from gpu_manager.worker.shared_memory.lent_storage import LentStorage, Loan
+from gpu_manager.worker.lending.lent_storage import LentStorage, Loan
 
 MOST_PUBLISHED = 1024
 MOST_PUBLISHED_BYTES = 4 << 30
+
+
+class HeldStorage(Protocol):
+    """A storage as the session of who put it keeps it."""
+
+    storage: torch.UntypedStorage
+    parked: bool
 
 
 class PublishedTensor:
@@ -23,7 +30,7 @@ class PublishedTensor:
     `uses` is how often other processes have borrowed it.
     """
 
-    def __init__(self, held: InputStorage, about: bytes, model: object) -> None:
+    def __init__(self, held: HeldStorage, about: bytes, model: object) -> None:
         """`about` is for its readers; `model` is whose memory it takes."""
         self.storage: torch.UntypedStorage = held.storage
         self.about = about

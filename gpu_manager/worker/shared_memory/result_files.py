@@ -5,7 +5,6 @@ function says when nobody reads a result any more, and the worker writes a later
 pages. A session's files are its own: no other function's data was ever in them.
 """
 
-import fcntl
 import itertools
 import mmap
 import os
@@ -14,31 +13,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from gpu_manager.worker.device.worker_device import SharedArea
+from gpu_manager.worker.lending.lent_memory import make_file
 
 # Smaller results come in a file that is used once.
 LEAST_BYTES = 1 << 20
 # How much all files of a worker may take, beside the results that are used once.
 _MOST_BYTES = 1 << 30
-IDLE_S = 10.0  # that a file waits for a result before it is given up
 _ROUNDED_TO = 1 << 21
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _numbers = itertools.count(1)
 
 # Prepares memory for transfers from the device.
 Prepare = Callable[[memoryview], SharedArea | None]
-
-
-def make_file(size_bytes: int) -> int:
-    """Make a file of this size in memory, whose size nobody can change; return its descriptor."""
-    descriptor = os.memfd_create("gpufaas-result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, size_bytes)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 class ResultFile:

@@ -10,6 +10,7 @@ import torch
 
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder, PressureAnswer
+from gpu_manager.runtimes.staying_data import NoStayingData
 from tests.kit.worlds.worker_machine import pid_of
 from tests.unit.gpu_manager.worker.calls.caller import DIGEST, sealed_image
 
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="changing the user nee
 
 class Nobody:
     """Wants to know nothing."""
+
+    data = NoStayingData()
 
     def ran(self, *_: Any) -> None:
         pass
@@ -35,9 +38,6 @@ class Nobody:
         return PressureAnswer(0, retry=False)
 
     def died(self, *_: Any) -> None:
-        pass
-
-    def handed_over(self, *_: Any, **__: Any) -> None:
         pass
 
 

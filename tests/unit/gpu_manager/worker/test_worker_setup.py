@@ -9,7 +9,7 @@ import pytest
 from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.worker import worker_orders
 from gpu_manager.worker.calls.calls_together import CallsTogether
-from gpu_manager.worker.calls.executor import Executor
+from gpu_manager.worker.channels.executor import Executor
 from gpu_manager.worker.device.arrival import VERIFIED, packed
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.served_model import ServedModel
@@ -30,6 +30,7 @@ LOAD = worker_orders.LoadImage(
     shared=False,
     gpu_share=1.0,
     merged=0,
+    never_merged=[],
     together_bytes=0,
     ahead=False,
 )

@@ -13,8 +13,8 @@ import torch
 
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallsTogether
-from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
-from gpu_manager.worker.calls.executor import Executor
+from gpu_manager.worker.channels.channel_server import CallObservers, ChannelServer, Programs
+from gpu_manager.worker.channels.executor import Executor
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.image_file import ImageFile

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from gpu_manager.worker.calls.delivery import Delivery
+from gpu_manager.worker.channels.delivery import Delivery
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.shared_memory.result_files import LEAST_BYTES, FileBudget, ResultFiles
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.lending.lent_storage import LentStorage
 from gpu_manager.worker.shared_memory.borrowed_data import BorrowedData, Use
-from gpu_manager.worker.shared_memory.lent_storage import LentStorage
 from tests.unit.gpu_manager.worker.calls.caller import Caller, CallFailed, LocalWorker
 from tests.unit.gpu_manager.worker.calls.test_data_in_worker import (
     DOUBLE,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer
+from gpu_manager.worker.channels.channel_server import CallObservers, ChannelServer
 from tests.kit.waiting import wait_until
 from tests.unit.gpu_manager.worker.calls.caller import (
     LEASE,

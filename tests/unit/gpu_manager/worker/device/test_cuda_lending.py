@@ -13,7 +13,7 @@ import torch
 from gpu_manager.worker.call_errors import CannotBorrow
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.cuda_runtime import CudaRuntime
-from gpu_manager.worker.shared_memory.lent_storage import LentStorage
+from gpu_manager.worker.lending.lent_storage import LentStorage
 from tests.kit.fakes.fake_cuda import FakeRuntimeLibrary, FakeTorchCuda
 
 SIZE = 4096

@@ -10,7 +10,7 @@ from gpu_manager.worker.merging.merge_records import Singly
 from tests.unit.gpu_manager.worker.calls.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import FIRST_LEASE, Crowd
 from torch_shim.wire.arithmetic import Arithmetic
-from torch_shim.wire.programs import Constant, Program, Ref, Slice, Tuple
+from torch_shim.wire.programs import Constant, Program, Ref, Slice, Tuple, digest_of
 from torch_shim.wire.protocol import FrameKind
 
 F = "t:torch.nn.functional."
@@ -293,3 +293,14 @@ def test_outputs_that_stay_belong_to_their_call_alone() -> None:
             found = torch.frombuffer(bytearray(os.read(descriptor, 64)), dtype=torch.float32)
             os.close(descriptor)
             torch.testing.assert_close(found, torch.relu(x @ W.T + B)[0])
+
+
+def test_calls_of_a_program_that_an_earlier_worker_forbade_run_singly() -> None:
+    worker = paying(W, B)
+    worker.executor.merged.forbid(digest_of(LAYER.pack()), Singly.DIFFERS)
+    with Crowd(worker, 4) as crowd:
+        crowd.bind(LAYER, [W, B])
+        crowd.learn(LAYER, some(4))
+    assert merged(worker) == (0, 0)
+    assert set(singly(worker)) == {Singly.DIFFERS}
+    assert not worker.executor.merged.counts.compared

@@ -4,14 +4,35 @@ A borrower copies and closes at once: what it had open would be undefined when i
 No GPU has run this.
 """
 
+from typing import Protocol
+
 import torch
 
 from gpu_manager.worker.call_errors import CannotBorrow
-from gpu_manager.worker.device.cuda_runtime import CudaRuntime
-from gpu_manager.worker.shared_memory.lent_storage import LentStorage, Loan
+from gpu_manager.worker.lending.lent_storage import LentStorage, Loan
 
 
-def lend_on_gpu(runtime: CudaRuntime, storage: torch.UntypedStorage) -> Loan | None:
+class GpuMemory(Protocol):
+    """CUDA's calls about memory (`device/cuda_runtime.py`)."""
+
+    def allocation_of(self, address: int) -> tuple[int, int] | None:
+        """Where the allocation begins in which this address of the GPU lies, and its size."""
+
+    def lend(self, begin: int) -> bytes | None:
+        """A name by which another process of this machine opens this allocation."""
+
+    def open_lent(self, token: bytes) -> int | None:
+        """Where another process's allocation begins here; None if it cannot be opened."""
+
+    def close_lent(self, begin: int) -> None:
+        """Undo `open_lent`."""
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> bool:
+        """Whether a copy between addresses of GPUs is on its way, on this stream."""
+        ...
+
+
+def lend_on_gpu(runtime: GpuMemory, storage: torch.UntypedStorage) -> Loan | None:
     """Return a storage's allocation by name; None where the driver gives it none."""
     address = storage.data_ptr()
     allocation = runtime.allocation_of(address)
@@ -23,7 +44,7 @@ def lend_on_gpu(runtime: CudaRuntime, storage: torch.UntypedStorage) -> Loan | N
 
 
 def begin_copy(
-    runtime: CudaRuntime, lent: LentStorage, target: torch.UntypedStorage, stream: int
+    runtime: GpuMemory, lent: LentStorage, target: torch.UntypedStorage, stream: int
 ) -> int:
     """Begin to copy what is lent; return what `close_lent` is to close when the copy is over."""
     begin = runtime.open_lent(lent.token)

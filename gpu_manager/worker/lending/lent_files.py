@@ -5,7 +5,7 @@ borrowed it any more, and no tensor of this process lies in it.
 """
 
 import contextlib
-import mmap
+import ctypes
 import os
 import threading
 import time
@@ -13,38 +13,47 @@ import weakref
 
 import torch
 
-from gpu_manager.worker.program.tensor_specs import bytes_of
-from gpu_manager.worker.shared_memory.lent_memory import map_room
-from gpu_manager.worker.shared_memory.result_files import IDLE_S, make_file
+from gpu_manager.worker.lending.lent_memory import IDLE_S, make_file, map_room
 
 _MOST_FREE_BYTES = 1 << 28
 _ROUNDED_TO = 1 << 21
 
 
-class _LentPages(mmap.mmap):
-    """Private pages of a file, in which this process's own tensors lie."""
+class _Place:
+    """A file and its pages, which are all mapped: to map them takes as long as to fill them."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.descriptor = make_file(size_bytes)
+        self.since_s = 0.0
+        try:
+            self.memory = map_room(self.descriptor, size_bytes)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def close(self) -> None:
+        """Let go of it; who maps it keeps the pages."""
+        os.close(self.descriptor)
+        self.memory = memoryview(b"")
 
 
 class LentFile:
     """One file, while it is lent or one of our tensors lies in it."""
 
-    def __init__(self, files: "LentFiles", descriptor: int, size_bytes: int) -> None:
-        self.descriptor = descriptor
-        self.size_bytes = size_bytes
+    def __init__(self, files: "LentFiles", place: _Place) -> None:
+        self.descriptor = place.descriptor
+        self._place = place
         self._files = files
         self._lock = threading.RLock()  # a finalizer may come at any time
         self._holders = 2  # the loan, and our tensors
 
     def moved(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """Copy a storage to the file; return the storage that lies there."""
-        size_bytes = storage.nbytes()
-        with map_room(self.descriptor, size_bytes) as room:
-            target = torch.frombuffer(room, dtype=torch.uint8)
-            target.copy_(bytes_of(storage, 0, size_bytes))
-            del target
-        pages = _LentPages(self.descriptor, size_bytes, flags=mmap.MAP_PRIVATE)
+        pages = (ctypes.c_char * storage.nbytes()).from_buffer(self._place.memory)
         weakref.finalize(pages, self.leave)
-        return torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
+        there = torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
+        return there.copy_(storage, non_blocking=False)
 
     def leave(self) -> None:
         """The loan is over, or our tensors are gone."""
@@ -52,7 +61,7 @@ class LentFile:
             self._holders -= 1
             if self._holders:
                 return
-        self._files.give(self)
+        self._files.give(self._place)
 
 
 class LentFiles:
@@ -60,7 +69,7 @@ class LentFiles:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._free: list[tuple[int, int, float]] = []  # descriptor, size, since when
+        self._free: list[_Place] = []
         self._trimming: threading.Timer | None = None
 
     def take(self, size_bytes: int) -> LentFile:
@@ -68,30 +77,31 @@ class LentFiles:
         wanted = -(-size_bytes // _ROUNDED_TO) * _ROUNDED_TO
         with self._lock:
             for place in self._free:
-                if place[1] == wanted:
+                if place.size_bytes == wanted:
                     self._free.remove(place)
-                    os.pwrite(place[0], bytes(wanted - size_bytes), size_bytes)  # of earlier data
-                    return LentFile(self, place[0], wanted)
-        return LentFile(self, make_file(wanted), wanted)
+                    place.memory[size_bytes:] = bytes(wanted - size_bytes)  # of earlier data
+                    return LentFile(self, place)
+        return LentFile(self, _Place(wanted))
 
-    def give(self, file: LentFile) -> None:
+    def give(self, place: _Place) -> None:
         """Keep a file for a later loan, unless there are enough."""
         with self._lock:
-            free_bytes = sum(size_bytes for _, size_bytes, _ in self._free)
-            if free_bytes + file.size_bytes <= _MOST_FREE_BYTES:
-                self._free.append((file.descriptor, file.size_bytes, time.monotonic()))
+            free_bytes = sum(free.size_bytes for free in self._free)
+            if free_bytes + place.size_bytes <= _MOST_FREE_BYTES:
+                place.since_s = time.monotonic()
+                self._free.append(place)
                 self._trim_later()
                 return
-        os.close(file.descriptor)
+        place.close()
 
     def trim(self, idle_s: float = IDLE_S) -> None:
         """Give up the files that have been free for so long."""
         with self._lock:
             self._trimming = None
             before_s = time.monotonic() - idle_s
-            for place in [place for place in self._free if place[2] <= before_s]:
+            for place in [place for place in self._free if place.since_s <= before_s]:
                 self._free.remove(place)
-                os.close(place[0])
+                place.close()
             if self._free:
                 self._trim_later()
 

@@ -16,6 +16,7 @@ from gpu_manager.worker.calls.model_memory import AskRelief, ModelMemory
 from gpu_manager.worker.calls.single_call import SingleCalls
 from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.worker_device import SharedArea, WorkerDevice
+from gpu_manager.worker.lending.lent_memory import IDLE_S
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
 from gpu_manager.worker.merging.likeness import Likenesses
 from gpu_manager.worker.merging.merged_calls import MergedCalls
@@ -24,7 +25,6 @@ from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, ChannelState, KeptStorages
 from gpu_manager.worker.program.inputs import InputReader
 from gpu_manager.worker.program.tensor_specs import bytes_of
-from gpu_manager.worker.shared_memory.result_files import IDLE_S
 from torch_shim.wire.protocol import FailureKind
 
 

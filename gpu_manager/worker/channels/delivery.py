@@ -9,7 +9,8 @@ from typing import Self
 
 from gpu_manager.worker.calls.channel_call import CallAnswer
 from gpu_manager.worker.device.worker_device import WorkerDevice
-from gpu_manager.worker.shared_memory.result_files import LEAST_BYTES, ResultFiles, make_file
+from gpu_manager.worker.lending.lent_memory import make_file
+from gpu_manager.worker.shared_memory.result_files import LEAST_BYTES, ResultFiles
 from torch_shim.wire.protocol import places_behind
 
 

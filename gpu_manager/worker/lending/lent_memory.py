@@ -1,4 +1,4 @@
-"""Memory of the host that another process maps: to read it where it lies, or to fill it."""
+"""Memory of the host that other processes map: made, read where it lies, or filled."""
 
 import fcntl
 import mmap
@@ -7,7 +7,21 @@ import os
 from gpu_manager.worker.call_errors import CallRefused
 from torch_shim.wire.protocol import FailureKind
 
+IDLE_S = 10.0  # that a file waits to be used again before it is given up
 _PIECE_BYTES = 16 << 20
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def make_file(size_bytes: int) -> int:
+    """Make a file of this size in memory, whose size nobody can change; return its descriptor."""
+    descriptor = os.memfd_create("gpufaas-result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def read_file(descriptor: int, start: int, size_bytes: int) -> tuple[memoryview, bool]:

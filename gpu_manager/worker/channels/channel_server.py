@@ -18,10 +18,10 @@ from gpu_manager.worker.call_errors import CallRefused, ContextLost
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.channel_call import CallAnswer
 from gpu_manager.worker.calls.data_in_worker import MOST_HANDLE_CHARACTERS as MOST_HANDLE
-from gpu_manager.worker.calls.delivery import Delivery
-from gpu_manager.worker.calls.executor import Executor
 from gpu_manager.worker.calls.granted_puts import GrantedPuts
 from gpu_manager.worker.calls.graph_call import read_call
+from gpu_manager.worker.channels.delivery import Delivery
+from gpu_manager.worker.channels.executor import Executor
 from gpu_manager.worker.device.worker_device import SharedArea
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
