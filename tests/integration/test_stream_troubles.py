@@ -178,7 +178,7 @@ def test_memory_of_a_model_that_left_is_the_systems_while_its_neighbours_stay(fo
     client.acquire(large)
     client.call(large)
     client.release()
-    assert weights_bytes(pid) > weights_before + 30 * MIB
+    assert weights_bytes(pid) > weights_before + 16 * MIB  # the system may take idle pages
     wait_until(lambda: not four.node.leases(), "nobody uses it")
     four.node.do(four.node.node.driver.evict(four.node.run(lambda it: model_of(it, 32 * MIB))))
     wait_until(lambda: resident_bytes(pid) < before + 8 * MIB, "its pages are the system's")

@@ -201,12 +201,13 @@ function residentsTable(gpu, now) {
       ),
     );
   });
-  return h(
+  const table = h(
     "table",
     { class: "small" },
     h("thead", null, h("tr", null, ...head)),
     h("tbody", null, ...rows),
   );
+  return h("div", { class: "wide" }, table);
 }
 
 /** Its runtime: `process`, or `stream of 3, 25 % of the GPU`; null while that is unknown. */

@@ -11,7 +11,11 @@ from gpufaas.dashboards.metrics_page import PROCESSES
 from tests.integration.monitoring.conftest import Watched
 
 # Without a label's value there is no line: these need what a healthy stack has not.
-_ONLY_IN_TROUBLE = {"gpufaas_gateway_retries_total", "gpufaas_gateway_cut_answers_total"}
+_ONLY_IN_TROUBLE = {
+    "gpufaas_gateway_retries_total",
+    "gpufaas_gateway_cut_answers_total",
+    "gpufaas_node_single_calls_total",
+}
 # NVML has to be asked, and emulated GPUs have none: the tests of dashboards have a stand-in.
 _NEED_NVML = {
     "gpufaas_node_device_used_bytes",

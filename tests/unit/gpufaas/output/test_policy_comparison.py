@@ -40,7 +40,7 @@ def test_replay_prints_what_happened_its_simulation_and_other_policies_side_by_s
     assert "lalbo3: o3_limit=3" in answer
     assert "Assumed:" in answer
     assert "% off in average latency" in answer
-    assert "changed 7 times" in answer
+    assert "changed 6 times" in answer
 
 
 def test_replay_reports_it_when_callers_did_not_wait_for_their_models(
