@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
-from common.http.asgi import App, Message, Receive, Scope, Send, send_response, send_text
+from common.http.asgi import App, Message, Receive, Scope, Send, header_in, send_response, send_text
 from common.telemetry import process_metrics
 from gateway_ext.calls.browser_guard import FunctionHosts
 from gateway_ext.error_statuses import headers_of, status_of
@@ -89,7 +89,7 @@ class _Rest:
             return
         first = path[1:].partition("/")[0]  # `OPTIONS *` has a path without a slash
         hosts = self._parts.function_hosts
-        if first in _ADMINISTRATORS and not hosts.every and _header(scope, b"host") in hosts:
+        if first in _ADMINISTRATORS and not hosts.every and header_in(scope, b"host") in hosts:
             await _nothing(scope, receive, send)
             return
         await self._by_segment.get(first, _nothing)(scope, receive, send)
@@ -127,7 +127,7 @@ class _Rest:
         """Whether the credentials are right; if not, answers 401."""
         if self._parts.auth is not None:
             try:
-                self._parts.auth.check(_header(scope, b"authorization"))
+                self._parts.auth.check(header_in(scope, b"authorization"))
             except NotAllowed as error:
                 await send_text(send, status_of(error), str(error), headers_of(error))
                 return False
@@ -176,11 +176,3 @@ async def _is_ours(scope: Scope, send: Send) -> bool:
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
     del receive
     await send_text(send, 404, f"nothing is at {scope['path']}")
-
-
-def _header(scope: Scope, wanted: bytes) -> bytes:
-    for name, value in scope["headers"]:
-        if name == wanted:
-            found: bytes = value
-            return found
-    return b""

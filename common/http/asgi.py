@@ -13,6 +13,12 @@ Header = tuple[bytes, bytes]
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 
+def header_in(scope: Scope, name: bytes) -> bytes:
+    """The first header of a request with this name; nothing if there is none."""
+    headers: Sequence[Header] = scope["headers"]
+    return next((value for known, value in headers if known == name), b"")
+
+
 async def send_response(
     send: Send, status: int, body: bytes = b"", headers: Sequence[Header] = (_TEXT,)
 ) -> None:

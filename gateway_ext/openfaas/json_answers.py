@@ -1,11 +1,13 @@
-"""Requests and answers of the management routes: bodies within bounds, JSON, errors as text."""
+"""Routes of the management: requests within bounds, answers as JSON, errors as text."""
 
 import json
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from gateway_ext import error_statuses
 from gateway_ext.errors import GatewayError, TooLarge
@@ -16,6 +18,16 @@ _log = logging.getLogger(__name__)
 _DISK_FULL = 507
 # The largest function description or secret: above what Kubernetes stores of either.
 _MOST_BYTES = 4 << 20
+
+
+def route(path: str, **handlers: Callable[[Request], Awaitable[Response]]) -> Route:
+    """The route of a path, with a handler for each method."""
+
+    async def handle(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        return await handlers[method](request)
+
+    return Route(path, handle, methods=list(handlers))
 
 
 async def disk_failed(request: Request, error: Exception) -> Response:

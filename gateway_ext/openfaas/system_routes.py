@@ -10,14 +10,13 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from common.http.asgi import App
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, UnknownNamespace
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId, FunctionStatus, Namespace
 from gateway_ext.openfaas import function_options, openfaas_json, valid_names
 from gateway_ext.openfaas.alert_scaling import after_alert
-from gateway_ext.openfaas.json_answers import body_of, disk_failed, done, failed, shown
+from gateway_ext.openfaas.json_answers import body_of, disk_failed, done, failed, route, shown
 from gateway_ext.ports import Capacity, Provider
 from gateway_ext.settings import GatewaySettings
 
@@ -27,7 +26,6 @@ Ordering = Callable[[FunctionId], AbstractContextManager[object]]
 
 NamespaceRemoved = Callable[[str], Awaitable[None]]
 
-_Handler = Callable[[Request], Awaitable[Response]]
 _CREATED = 201
 
 
@@ -56,19 +54,19 @@ def make_system(
     functions = _Functions(provider, counts, settings, capacity, ordering)
     world = _SystemParts(provider, settings, namespace_removed)
     routes = [
-        _route("/system/functions", GET=functions.list, POST=functions.create,
+        route("/system/functions", GET=functions.list, POST=functions.create,
                PUT=functions.update, DELETE=functions.remove),
-        _route("/system/function/{name}", GET=functions.show),
-        _route("/system/scale-function/{name}", POST=functions.scale),
-        _route("/system/alert", POST=functions.alert),
-        _route("/system/info", GET=world.info),
-        _route("/system/namespaces", GET=world.namespaces),
+        route("/system/function/{name}", GET=functions.show),
+        route("/system/scale-function/{name}", POST=functions.scale),
+        route("/system/alert", POST=functions.alert),
+        route("/system/info", GET=world.info),
+        route("/system/namespaces", GET=world.namespaces),
         *(
-            _route(path, GET=world.namespace, POST=world.create_namespace,
+            route(path, GET=world.namespace, POST=world.create_namespace,
                    PUT=world.update_namespace, DELETE=world.remove_namespace)
             for path in ("/system/namespace", "/system/namespace/", "/system/namespace/{name}")
         ),
-        _route("/system/secrets", GET=world.secrets, POST=world.create_secret,
+        route("/system/secrets", GET=world.secrets, POST=world.create_secret,
                PUT=world.update_secret, DELETE=world.remove_secret),
     ]  # fmt: skip
     app = Starlette(
@@ -77,14 +75,6 @@ def make_system(
     )
     app.router.redirect_slashes = False
     return app
-
-
-def _route(path: str, **handlers: _Handler) -> Route:
-    async def handle(request: Request) -> Response:
-        method = "GET" if request.method == "HEAD" else request.method
-        return await handlers[method](request)
-
-    return Route(path, handle, methods=list(handlers))
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

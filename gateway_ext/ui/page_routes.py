@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from common.http.asgi import App, Receive, Scope, Send, send_text, until_disconnected
+from common.http.asgi import App, Receive, Scope, Send, header_in, send_text, until_disconnected
 from common.tasks import until_first
 from gateway_ext.errors import BadRequest, CrossSite, GatewayError, UnknownJob
 from gateway_ext.openfaas.cross_site import refuse_other_sites
@@ -202,7 +202,10 @@ async def _events(feed: WatcherFeed, scope: Scope, receive: Receive, send: Send)
         await send_text(send, _BUSY, why, headers)
         return
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
-    await until_first(_send_events(feed, _last_id(scope), send), until_disconnected(receive))
+    await until_first(
+        _send_events(feed, header_in(scope, b"last-event-id").decode("latin-1"), send),
+        until_disconnected(receive),
+    )
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -210,11 +213,3 @@ async def _send_events(feed: WatcherFeed, last_id: str, send: Send) -> None:
     async with aclosing(feed.watch(last_id)) as events:
         async for event in events:
             await send({"type": "http.response.body", "body": event, "more_body": True})
-
-
-def _last_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == b"last-event-id":
-            found: str = value.decode("latin-1")
-            return found
-    return ""

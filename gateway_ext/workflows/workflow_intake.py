@@ -4,7 +4,15 @@ import asyncio
 import time
 from uuid import uuid4
 
-from common.http.asgi import Header, Receive, Scope, Send, send_text, until_disconnected
+from common.http.asgi import (
+    Header,
+    Receive,
+    Scope,
+    Send,
+    header_in,
+    send_text,
+    until_disconnected,
+)
 from common.tasks import until_first
 from gateway_ext.calls.browser_guard import BrowserGuard
 from gateway_ext.calls.call_headers import CALL_ID, DURATION, START_TIME
@@ -70,7 +78,7 @@ class WorkflowIntake:
             ) as answer:
                 start = {"type": "http.response.start", "status": answer.status}
                 shown = [header for header in answer.headers if header[0] not in _OURS]
-                host = _value(scope, b"host")
+                host = header_in(scope, b"host")
                 took = (DURATION, b"%.6f" % (time.monotonic() - began_s))
                 site = scope.get("raw_path") or scope["path"].encode()
                 confined = self._guard.confine([*shown, own, started, took], host, site)
@@ -96,7 +104,7 @@ class WorkflowIntake:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         most_bytes = self._calls.limits.answer_bytes
-        length = _value(scope, b"content-length")
+        length = header_in(scope, b"content-length")
         if length.isdigit() and int(length) > most_bytes:
             raise TooLarge(most_bytes)
         parts = bytearray()
@@ -125,7 +133,7 @@ async def _send_body(answer: WorkflowAnswer, send: Send) -> None:
 
 
 def _call_id(scope: Scope) -> str:
-    return _value(scope, CALL_ID)[:_CALL_ID_BYTES].decode("latin-1") or str(uuid4())
+    return header_in(scope, CALL_ID)[:_CALL_ID_BYTES].decode("latin-1") or str(uuid4())
 
 
 def _with_client(scope: Scope) -> list[Header]:
@@ -133,11 +141,3 @@ def _with_client(scope: Scope) -> list[Header]:
     headers: list[Header] = list(scope["headers"])
     client = scope.get("client")
     return [*headers, (b"x-forwarded-for", client[0].encode("latin-1"))] if client else headers
-
-
-def _value(scope: Scope, wanted: bytes) -> bytes:
-    for name, value in scope["headers"]:
-        if name == wanted:
-            found: bytes = value
-            return found
-    return b""

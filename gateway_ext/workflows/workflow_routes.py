@@ -2,20 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from common.http.asgi import App
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.errors import BadRequest, GatewayError
 from gateway_ext.metrics.call_counts import BOUNDS_S
 from gateway_ext.openfaas import valid_names
-from gateway_ext.openfaas.json_answers import body_of, disk_failed, done, failed, shown
+from gateway_ext.openfaas.json_answers import body_of, disk_failed, done, failed, route, shown
 from gateway_ext.openfaas.json_fields import Fields
 from gateway_ext.workflows import workflow_json
 from gateway_ext.workflows.plan.fastest_times import fastest_s, least_times, require_slo
@@ -25,8 +24,6 @@ from gateway_ext.workflows.run.run_history import RunHistory
 from gateway_ext.workflows.workflow_table import Workflows
 
 _log = logging.getLogger(__name__)
-
-_Handler = Callable[[Request], Awaitable[Response]]
 
 
 class PastTimes(Protocol):
@@ -44,23 +41,15 @@ def make_workflow_routes(
     routes = _Routes(workflows, functions, history, times)
     app = Starlette(
         routes=[
-            _route("/system/workflows", GET=routes.list, POST=routes.create,
+            route("/system/workflows", GET=routes.list, POST=routes.create,
                    PUT=routes.update, DELETE=routes.remove),
-            _route("/system/workflow/{name}", GET=routes.show),
-            _route("/system/workflow/{name}/runs", GET=routes.runs),
+            route("/system/workflow/{name}", GET=routes.show),
+            route("/system/workflow/{name}/runs", GET=routes.runs),
         ],
         exception_handlers={GatewayError: failed, OSError: disk_failed},
     )  # fmt: skip
     app.router.redirect_slashes = False
     return app
-
-
-def _route(path: str, **handlers: _Handler) -> Route:
-    async def handle(request: Request) -> Response:
-        method = "GET" if request.method == "HEAD" else request.method
-        return await handlers[method](request)
-
-    return Route(path, handle, methods=list(handlers))
 
 
 class _Routes:

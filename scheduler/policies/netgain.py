@@ -116,7 +116,7 @@ class Policy:
         best_s = 0.0
         near = view.near_idle(request)
         few = view.few_idle(request, self.candidates)
-        for slot in (*near, *view.idle_keepers(request), *few):
+        for slot in dict.fromkeys((*near, *view.idle_keepers(request), *few)):
             cost_s = view.load_s(request, slot)
             cost_s += worth_s(view, view.victims(request, slot), self.memory)
             if near and slot not in near:

@@ -12,9 +12,9 @@ from gpu_manager.worker.calls.channel_call import ChannelCall
 from gpu_manager.worker.merging.merge_records import Singly
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, TensorInput
+from gpu_manager.worker.program.inputs import IMAGE
 from gpu_manager.worker.program.tensor_specs import identity
 
-_IMAGE = 0
 _MOST_BINDINGS = 4096
 _NESTED = "_vmap_increment_nesting"
 
@@ -85,7 +85,7 @@ def _input(described: Any) -> Hashable:
     if not isinstance(described, list):
         return type(described), repr(described)
     source, dtype, shape, strides, offset = described[:5]
-    if source[0] == _IMAGE:
+    if source[0] == IMAGE:
         return tuple(source), dtype, tuple(shape), tuple(strides), offset
     return dtype, tuple(shape), tuple(strides)
 

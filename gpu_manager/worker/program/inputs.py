@@ -18,7 +18,7 @@ from gpu_manager.worker.program.channel_state import (
 from gpu_manager.worker.program.tensor_specs import read_spec, view
 from torch_shim.wire.protocol import FailureKind
 
-_IMAGE, _KEPT, _AREA = 0, 1, 2
+IMAGE, _KEPT, _AREA = 0, 1, 2
 _IMAGE_FIELDS, _KEPT_FIELDS, _AREA_FIELDS = 4, 3, 5
 _BLOCK_FIELDS = 6  # of what lies in a block instead of the area
 _TENSOR_FIELDS = 5
@@ -167,7 +167,7 @@ class InputReader:
         if not isinstance(source, list) or not source or len(source) > _BLOCK_FIELDS:
             raise CallRefused(FailureKind.BAD_FRAME, f"source {source!r:.60}")
         kind, *rest = source
-        if kind == _IMAGE and len(source) == _IMAGE_FIELDS:
+        if kind == IMAGE and len(source) == _IMAGE_FIELDS:
             return self._weights(*rest)
         if not all(type(number) is int and number >= 0 for number in rest):
             raise CallRefused(FailureKind.BAD_FRAME, f"source {source!r:.60}")

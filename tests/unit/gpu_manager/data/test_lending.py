@@ -34,11 +34,15 @@ class Lenders:
     def handle(self) -> str:
         return self.item.handle
 
+    async def wants(self, handle: str = "") -> None:
+        """The borrower asks, and the manager has the time to ask the lender."""
+        self.data.wanted(self.borrower, handle or self.handle)
+        await asyncio.sleep(0.01)
+
     async def borrowed(self, handle: str = "") -> LentData | None:
         """What the borrower is answered."""
         answers = len(self.borrower.borrowings)
-        self.data.wanted(self.borrower, handle or self.handle)
-        await asyncio.sleep(0.01)
+        await self.wants(handle)
         assert len(self.borrower.borrowings) == answers + 1
         found = self.borrower.borrowings[-1][1]
         return None if found is None else found.lent
@@ -108,8 +112,7 @@ async def test_wish_ends_when_a_worker_does(ends: str) -> None:
     async with world() as it:
         found = await lenders(it)
         found.lender.hangs = True
-        found.data.wanted(found.borrower, found.handle)
-        await asyncio.sleep(0.01)
+        await found.wants()
         (found.lender if ends == "lender" else found.borrower).die()
         await asyncio.sleep(0.01)
         assert found.borrower.borrowings == [(found.handle, None)]
@@ -136,8 +139,7 @@ async def test_lender_that_names_another_size_or_too_long_a_token_lends_nothing(
         found = await lenders(it)
         found.lender.hangs = True
         for lie in (LentData(MIB + 1, 0, b"t", None), LentData(MIB, 0, b"t" * 65, None)):
-            found.data.wanted(found.borrower, found.handle)
-            await asyncio.sleep(0.01)
+            await found.wants()
             found.lender.lent[found.handle] = 1
             found.data.lent(found.lender, found.handle, lie)
             await asyncio.sleep(0.01)
@@ -153,8 +155,7 @@ async def test_descriptors_of_what_is_lent_are_closed_by_who_made_them() -> None
         found.lender.hangs = True
         ours = os.memfd_create("lent-by-test")
         for size_bytes in (MIB, MIB + 1):
-            found.data.wanted(found.borrower, found.handle)
-            await asyncio.sleep(0.01)
+            await found.wants()
             found.data.lent(found.lender, found.handle, LentData(size_bytes, 0, b"", ours))
             await asyncio.sleep(0.01)
         assert sum("lent-by-test" in target for _, target in open_files()) == 1
