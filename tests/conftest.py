@@ -11,6 +11,7 @@ from xdist.remote import Producer
 
 from tests.kit.engines.docker_base_image import base_image
 from tests.kit.engines.docker_engine import Engine, engine
+from tests.kit.fakes.sealed_images import images_left
 from tests.kit.scheduling import LongestFirst
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -61,6 +62,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Longest
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """pytest's own, without the test's name in it: Unix sockets lie in it, with bounded paths."""
     return tmp_path_factory.mktemp("t")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_image_is_left() -> Iterator[None]:
+    """A module closes the images that it opened: later ones count those that are open."""
+    yield
+    left = images_left()
+    assert not left, f"tests of this module left {left} images open"
 
 
 @pytest.fixture(scope="session")

@@ -88,9 +88,10 @@ def test_doctor_says_which_core_runs_and_why(build: Path) -> None:
     assert answers == ["as Python: GPUFAAS_COMPILED=off\n", "compiled\n"]
 
 
-def test_other_core_passes_the_core_s_suites(build: Path) -> None:
+@pytest.mark.parametrize("suite", SUITES)
+def test_other_core_passes_the_core_s_suites(build: Path, suite: str) -> None:
     other = "off" if prefer_compiled().extensions else str(build)
-    arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *SUITES)
+    arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", suite)
 
     found = python(*arguments, core=other, seconds=280.0)
     assert found.returncode == 0, found.stdout[-6000:]

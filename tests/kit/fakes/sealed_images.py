@@ -1,11 +1,14 @@
 """Images for tests: sealed shared memory as a shim would hand it over, and what is left of it."""
 
+import contextlib
 import fcntl
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_manager.weights.sealed_images import MEMORY_NAME, SEALS
+from tests.kit.waiting import StillWaiting, wait_until
 from torch_shim.wire.image_digests import ImageTable, lay_out
 
 
@@ -34,3 +37,12 @@ def open_images() -> int:
         except FileNotFoundError:
             continue  # the one that lists them
     return found
+
+
+def images_left() -> int:
+    """How many images stay open when what nobody refers to is collected and threads have ended."""
+    if open_images():
+        gc.collect()
+        with contextlib.suppress(StillWaiting):
+            wait_until(lambda: not open_images(), "images are closed", within_s=5.0)
+    return open_images()
