@@ -15,6 +15,12 @@ from gpufaas.output.progress_bar import ProgressBar
 from scheduler.sim.latency_bound import average_latency_bound
 from scheduler.sim.papers.esg.esg_experiments import EsgPlan, default_esg_plan, evaluate_esg
 from scheduler.sim.papers.esg.page.esg_blocks import esg_blocks
+from scheduler.sim.papers.interference.interference_experiments import (
+    InterferencePlan,
+    default_interference_plan,
+    evaluate_interference,
+)
+from scheduler.sim.papers.interference.page.interference_blocks import interference_blocks
 from scheduler.sim.papers.sage.page.sage_blocks import sage_blocks
 from scheduler.sim.papers.sage.sage_experiments import SagePlan, default_sage_plan, evaluate
 from scheduler.sim.papers.thesis import beyond, calibrate, experiments, printed_figures
@@ -27,7 +33,9 @@ from scheduler.sim.papers.thesis.printed_figures import Paper
 _TITLE = "Evaluation: the thesis's experiments, simulated"
 _SAGE_TITLE = "Evaluation: SAGE's experiments, simulated"
 _ESG_TITLE = "Evaluation: ESG's experiments, simulated"
-_THESIS, _SAGE, _ESG = "thesis", "sage", "esg"
+_INTERFERENCE_TITLE = "Evaluation: interference-aware pairs, simulated"
+_THESIS, _SAGE, _ESG, _INTERFERENCE = "thesis", "sage", "esg", "interference"
+_PAPERS = (_THESIS, _SAGE, _ESG, _INTERFERENCE)
 _SEEDS = 5
 _BEST = 10
 
@@ -56,15 +64,13 @@ def add_parser(commands: Commands) -> None:
         "reproduce", help="repeat a paper's evaluation and write it down with pictures"
     )
     add = parser.add_argument
-    add(
-        "--paper", choices=(_THESIS, _SAGE, _ESG), default=_THESIS, help="whose evaluation (thesis)"
-    )
+    add("--paper", choices=_PAPERS, default=_THESIS, help="whose evaluation (thesis)")
     add("--seeds", type=int, metavar="K", help=f"seeds to average over ({_SEEDS}; thesis)")
     add(
         "--out",
         default="docs",
         metavar="DIR",
-        help="folder of evaluation.md, and of evaluation/{sage,esg}.md (docs)",
+        help="folder of evaluation.md, and of evaluation/{sage,esg,interference}.md (docs)",
     )
     add(
         "--calibrate",
@@ -85,6 +91,8 @@ def _run(options: argparse.Namespace) -> int:
         print(write_sage(make_folder(options.out), default_sage_plan()))
     elif options.paper == _ESG:
         print(write_esg(make_folder(options.out), default_esg_plan()))
+    elif options.paper == _INTERFERENCE:
+        print(write_interference(make_folder(options.out), default_interference_plan()))
     elif options.calibrate:
         nearest = search(printed_figures.load(), calibrate.coarse(), calibrate.SEEDS)
         print(f"Nearest: {nearest}; in use: {calibrate.CHOSEN}.")
@@ -132,6 +140,14 @@ def write_esg(out: Path, plan: EsgPlan) -> Path:
     pictures.draw_esg(out / "pictures", evaluation)
     folder = make_folder(str(out / "evaluation"))
     return _write_page(folder / "esg.md", _ESG_TITLE, esg_blocks(evaluation))
+
+
+def write_interference(out: Path, plan: InterferencePlan) -> Path:
+    """Simulate pairs of jobs, and write the generated parts of their page."""
+    evaluation = evaluate_interference(plan, _announce)
+    folder = make_folder(str(out / "evaluation"))
+    blocks = interference_blocks(evaluation)
+    return _write_page(folder / "interference.md", _INTERFERENCE_TITLE, blocks)
 
 
 def search(paper: Paper, first: Sequence[Setting], seeds: tuple[int, int, int]) -> Setting:
