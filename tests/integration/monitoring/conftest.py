@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gpufaas.remote.scheduler_api import in_path
 from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, write
 from tests.e2e.stack import Rest, Stack, leases, stack
 from tests.kit.engines.prometheus_server import Prometheus, nvml_node, prometheus
+from tests.kit.folder_fixtures import of_folder
 from tests.kit.waiting import wait_until
 
 # Calls go on until these are seen, on a slow machine too: leases that the gateway asked for, hits,
@@ -49,8 +51,14 @@ class Watched:
     pages: dict[str, str]
 
 
-@pytest.fixture(scope="session")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+@pytest.fixture(scope="module")
+def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    folder = tmp_path_factory.mktemp("prometheus")
+    return of_folder(request, Path(__file__).parent, lambda: _watched(folder))
+
+
+@contextmanager
+def _watched(folder: Path) -> Iterator[Watched]:
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith("GPUFAAS_")
     }
@@ -69,7 +77,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         }
         targets = {job: [address] for job, address in addresses.items()}
         targets["gpu-manager"].append(nvml)
-        with prometheus(tmp_path_factory.mktemp("prometheus"), targets) as watching:
+        with prometheus(folder, targets) as watching:
             _load(up, watching)
             pages = {job: f"http://{address}/metrics" for job, address in addresses.items()}
             yield Watched(up, watching, pages)
