@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.e2e.drivers import CliDriver, Driver, RestDriver
 from tests.e2e.stack import Rest, Stack, stack
 from tests.kit.engines.faas_cli import NoFaasCli, faas_cli
+from tests.kit.folder_fixtures import of_folder
 
 
 @pytest.fixture(scope="session")
@@ -17,9 +19,14 @@ def environment() -> Mapping[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("GPUFAAS_")}
 
 
-@pytest.fixture(scope="session")
-def up(environment: Mapping[str, str]) -> Iterator[Stack]:
+@pytest.fixture(scope="module")
+def up(request: pytest.FixtureRequest, environment: Mapping[str, str]) -> Stack:
     """The stack that all tests share; none of its parts may trip over what they do to it."""
+    return of_folder(request, Path(__file__).parent, lambda: _started(environment))
+
+
+@contextmanager
+def _started(environment: Mapping[str, str]) -> Iterator[Stack]:
     with stack(environment) as found:
         found.start()
         yield found

@@ -193,8 +193,8 @@ class HostingWorker:
             return
         left = None
         if len(self._models) == 1:
-            self._ends = True
-            if model.keeps_worker:
+            stays, self._ends = model.keeps_worker and not self._ends, True
+            if stays:
                 self._is_empty = True
                 left = self._keep(model.order, self.worker, order.memory_bytes)
             else:

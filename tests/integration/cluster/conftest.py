@@ -6,32 +6,64 @@
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from testbed.nodes.manager_client import SealedWeights, weights
 from tests.kit.engines.real_etcd import LOG
+from tests.kit.fakes.sealed_images import images_left
+from tests.kit.folder_fixtures import of_folder
 from tests.kit.processes.live_cluster import LiveCluster, live_cluster
 
 
-@pytest.fixture(scope="package")
-def images() -> list[SealedWeights]:
-    """Two small models, whose first rows are 1 and 2; they end with the cluster."""
-    return [weights(struct.pack("4f", *[first] * 4) + bytes(4096)) for first in (1.0, 2.0)]
+@pytest.fixture(scope="module")
+def brought(request: pytest.FixtureRequest) -> list[SealedWeights]:
+    """What the cluster's nodes have been brought: the two models, and what tests add."""
+    return of_folder(request, Path(__file__).parent, _brought)
 
 
-@pytest.fixture(scope="package")
+@contextmanager
+def _brought() -> Iterator[list[SealedWeights]]:
+    found = [weights(struct.pack("4f", *[first] * 4) + bytes(4096)) for first in (1.0, 2.0)]
+    yield found
+    for image in found:
+        image.close()
+
+
+@pytest.fixture(scope="module")
+def images(brought: list[SealedWeights]) -> list[SealedWeights]:
+    """Two small models, whose first rows are 1 and 2."""
+    return brought[:2]
+
+
+@pytest.fixture(scope="module")
 def started(
-    images: list[SealedWeights], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LiveCluster]:
+    request: pytest.FixtureRequest,
+    brought: list[SealedWeights],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> LiveCluster:
     """The cluster, which takes some seconds to start."""
-    folder, relays = tmp_path_factory.mktemp("cluster"), "GPUFAAS_TEST_RELAYS" in os.environ
-    with live_cluster(folder, alone=relays) as found:
+    folder = tmp_path_factory.mktemp("cluster")
+    return of_folder(request, Path(__file__).parent, lambda: _started(folder, brought))
+
+
+@contextmanager
+def _started(folder: Path, brought: list[SealedWeights]) -> Iterator[LiveCluster]:
+    relays = "GPUFAAS_TEST_RELAYS" in os.environ
+    with live_cluster(folder, brought, alone=relays) as found:
         with found.net.inside():
             found.whole()
-            for image in images:
-                found.bring(image)
         yield found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_image_is_left(brought: list[SealedWeights]) -> Iterator[None]:
+    """None but the cluster's, which later modules of this folder share."""
+    yield
+    left = images_left(kept=len(brought))
+    assert not left, f"tests of this module left {left} images open"
 
 
 @pytest.fixture

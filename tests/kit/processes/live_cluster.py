@@ -47,7 +47,8 @@ _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class LiveCluster:
     """One etcd, schedulers and nodes, each on a host of its own, and who asks them."""
 
-    def __init__(self, folder: Path, net: Network) -> None:
+    def __init__(self, folder: Path, net: Network, brought: list[SealedWeights]) -> None:
+        """Every node is brought these weights; more may follow. The caller closes them all."""
         self.folder = folder
         self.net = net
         self.secret_file = folder / "secret"
@@ -57,7 +58,7 @@ class LiveCluster:
         self.etcd = Daemon(self._etcd(), folder / "etcd.log", "")
         self.schedulers = {name: self._scheduler(name) for name in SCHEDULERS}
         self.nodes = {name: self._node(name) for name in NODES}
-        self._images: list[SealedWeights] = []
+        self._brought = brought
 
     @property
     def urls(self) -> list[str]:
@@ -77,21 +78,19 @@ class LiveCluster:
         for daemon in started:
             daemon.answers()
         wait_until(lambda: self.shown(self.leader()).get("gpus") == len(NODES), "all nodes are led")
-        for image in self._images:
+        for image in self._brought:
             self._upload(image)
         return time.monotonic() - began_s
 
     def bring(self, image: SealedWeights) -> None:
-        """Let every node have these weights, now and after a restart; they are the cluster's."""
-        self._images.append(image)
+        """Let every node have these weights, now and after a restart."""
+        self._brought.append(image)
         self._upload(image)
 
     def end(self) -> None:
-        """Kill all that runs, and forget the weights."""
+        """Kill all that runs."""
         for daemon in (*self.nodes.values(), *self.schedulers.values(), self.etcd):
             daemon.kill()
-        for image in self._images:
-            image.close()
 
     # -- who leads, and what is shown -------------------------------------------------------------
 
@@ -217,14 +216,16 @@ class LiveCluster:
 
 
 @contextmanager
-def live_cluster(folder: Path, *, alone: bool = False) -> Iterator[LiveCluster]:
+def live_cluster(
+    folder: Path, brought: list[SealedWeights], *, alone: bool = False
+) -> Iterator[LiveCluster]:
     """A cluster of which every process is gone at the end; not started yet.
 
     Its hosts are name spaces, if they can be made and the processes are not to be `alone`.
     """
     net = _network(alone=alone)
     try:
-        found = LiveCluster(folder, net)
+        found = LiveCluster(folder, net, brought)
         try:
             yield found
         finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from gpu_manager.runtimes.workers.empty_process import EmptyProcess
 from gpu_manager.worker.device.gpu_turns import make_turns
 from testbed.nodes.worker_client import alive
 from tests.kit.processes.stopped_process import stop
+from tests.kit.waiting import PATIENCE_S
 from tests.kit.worlds.worker_machine import (
     LONG,
     Machine,
@@ -318,6 +320,29 @@ def test_empty_worker_is_gone_without_a_report_when_it_is_ended(machine: Machine
     machine.run(left.end())
     assert not alive(left.host.pid)
     assert machine.watcher.lost == []
+
+
+def test_worker_that_is_ended_before_its_last_answer_is_read_is_no_lost_one(
+    machine: Machine,
+) -> None:
+    hosted = machine.load()
+    (model,) = machine.runtime.hosted
+    host = machine.runtime.host_of(model)
+    assert host is not None
+
+    async def scene() -> EmptyHost | None:
+        emptying = asyncio.ensure_future(hosted.empty())
+        await asyncio.sleep(0)
+        # The loop does not run meanwhile: the worker has said that it is empty, and nobody knows.
+        assert select.select([host.worker.stream.socket], [], [], PATIENCE_S)[0]
+        host.end()
+        await host.over
+        return await emptying
+
+    assert machine.run(scene()) is None
+    assert machine.runtime.empty == ()
+    assert machine.watcher.lost == []
+    assert machine.watcher.deaths == []
 
 
 def test_every_process_is_gone_when_the_runtime_closes_while_one_is_emptied() -> None:
