@@ -16,7 +16,9 @@ from tests.kit import needs
 from tests.kit.cache import cache_folder
 from tests.kit.places import ROOT
 
-# What the core alone has to get right: units, scenarios, the oracle, and recorded runs.
+# What the core alone has to get right: units, scenarios, the oracle, and recorded runs. Long random
+# lives are shorter here (tests/kit/cores/life_lengths.py); both cores' actions are compared below.
+_REPLAY = "tests/unit/scheduler/sim/replay"
 SUITES = (
     "tests/scenarios",
     "tests/unit/cache_manager",
@@ -24,7 +26,8 @@ SUITES = (
     "tests/unit/scheduler/estimates",
     "tests/unit/scheduler/policies",
     "tests/unit/scheduler/service/history/test_recording.py",
-    "tests/unit/scheduler/sim/replay",
+    f"{_REPLAY}/test_rerun.py",
+    f"{_REPLAY}/test_compared.py::test_recorded_policies_come_out_as_they_did_live",
 )
 # A policy that gives one request two leases: the placer's assertion fails.
 FAILS_INSIDE = """

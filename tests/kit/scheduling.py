@@ -24,38 +24,51 @@ _SECONDS = 5.0  # of a module that is not named below
 class _Known(NamedTuple):
     prefix: str  # of the tests' node ids
     group: str
-    seconds: float  # in a whole run on two cores, to the nearest ten
+    seconds: float  # in a whole run on two busy cores, to the nearest ten
 
 
-# Tests of one group share a stack, a cluster or an engine, which takes long to start.
+# Tests of one group share a stack, a cluster or an engine, which takes long to start, or are long:
+# what is not named here is taken for short, and may run last, alone. The first prefix counts.
 _KNOWN = (
-    _Known("tests/compat/test_compat", "compat", 300),
-    _Known("tests/e2e/compose/", "compose", 400),
-    _Known("tests/e2e/page/", "page", 100),
-    _Known("tests/e2e/test_traces", "traces", 40),
-    _Known("tests/e2e/", "up", 190),
-    _Known("tests/integration/cluster/", "cluster", 100),
-    _Known("tests/integration/docker/", "docker", 100),
+    _Known("bench/tests/test_gpu_benches", "gpu_benches", 120),
+    _Known("tests/compat/test_compat", "compat", 320),
+    _Known("tests/e2e/compose/", "compose", 560),
+    _Known("tests/e2e/page/", "page", 180),
+    _Known("tests/e2e/test_traces", "traces", 30),
+    _Known("tests/e2e/", "up", 620),
+    _Known("tests/integration/cluster/", "cluster", 90),
+    _Known("tests/integration/docker/", "docker", 70),
     _Known("tests/integration/etcd/test_guarded", "guarded", 60),
     _Known("tests/integration/etcd/test_leadership", "leadership", 50),
     _Known("tests/integration/etcd/test_store_faults", "store_faults", 30),
-    _Known("tests/integration/gateway/test_jetstream_emptied", "jetstream_emptied", 100),
-    _Known("tests/integration/gateway/test_jetstream_queue", "jetstream_queue", 30),
-    _Known("tests/integration/gateway/test_jobs_survive", "jobs_survive", 50),
+    _Known("tests/integration/gateway/test_jetstream_emptied", "jetstream_emptied", 110),
+    _Known("tests/integration/gateway/test_jetstream_queue", "jetstream_queue", 20),
+    _Known("tests/integration/gateway/test_jobs_survive", "jobs_survive", 30),
     _Known("tests/integration/gateway/test_process_functions", "process_functions", 20),
-    _Known("tests/integration/monitoring/", "monitoring", 110),
-    _Known("tests/integration/test_both_cores", "both_cores", 40),
-    _Known("tests/integration/test_check", "check", 40),
-    _Known("tests/integration/test_early_return", "early_return", 60),
-    _Known("tests/integration/test_exec", "exec", 50),
-    _Known("tests/integration/test_shim_calls", "shim_calls", 110),
-    _Known("tests/integration/test_two_nodes", "two_nodes", 90),
-    _Known("tests/integration/test_node", "node", 140),
+    _Known("tests/integration/monitoring/", "monitoring", 80),
+    _Known("tests/integration/test_both_cores", "both_cores", 100),
+    _Known("tests/integration/test_check", "check", 50),
+    _Known("tests/integration/test_early_return", "early_return", 100),
+    _Known("tests/integration/test_exec", "exec", 30),
+    _Known("tests/integration/test_shim_calls", "shim_calls", 170),
+    _Known("tests/integration/test_changed_while_traced", "changed_while_traced", 90),
+    _Known("tests/integration/test_emulated_paths", "emulated_paths", 130),
+    _Known("tests/integration/test_large_data", "large_data", 270),
+    _Known("tests/integration/test_passed_data.py::test_data", "passed_data_kept", 230),
+    _Known("tests/integration/test_passed_data", "passed_data", 320),
+    _Known("tests/integration/test_shared_traces", "shared_traces", 220),
+    _Known("tests/integration/test_shim_traces", "shim_traces", 130),
+    _Known("tests/integration/test_staying_outputs", "staying_outputs", 420),
+    _Known("tests/integration/test_two_nodes", "two_nodes", 100),
+    _Known("tests/integration/test_node", "node", 130),
     _Known("tests/unit/gateway_ext/runtime/test_serving", "serving", 40),
-    _Known("tests/unit/gpufaas/commands/test_reproduce", "reproduce", 100),
-    _Known("tests/unit/scheduler/core/test_invariants", "invariants", 30),
-    _Known("tests/unit/scheduler/policies/test_policies_against", "oracle", 110),
-    _Known("tests/unit/torch_shim/", "shim", 180),
+    _Known("tests/unit/gateway_ext/providers/process/test_hostile", "hostile_builds", 100),
+    _Known("tests/unit/gpu_manager/worker/device/pool/test_memory_pool", "memory_pool", 140),
+    _Known("tests/unit/gpufaas/commands/test_reproduce", "reproduce", 110),
+    _Known("tests/unit/scheduler/core/test_invariants", "invariants", 40),
+    _Known("tests/unit/scheduler/policies/test_policies_against", "oracle", 160),
+    _Known("tests/unit/scheduler/sim/replay/", "replay", 160),
+    _Known("tests/unit/torch_shim/", "shim", 550),
 )
 
 

@@ -3,7 +3,8 @@
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 
@@ -14,12 +15,14 @@ from tests.kit.engines.real_etcd import LOG, needs_etcd
 from tests.kit.processes.live_callers import calling, check, holding
 from tests.kit.processes.live_cluster import NODES, SCHEDULERS, LiveCluster
 from tests.kit.waiting import wait_until
+from tests.kit.worlds.worker_machine import children_of
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
-# A call that takes some tenths of a second, and when it is on its way.
-_LONG_MIB = 600
-_BEGUN_S = 0.05
+# A call that takes some tenths of a second, well below the grace of a node that ends; what its
+# worker holds when it is on its way.
+_LONG_MIB = 400
+_BEGUN_MIB = 50
 
 
 async def test_node_comes_back_with_all_that_it_has_when_it_was_given_up(
@@ -63,8 +66,12 @@ async def test_calls_in_flight_end_well_when_a_node_is_told_to_end(
             with closing(cluster.function("n1")) as function, ThreadPoolExecutor(1) as beside:
                 function.acquire(images[0], token=held.token)
                 assert function.lease == held.placement.lease
+                before_mib = _workers_mib(node.pid)
                 call = beside.submit(function.call, images[0], needs(_LONG_MIB))
-                time.sleep(_BEGUN_S)
+                wait_until(
+                    lambda: _workers_mib(node.pid) > before_mib + _BEGUN_MIB or call.done(),
+                    "a worker computes",
+                )
                 assert not call.done()
                 node.tell(signal.SIGTERM)
                 told_s = time.monotonic()
@@ -78,3 +85,18 @@ async def test_calls_in_flight_end_well_when_a_node_is_told_to_end(
     assert "Traceback" not in node.said()
     assert cluster.journal().ended[held.placement.lease].why == "the GPU manager stops"
     check(cluster, callers, told_to_end="n1", parted=True)
+
+
+def _workers_mib(manager: int) -> float:
+    """What the worker processes of a node hold of their own."""
+    workers = [each for server in children_of(manager) for each in children_of(server)]
+    return sum(_anonymous_bytes(worker) for worker in workers) / MIB
+
+
+def _anonymous_bytes(pid: int) -> int:
+    """Nothing where the process has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon"):
+                return int(line.split()[1]) * 1024
+    return 0

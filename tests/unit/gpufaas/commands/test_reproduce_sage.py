@@ -44,6 +44,18 @@ def evaluation() -> SageEvaluation:
     return evaluate(PLAN, lambda _: None)
 
 
+@pytest.fixture(autouse=True)
+def simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `reproduce` writes here, it would simulate again for each of these tests."""
+
+    def once(plan: SagePlan, done: object) -> SageEvaluation:
+        del done
+        assert plan is PLAN
+        return evaluation()
+
+    monkeypatch.setattr(reproduce, "evaluate", once)
+
+
 def block(name: str) -> str:
     """A generated part of the committed page."""
     text = PAGE.read_text(encoding="utf-8")

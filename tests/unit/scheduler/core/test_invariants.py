@@ -11,6 +11,7 @@ from scheduler.core.core import make_core
 from scheduler.model.events import RequestCancelled, SlotFreed
 from tests.kit.cores.core_world import World
 from tests.kit.cores.invariants import Invariants
+from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.random_lives import (
     LEAVING,
     Chaos,
@@ -34,7 +35,7 @@ def test_core_keeps_its_invariants_when_anything_happens(
 @pytest.mark.parametrize("rule", eviction.available())
 def test_core_keeps_its_invariants_when_it_runs_long(policy: str, rule: str) -> None:
     random = Random(f"{policy} {rule}")
-    live_through(policy, rule, random_operations(random, 3000))
+    live_through(policy, rule, random_operations(random, life_length(3000)))
 
 
 def live_through(policy: str, rule: str, operations: list[Operation]) -> None:

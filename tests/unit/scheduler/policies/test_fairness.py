@@ -30,6 +30,7 @@ from scheduler.model.events import (
 from scheduler.model.values import AfterLoss, RequestId, SlotId
 from tests.kit.cores.builders import a_core, request
 from tests.kit.cores.core_world import World, placements
+from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.random_workloads import Operation, Workload, operations, random_operations
 
 LIMITS = [
@@ -110,7 +111,7 @@ def test_request_is_overtaken_no_more_than_allowed_when_the_queue_is_long(
     random = Random(limit)
     kinds = ("arrive",) * 9 + ("due",) * 8 + ("lose", "join")
     crowd: list[Operation] = [("arrive", random.randrange(64), 1, 0) for _ in range(60)]
-    life = [*crowd, *random_operations(random, 2500, kinds)]
+    life = [*crowd, *random_operations(random, life_length(2500), kinds)]
     assert most_overtaken(policy, parameters, life) <= limit
 
 

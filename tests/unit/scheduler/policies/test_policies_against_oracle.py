@@ -11,6 +11,7 @@ from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Finish, Pr
 from scheduler.model.events import Event
 from scheduler.model.values import RequestOutcome
 from testbed import naive_scheduler
+from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.random_workloads import (
     KINDS,
     Operation,
@@ -55,7 +56,7 @@ def test_policy_places_like_the_oracle_when_the_cluster_is_large(
 ) -> None:
     random = Random(f"{policy} {parameters} {seed}")
     crowd = [("arrive", random.randrange(4096), random.randrange(64), 0) for _ in range(500)]
-    storm = random_operations(random, 4000, STORMY)
+    storm = random_operations(random, life_length(4000), STORMY)
     compare(policy, parameters, Workload(model_count=90, gpu_count=200), [*crowd, *storm])
 
 
@@ -65,7 +66,7 @@ def test_policy_places_like_the_oracle_when_it_runs_long(
 ) -> None:
     random = Random(f"{policy} {parameters}")
     crowd = [("arrive", random.randrange(4096), random.randrange(64), 0) for _ in range(40)]
-    steady = random_operations(random, 8000, STEADY * 20 + KINDS)
+    steady = random_operations(random, life_length(8000), STEADY * 20 + KINDS)
     compare(policy, parameters, Workload(model_count=24, gpu_count=12), [*crowd, *steady])
 
 

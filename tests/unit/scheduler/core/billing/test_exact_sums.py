@@ -12,6 +12,7 @@ from scheduler.core.billing.charges import CHARGES, CONTEXT, GPU_TIME, IDLE, IN_
 from scheduler.core.billing.collected import Collected, GpuSpan
 from scheduler.core.core import make_core
 from tests.kit.cores.core_world import World
+from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.naive_bill import ANY_FUNCTION, NaiveBill
 from tests.kit.cores.random_lives import (
     LEAVING,
@@ -35,12 +36,14 @@ def test_charges_are_what_the_gpus_had_when_anything_happens(
 
 @each_policy
 def test_charges_are_what_the_gpus_had_when_it_runs_long(policy: str) -> None:
-    check_life(policy, random_operations(Random(f"bill {policy}"), 2000), collect_every=97)
+    check_life(
+        policy, random_operations(Random(f"bill {policy}"), life_length(2000)), collect_every=97
+    )
 
 
 @each_policy
 def test_decisions_are_the_same_with_a_meter_and_without(policy: str) -> None:
-    operations = random_operations(Random(f"same {policy}"), 1000)
+    operations = random_operations(Random(f"same {policy}"), life_length(1000))
     metered, plain = (World(make_core(policy, "lru", settings=LEAVING)) for _ in range(2))
     meter, chaos = metered.core.start_metering(0.0), Chaos(metered)
     for event in chaos.setup():

@@ -12,6 +12,7 @@ from scheduler.core.core import Core, make_core
 from scheduler.core.state.slots import Slot
 from scheduler.core.state.visits import Visits
 from tests.kit.cores.core_world import World
+from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.random_lives import Chaos, random_operations
 
 
@@ -22,7 +23,7 @@ def test_rankings_are_sorts_when_anything_happens(policy: str, seed: int) -> Non
     chaos = Chaos(world)
     for event in chaos.setup():
         world.send(event)
-    for operation in random_operations(Random(seed), 600):
+    for operation in random_operations(Random(seed), life_length(600)):
         happened = chaos.event(operation)
         if happened is not None:
             world.send(happened)
