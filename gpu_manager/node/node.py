@@ -6,7 +6,7 @@ always reflect the orders given so far; tasks do the actual work.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from cache_manager.model.ids import ModelId, NodeId
@@ -15,6 +15,7 @@ from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.lease_endings import LeaseEndings
 from gpu_manager.node.leases_in_force import EndReason, LeaseInForce, LeasesInForce, SessionKey
 from gpu_manager.node.loading import Loader
+from gpu_manager.node.losses import Losses
 from gpu_manager.node.memory_relief import MemoryRelief
 from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.node_snapshots import lasting_shortages, node_snapshot
@@ -34,6 +35,7 @@ from gpu_manager.runtimes.runtime import (
 )
 from gpu_manager.runtimes.staying_data import NoStayingData
 from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.worker.merging.known_merges import KnownRecord
 from scheduler.api import (
     Demote,
     DemoteStored,
@@ -47,7 +49,6 @@ from scheduler.api import (
     NodeSnapshot,
     Placement,
     Prepare,
-    RunFailed,
     SlotFreed,
 )
 
@@ -100,6 +101,15 @@ class GpuNode:
         self._relief = MemoryRelief(reports, self._settings.pressure_s, self.resync)
         self._endings = LeaseEndings(
             self.leases, self.gpus, self.meters, reports, self._runs, self.lease_ended
+        )
+        self._losses = Losses(
+            self.gpus,
+            self.leases,
+            self._loader,
+            self._endings,
+            self.meters,
+            reports,
+            self.resync,
         )
         reports.report(self.snapshot())
 
@@ -310,9 +320,14 @@ class GpuNode:
         self._runs.ran(slot, resident.model, batch, run_s, needed_bytes)
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
-        """Count calls that ran as one, and those that did not."""
+        """Count calls that ran as one, and those that did not; remember what never may."""
         self.meters.merged(hosted.order.gpu, added)
         self.gpus[GpuId(hosted.order.gpu)].note_merged(hosted, added)
+        self._catalogue.merges.forbid(hosted.order.merges, added.never)
+
+    def learned(self, hosted: HostedModel, records: Sequence[KnownRecord]) -> None:
+        """Remember what was measured of running calls as one."""
+        self._catalogue.merges.learn(hosted.order.merges, records)
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
         """Obtain memory for a call beyond its model's limit: free bytes, or those of victims."""
@@ -330,36 +345,15 @@ class GpuNode:
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model that ended unexpectedly: end every lease that may call the model."""
-        gpu = self.gpus[GpuId(hosted.order.gpu)]
-        resident = gpu.resident_of(hosted)
-        if resident is None:
-            return
-        del gpu.residents[resident.model]
-        self.meters.died(gpu.id)
-        self._loader.report_lost(gpu, resident, cause)
-        for lease in self.leases.using(gpu.id, resident.model):
-            if lease.ending is None:
-                self._reports.report(RunFailed(lease.id, f"{resident.model}: {cause}"))
-            self._endings.end(lease, EndReason.WORKER_LOST)
+        self._losses.model_died(hosted, cause)
 
     def context_lost(self, host: EmptyHost, cause: str) -> None:
         """Handle the unexpected end of a process that a model had left."""
-        for gpu in self.gpus.values():
-            if self._loader.processes.lost(gpu, host, cause):
-                self.meters.died(gpu.id)
+        self._losses.context_lost(host, cause)
 
     def lose(self, gpu: HostGpu, cause: str) -> None:
         """Mark a GPU as unusable, and end its leases and residents."""
-        gpu.lost = True
-        for lease in self.leases:
-            if lease.gpu == gpu.id:
-                self._endings.end(lease, EndReason.GPU_LOST)
-        for resident in gpu.by_use():
-            log.error("%s is lost with %s: %s", resident.model, gpu.id, cause)
-            self._loader.unload(gpu, resident.model)
-        for model in list(gpu.contexts):
-            self._loader.processes.end(gpu, model)
-        self.resync()
+        self._losses.gpu_lost(gpu, cause)
 
     # -- snapshots ------------------------------------------------------------------------------
 

@@ -6,13 +6,14 @@ opaque id, and see processes only as far as a runtime describes them (`HostProce
 
 import socket
 from asyncio import Future
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, Protocol
 
 from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.transfers.gpu_paths import WorkerLink
 from gpu_manager.transfers.load_urgency import LoadUrgency
+from gpu_manager.worker.merging.known_merges import KnownMerges, KnownRecord
 
 HostedId = NewType("HostedId", str)
 
@@ -68,7 +69,7 @@ class LoadOrder:
     everything takes between the process and the GPU; `urgency` says whether a request waits. The
     model's calls run on no more than this `gpu_share` of the GPU's multiprocessors, or the load
     fails. No more than `merged` of them run as one, or as many as measurements say where it is 0;
-    those of the programs `never_merged` never do, for the reason there.
+    `merges` is what earlier workers have learned of that.
     """
 
     model: str
@@ -87,7 +88,7 @@ class LoadOrder:
     runtime: str = "process"
     gpu_share: float = 1.0
     merged: int = 0
-    never_merged: Mapping[str, str] = field(default_factory=dict)
+    merges: KnownMerges = field(default_factory=KnownMerges)
     together_bytes: int = 0
     link: WorkerLink | None = None
     urgency: LoadUrgency = field(default_factory=LoadUrgency)
@@ -324,6 +325,9 @@ class Observer(Protocol):
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         """Handle the report of calls that ran as one, and of those that did not."""
+
+    def learned(self, hosted: HostedModel, records: Sequence[KnownRecord]) -> None:
+        """Handle what a worker has measured of running calls as one, for later workers."""
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model's unexpected end; called once for each model of a process."""

@@ -3,6 +3,7 @@
 Only what the calls' descriptions say counts; nothing of it was checked yet.
 """
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -39,6 +40,19 @@ def _why_never(program: BuiltProgram) -> Singly | None:
     if any(name.endswith(_NESTED) for name in program.operators):
         return Singly.NESTED
     return None
+
+
+def lasting_name(asked: ChannelCall) -> str:
+    """A digest of what calls that are like each other have in common, in any process of the model.
+
+    Tensors that a session keeps are described by their layout: where they lie ends with them.
+    """
+    call = asked.call
+    given = () if call.binding is None else call.binding.given
+    bound = tuple(map(_kept_layout, given))
+    inputs = tuple(map(_input, call.inputs))
+    described = repr((call.program.digest, bound, call.options.mode(), inputs))
+    return hashlib.sha256(described.encode()).hexdigest()
 
 
 class Likenesses:
@@ -91,9 +105,21 @@ def _input(described: Any) -> Hashable:
 
 
 def _bound(entry: TensorInput) -> Hashable:
-    held, spec = entry.held, entry.spec
-    if held.image is None:
-        source: Hashable = identity(entry.tensor.untyped_storage())
-    else:
-        source = (held.image.digest, *held.place)
-    return entry.position, source, spec.dtype, tuple(spec.shape), tuple(spec.strides), spec.offset
+    if entry.held.image is not None:
+        return _in_image(entry)
+    return identity(entry.tensor.untyped_storage()), _layout(entry)
+
+
+def _kept_layout(entry: TensorInput) -> Hashable:
+    return _layout(entry) if entry.held.image is None else _in_image(entry)
+
+
+def _in_image(entry: TensorInput) -> Hashable:
+    image = entry.held.image
+    assert image is not None, "asked of tensors of an image"
+    return image.digest, *entry.held.place, _layout(entry)
+
+
+def _layout(entry: TensorInput) -> Hashable:
+    spec = entry.spec
+    return entry.position, spec.dtype, tuple(spec.shape), tuple(spec.strides), spec.offset

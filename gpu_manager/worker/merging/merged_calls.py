@@ -12,7 +12,7 @@ from gpu_manager.worker.calls.single_call import SingleCalls, versions_of
 from gpu_manager.worker.merging import merged_run
 from gpu_manager.worker.merging.attention_rules import attention_rules
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
-from gpu_manager.worker.merging.likeness import why_singly
+from gpu_manager.worker.merging.likeness import lasting_name, why_singly
 from gpu_manager.worker.merging.merge_records import (
     USUAL_MOST,
     MergeCounts,
@@ -57,7 +57,7 @@ class MergedCalls:
         self.most = USUAL_MOST  # calls in a group; below 2: calls are never merged
         self._single = single
         self._line = line
-        self._records = MergeRecords()
+        self.records = MergeRecords()
         attention_rules()
 
     def answer(self, first: CallInLine) -> CallAnswer:
@@ -77,21 +77,25 @@ class MergedCalls:
 
     def forbid(self, digest: str, why: Singly) -> None:
         """Never merge calls of this program again."""
-        self._records.forbid(digest, why)
+        self.records.forbid(digest, why)
         if len(self.counts.forbidden) < _MOST_TOLD:
             self.counts.forbidden.setdefault(digest, why)
+
+    def _record(self, call: CallInLine) -> MergeRecord:
+        """What is known of calls like this one."""
+        return self.records.of(call.likeness, lambda: lasting_name(call.asked))
 
     def _plan(self, first: CallInLine) -> Plan | Singly | None:
         """The group to make, or why there is none; None where nothing like the call waits."""
         there = 1 + self._line.count_like(first)
         if first.likeness is None:
             return why_singly(first.asked)
-        never = self._records.why_never(first.asked.call.program.digest)
+        never = self.records.why_never(first.asked.call.program.digest)
         if there == 1 or never is not None:
             return never
         if self.most < SMALLEST:
             return Singly.OFF
-        return self._records.of(first.likeness).plan(min(there, self.most))
+        return self._record(first).plan(min(there, self.most))
 
     def _alone(self, call: CallInLine, why: Singly | None) -> CallAnswer:
         """Run it singly, and learn from that what merged runs have to be like."""
@@ -99,7 +103,7 @@ class MergedCalls:
             self.counts.singly[why] += 1
         if call.likeness is None:
             return self._single.run(call.asked, call.asked_s)
-        record = self._records.of(call.likeness)
+        record = self._record(call)
 
         def look(inputs: Inputs, run: ProgramRun, wrote: bool) -> None:  # noqa: FBT001 - a callback
             if record.outputs is None:
@@ -135,7 +139,7 @@ class MergedCalls:
 
     def _answer_all(self, calls: list[CallInLine], plan: Plan) -> None:
         """Answer calls as one; those that are not done afterwards have to run singly."""
-        record = self._records.of(calls[0].likeness)
+        record = self._record(calls[0])
         try:
             members = [found for call in calls if (found := self._read(call)) is not None]
         except OutOfMemory:
