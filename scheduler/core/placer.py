@@ -113,8 +113,6 @@ class Placer:
         _join(lease, chosen, slot)
         if not from_local:
             slot.frequency += len(chosen)
-        for other in lease.more:
-            other.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)
         alone = len(chosen) == 1
         may_stand = alone and not beside and not lease.more and lease.configuration is None
@@ -329,6 +327,8 @@ class Placer:
         more = tuple([self.cluster.slots[other.id] for other in decision.more_slots])
         assert all(other.idle for other in more), "a further slot has no room"
         occupation.configure(lease, decision.configuration, more)
+        for other in more:
+            other.frequency += len(decision.requests)
 
     def _computes(self, lease: ActiveLease, now: float) -> None:
         """What a lease was beside the runs for is loaded: from now on it has a part in them.
