@@ -157,6 +157,7 @@ class GpuNode:
             function=order.function,
         )
         if fresh:
+            self.leases.widen(order.lease, order.more_slots, order.configuration)
             names = ", ".join(requests)
             log.debug("lease %d on %s is granted to %s", order.lease, order.slot, names)
         self._loader.hurry(self.gpus[order.gpu], order.models)

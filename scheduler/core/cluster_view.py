@@ -99,6 +99,13 @@ class ClusterView(View):
         pending = _pending(request)
         return self._cluster.run_s(pending.bundle, pending.request.batch, _own(slot))
 
+    def idle_beside(self, slot: SlotView) -> Sequence[SlotView]:
+        return [other for other in _own(slot).gpu.slots if other.idle and other is not slot]
+
+    def free_vcpus(self, slot: SlotView) -> int:
+        gpu = _own(slot).gpu
+        return max(0, gpu.spec.vcpus - gpu.vcpus_used)
+
     # -- the global queue -----------------------------------------------------------------------
 
     def head(self, slot: SlotView | None = None) -> RequestView | None:

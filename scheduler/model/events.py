@@ -11,6 +11,7 @@ from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.values import (
     AfterLoss,
     CallEnd,
+    Configuration,
     GpuSpec,
     LeaseId,
     LeaseUse,
@@ -77,12 +78,14 @@ class NodeHeard(NamedTuple):
 
 
 class LiveLease(NamedTuple):
-    """A lease that a GPU manager reports as in force, and the requests that it was given for."""
+    """A lease that a GPU manager reports as in force, and what it was given for and with."""
 
     lease: LeaseId
     slot: SlotId
     models: tuple[ModelId, ...]
     requests: tuple[RequestId, ...] = ()
+    more_slots: tuple[SlotId, ...] = ()
+    configuration: Configuration | None = None
 
 
 class GpuSnapshot(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from cache_manager.model.ids import ModelId
-from scheduler.model.values import RequestId, SlotId
+from scheduler.model.values import Configuration, RequestId, SlotId
 
 
 class RequestView(Protocol):
@@ -36,14 +36,27 @@ class SlotView(Protocol):
 
 # Decisions are classes where they are made for every placement: made fastest, compiled.
 class Place:
-    """Give these requests of the same models to a slot with room, now."""
+    """Give these requests of the same models to a slot with room, now.
 
-    __slots__ = ("requests", "rule", "slot")
+    Their lease occupies `more_slots` with room on the same GPU too, and has what vCPUs the
+    configuration says, if the GPU's manager takes one.
+    """
 
-    def __init__(self, requests: Sequence[RequestView], slot: SlotView, rule: str) -> None:
+    __slots__ = ("configuration", "more_slots", "requests", "rule", "slot")
+
+    def __init__(
+        self,
+        requests: Sequence[RequestView],
+        slot: SlotView,
+        rule: str,
+        configuration: Configuration | None = None,
+        more_slots: Sequence[SlotView] = (),
+    ) -> None:
         self.requests = requests
         self.slot = slot
         self.rule = rule
+        self.configuration = configuration
+        self.more_slots = more_slots
 
 
 class LoadBeside:
@@ -166,6 +179,14 @@ class View(Protocol):
 
     def run_s(self, request: RequestView, slot: SlotView) -> float:
         """Seconds of the request's inference there."""
+        ...
+
+    def idle_beside(self, slot: SlotView) -> Sequence[SlotView]:
+        """The other idle slots of the slot's GPU."""
+        ...
+
+    def free_vcpus(self, slot: SlotView) -> int:
+        """The vCPUs of its GPU that no lease has; 0 where no lease is given any."""
         ...
 
     # -- the global queue -----------------------------------------------------------------------
