@@ -27,11 +27,10 @@ from gpu_manager.metrics import manager_metrics
 from gpu_manager.metrics.exporter import Exporter
 from gpu_manager.node.learned_merges.knowledge_files import KnowledgeFiles, usual_basis
 from gpu_manager.node.learned_merges.merge_knowledge import MergeKnowledge
-from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.node_counts import of_gpus, of_weights
-from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
+from gpu_manager.node.slots.host_gpus import host_gpu
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.node.watch.device_watch import DeviceWatch
 from gpu_manager.runtimes.preparation import Preparation
@@ -47,12 +46,11 @@ from gpu_manager.sessions.leases_elsewhere import LeasesElsewhere
 from gpu_manager.sessions.presented_leases import PresentedLeases
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
-from gpu_manager.transfers.gpu_paths import GpuPaths, SharedGates
+from gpu_manager.transfers.gpu_paths import SharedGates
 from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath, disk_speed
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
-from gpu_manager.worker.device.gpu_turns import make_turns
-from scheduler.api import GpuSpec, LeaseTokens, SlotId, SlotSpec
+from scheduler.api import LeaseTokens
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +89,7 @@ class GpuManager:
         catalogue = Catalogue(self._merges)
         self._gates = _gates(self.devices, settings)
         gpus = [
-            _gpu(device, node, settings, gates)
+            host_gpu(device, node, settings, gates, len(self.devices))
             for device, gates in zip(self.devices, self._gates, strict=True)
         ]
         self.node = GpuNode(settings, gpus, self._store, catalogue)
@@ -239,25 +237,6 @@ def _gates(devices: Sequence[GpuDevice], settings: NodeSettings) -> list[SharedG
             shared = shared or SharedGates(PathSpeed(speed_bytes_s))
             found.append(shared)
     return found
-
-
-def _gpu(
-    device: GpuDevice, node: NodeId, settings: NodeSettings, gates: SharedGates | None
-) -> HostGpu:
-    overlap = settings.gpu_overlap
-    slots = (SlotSpec(SlotId(device.id), overlap),) if overlap > 1 else ()
-    emulated = device.kind == "cpu"
-    context_bytes = settings.emulation.context_bytes if emulated else _CUDA_CONTEXT_BYTES
-    spec = GpuSpec(
-        device.id, node, device.memory_bytes, device.gpu_type, slots, context_bytes=context_bytes
-    )
-    ledger = Ledger(device.memory_bytes, context_bytes)
-    # Turns also with one lease at a time: one whose models were loaded beside its runs may join it.
-    return HostGpu(device, spec, ledger, turns=make_turns(), paths=GpuPaths(gates))
-
-
-# The memory that a process takes on a GPU before it holds a model; used until it is measured.
-_CUDA_CONTEXT_BYTES = 600 << 20
 
 
 def _data(

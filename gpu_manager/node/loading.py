@@ -305,6 +305,7 @@ class Loader:
             limit_bytes=gpu.limit_bytes(resident),
             emulation=Emulation(emulation.load_s + per_gib_s, run_s),
             turns=gpu.turns,
+            slots=len(gpu.spec.slot_specs()),
             arrival=feed if arrives else None,
             emptied=None if resident.takes is None else resident.takes.host,
             runtime=resident.runtime,

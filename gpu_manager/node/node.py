@@ -22,6 +22,7 @@ from gpu_manager.node.node_snapshots import lasting_shortages, node_snapshot
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.run_reports import RunReports
 from gpu_manager.node.settings import NodeSettings
+from gpu_manager.node.slots.lease_slots import terms_of
 from gpu_manager.node.stepping_down.weight_steps import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.merged_sums import MergedSums
@@ -268,8 +269,9 @@ class GpuNode:
 
     def _admit(self, lease: LeaseInForce, models: Iterable[HostedModel], owner: str) -> None:
         lease.admitted = True
+        terms = terms_of(lease, self.gpus[lease.gpu].spec)
         for hosted in models:
-            hosted.admit(lease.id, owner, several=lease.is_shared)
+            hosted.admit(lease.id, owner, several=lease.is_shared, terms=terms)
 
     def release(self, lease: LeaseInForce, reason: EndReason) -> None:
         """End a lease that its holder has released, or whose holder has ended."""

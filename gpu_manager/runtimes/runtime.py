@@ -13,6 +13,7 @@ from typing import NamedTuple, NewType, Protocol
 from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.transfers.gpu_paths import WorkerLink
 from gpu_manager.transfers.load_urgency import LoadUrgency
+from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
 from gpu_manager.worker.merging.known_merges import KnownMerges, KnownRecord
 
 HostedId = NewType("HostedId", str)
@@ -62,8 +63,9 @@ class LoadOrder:
     the memory that the model may use there: weights, activations, and the process's own memory
     unless the model shares it with others, by the `runtime` of streams; all of those may use
     `together_bytes` at once. `turns` is a descriptor of
-    the lock by which runtimes run one call at a time on the GPU (`worker/device/gpu_turns.py`); it
-    is given if several leases may be in force on the GPU. The caller keeps both descriptors.
+    the lock by which runtimes run one call at a time on the GPU, or on each of its `slots`
+    (`worker/device/gpu_turns.py`); it is given if several leases may be in force on the GPU. The
+    caller keeps both descriptors.
     `emptied` is the process that takes the model, left there by another model of the tenant;
     without one, or if it has ended, a process that was prepared does. `link` are the paths that
     everything takes between the process and the GPU; `urgency` says whether a request waits. The
@@ -83,6 +85,7 @@ class LoadOrder:
     limit_bytes: int
     emulation: Emulation = Emulation()
     turns: int | None = None
+    slots: int = 1
     emptied: "EmptyHost | None" = None
     arrival: ArrivingWeights | None = None
     runtime: str = "process"
@@ -166,11 +169,13 @@ class HostedModel(Protocol):
     def closed(self) -> "Future[str]":
         """Done when the model has ended; the result is the cause as text."""
 
-    def admit(self, lease: int, owner: str, *, several: bool = False) -> None:
+    def admit(
+        self, lease: int, owner: str, *, several: bool = False, terms: LeaseTerms = USUAL_TERMS
+    ) -> None:
         """Admit calls under this lease on the channels of this session, and on no others.
 
         The owner may also be a function: then on those of its session whose call comes first, or
-        of `several` ones.
+        of `several` ones. They run on the lease's `terms`.
         """
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:

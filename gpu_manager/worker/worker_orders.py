@@ -8,6 +8,7 @@ read what a tenant sent, so the manager checks the types of whatever comes back 
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from gpu_manager.worker import data_orders
+from gpu_manager.worker.calls.lease_terms import LeaseTerms
 from torch_shim.errors import BadFrame
 from torch_shim.wire.protocol import FrameKind
 
@@ -31,14 +32,15 @@ class Assign(NamedTuple):
 
     It is carried out when the device is ready, and may follow LoadImage. The first two descriptors
     are those of the gates to and from the GPU (`transfers/process_gate.py`), where there is a
-    `link`: its bytes a second and those of its blocks. The next one is that of the GPU's turns,
-    where its slot holds several leases.
+    `link`: its bytes a second and those of its blocks. The next one is that of the GPU's turns:
+    one for the whole GPU, or one for each of its `slots`.
     """
 
     uid: int
     descriptors: int
     processes: int
     link: list[float]
+    slots: int
 
 
 class Ready(NamedTuple):
@@ -121,13 +123,18 @@ class SetLimit(NamedTuple):
 class AdmitCalls(NamedTuple):
     """Manager to worker: calls of this session under this lease may run.
 
-    If the owner is a function, those of its session whose call comes first, or of `several`.
+    If the owner is a function, those of its session whose call comes first, or of `several`. The
+    rest is as in `calls/lease_terms.py`.
     """
 
     model: int
     lease: int
     owner: str
     several: bool
+    slots: list[int]
+    of: int
+    batch: int
+    vcpus: int
 
 
 class CallsClaimed(NamedTuple):
@@ -335,6 +342,18 @@ _FIELDS: dict[type[WorkerOrder], list[Any]] = {
 }
 
 AnyOrder = TypeVar("AnyOrder", bound=WorkerOrder)
+
+
+def admitting(
+    model: int,
+    lease: int,
+    owner: str,
+    several: bool,  # noqa: FBT001 - as it travels
+    terms: LeaseTerms,
+) -> AdmitCalls:
+    """The order that admits a lease's calls on these terms."""
+    slots = list(terms.slots), terms.of
+    return AdmitCalls(model, lease, owner, several, *slots, terms.batch, terms.vcpus)
 
 
 def read(kind: FrameKind, meta: Any) -> WorkerOrder:

@@ -140,6 +140,7 @@ class WorkerSetup:
             if placed is not None and order.digest not in executor.images:
                 placed.close()
             model.note_settled()
+        executor.single.share = order.gpu_share
         executor.single.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
         if order.merged:
             executor.merged.most = order.merged

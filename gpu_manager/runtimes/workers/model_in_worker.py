@@ -24,6 +24,7 @@ from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from gpu_manager.runtimes.workers.image_loads import send_image, spans_of
 from gpu_manager.runtimes.workers.merge_reports import learned_records, merged_sums
 from gpu_manager.worker import data_orders, worker_orders
+from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
 from torch_shim.errors import WireError
 
 log = logging.getLogger(__name__)
@@ -174,10 +175,12 @@ class ModelInWorker:
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def admit(self, lease: int, owner: str, *, several: bool = False) -> None:
+    def admit(
+        self, lease: int, owner: str, *, several: bool = False, terms: LeaseTerms = USUAL_TERMS
+    ) -> None:
         """Admit calls of this session, or of this function's sessions, under this lease."""
         self._admitted.add(lease)
-        self._send(worker_orders.AdmitCalls(self.number, lease, owner, several))
+        self._send(worker_orders.admitting(self.number, lease, owner, several, terms))
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         """Admit no further call of the lease, and wait until none is in flight."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gpu_manager.worker.calls.graph_call import GraphCall
+from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
 from gpu_manager.worker.calls.results import PackedResult
 from gpu_manager.worker.program.channel_state import ChannelState
 
@@ -30,10 +31,11 @@ class ChannelCall(NamedTuple):
     """A call as it came over a channel, and where its answer goes.
 
     `deliver` copies the result's bytes to where they go, before any other call runs that could
-    write to them.
+    write to them. `terms` are those of its lease.
     """
 
     call: GraphCall
     channel: ChannelState
     body: memoryview
     deliver: Deliver
+    terms: LeaseTerms = USUAL_TERMS

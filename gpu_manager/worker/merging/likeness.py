@@ -1,4 +1,4 @@
-"""Which calls are like each other: the same program and weights, inputs of the same shapes.
+"""Which calls are like each other: the same program and weights, inputs of the same shapes, slots.
 
 Only what the calls' descriptions say counts; nothing of it was checked yet.
 """
@@ -51,7 +51,8 @@ def lasting_name(asked: ChannelCall) -> str:
     given = () if call.binding is None else call.binding.given
     bound = tuple(map(_kept_layout, given))
     inputs = tuple(map(_input, call.inputs))
-    described = repr((call.program.digest, bound, call.options.mode(), inputs))
+    speed = f"{asked.terms.share:.6g}", asked.terms.vcpus
+    described = repr((call.program.digest, bound, call.options.mode(), inputs, speed))
     return hashlib.sha256(described.encode()).hexdigest()
 
 
@@ -75,6 +76,7 @@ class Likenesses:
                 0 if call.binding is None else self._of_binding(call.binding),
                 call.options.mode(),
                 inputs,
+                asked.terms,
             )
             hash(found)
         except (TypeError, ValueError, IndexError):  # the call is refused when it is read

@@ -52,27 +52,26 @@ class _Group(NamedTuple):
 class MergedCalls:
     """Runs the calls of one model, for whoever has its turn."""
 
-    def __init__(self, single: SingleCalls, line: CallLine) -> None:
+    def __init__(self, single: SingleCalls) -> None:
         self.counts = MergeCounts()
         self.most = USUAL_MOST  # calls in a group; below 2: calls are never merged
         self._single = single
-        self._line = line
         self.records = MergeRecords()
         attention_rules()
 
-    def answer(self, first: CallInLine) -> CallAnswer:
-        """Answer a call that has the turn, and deliver the answer; perhaps others, too."""
-        if not self._line.any_waiting():
+    def answer(self, first: CallInLine, line: CallLine) -> CallAnswer:
+        """Answer a call that has the line's turn, and deliver the answer; perhaps others, too."""
+        if not line.any_waiting():
             return self._single.run(first.asked, first.asked_s)
-        plan = self._plan(first)
+        plan = self._plan(first, line)
         if not isinstance(plan, Plan):
             return self._alone(first, plan)
-        others = self._line.take_like(first, plan.size - 1)
+        others = line.take_like(first, plan.size - 1)
         try:
             self._answer_all([first, *others], plan)
         finally:
             left = [call for call in others if not call.is_done]
-            self._line.put_back(left)
+            line.put_back(left)
         return first.outcome() if first.is_done else self._alone(first, None)
 
     def forbid(self, digest: str, why: Singly) -> None:
@@ -85,17 +84,18 @@ class MergedCalls:
         """What is known of calls like this one."""
         return self.records.of(call.likeness, lambda: lasting_name(call.asked))
 
-    def _plan(self, first: CallInLine) -> Plan | Singly | None:
+    def _plan(self, first: CallInLine, line: CallLine) -> Plan | Singly | None:
         """The group to make, or why there is none; None where nothing like the call waits."""
-        there = 1 + self._line.count_like(first)
+        there = 1 + line.count_like(first)
         if first.likeness is None:
             return why_singly(first.asked)
         never = self.records.why_never(first.asked.call.program.digest)
         if there == 1 or never is not None:
             return never
-        if self.most < SMALLEST:
+        most = min(self.most, first.asked.terms.batch or self.most)
+        if most < SMALLEST:
             return Singly.OFF
-        return self._record(first).plan(min(there, self.most))
+        return self._record(first).plan(min(there, most))
 
     def _alone(self, call: CallInLine, why: Singly | None) -> CallAnswer:
         """Run it singly, and learn from that what merged runs have to be like."""
@@ -207,7 +207,7 @@ class MergedCalls:
             except (CallRefused, merged_run.OtherOutputs) as error:
                 self._note_refusal(group, digest, error)
                 return
-            merged_s = max(time.perf_counter() - begun_s, self._single.run_s)
+            merged_s = max(time.perf_counter() - begun_s, self._single.least_s)
         if found is None:
             return
         if merged_run.loops_over(caught):
@@ -325,7 +325,8 @@ class MergedCalls:
             call.failed(outcome)
         else:
             call.answered(outcome)
-        self._line.wake(call)
+        if not call.asked.terms.slots:  # else when the slots' emulated time is over
+            call.wake()
 
 
 _OF_VALUES = ("data-dependent control flow", ".item()", "dynamic shape")

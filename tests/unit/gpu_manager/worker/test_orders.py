@@ -10,7 +10,7 @@ from torch_shim.wire.protocol import FrameKind, pack_frame, read_header, unpack_
 
 EXAMPLES: list[worker_orders.WorkerOrder] = [
     worker_orders.Warm("cpu", 0.25, 1 << 28),
-    worker_orders.Assign(0, 10, 20, [1.5e9, 524288.0]),
+    worker_orders.Assign(0, 10, 20, [1.5e9, 524288.0], 7),
     worker_orders.Ready(["no network"], 5),
     worker_orders.LoadImage(
         1,
@@ -33,7 +33,7 @@ EXAMPLES: list[worker_orders.WorkerOrder] = [
     worker_orders.ImageLoaded(1, 0.25, 7, [1.0, 2.0], [1.5, 2.5]),
     worker_orders.ImageLoadFailed(1, True, "why"),
     worker_orders.SetLimit(1, 1, 2, 0, False),
-    worker_orders.AdmitCalls(1, 1, "team/f/s", False),
+    worker_orders.AdmitCalls(1, 1, "team/f/s", False, [0, 3], 7, 4, 2),
     worker_orders.CallsClaimed(1, 1, "team/f/s"),
     worker_orders.EndCalls(1, 2),
     worker_orders.CallsEnded(1, 2),
