@@ -52,6 +52,7 @@ class Unconcerned:
         peak_bytes: int,
         calls: int = 1,
         held_bytes: int = 0,
+        together: int = 1,
     ) -> None:
         """No call is made."""
 

@@ -20,7 +20,7 @@ from gpu_manager.node.memory_relief import MemoryRelief
 from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.node_snapshots import lasting_shortages, node_snapshot
 from gpu_manager.node.residents import HostGpu
-from gpu_manager.node.run_reports import RunReports
+from gpu_manager.node.run_reports import RunKind, RunReports
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.slots.lease_slots import terms_of
 from gpu_manager.node.stepping_down.weight_steps import WeightSteps
@@ -301,6 +301,7 @@ class GpuNode:
         peak_bytes: int,
         calls: int = 1,
         held_bytes: int = 0,
+        together: int = 1,
     ) -> None:
         """Record successful calls, and report them."""
         gpu = self.gpus[GpuId(hosted.order.gpu)]
@@ -320,7 +321,9 @@ class GpuNode:
             self.resync()
         self.meters.ran(gpu.id, resident.model, calls, run_s)
         slot = gpu.slot if found is None else found.slot
-        self._runs.ran(slot, resident.model, batch, run_s, needed_bytes)
+        configuration = None if found is None else found.configuration
+        kind = RunKind(slot, resident.model, batch, configuration, together)
+        self._runs.ran(kind, run_s, needed_bytes)
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         """Count calls that ran as one, and those that did not; remember what never may."""

@@ -312,13 +312,14 @@ class Observer(Protocol):
         peak_bytes: int,
         calls: int = 1,
         held_bytes: int = 0,
+        together: int = 1,
     ) -> None:
-        """Handle the report of successful calls.
+        """Handle the report of successful calls, which ran in groups of `together` as one.
 
         `peak_bytes` is the highest total memory of the model so far. Of a model that gives the
         memory of calls back at once, `held_bytes` is what it has between calls; else it is 0.
         `batch` is the first dimension of the call's largest input, 0 if there is none; `run_s` is
-        the time of each call.
+        the time of each call, or its part of its group's.
         """
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from gpu_manager.worker import worker_orders
+from gpu_manager.worker.calls.channel_call import CallAnswer
 from gpu_manager.worker.merging.merge_records import MergeCounts, MergeRecords
 
 _INTERVAL_S = 0.02  # between two reports about calls of one lease
@@ -25,18 +26,19 @@ class CallSums:
         self._told_s = 0.0
         self._pending: worker_orders.CallsRan | None = None
 
-    def add(self, lease: int, batch: int, run_s: float, peak_bytes: int, held_bytes: int) -> None:
+    def add(self, lease: int, answer: CallAnswer, peak_bytes: int, held_bytes: int) -> None:
         """A call of this lease ended well."""
+        batch, together, run_s = answer.batch, answer.together, answer.times[2]
         with self._lock:
             before = self._pending
-            if before is not None and (before.lease, before.batch) != (lease, batch):
+            if before is not None and not _is_like(before, lease, answer):
                 self._send()
                 before = None
             calls = 1 if before is None else before.calls + 1
             held_bytes = max(held_bytes, 0 if before is None else before.held_bytes)
             mean_s = run_s if before is None else before.run_s + (run_s - before.run_s) / calls
             self._pending = worker_orders.CallsRan(
-                self._model, lease, calls, batch, mean_s, peak_bytes, held_bytes
+                self._model, lease, calls, batch, mean_s, peak_bytes, held_bytes, together
             )
             if time.monotonic() - self._told_s > _INTERVAL_S:
                 self._send()
@@ -51,6 +53,11 @@ class CallSums:
             self._told_s = time.monotonic()
             self._tell(self._pending)
             self._pending = None
+
+
+def _is_like(before: worker_orders.CallsRan, lease: int, answer: CallAnswer) -> bool:
+    found = before.lease, before.batch, before.together
+    return found == (lease, answer.batch, answer.together)
 
 
 class MergeSums:

@@ -166,7 +166,7 @@ class ServedModel:
 
     def _after_call(self, lease: int, answer: CallAnswer) -> None:
         peak_bytes, held_bytes = self.executor.memory.peak_bytes, self.device.held_bytes()
-        self._ran.add(lease, answer.batch, answer.times[2], peak_bytes, held_bytes)
+        self._ran.add(lease, answer, peak_bytes, held_bytes)
         self._merges.note()
         self._learned.note()
         self.device.link.report(self._moved)

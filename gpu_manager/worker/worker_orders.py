@@ -190,7 +190,8 @@ class ModelDropped(NamedTuple):
 class CallsRan(NamedTuple):
     """Worker to manager: calls ended well since the last of these; the times are per call.
 
-    `held_bytes` is what the model has between calls, 0 where memory of calls stays with it.
+    `held_bytes` is what the model has between calls, 0 where memory of calls stays with it. They
+    ran in groups of `together` as one; the time of each is its part of the group's.
     """
 
     model: int
@@ -200,6 +201,7 @@ class CallsRan(NamedTuple):
     run_s: float
     peak_bytes: int
     held_bytes: int
+    together: int
 
 
 class CallsMerged(NamedTuple):

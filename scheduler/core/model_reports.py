@@ -42,7 +42,8 @@ class ModelReports:
         if slot is None:
             raise BadEvent("slot", event.slot)
         gpu = slot.gpu
-        self._cluster.profiles.report_run(event.model, event.batch, gpu.spec.gpu_type, event.run_s)
+        profiles, gpu_type = self._cluster.profiles, gpu.spec.gpu_type
+        profiles.report_run(event.model, event.batch, gpu_type, event.run_s, event.together)
         if event.peak_bytes is not None:
             self._measured(event.model, event.peak_bytes, now, out)
 

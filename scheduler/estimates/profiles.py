@@ -186,18 +186,21 @@ class Profiles:
         times = profile.load_s
         times[source] = self._blend(times.get(source), load_s)
 
-    def report_run(self, model: ModelId, batch: int, gpu_type: str, run_s: float) -> None:
+    def report_run(
+        self, model: ModelId, batch: int, gpu_type: str, run_s: float, together: int = 1
+    ) -> None:
+        """Of calls that ran `together` the time is that of a larger batch, and usual in parts."""
         self._changed.add(model)
         profile = self.of(model)
-        times = profile.run_s
-        key = (batch, gpu_type)
+        times, whole_s = profile.run_s, run_s * together
+        key = (batch * together, gpu_type)
         known = times.get(key)
         if known is None:
-            known = times.get((batch, ANY_GPU_TYPE))
-        blended_s = run_s if known == run_s else self._blend(known, run_s)
+            known = times.get((batch * together, ANY_GPU_TYPE))
+        blended_s = whole_s if known == whole_s else self._blend(known, whole_s)
         profile.measured_runs.add(key)
         profile.keep_run(key, blended_s)
-        profile.usual_run_s = blended_s
+        profile.usual_run_s = blended_s / together
 
     def report_memory(self, model: ModelId, peak_bytes: int) -> bool:
         """Take over a measured peak: the first replaces the declaration; True if it changed."""

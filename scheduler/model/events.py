@@ -195,13 +195,18 @@ class StageDue(NamedTuple):
 
 
 class RunFinished(NamedTuple):
-    """One measured inference."""
+    """One measured inference, of `batch`, perhaps in the configuration of its lease.
+
+    Of calls that ran `together`, as one, `run_s` is the part of each.
+    """
 
     slot: SlotId
     model: ModelId
     batch: int
     run_s: float
     peak_bytes: int | None = None
+    configuration: Configuration | None = None
+    together: int = 1
 
 
 class RunFailed(NamedTuple):

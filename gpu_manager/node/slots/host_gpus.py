@@ -16,6 +16,7 @@ from scheduler.api import GpuSpec, SlotId, SlotSpec
 
 log = logging.getLogger(__name__)
 
+_SEVERAL = 2
 # The memory that a process takes on a GPU before it holds a model; used until it is measured.
 _CUDA_CONTEXT_BYTES = 600 << 20
 _MPS_PIPES = Path("/tmp/nvidia-mps")
@@ -28,7 +29,10 @@ def host_gpu(
     gates: SharedGates | None,
     gpus: int,
 ) -> HostGpu:
-    """Return one of so many GPUs of the node, with nothing on it."""
+    """Return one of so many GPUs of the node, with nothing on it.
+
+    GPUs of one type have slots of the same speed: `h200 1/7`.
+    """
     emulated = device.kind == "cpu"
     context_bytes = settings.emulation.context_bytes if emulated else _CUDA_CONTEXT_BYTES
     slots = _slots(device, settings)
@@ -36,7 +40,7 @@ def host_gpu(
         device.id,
         node,
         device.memory_bytes,
-        device.gpu_type,
+        device.gpu_type if len(slots) < _SEVERAL else f"{device.gpu_type} 1/{len(slots)}",
         slots,
         context_bytes=context_bytes,
         vcpus=_vcpus(settings, gpus, len(slots)),

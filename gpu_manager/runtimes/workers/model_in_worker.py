@@ -313,9 +313,8 @@ class ModelInWorker:
         elif isinstance(order, worker_orders.CallsRan):
             self._memory_bytes = max(self._memory_bytes, order.peak_bytes)
             peak_bytes, held_bytes = self._memory_bytes, order.held_bytes
-            self._observer.ran(
-                self, order.lease, order.batch, order.run_s, peak_bytes, order.calls, held_bytes
-            )
+            ran = order.lease, order.batch, order.run_s, peak_bytes, order.calls, held_bytes
+            self._observer.ran(self, *ran, together=max(1, order.together))
         elif isinstance(order, worker_orders.CallsMerged):
             self._observer.merged(self, merged_sums(order))
         elif isinstance(order, worker_orders.MergesLearned):

@@ -13,7 +13,7 @@ class CallAnswer(NamedTuple):
     """What a call gave: the result, the generator's state, times, and numbers for the manager.
 
     The times are seconds: waiting for the GPU, transfer, compute, and of the transfer that back.
-    Of several calls that ran as one each computed for an equal part, and waited for the rest.
+    Of calls that ran `together`, as one, each computed for an equal part, and waited for the rest.
     """
 
     result: PackedResult
@@ -21,6 +21,7 @@ class CallAnswer(NamedTuple):
     rng: bytes | None
     times: list[float]
     batch: int
+    together: int = 1
 
 
 # Copies a result's bytes to where the shim will read them.

@@ -141,6 +141,7 @@ class SingleCalls:
         written: list[TensorInput],
         times: list[float],
         rng: bytes | None = None,
+        together: int = 1,
     ) -> CallAnswer:
         """Describe what a program gave, and copy it to where the function reads it."""
         call = asked.call
@@ -152,7 +153,7 @@ class SingleCalls:
             call.options.residents,
         )
         result = packer.pack(run.outputs, written, lasting=run.lasting)
-        answer = CallAnswer(result, inputs.end_bytes, rng, times, inputs.batch)
+        answer = CallAnswer(result, inputs.end_bytes, rng, times, inputs.batch, together)
         asked.deliver(answer)
         return answer
 

@@ -183,14 +183,16 @@ class MergedCalls:
         for member, outputs in zip(group.members, found, strict=True):
             member.times[0] += merged_s - share_s
             member.times[2] = share_s
-            self._deliver(member, outputs)
+            self._deliver(member, outputs, group.size)
 
-    def _deliver(self, member: _Member, outputs: tuple[Any, ...]) -> None:
+    def _deliver(self, member: _Member, outputs: tuple[Any, ...], together: int) -> None:
         asked = member.waiting.asked
         # What lies beside the results of others is copied where it is kept.
         run = ProgramRun(outputs, {}, lasting=False)
         try:
-            answer = self._single.delivered(asked, member.inputs, run, [], member.times)
+            answer = self._single.delivered(
+                asked, member.inputs, run, [], member.times, together=together
+            )
         except BaseException as error:  # noqa: BLE001 - it is the call's own, and raised in its thread
             self._done(member.waiting, error)
         else:

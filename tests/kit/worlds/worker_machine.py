@@ -64,8 +64,9 @@ class Watcher:
         peak_bytes: int,
         calls: int = 1,
         held_bytes: int = 0,
+        together: int = 1,
     ) -> None:
-        del hosted, calls
+        del hosted, calls, together
         self.held_bytes = held_bytes
         self.runs.append((lease, batch, run_s, peak_bytes))
 

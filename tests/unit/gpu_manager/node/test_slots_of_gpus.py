@@ -56,10 +56,10 @@ def test_the_gpus_of_a_node_have_equal_parts_of_its_processors() -> None:
     assert spec(gpu_vcpus=16).vcpus == 16
 
 
-@pytest.mark.parametrize("settings", [{"gpu_slots": 0}, {"gpu_slots": 65}])
-def test_a_number_of_slots_is_refused_when_it_makes_no_sense(settings: dict[str, int]) -> None:
+@pytest.mark.parametrize("slots", [0, 65])
+def test_a_number_of_slots_is_refused_when_it_makes_no_sense(slots: int) -> None:
     with pytest.raises(BadSetting):
-        spec(**settings)
+        spec(gpu_slots=slots)
 
 
 def test_several_leases_on_a_part_of_a_gpu_are_refused() -> None:

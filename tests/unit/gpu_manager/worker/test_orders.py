@@ -41,7 +41,7 @@ EXAMPLES: list[worker_orders.WorkerOrder] = [
     worker_orders.StopWorker(),
     worker_orders.DropModel(2),
     worker_orders.ModelDropped(2, 1 << 29),
-    worker_orders.CallsRan(1, 1, 3, 32, 0.125, 1 << 33, 1 << 30),
+    worker_orders.CallsRan(1, 1, 3, 32, 0.125, 1 << 33, 1 << 30, 4),
     worker_orders.Pressure(1, 1, 2, 3),
     worker_orders.Note("text", ""),
     worker_orders.HurryLoad(1),
