@@ -195,13 +195,14 @@ class StageDue(NamedTuple):
 
 
 class RunFinished(NamedTuple):
-    """One measured inference."""
+    """One measured inference, of `batch`, perhaps in the configuration of its lease."""
 
     slot: SlotId
     model: ModelId
     batch: int
     run_s: float
     peak_bytes: int | None = None
+    configuration: Configuration | None = None
 
 
 class RunFailed(NamedTuple):
