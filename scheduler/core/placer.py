@@ -13,6 +13,7 @@ from scheduler.core.state.queue_pace import QueuePace
 from scheduler.core.state.slots import ActiveLease, Slot
 from scheduler.core.state.standing_leases import StandingLeases
 from scheduler.core.state.visits import Visits
+from scheduler.estimates import estimate as estimates
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally, SetTimer
 from scheduler.model.events import LiveLease, TimerFired
 from scheduler.model.values import (
@@ -32,6 +33,8 @@ from scheduler.policies.placement_policy import (
 )
 
 _NO_LEASE = LeaseId(0)
+# A timer may fire so much too early.
+_EARLY_S = 0.001
 
 
 class Placer:
@@ -53,6 +56,7 @@ class Placer:
         self.disturbed = False
         self._last_lease = settings.first_lease - 1
         self._promised: dict[RequestId, LeaseId] = {}
+        self._wakes_s = 0.0
 
     def apply(
         self, decision: Decision, requests: dict[RequestId, Pending], now: float, out: list[Action]
@@ -73,7 +77,7 @@ class Placer:
         elif isinstance(decision, Prefetch):
             self.prefetch(decision.model, slots[decision.slot.id], now, out)
         else:
-            out.append(SetTimer(decision.at_s, TimerFired()))
+            self._wake(decision.at_s, now, out)
 
     # -- a lease for requests -------------------------------------------------------------------
 
@@ -101,7 +105,7 @@ class Placer:
         if self.queued:
             self.pace.placed(len(chosen), now)
         batch = first.request.batch if len(chosen) == 1 else sum(p.request.batch for p in chosen)
-        estimate = self.cluster.estimate(bundle, batch, slot)
+        estimate = self._estimate(bundle, batch, slot, decision)
         lease = self._lease(slot, bundle.models, beside=beside)
         if isinstance(decision, Place) and (decision.more_slots or decision.configuration):
             self._configure(lease, decision)
@@ -110,7 +114,7 @@ class Placer:
         elif slot.leases or len(slot.gpu.slots) > 1:
             under_way_s = self._loads.under_way_s(slot, bundle.models, now)
             estimate = Estimate(under_way_s, estimate.run_s)
-        _join(lease, chosen, slot)
+        occupation.join(lease, chosen)
         if not from_local:
             slot.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)
@@ -323,6 +327,23 @@ class Placer:
         self.leases[lease.id] = lease
         return lease
 
+    def _estimate(
+        self, bundle: Bundle, batch: int, slot: Slot, decision: Place | LoadBeside
+    ) -> Estimate:
+        if isinstance(decision, LoadBeside) or decision.configuration is None:
+            return self.cluster.estimate(bundle, batch, slot)
+        ran = decision.configuration._replace(batch=batch)
+        profiles, gpu_type = self.cluster.profiles, slot.gpu.spec.gpu_type
+        run_s = estimates.configured_s(profiles, bundle.models, ran, gpu_type)
+        return Estimate(self.cluster.load_s(bundle, slot), run_s)
+
+    def _wake(self, at_s: float, now: float, out: list[Action]) -> None:
+        """Have the policy run then, unless it runs sooner anyway, and can ask again."""
+        if now < self._wakes_s - _EARLY_S and self._wakes_s <= at_s:
+            return
+        self._wakes_s = at_s
+        out.append(SetTimer(at_s, TimerFired()))
+
     def _configure(self, lease: ActiveLease, decision: Place) -> None:
         more = tuple([self.cluster.slots[other.id] for other in decision.more_slots])
         assert all(other.idle for other in more), "a further slot has no room"
@@ -374,12 +395,3 @@ class Placer:
         victims = plan.victims if plan is not None else ()
         reasons = Reasons(self.policy_name, rule, self.visits.count(pending.seq), victims)
         return explain(self.cluster, pending, slot, now, reasons)
-
-
-def _join(lease: ActiveLease, chosen: tuple[Pending, ...], slot: Slot) -> None:
-    """These requests have the lease."""
-    for pending in chosen:
-        pending.standing = Standing.LEASED
-        pending.at = slot.id
-        pending.lease = lease.id
-    lease.requests.extend(chosen)

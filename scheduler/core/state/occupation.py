@@ -1,6 +1,7 @@
 """What a lease occupies: its slot, further slots of the same GPU, and virtual CPUs."""
 
 from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.pending import Pending, Standing
 from scheduler.core.state.slots import ActiveLease, Slot
 from scheduler.model.values import Configuration
 
@@ -21,6 +22,15 @@ def configure(
     if configuration is not None and gpu.spec.vcpus:
         lease.configuration = configuration
         gpu.vcpus_used += configuration.vcpus
+
+
+def join(lease: ActiveLease, chosen: tuple[Pending, ...]) -> None:
+    """These requests have the lease."""
+    for pending in chosen:
+        pending.standing = Standing.LEASED
+        pending.at = lease.slot.id
+        pending.lease = lease.id
+    lease.requests.extend(chosen)
 
 
 def occupy(cluster: ClusterState, lease: ActiveLease, now: float, load_s: float) -> None:

@@ -21,7 +21,8 @@ class WidePolicy:
                 continue
             local = view.local_head(slot) is not None
             batch = (head,) if local else tuple(view.waiting_like(head, MOST_TOGETHER))
-            more = tuple(view.idle_beside(slot))
-            vcpus = min(_MOST_VCPUS, view.free_vcpus(slot))
+            room = view.room(slot)
+            more = tuple(each for each in room.idle if each is not slot)
+            vcpus = min(_MOST_VCPUS, room.free_vcpus)
             configuration = Configuration(len(batch), vcpus, 1 + len(more))
             yield Place(batch, slot, "all of it", configuration, more)

@@ -3,6 +3,7 @@
 import pytest
 
 from cache_manager.model.ids import ModelId, Tier
+from scheduler.estimates.profiles import Profiles
 from scheduler.model.actions import Dispatch, Prepare
 from scheduler.model.events import ModelLoaded, ModelRegistered, RunFinished
 from scheduler.model.values import CoreSettings, Estimate, SlotId
