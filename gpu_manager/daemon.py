@@ -98,11 +98,10 @@ class GpuManager:
         self._preparation = Preparation(at_start=settings.prepare_at_start)
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
         self.library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
-        tokens = LeaseTokens(secret)
         self.leases_elsewhere = LeasesElsewhere(
-            scheduling, tokens, neighbours, settings.leases.unclaimed_s
+            scheduling, LeaseTokens(secret), neighbours, settings.leases.unclaimed_s
         )
-        presented = PresentedLeases(self.node, tokens)
+        presented = PresentedLeases(self.node, LeaseTokens(secret))
         self._acquiring = Acquiring(
             self.node, scheduling, self.library, presented, self.leases_elsewhere
         )
