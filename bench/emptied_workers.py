@@ -21,6 +21,7 @@ from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, Process
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
 from gpu_manager.runtimes.staying_data import NoStayingData
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
+from gpu_manager.worker.merging.known_merges import KnownRecord
 
 _MIB = 1 << 20
 _SEALS = 0xF
@@ -51,8 +52,12 @@ class Unconcerned:
         peak_bytes: int,
         calls: int = 1,
         held_bytes: int = 0,
+        together: int = 1,
     ) -> None:
         """No call is made."""
+
+    def learned(self, hosted: HostedModel, records: Sequence[KnownRecord]) -> None:
+        """No call is merged."""
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         """No call is made."""

@@ -25,11 +25,12 @@ from gpu_manager.devices.host_memory import available_bytes
 from gpu_manager.errors import BadSetting
 from gpu_manager.metrics import manager_metrics
 from gpu_manager.metrics.exporter import Exporter
-from gpu_manager.node.ledger import Ledger
+from gpu_manager.node.learned_merges.knowledge_files import KnowledgeFiles, usual_basis
+from gpu_manager.node.learned_merges.merge_knowledge import MergeKnowledge
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.node_counts import of_gpus, of_weights
-from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
+from gpu_manager.node.slots.host_gpus import host_gpu
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.node.watch.device_watch import DeviceWatch
 from gpu_manager.runtimes.preparation import Preparation
@@ -45,12 +46,11 @@ from gpu_manager.sessions.leases_elsewhere import LeasesElsewhere
 from gpu_manager.sessions.presented_leases import PresentedLeases
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
-from gpu_manager.transfers.gpu_paths import GpuPaths, SharedGates
+from gpu_manager.transfers.gpu_paths import SharedGates
 from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath, disk_speed
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
-from gpu_manager.worker.device.gpu_turns import make_turns
-from scheduler.api import GpuSpec, LeaseTokens, SlotId, SlotSpec
+from scheduler.api import LeaseTokens
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +85,11 @@ class GpuManager:
         self.devices = choose(settings.devices, node, limit, settings.visible_devices)
         descriptors = open_files.raise_limit()
         self._store = _store(settings, max(_LEAST_IMAGES, descriptors // _IMAGES_SHARE))
-        catalogue = Catalogue()
+        self._merges = _merges(settings)
+        catalogue = Catalogue(self._merges)
         self._gates = _gates(self.devices, settings)
         gpus = [
-            _gpu(device, node, settings, gates)
+            host_gpu(device, node, settings, gates, len(self.devices))
             for device, gates in zip(self.devices, self._gates, strict=True)
         ]
         self.node = GpuNode(settings, gpus, self._store, catalogue)
@@ -97,11 +98,10 @@ class GpuManager:
         self._preparation = Preparation(at_start=settings.prepare_at_start)
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
         self.library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
-        tokens = LeaseTokens(secret)
         self.leases_elsewhere = LeasesElsewhere(
-            scheduling, tokens, neighbours, settings.leases.unclaimed_s
+            scheduling, LeaseTokens(secret), neighbours, settings.leases.unclaimed_s
         )
-        presented = PresentedLeases(self.node, tokens)
+        presented = PresentedLeases(self.node, LeaseTokens(secret))
         self._acquiring = Acquiring(
             self.node, scheduling, self.library, presented, self.leases_elsewhere
         )
@@ -166,6 +166,7 @@ class GpuManager:
         if self._runtime is not None:
             self._scheduling.detach(self.node.name)
             await self._runtime.close()
+        await self._merges.close()
         self._store.close()
         for gpu in self.node.gpus.values():
             gpu.close()
@@ -237,25 +238,6 @@ def _gates(devices: Sequence[GpuDevice], settings: NodeSettings) -> list[SharedG
     return found
 
 
-def _gpu(
-    device: GpuDevice, node: NodeId, settings: NodeSettings, gates: SharedGates | None
-) -> HostGpu:
-    overlap = settings.gpu_overlap
-    slots = (SlotSpec(SlotId(device.id), overlap),) if overlap > 1 else ()
-    emulated = device.kind == "cpu"
-    context_bytes = settings.emulation.context_bytes if emulated else _CUDA_CONTEXT_BYTES
-    spec = GpuSpec(
-        device.id, node, device.memory_bytes, device.gpu_type, slots, context_bytes=context_bytes
-    )
-    ledger = Ledger(device.memory_bytes, context_bytes)
-    # Turns also with one lease at a time: one whose models were loaded beside its runs may join it.
-    return HostGpu(device, spec, ledger, turns=make_turns(), paths=GpuPaths(gates))
-
-
-# The memory that a process takes on a GPU before it holds a model; used until it is measured.
-_CUDA_CONTEXT_BYTES = 600 << 20
-
-
 def _data(
     settings: NodeSettings, node: GpuNode, scheduling: Scheduling, descriptors: int
 ) -> NodeData:
@@ -283,6 +265,13 @@ def _certificate(settings: NodeSettings) -> Certificate | None:
             raise BadSetting("certificate", str(settings.certificate), detail)
         return None
     return Certificate(settings.certificate, settings.key)
+
+
+def _merges(settings: NodeSettings) -> MergeKnowledge:
+    """What is known of merged calls, kept on disk where weights are."""
+    if settings.spill is None:
+        return MergeKnowledge()
+    return MergeKnowledge(KnowledgeFiles(settings.spill / "merging", usual_basis()))
 
 
 def _store(settings: NodeSettings, most_images: int) -> WeightStore:

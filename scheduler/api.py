@@ -50,6 +50,7 @@ from scheduler.model.events import (
 from scheduler.model.values import (
     AfterLoss,
     CallEnd,
+    Configuration,
     Estimate,
     GpuSpec,
     LeaseId,
@@ -83,6 +84,7 @@ __all__ = [
     "BadToken",
     "BadValue",
     "CallEnd",
+    "Configuration",
     "ContextKept",
     "DecisionCounts",
     "Demote",

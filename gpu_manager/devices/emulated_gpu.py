@@ -27,6 +27,11 @@ class EmulatedGpu:
         """The budget: no other program uses an emulated GPU."""
         return self.memory_bytes
 
+    @property
+    def is_divisible(self) -> bool:
+        """It has as many parts as one likes."""
+        return True
+
     def used_bytes(self) -> None:
         """Return None: only the workers can measure their memory."""
 

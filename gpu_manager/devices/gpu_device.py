@@ -54,6 +54,11 @@ class GpuDevice(Protocol):
         """The name for workers: `cpu`, or `cuda:` and the UUID of the only GPU they may see."""
         ...
 
+    @property
+    def is_divisible(self) -> bool:
+        """Whether its compute can be announced as several slots: it is no part of a GPU itself."""
+        ...
+
     def used_bytes(self) -> int | None:
         """Return the bytes of `device_bytes` that all processes use now; None if unknown."""
         ...

@@ -46,6 +46,11 @@ class NvidiaGpu:
         """The GPU's UUID: indices depend on CUDA's order of devices."""
         return f"cuda:{self.uuid}"
 
+    @property
+    def is_divisible(self) -> bool:
+        """A MIG instance is a GPU of its own, with its own multiprocessors and memory."""
+        return self.instance is None
+
     def used_bytes(self) -> int | None:
         """Return the bytes that all processes use, without the driver's reserve."""
         memory = self._query(lambda: _memory(self.nvml, self.handle))

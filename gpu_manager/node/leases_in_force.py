@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
-from scheduler.api import GpuId, LeaseId, ModelId, RequestId, SlotId
+from scheduler.api import Configuration, GpuId, LeaseId, ModelId, RequestId, SlotId
 
 SessionKey = NewType("SessionKey", str)
 
@@ -93,7 +93,8 @@ class LeaseInForce:
     A lease that stands for a time is for several requests of its caller: the scheduler recalls it,
     so that other requests that wait do not end it here in that time. One with a `function` was
     given to a caller of that function, whose sessions need not ask for it: the one whose call comes
-    first has it, and if it stands, all of them.
+    first has it, and if it stands, all of them. It occupies `more_slots` too, and has the vCPUs of
+    its configuration.
     """
 
     id: LeaseId
@@ -104,6 +105,8 @@ class LeaseInForce:
     requests: tuple[RequestId, ...] = ()
     stands_s: float = 0.0
     function: str = ""
+    more_slots: tuple[SlotId, ...] = ()
+    configuration: Configuration | None = None
     loaded_s: float | None = None  # since when its models are loaded
     awaited: bool = False  # True once a session has asked for it
     admitted: bool = False  # its models let calls in
@@ -184,6 +187,16 @@ class LeasesInForce:
             lease, slot, gpu, models, now_s, requests, stands_s, function
         )
         return True
+
+    def widen(
+        self,
+        lease: LeaseId,
+        more_slots: tuple[SlotId, ...],
+        configuration: Configuration | None,
+    ) -> None:
+        """A lease that was just granted has this beside its slot."""
+        held = self._held[lease]
+        held.more_slots, held.configuration = more_slots, configuration
 
     def is_over(self, lease: LeaseId) -> bool:
         """Whether the lease was granted and has ended."""

@@ -204,7 +204,6 @@ class Loader:
         model = self._catalogue.get(resident.model)
         resident.runtime = self._runtime.hosting(model.wishes.runtime, model.id)
         resident.gpu_share, resident.merged = model.wishes.share, model.wishes.merged
-        resident.never_merged = model.never_merged
         if resident.runtime == STREAM:
             needed_bytes = gpu.ledger.context_bytes
             await self._granted(
@@ -265,7 +264,7 @@ class Loader:
         resident: ModelOnGpu,
     ) -> HostedModel:
         """Load the model with the runtime; try a second time if the worker dies meanwhile."""
-        order = self._order(gpu, model, request, resident)
+        order = await self._order(gpu, model, request, resident)
         for last_try in (False, True):
             try:
                 return await self._runtime.load(order)
@@ -278,7 +277,7 @@ class Loader:
                 log.warning("%s; trying again", error)
         raise AssertionError("unreachable")
 
-    def _order(
+    async def _order(
         self,
         gpu: HostGpu,
         model: TenantModel,
@@ -291,6 +290,8 @@ class Loader:
         paths = gpu.paths
         owner = f"{model.id} on {gpu.id}"
         feed = ImageFeed(request, total_bytes, paths.to_gpu, owner, resident.urgency, _sums(paths))
+        run_s, share = emulation.run_s, resident.gpu_share
+        kind = gpu.device_kind(run_s, share)
         arrives = request.arriving is not None or paths.to_gpu.is_limited
         return LoadOrder(
             model=model.id,
@@ -302,14 +303,15 @@ class Loader:
             total_bytes=total_bytes,
             image=request.descriptor,
             limit_bytes=gpu.limit_bytes(resident),
-            emulation=Emulation(emulation.load_s + per_gib_s, emulation.run_s),
+            emulation=Emulation(emulation.load_s + per_gib_s, run_s),
             turns=gpu.turns,
+            slots=len(gpu.spec.slot_specs()),
             arrival=feed if arrives else None,
             emptied=None if resident.takes is None else resident.takes.host,
             runtime=resident.runtime,
-            gpu_share=resident.gpu_share,
+            gpu_share=share,
             merged=resident.merged,
-            never_merged=resident.never_merged,
+            merges=await self._catalogue.merges.of(model.id, kind),
             together_bytes=gpu.together_bytes(resident),
             link=paths.link,
             urgency=resident.urgency,

@@ -6,7 +6,7 @@ always reflect the orders given so far; tasks do the actual work.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from cache_manager.model.ids import ModelId, NodeId
@@ -15,12 +15,14 @@ from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.lease_endings import LeaseEndings
 from gpu_manager.node.leases_in_force import EndReason, LeaseInForce, LeasesInForce, SessionKey
 from gpu_manager.node.loading import Loader
+from gpu_manager.node.losses import Losses
 from gpu_manager.node.memory_relief import MemoryRelief
 from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.node_snapshots import lasting_shortages, node_snapshot
 from gpu_manager.node.residents import HostGpu
-from gpu_manager.node.run_reports import RunReports
+from gpu_manager.node.run_reports import RunKind, RunReports
 from gpu_manager.node.settings import NodeSettings
+from gpu_manager.node.slots.lease_slots import terms_of
 from gpu_manager.node.stepping_down.weight_steps import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.merged_sums import MergedSums
@@ -34,6 +36,7 @@ from gpu_manager.runtimes.runtime import (
 )
 from gpu_manager.runtimes.staying_data import NoStayingData
 from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.worker.merging.known_merges import KnownRecord
 from scheduler.api import (
     Demote,
     DemoteStored,
@@ -47,7 +50,6 @@ from scheduler.api import (
     NodeSnapshot,
     Placement,
     Prepare,
-    RunFailed,
     SlotFreed,
 )
 
@@ -101,6 +103,15 @@ class GpuNode:
         self._endings = LeaseEndings(
             self.leases, self.gpus, self.meters, reports, self._runs, self.lease_ended
         )
+        self._losses = Losses(
+            self.gpus,
+            self.leases,
+            self._loader,
+            self._endings,
+            self.meters,
+            reports,
+            self.resync,
+        )
         reports.report(self.snapshot())
 
     async def drain(self, within_s: float) -> None:
@@ -147,6 +158,7 @@ class GpuNode:
             function=order.function,
         )
         if fresh:
+            self.leases.widen(order.lease, order.more_slots, order.configuration)
             names = ", ".join(requests)
             log.debug("lease %d on %s is granted to %s", order.lease, order.slot, names)
         self._loader.hurry(self.gpus[order.gpu], order.models)
@@ -257,8 +269,9 @@ class GpuNode:
 
     def _admit(self, lease: LeaseInForce, models: Iterable[HostedModel], owner: str) -> None:
         lease.admitted = True
+        terms = terms_of(lease, self.gpus[lease.gpu].spec)
         for hosted in models:
-            hosted.admit(lease.id, owner, several=lease.is_shared)
+            hosted.admit(lease.id, owner, several=lease.is_shared, terms=terms)
 
     def release(self, lease: LeaseInForce, reason: EndReason) -> None:
         """End a lease that its holder has released, or whose holder has ended."""
@@ -288,6 +301,7 @@ class GpuNode:
         peak_bytes: int,
         calls: int = 1,
         held_bytes: int = 0,
+        together: int = 1,
     ) -> None:
         """Record successful calls, and report them."""
         gpu = self.gpus[GpuId(hosted.order.gpu)]
@@ -307,12 +321,19 @@ class GpuNode:
             self.resync()
         self.meters.ran(gpu.id, resident.model, calls, run_s)
         slot = gpu.slot if found is None else found.slot
-        self._runs.ran(slot, resident.model, batch, run_s, needed_bytes)
+        configuration = None if found is None else found.configuration
+        kind = RunKind(slot, resident.model, batch, configuration, together)
+        self._runs.ran(kind, run_s, needed_bytes)
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
-        """Count calls that ran as one, and those that did not."""
+        """Count calls that ran as one, and those that did not; remember what never may."""
         self.meters.merged(hosted.order.gpu, added)
         self.gpus[GpuId(hosted.order.gpu)].note_merged(hosted, added)
+        self._catalogue.merges.forbid(hosted.order.merges, added.never)
+
+    def learned(self, hosted: HostedModel, records: Sequence[KnownRecord]) -> None:
+        """Remember what was measured of running calls as one."""
+        self._catalogue.merges.learn(hosted.order.merges, records)
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
         """Obtain memory for a call beyond its model's limit: free bytes, or those of victims."""
@@ -330,36 +351,15 @@ class GpuNode:
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model that ended unexpectedly: end every lease that may call the model."""
-        gpu = self.gpus[GpuId(hosted.order.gpu)]
-        resident = gpu.resident_of(hosted)
-        if resident is None:
-            return
-        del gpu.residents[resident.model]
-        self.meters.died(gpu.id)
-        self._loader.report_lost(gpu, resident, cause)
-        for lease in self.leases.using(gpu.id, resident.model):
-            if lease.ending is None:
-                self._reports.report(RunFailed(lease.id, f"{resident.model}: {cause}"))
-            self._endings.end(lease, EndReason.WORKER_LOST)
+        self._losses.model_died(hosted, cause)
 
     def context_lost(self, host: EmptyHost, cause: str) -> None:
         """Handle the unexpected end of a process that a model had left."""
-        for gpu in self.gpus.values():
-            if self._loader.processes.lost(gpu, host, cause):
-                self.meters.died(gpu.id)
+        self._losses.context_lost(host, cause)
 
     def lose(self, gpu: HostGpu, cause: str) -> None:
         """Mark a GPU as unusable, and end its leases and residents."""
-        gpu.lost = True
-        for lease in self.leases:
-            if lease.gpu == gpu.id:
-                self._endings.end(lease, EndReason.GPU_LOST)
-        for resident in gpu.by_use():
-            log.error("%s is lost with %s: %s", resident.model, gpu.id, cause)
-            self._loader.unload(gpu, resident.model)
-        for model in list(gpu.contexts):
-            self._loader.processes.end(gpu, model)
-        self.resync()
+        self._losses.gpu_lost(gpu, cause)
 
     # -- snapshots ------------------------------------------------------------------------------
 

@@ -38,7 +38,14 @@ def _gpu_snapshot(gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
     residents = tuple((found.model, gpu.size_bytes(found)) for found in gpu.by_use())
     loading = tuple(found.model for found in gpu.by_use() if found.hosted is None)
     live = tuple(
-        LiveLease(lease.id, SlotId(lease.slot), lease.models, lease.requests)
+        LiveLease(
+            lease.id,
+            SlotId(lease.slot),
+            lease.models,
+            lease.requests,
+            lease.more_slots,
+            lease.configuration,
+        )
         for lease in leases
         if lease.gpu == gpu.id
     )

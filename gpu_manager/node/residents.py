@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import platform
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
@@ -18,7 +19,6 @@ from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.weights.host_images import ImageHold
 from scheduler.api import GpuSpec, SlotId
 
-_MOST_NEVER_MERGED = 1024  # programs of a model
 _NOTABLE_SHARE = 256  # smaller changes than 1/N of the memory are no news
 
 
@@ -55,7 +55,6 @@ class ModelOnGpu:
         self.gpu_share = WHOLE  # of the GPU's multiprocessors
         self.merged = AS_MEASURED  # the most calls that run as one
         self.merges = MergedSums()  # since it was loaded
-        self.never_merged: dict[str, str] = {}  # the model's own, for all that load it
         self.hosted: HostedModel | None = None
         self.hold: ImageHold | None = None
         self.loading: asyncio.Task[None] | None = None
@@ -133,6 +132,14 @@ class HostGpu:
         if self.turns is not None:
             os.close(self.turns)
             self.turns = None
+
+    def device_kind(self, run_s: float, share: float) -> str:
+        """Name all of the GPU that times of runs depend on: of an emulated one, the host's, too."""
+        found = f"{self.device.kind} {self.device.gpu_type}, share {share:.6g}"
+        if self.device.kind == "cuda":
+            return found
+        threads = len(os.sched_getaffinity(0))
+        return f"{found}, {platform.machine()} with {threads} processors, runs of {run_s:g} s"
 
     @property
     def slot(self) -> SlotId:
@@ -249,8 +256,6 @@ class HostGpu:
         resident = self.resident_of(hosted)
         if resident is not None:
             resident.merges = resident.merges.plus(added)
-            if len(resident.never_merged) + len(added.never) <= _MOST_NEVER_MERGED:
-                resident.never_merged.update(added.never)
 
     @property
     def shared_bytes(self) -> int:

@@ -2,11 +2,22 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
-from scheduler.api import NodeReports, RunFinished, SlotId
+from scheduler.api import Configuration, NodeReports, RunFinished, SlotId
 
 _FLUSH_S = 0.1
+
+
+class RunKind(NamedTuple):
+    """What runs have in common whose times make one mean; `together` of them ran as one."""
+
+    slot: SlotId
+    model: ModelId
+    batch: int
+    configuration: Configuration | None = None
+    together: int = 1
 
 
 @dataclass(slots=True)
@@ -21,12 +32,12 @@ class RunReports:
 
     def __init__(self, reports: NodeReports) -> None:
         self._reports = reports
-        self._runs: dict[tuple[SlotId, ModelId, int], _Runs] = {}
+        self._runs: dict[RunKind, _Runs] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def ran(self, slot: SlotId, model: ModelId, batch: int, run_s: float, peak_bytes: int) -> None:
-        """Add a measured call."""
-        runs = self._runs.setdefault((slot, model, batch), _Runs())
+    def ran(self, kind: RunKind, run_s: float, peak_bytes: int) -> None:
+        """Add a measured call, or its part of the calls with which it ran as one."""
+        runs = self._runs.setdefault(kind, _Runs())
         runs.number += 1
         runs.total_s += run_s
         runs.peak_bytes = max(runs.peak_bytes, peak_bytes)
@@ -39,6 +50,16 @@ class RunReports:
             self._timer.cancel()
             self._timer = None
         gathered, self._runs = self._runs, {}
-        for (slot, model, batch), runs in gathered.items():
-            mean_s = runs.total_s / runs.number
-            self._reports.report(RunFinished(slot, model, batch, mean_s, runs.peak_bytes or None))
+        for kind, runs in gathered.items():
+            mean_s, peak_bytes = runs.total_s / runs.number, runs.peak_bytes or None
+            self._reports.report(
+                RunFinished(
+                    kind.slot,
+                    kind.model,
+                    kind.batch,
+                    mean_s,
+                    peak_bytes,
+                    kind.configuration,
+                    kind.together,
+                )
+            )

@@ -8,6 +8,7 @@ from common.gpu_wishes import PROCESS
 from gpu_manager.node.leases_in_force import LeaseTimes
 
 GIB = 1 << 30
+MOST_SLOTS = 64  # of a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,10 @@ class NodeSettings:
     functions get the addresses `advertise`, or else those where the manager listens; the
     certificate is presented at `tls` addresses. The load of a model waits up to `weights_s` for its
     function to send the weights. Up to `gpu_overlap` leases may be in force on a GPU at once; the
-    work of one request at a time runs on it. So many `spare_contexts` at most wait for models on
+    work of one request at a time runs on it. A whole GPU that can be divided is announced as
+    `gpu_slots` slots instead, each with a lease and an equal share of the compute; its leases can
+    be given `gpu_vcpus` virtual CPUs together (None: an equal part of this machine's where there
+    are several slots, else none). So many `spare_contexts` at most wait for models on
     each kind of GPU (None: as many as is usual). `runtime` hosts the models whose functions do not
     wish for another. Data that functions put for each other has `data_memory_bytes`, and on disk,
     if weights are spilled, `data_disk_bytes`. `host_eviction` is the rule by which weights are
@@ -63,6 +67,8 @@ class NodeSettings:
     data_disk_bytes: int = 16 * GIB
     secret_file: Path | None = None
     gpu_overlap: int = 1
+    gpu_slots: int = 1
+    gpu_vcpus: int | None = None
     spare_contexts: int | None = None
     runtime: str = PROCESS
     prepare_at_start: bool = True

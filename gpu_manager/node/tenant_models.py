@@ -8,6 +8,7 @@ from common.gpu_wishes import USUAL, GpuWishes
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.errors import UnknownImage
 from gpu_manager.node.change_signal import ChangeSignal
+from gpu_manager.node.learned_merges.merge_knowledge import MergeKnowledge
 from torch_shim.wire.image_digests import ImageTable
 
 # The number of a digest's 64 digits in a model's id: unique for a tenant, and short in a log.
@@ -19,8 +20,7 @@ class TenantModel:
     """One tenant's model; functions of the tenant that have its weights share it.
 
     `lowest` is the tier to which the scheduler ordered its weights down, until they are needed.
-    `wishes` are those of the function that registered it last. Workers found that calls of the
-    programs `never_merged` must not run as one, and why; it outlives them.
+    `wishes` are those of the function that registered it last.
     """
 
     id: ModelId
@@ -31,7 +31,6 @@ class TenantModel:
     reported: Tier = Tier.ABSENT
     lowest: Tier | None = None
     wishes: GpuWishes = USUAL
-    never_merged: dict[str, str] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -40,9 +39,13 @@ class TenantModel:
 
 
 class Catalogue:
-    """Models by id; a model is added when a function sends or proves to have the weights."""
+    """Models by id; a model is added when a function sends or proves to have the weights.
 
-    def __init__(self) -> None:
+    `merges` is what workers learned of running calls as one: it outlives the models here.
+    """
+
+    def __init__(self, merges: MergeKnowledge | None = None) -> None:
+        self.merges = merges or MergeKnowledge()
         self.arrived = ChangeSignal()  # a function has sent weights or proved to have them
         self._models: dict[ModelId, TenantModel] = {}
         self._by_digest: dict[str, dict[ModelId, TenantModel]] = {}

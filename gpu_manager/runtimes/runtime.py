@@ -6,13 +6,15 @@ opaque id, and see processes only as far as a runtime describes them (`HostProce
 
 import socket
 from asyncio import Future
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, Protocol
 
 from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.transfers.gpu_paths import WorkerLink
 from gpu_manager.transfers.load_urgency import LoadUrgency
+from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
+from gpu_manager.worker.merging.known_merges import KnownMerges, KnownRecord
 
 HostedId = NewType("HostedId", str)
 
@@ -61,14 +63,15 @@ class LoadOrder:
     the memory that the model may use there: weights, activations, and the process's own memory
     unless the model shares it with others, by the `runtime` of streams; all of those may use
     `together_bytes` at once. `turns` is a descriptor of
-    the lock by which runtimes run one call at a time on the GPU (`worker/device/gpu_turns.py`); it
-    is given if several leases may be in force on the GPU. The caller keeps both descriptors.
+    the lock by which runtimes run one call at a time on the GPU, or on each of its `slots`
+    (`worker/device/gpu_turns.py`); it is given if several leases may be in force on the GPU. The
+    caller keeps both descriptors.
     `emptied` is the process that takes the model, left there by another model of the tenant;
     without one, or if it has ended, a process that was prepared does. `link` are the paths that
     everything takes between the process and the GPU; `urgency` says whether a request waits. The
     model's calls run on no more than this `gpu_share` of the GPU's multiprocessors, or the load
     fails. No more than `merged` of them run as one, or as many as measurements say where it is 0;
-    those of the programs `never_merged` never do, for the reason there.
+    `merges` is what earlier workers have learned of that.
     """
 
     model: str
@@ -82,12 +85,13 @@ class LoadOrder:
     limit_bytes: int
     emulation: Emulation = Emulation()
     turns: int | None = None
+    slots: int = 1
     emptied: "EmptyHost | None" = None
     arrival: ArrivingWeights | None = None
     runtime: str = "process"
     gpu_share: float = 1.0
     merged: int = 0
-    never_merged: Mapping[str, str] = field(default_factory=dict)
+    merges: KnownMerges = field(default_factory=KnownMerges)
     together_bytes: int = 0
     link: WorkerLink | None = None
     urgency: LoadUrgency = field(default_factory=LoadUrgency)
@@ -165,11 +169,13 @@ class HostedModel(Protocol):
     def closed(self) -> "Future[str]":
         """Done when the model has ended; the result is the cause as text."""
 
-    def admit(self, lease: int, owner: str, *, several: bool = False) -> None:
+    def admit(
+        self, lease: int, owner: str, *, several: bool = False, terms: LeaseTerms = USUAL_TERMS
+    ) -> None:
         """Admit calls under this lease on the channels of this session, and on no others.
 
         The owner may also be a function: then on those of its session whose call comes first, or
-        of `several` ones.
+        of `several` ones. They run on the lease's `terms`.
         """
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
@@ -306,13 +312,14 @@ class Observer(Protocol):
         peak_bytes: int,
         calls: int = 1,
         held_bytes: int = 0,
+        together: int = 1,
     ) -> None:
-        """Handle the report of successful calls.
+        """Handle the report of successful calls, which ran in groups of `together` as one.
 
         `peak_bytes` is the highest total memory of the model so far. Of a model that gives the
         memory of calls back at once, `held_bytes` is what it has between calls; else it is 0.
         `batch` is the first dimension of the call's largest input, 0 if there is none; `run_s` is
-        the time of each call.
+        the time of each call, or its part of its group's.
         """
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
@@ -324,6 +331,9 @@ class Observer(Protocol):
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         """Handle the report of calls that ran as one, and of those that did not."""
+
+    def learned(self, hosted: HostedModel, records: Sequence[KnownRecord]) -> None:
+        """Handle what a worker has measured of running calls as one, for later workers."""
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model's unexpected end; called once for each model of a process."""

@@ -5,10 +5,12 @@ import time
 from collections.abc import Callable
 
 from gpu_manager.worker import worker_orders
-from gpu_manager.worker.merging.merge_records import MergeCounts
+from gpu_manager.worker.calls.channel_call import CallAnswer
+from gpu_manager.worker.merging.merge_records import MergeCounts, MergeRecords
 
 _INTERVAL_S = 0.02  # between two reports about calls of one lease
 _MERGES_INTERVAL_S = 0.5
+_MOST_RECORDS = 12  # in one report of what was learned, which has room for a thousand numbers
 _PATIENCE_S = 10.0  # for an answer to pressure: the manager's own patience is shorter
 
 Tell = Callable[[worker_orders.WorkerOrder], None]
@@ -24,18 +26,19 @@ class CallSums:
         self._told_s = 0.0
         self._pending: worker_orders.CallsRan | None = None
 
-    def add(self, lease: int, batch: int, run_s: float, peak_bytes: int, held_bytes: int) -> None:
+    def add(self, lease: int, answer: CallAnswer, peak_bytes: int, held_bytes: int) -> None:
         """A call of this lease ended well."""
+        batch, together, run_s = answer.batch, answer.together, answer.times[2]
         with self._lock:
             before = self._pending
-            if before is not None and (before.lease, before.batch) != (lease, batch):
+            if before is not None and not _is_like(before, lease, answer):
                 self._send()
                 before = None
             calls = 1 if before is None else before.calls + 1
             held_bytes = max(held_bytes, 0 if before is None else before.held_bytes)
             mean_s = run_s if before is None else before.run_s + (run_s - before.run_s) / calls
             self._pending = worker_orders.CallsRan(
-                self._model, lease, calls, batch, mean_s, peak_bytes, held_bytes
+                self._model, lease, calls, batch, mean_s, peak_bytes, held_bytes, together
             )
             if time.monotonic() - self._told_s > _INTERVAL_S:
                 self._send()
@@ -50,6 +53,11 @@ class CallSums:
             self._told_s = time.monotonic()
             self._tell(self._pending)
             self._pending = None
+
+
+def _is_like(before: worker_orders.CallsRan, lease: int, answer: CallAnswer) -> bool:
+    found = before.lease, before.batch, before.together
+    return found == (lease, answer.batch, answer.together)
 
 
 class MergeSums:
@@ -87,6 +95,31 @@ class MergeSums:
                         [str(part) for pair in added.forbidden.items() for part in pair],
                     )
                 )
+
+
+class LearnedMerges:
+    """Reports what was measured of merging, for later workers, now and then."""
+
+    def __init__(self, model: int, records: MergeRecords, tell: Tell) -> None:
+        self._model = model
+        self._records = records
+        self._tell = tell
+        self._told_s = 0.0
+
+    def note(self) -> None:
+        """A call has ended."""
+        if time.monotonic() - self._told_s > _MERGES_INTERVAL_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Report what has not been reported."""
+        self._told_s = time.monotonic()
+        found = self._records.take_learned()
+        for begin in range(0, len(found), _MOST_RECORDS):
+            some = found[begin : begin + _MOST_RECORDS]
+            names = [record.name for record in some]
+            rows = [record.row() for record in some]
+            self._tell(worker_orders.MergesLearned(self._model, names, rows))
 
 
 class MemoryRequests:

@@ -10,7 +10,13 @@ from collections.abc import Callable
 from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.transfers.moved_sums import Moved
 from gpu_manager.worker import data_orders, worker_orders
-from gpu_manager.worker.call_reports import CallSums, MemoryRequests, MergeSums, Tell
+from gpu_manager.worker.call_reports import (
+    CallSums,
+    LearnedMerges,
+    MemoryRequests,
+    MergeSums,
+    Tell,
+)
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.channel_call import CallAnswer
@@ -56,6 +62,7 @@ class ServedModel:
         self._tell = tell
         self._ran = CallSums(number, tell)
         self._merges = MergeSums(number, self.executor.merged.counts, tell)
+        self._learned = LearnedMerges(number, self.executor.merged.records, tell)
         self.borrowing = Borrowing(number, tell)
         borrow = self.borrowing.borrow
         self.puts = GrantedPuts(number, self.executor.data, tell)
@@ -133,6 +140,8 @@ class ServedModel:
         deadline_s = time.monotonic() + _LEAVING_S
         for thread in self._channels.values():
             thread.join(max(0.0, deadline_s - time.monotonic()))
+        self._merges.flush()
+        self._learned.flush()
         return not any(thread.is_alive() for thread in self._channels.values())
 
     def let_go(self) -> str:
@@ -140,7 +149,6 @@ class ServedModel:
         self._settled.wait()
         self._channels.clear()
         self._ran.flush()
-        self._merges.flush()
         images = list(self.executor.images.values())
         self.executor.images.clear()
         self.executor.memory.graphs.clear()
@@ -158,8 +166,9 @@ class ServedModel:
 
     def _after_call(self, lease: int, answer: CallAnswer) -> None:
         peak_bytes, held_bytes = self.executor.memory.peak_bytes, self.device.held_bytes()
-        self._ran.add(lease, answer.batch, answer.times[2], peak_bytes, held_bytes)
+        self._ran.add(lease, answer, peak_bytes, held_bytes)
         self._merges.note()
+        self._learned.note()
         self.device.link.report(self._moved)
 
     def _ended(self, lease: int) -> None:

@@ -16,8 +16,10 @@ from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.transfers.transfer_path import PathSpeed
 from gpu_manager.worker import data_orders, worker_orders
 from gpu_manager.worker.calls.calls_together import CallsTogether
+from gpu_manager.worker.calls.lease_terms import LeaseTerms
 from gpu_manager.worker.device.gpu_turns import GpuTurns
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
+from gpu_manager.worker.device.shares.slot_turns import SlotTurns
 from gpu_manager.worker.lending.lent_storage import LentStorage
 from gpu_manager.worker.sandbox import give_up_rights
 from gpu_manager.worker.served_model import ServedModel
@@ -104,7 +106,10 @@ class _WorkerLife:
         else:
             turns = frame.descriptors
         for each in turns:
-            self._together.take_turns(GpuTurns(each))
+            if order.slots > 1:
+                self._together.slots = SlotTurns(each)
+            else:
+                self._together.take_turns(GpuTurns(each))
         overhead_bytes = self._setup.overhead_bytes()
         missing = give_up_rights(order.uid, order.descriptors, order.processes, self._parent)
         self._tell(worker_orders.Ready(self._missing + missing, overhead_bytes))
@@ -128,7 +133,8 @@ class _WorkerLife:
     def _admit(self, order: worker_orders.AdmitCalls) -> None:
         model = self._models.get(order.model)
         if model is not None:
-            model.leases.admit(order.lease, order.owner, several=order.several)
+            terms = LeaseTerms(tuple(order.slots), order.of, order.batch, order.vcpus)
+            model.leases.admit(order.lease, order.owner, several=order.several, terms=terms)
 
     def _end(self, order: worker_orders.EndCalls) -> None:
         model = self._models.get(order.model)

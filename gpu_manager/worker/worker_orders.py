@@ -8,6 +8,7 @@ read what a tenant sent, so the manager checks the types of whatever comes back 
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from gpu_manager.worker import data_orders
+from gpu_manager.worker.calls.lease_terms import LeaseTerms
 from torch_shim.errors import BadFrame
 from torch_shim.wire.protocol import FrameKind
 
@@ -31,14 +32,15 @@ class Assign(NamedTuple):
 
     It is carried out when the device is ready, and may follow LoadImage. The first two descriptors
     are those of the gates to and from the GPU (`transfers/process_gate.py`), where there is a
-    `link`: its bytes a second and those of its blocks. The next one is that of the GPU's turns,
-    where its slot holds several leases.
+    `link`: its bytes a second and those of its blocks. The next one is that of the GPU's turns:
+    one for the whole GPU, or one for each of its `slots`.
     """
 
     uid: int
     descriptors: int
     processes: int
     link: list[float]
+    slots: int
 
 
 class Ready(NamedTuple):
@@ -55,8 +57,9 @@ class LoadImage(NamedTuple):
     there (`device/arrival.py`). A model that is `shared` is one of several in this worker. Its
     calls use no more than a `gpu_share` of the GPU's multiprocessors, and no more than `merged` of
     them run as one, unless that is 0; those of the programs `never_merged` never do: digests, each
-    with the reason behind it. `together_bytes` is what all models may use at once, or 0. No request
-    waits for one that is loaded `ahead`.
+    with the reason behind it. Earlier workers have left `merge_records`, each with a name
+    (`merging/known_merges.py`). `together_bytes` is what all models may use at once, or 0. No
+    request waits for one that is loaded `ahead`.
     """
 
     model: int
@@ -71,6 +74,8 @@ class LoadImage(NamedTuple):
     gpu_share: float
     merged: int
     never_merged: list[str]
+    merge_names: list[str]
+    merge_records: list[list[float]]
     together_bytes: int
     ahead: bool
 
@@ -118,13 +123,18 @@ class SetLimit(NamedTuple):
 class AdmitCalls(NamedTuple):
     """Manager to worker: calls of this session under this lease may run.
 
-    If the owner is a function, those of its session whose call comes first, or of `several`.
+    If the owner is a function, those of its session whose call comes first, or of `several`. The
+    rest is as in `calls/lease_terms.py`.
     """
 
     model: int
     lease: int
     owner: str
     several: bool
+    slots: list[int]
+    of: int
+    batch: int
+    vcpus: int
 
 
 class CallsClaimed(NamedTuple):
@@ -180,7 +190,8 @@ class ModelDropped(NamedTuple):
 class CallsRan(NamedTuple):
     """Worker to manager: calls ended well since the last of these; the times are per call.
 
-    `held_bytes` is what the model has between calls, 0 where memory of calls stays with it.
+    `held_bytes` is what the model has between calls, 0 where memory of calls stays with it. They
+    ran in groups of `together` as one; the time of each is its part of the group's.
     """
 
     model: int
@@ -190,6 +201,7 @@ class CallsRan(NamedTuple):
     run_s: float
     peak_bytes: int
     held_bytes: int
+    together: int
 
 
 class CallsMerged(NamedTuple):
@@ -207,6 +219,17 @@ class CallsMerged(NamedTuple):
     reasons: list[str]
     singly: list[int]
     never: list[str]
+
+
+class MergesLearned(NamedTuple):
+    """Worker to manager: what was measured of running calls as one, for later workers.
+
+    Names of records, and the records (`merging/known_merges.py`).
+    """
+
+    model: int
+    names: list[str]
+    records: list[list[float]]
 
 
 class BytesMoved(NamedTuple):
@@ -273,6 +296,7 @@ WorkerOrder = (
     | HurryLoad
     | BytesMoved
     | CallsMerged
+    | MergesLearned
     | data_orders.DataOrder
 )
 
@@ -308,6 +332,7 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     BytesMoved: FrameKind.MOVED,
     CallsRan: FrameKind.RAN,
     CallsMerged: FrameKind.MERGED,
+    MergesLearned: FrameKind.LEARNED,
     Pressure: FrameKind.PRESSURE,
     Note: FrameKind.FAILED,
     Fork: FrameKind.FORK,
@@ -319,6 +344,18 @@ _FIELDS: dict[type[WorkerOrder], list[Any]] = {
 }
 
 AnyOrder = TypeVar("AnyOrder", bound=WorkerOrder)
+
+
+def admitting(
+    model: int,
+    lease: int,
+    owner: str,
+    several: bool,  # noqa: FBT001 - as it travels
+    terms: LeaseTerms,
+) -> AdmitCalls:
+    """The order that admits a lease's calls on these terms."""
+    slots = list(terms.slots), terms.of
+    return AdmitCalls(model, lease, owner, several, *slots, terms.batch, terms.vcpus)
 
 
 def read(kind: FrameKind, meta: Any) -> WorkerOrder:

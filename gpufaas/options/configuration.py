@@ -44,6 +44,8 @@ class StackNode:
     store_memory: str = ""
     host_eviction: str = "lru"
     gpu_overlap: int = 1
+    gpu_slots: int = 1
+    gpu_vcpus: str = ""
     spare_contexts: str = ""
     runtime: str = PROCESS
     emulate_load: str = "0"

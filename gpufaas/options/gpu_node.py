@@ -8,7 +8,7 @@ from common.addresses import Address
 from common.errors import BadSize
 from common.gpu_wishes import PROCESS, RUNTIMES
 from common.sizes import parse_size
-from gpu_manager.api import EmulatedTimes, NodeSettings
+from gpu_manager.api import MOST_SLOTS, EmulatedTimes, NodeSettings
 from gpufaas.errors import CommandError
 from scheduler import policies
 
@@ -17,6 +17,8 @@ _SECONDS = "s"
 _EACH_GPU = "/gpu"
 _MOST_OVERLAP = 64
 _MOST_SPARE = 16
+_MOST_VCPUS = 4096
+GPU_SLOTS = "slots of each GPU, with a lease and an equal part of its compute each (1)"
 SPARE_CONTEXTS = "workers that wait with a context on each GPU, at most (1; of emulated ones 4)"
 
 EMULATED_PATHS = (
@@ -41,6 +43,9 @@ def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warnin
     add("--policy", default=POLICY, help=f"one of {', '.join(policies.available())} ({POLICY})")
     overlap = "leases a GPU holds at once; it runs one at a time (1, or GPUFAAS_GPU_OVERLAP)"
     add("--gpu-overlap", metavar="N", help=overlap)
+    add("--gpu-slots", metavar="N", help=GPU_SLOTS)
+    vcpus = "virtual CPUs for the leases of each GPU (with several slots its part of the machine's)"
+    add("--gpu-vcpus", metavar="N", help=vcpus)
     add("--spare-contexts", metavar="N", help=SPARE_CONTEXTS)
     add("--runtime", choices=RUNTIMES, help="how models are hosted (process, or GPUFAAS_RUNTIME)")
     add("--emulate-load", metavar="S[+S/GiB]", default="0", help="seconds of an emulated load")
@@ -63,6 +68,8 @@ def node_settings(
         store_memory_bytes=_size(options.store_memory),
         host_eviction=options.host_eviction,
         gpu_overlap=gpu_overlap(options.gpu_overlap, options.environment),
+        gpu_slots=gpu_slots(options.gpu_slots, options.environment),
+        gpu_vcpus=gpu_vcpus(options.gpu_vcpus),
         spare_contexts=spare_contexts(options.spare_contexts),
         runtime=runtime(options.runtime, options.environment),
         emulation=emulation(
@@ -80,6 +87,23 @@ def gpu_overlap(flag: str | None, environment: Mapping[str, str]) -> int:
     text = flag if flag is not None else environment.get("GPUFAAS_GPU_OVERLAP") or "1"
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_OVERLAP:
         raise CommandError(f"GPU overlap: {text!r}: a number from 1 to {_MOST_OVERLAP} is expected")
+    return int(text)
+
+
+def gpu_slots(flag: str | None, environment: Mapping[str, str]) -> int:
+    """The number of slots of a GPU; the flag overrides the environment."""
+    text = flag if flag is not None else environment.get("GPUFAAS_GPU_SLOTS") or "1"
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_SLOTS:
+        raise CommandError(f"GPU slots: {text!r}: a number from 1 to {MOST_SLOTS} is expected")
+    return int(text)
+
+
+def gpu_vcpus(text: str | None) -> int | None:
+    """The virtual CPUs for the leases of a GPU; None where nobody says."""
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) > _MOST_VCPUS:
+        raise CommandError(f"GPU vCPUs: {text!r}: a number up to {_MOST_VCPUS} is expected")
     return int(text)
 
 

@@ -70,8 +70,9 @@ class StackPlan:
         options = [
             *("--scheduler", self.scheduler_url, "--node", self.node_name),
             *("--listen", self.node_address, "--devices", node.devices),
-            *("--gpu-overlap", str(node.gpu_overlap), "--host-eviction", node.host_eviction),
-            *("--runtime", node.runtime),
+            *("--gpu-overlap", str(node.gpu_overlap), "--gpu-slots", str(node.gpu_slots)),
+            *("--host-eviction", node.host_eviction, "--runtime", node.runtime),
+            *(("--gpu-vcpus", node.gpu_vcpus) if node.gpu_vcpus else ()),
             *("--emulate-load", node.emulate_load, "--emulate-run", node.emulate_run),
             *("--emulate-disk", node.emulate_disk, "--emulate-pcie", node.emulate_pcie),
             *("--emulate-context", node.emulate_context),

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from cache_manager.model.ids import ModelId, Tier
+from cache_manager.model.ids import ModelId, NodeId, Tier
 from cache_manager.residency.gpu_cache import GpuCache
+from scheduler.core.state import gpu_rooms
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.loadable_slots import LoadableSlots
 from scheduler.core.state.pending import Bundle, Pending
@@ -13,7 +14,15 @@ from scheduler.core.state.request_queue import RequestQueue
 from scheduler.core.state.slots import Gpu, Slot
 from scheduler.core.state.unmet_demand import UnmetDemand
 from scheduler.core.state.visits import Visits
-from scheduler.policies.placement_policy import ModelFacts, RequestView, SlotView, View
+from scheduler.estimates import estimate
+from scheduler.model.values import Configuration
+from scheduler.policies.placement_policy import (
+    GpuRoom,
+    ModelFacts,
+    RequestView,
+    SlotView,
+    View,
+)
 
 
 class ClusterView(View):
@@ -99,6 +108,21 @@ class ClusterView(View):
         pending = _pending(request)
         return self._cluster.run_s(pending.bundle, pending.request.batch, _own(slot))
 
+    def room(self, slot: SlotView) -> GpuRoom:
+        return gpu_rooms.room_of(_own(slot).gpu)
+
+    def configured_s(
+        self, request: RequestView, slot: SlotView, configuration: Configuration
+    ) -> float:
+        pending = _pending(request)
+        ran = configuration._replace(batch=configuration.batch * pending.request.batch)
+        profiles, gpu_type = self._cluster.profiles, _own(slot).gpu.spec.gpu_type
+        return estimate.configured_s(profiles, pending.models, ran, gpu_type)
+
+    def measured(self, request: RequestView, slot: SlotView) -> Sequence[Configuration]:
+        gpu_type, each = _own(slot).gpu.spec.gpu_type, _pending(request).request.batch
+        return gpu_rooms.measured(self._cluster.profiles, request.models[0], gpu_type, each)
+
     # -- the global queue -----------------------------------------------------------------------
 
     def head(self, slot: SlotView | None = None) -> RequestView | None:
@@ -118,6 +142,9 @@ class ClusterView(View):
     def waiting_like(self, request: RequestView, most: int) -> Sequence[RequestView]:
         lane = self._cluster.waiting.lanes.get(_pending(request).bundle)
         return list(islice(lane, most)) if lane is not None else []
+
+    def oldest(self, most: int) -> Sequence[RequestView]:
+        return self._cluster.waiting.oldest(most)
 
     def last_like(self, request: RequestView) -> RequestView:
         last = self._cluster.waiting.lanes[_pending(request).bundle].last
@@ -154,10 +181,15 @@ class ClusterView(View):
 
     def near_idle(self, request: RequestView) -> Sequence[SlotView]:
         pending = _pending(request)
-        near = pending.request.near
-        if near is None:
-            return ()
-        return self._idle_of(self._cluster.gpus_of.get(near, ()), pending.bundle)
+        return self._idle_on(pending.request.near, pending.bundle)
+
+    def home_idle(self, request: RequestView) -> Sequence[SlotView]:
+        pending = _pending(request)
+        node = gpu_rooms.home_of(self._cluster, pending)
+        return self._idle_on(node, pending.bundle)
+
+    def idle_holders(self, request: RequestView, most: int) -> Sequence[SlotView]:
+        return gpu_rooms.idle_holders(self._cluster, _pending(request).bundle, most)
 
     def idle_keepers(self, request: RequestView) -> Sequence[SlotView]:
         cluster, bundle = self._cluster, _pending(request).bundle
@@ -246,6 +278,10 @@ class ClusterView(View):
     def _has_room(self, cache: GpuCache, bundle: Bundle) -> bool:
         """Whether the models fit a GPU of their size class, after evictions."""
         return not cache.kept_bytes or self._cluster.index.fits(cache, bundle.needs)
+
+    def _idle_on(self, node: NodeId | None, bundle: Bundle) -> Sequence[Slot]:
+        gpus = None if node is None else self._cluster.gpus_of.get(node)
+        return self._idle_of(gpus, bundle) if gpus else ()
 
     def _idle_of(self, gpus: Iterable[Gpu], bundle: Bundle) -> list[Slot]:
         """The idle slots of these GPUs where the models have room, least used first."""

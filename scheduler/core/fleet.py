@@ -216,6 +216,12 @@ def _check(
         for live in snapshot.leases:
             if live.slot not in named:
                 raise BadEvent("slot", live.slot)
+            slots_of = (live.slot, *live.more_slots)
+            for other in live.more_slots:
+                if other not in named:
+                    raise BadEvent("slot", other)
+            if len(set(slots_of)) < len(slots_of):
+                raise BadEvent("lease of distinct slots", live.lease)
             known = leases.get(live.lease)
-            if known is not None and known.slot.id != live.slot:
+            if known is not None and (known.slot.id, *known.more_ids) != slots_of:
                 raise BadEvent("other lease of id", live.lease)

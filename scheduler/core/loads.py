@@ -58,6 +58,8 @@ class Loads:
                 prefetch,
                 plan.ends,
                 lease.beside,
+                lease.more_ids,
+                lease.configuration,
             )
         )
         return total_s

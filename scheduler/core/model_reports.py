@@ -42,7 +42,13 @@ class ModelReports:
         if slot is None:
             raise BadEvent("slot", event.slot)
         gpu = slot.gpu
-        self._cluster.profiles.report_run(event.model, event.batch, gpu.spec.gpu_type, event.run_s)
+        profiles, gpu_type, given = self._cluster.profiles, gpu.spec.gpu_type, event.configuration
+        together = event.together
+        if given is not None:
+            ran = given._replace(batch=event.batch * together)
+            profiles.report_configured(event.model, ran, gpu_type, event.run_s * together)
+        if given is None or given.vgpus == 1:
+            profiles.report_run(event.model, event.batch, gpu_type, event.run_s, together)
         if event.peak_bytes is not None:
             self._measured(event.model, event.peak_bytes, now, out)
 

@@ -5,6 +5,7 @@ from cache_manager.residency.cache_index import LoadPlan
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.loads import Loads
 from scheduler.core.placement_reasons import Reasons, explain
+from scheduler.core.state import occupation
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.idle_models import IdleModels
 from scheduler.core.state.pending import Bundle, Pending, Standing
@@ -12,6 +13,7 @@ from scheduler.core.state.queue_pace import QueuePace
 from scheduler.core.state.slots import ActiveLease, Slot
 from scheduler.core.state.standing_leases import StandingLeases
 from scheduler.core.state.visits import Visits
+from scheduler.estimates import estimate as estimates
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally, SetTimer
 from scheduler.model.events import LiveLease, TimerFired
 from scheduler.model.values import (
@@ -31,6 +33,8 @@ from scheduler.policies.placement_policy import (
 )
 
 _NO_LEASE = LeaseId(0)
+# A timer may fire so much too early.
+_EARLY_S = 0.001
 
 
 class Placer:
@@ -52,6 +56,7 @@ class Placer:
         self.disturbed = False
         self._last_lease = settings.first_lease - 1
         self._promised: dict[RequestId, LeaseId] = {}
+        self._wakes_s = 0.0
 
     def apply(
         self, decision: Decision, requests: dict[RequestId, Pending], now: float, out: list[Action]
@@ -59,10 +64,9 @@ class Placer:
         """Carry out one decision."""
         slots = self.cluster.slots
         if isinstance(decision, Place | LoadBeside):
-            beside = isinstance(decision, LoadBeside)
             chosen = tuple([requests[request.id] for request in decision.requests])
             slot = slots[decision.slot.id]
-            self.place(chosen, slot, decision.rule, now, out, beside=beside)
+            self.place(chosen, slot, decision, now, out)
         elif isinstance(decision, Queue):
             pending = requests[decision.request.id]
             self.enqueue(pending, slots[decision.slot.id], decision.rule, now, out)
@@ -73,7 +77,7 @@ class Placer:
         elif isinstance(decision, Prefetch):
             self.prefetch(decision.model, slots[decision.slot.id], now, out)
         else:
-            out.append(SetTimer(decision.at_s, TimerFired()))
+            self._wake(decision.at_s, now, out)
 
     # -- a lease for requests -------------------------------------------------------------------
 
@@ -81,14 +85,12 @@ class Placer:
         self,
         chosen: tuple[Pending, ...],
         slot: Slot,
-        rule: str,
+        decision: Place | LoadBeside,
         now: float,
         out: list[Action],
-        *,
-        beside: bool = False,
     ) -> None:
         """Give requests of the same models one lease on a slot with room, or beside its runs."""
-        first = chosen[0]
+        first, beside = chosen[0], isinstance(decision, LoadBeside)
         bundle = first.bundle
         assert slot.loadable if beside else slot.idle, f"{slot.id} has no room for another lease"
         if len(chosen) > 1:
@@ -97,24 +99,27 @@ class Placer:
         hit = slot.holds(bundle.models)
         plan = None if hit else self._plan(bundle, slot, now, spare_waiting=not from_local)
         held_elsewhere = not hit and self.cluster.index.held(bundle.models)
-        explanation = self._explain(first, slot, rule, now, plan)
+        explanation = self._explain(first, slot, decision.rule, now, plan)
         for pending in chosen:
             self.take(pending)
         if self.queued:
             self.pace.placed(len(chosen), now)
         batch = first.request.batch if len(chosen) == 1 else sum(p.request.batch for p in chosen)
-        estimate = self.cluster.estimate(bundle, batch, slot)
+        estimate = self._estimate(bundle, batch, slot, decision)
         lease = self._lease(slot, bundle.models, beside=beside)
+        if isinstance(decision, Place) and (decision.more_slots or decision.configuration):
+            self._configure(lease, decision)
         if plan is not None:
             self._loads.order(lease, plan, now, out)
         elif slot.leases or len(slot.gpu.slots) > 1:
             under_way_s = self._loads.under_way_s(slot, bundle.models, now)
             estimate = Estimate(under_way_s, estimate.run_s)
-        _join(lease, chosen, slot)
+        occupation.join(lease, chosen)
         if not from_local:
             slot.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)
         alone = len(chosen) == 1
+        may_stand = alone and not beside and not lease.more and lease.configuration is None
         lease.dispatch = Dispatch(
             lease.id,
             slot.id,
@@ -124,11 +129,13 @@ class Placer:
             hit,
             held_elsewhere,
             estimate,
-            rule,
+            decision.rule,
             explanation,
             bundle.models,
-            self.standing.terms_for(first, slot) if alone and not beside else None,
+            self.standing.terms_for(first, slot) if may_stand else None,
             first.request.function if alone and first.request.caller else "",
+            lease.more_ids,
+            lease.configuration,
         )
         out.append(lease.dispatch)
         if lease.dispatch.stands is not None:
@@ -196,11 +203,13 @@ class Placer:
             estimate=Estimate(0.0, 0.0),
             rule="it was given this lease before",
             models=lease.models,
+            more_slots=lease.more_ids,
+            configuration=lease.configuration,
         )
         out.append(lease.dispatch)
 
     def end(self, lease: ActiveLease, now: float) -> None:
-        """Take a lease off its slot: the only way in which a slot becomes idle."""
+        """A lease is over: take it off its slots, and out of all books."""
         slot = lease.slot
         self.standing.ended(lease)
         if self.meter is not None:
@@ -209,19 +218,12 @@ class Placer:
             promised = self._promised.items()
             self._promised = {request: held for request, held in promised if held != lease.id}
         del self.leases[lease.id]
-        del slot.leases[lease.id]
         cache = slot.gpu.cache
         for model in lease.models:
             self.cluster.index.use(cache, model, -1)
         if self.idle.active:
             self.idle.ended(slot.gpu, lease.models, now)
-        if lease.beside:
-            slot.copying -= 1
-        elif slot.computing:
-            slot.free_s = max(now, slot.free_s - lease.left_s(now))
-        else:
-            slot.free_s = now
-        self.cluster.settle(slot)
+        occupation.release(self.cluster, lease, now)
 
     def loaded(self, lease: ActiveLease, model: ModelId, now: float) -> None:
         """A model that a lease waited for is loaded: correct when its slot will be free."""
@@ -232,23 +234,20 @@ class Placer:
             return
         due_s = max(now, lease.begins_s) + lease.run_s
         if due_s != lease.due_s:
-            lease.slot.free_s = max(now, lease.slot.free_s + due_s - lease.due_s)
-            lease.due_s = due_s
-            self.cluster.settle(lease.slot)
+            occupation.postpone(self.cluster, lease, due_s, now)
 
     def adopt(self, found: LiveLease, slot: Slot, now: float) -> None:
         """Take over a lease that a manager reports and that this core did not grant."""
         lease_id, models = found.lease, found.models
         self._promised.update(dict.fromkeys(found.requests, lease_id))
         lease = ActiveLease(lease_id, slot, models)
-        lease.begins_s = lease.due_s = now
         self.leases[lease_id] = lease
-        slot.leases[lease_id] = lease
+        more = tuple([self.cluster.slots[other] for other in found.more_slots])
+        occupation.configure(lease, found.configuration, more)
+        occupation.adopt(self.cluster, lease, now)
         self._last_lease = max(self._last_lease, lease_id)
         for model in models:
             self.cluster.index.use(slot.gpu.cache, model, +1)
-        slot.free_s = max(slot.free_s, now)
-        self.cluster.settle(slot)
         if self.meter is not None:
             self.meter.began(lease, now)
 
@@ -328,6 +327,30 @@ class Placer:
         self.leases[lease.id] = lease
         return lease
 
+    def _estimate(
+        self, bundle: Bundle, batch: int, slot: Slot, decision: Place | LoadBeside
+    ) -> Estimate:
+        if isinstance(decision, LoadBeside) or decision.configuration is None:
+            return self.cluster.estimate(bundle, batch, slot)
+        ran = decision.configuration._replace(batch=batch)
+        profiles, gpu_type = self.cluster.profiles, slot.gpu.spec.gpu_type
+        run_s = estimates.configured_s(profiles, bundle.models, ran, gpu_type)
+        return Estimate(self.cluster.load_s(bundle, slot), run_s)
+
+    def _wake(self, at_s: float, now: float, out: list[Action]) -> None:
+        """Have the policy run then, unless it runs sooner anyway, and can ask again."""
+        if now < self._wakes_s - _EARLY_S and self._wakes_s <= at_s:
+            return
+        self._wakes_s = at_s
+        out.append(SetTimer(at_s, TimerFired()))
+
+    def _configure(self, lease: ActiveLease, decision: Place) -> None:
+        more = tuple([self.cluster.slots[other.id] for other in decision.more_slots])
+        assert all(other.idle for other in more), "a further slot has no room"
+        occupation.configure(lease, decision.configuration, more)
+        for other in more:
+            other.frequency += len(decision.requests)
+
     def _computes(self, lease: ActiveLease, now: float) -> None:
         """What a lease was beside the runs for is loaded: from now on it has a part in them.
 
@@ -360,14 +383,7 @@ class Placer:
             index.touch(slot.gpu.cache, model, now)
             index.use(slot.gpu.cache, model, +1)
         lease.run_s = run_s
-        if lease.beside:
-            slot.copying += 1
-            lease.begins_s, lease.due_s = now, now + load_s + run_s
-        else:
-            lease.begins_s = max(now, slot.free_s)
-            lease.due_s = slot.free_s = max(lease.begins_s, now + load_s) + run_s
-        slot.leases[lease.id] = lease
-        self.cluster.settle(slot)
+        occupation.occupy(self.cluster, lease, now, load_s)
         if self.meter is not None:
             self.meter.began(lease, now)
 
@@ -379,12 +395,3 @@ class Placer:
         victims = plan.victims if plan is not None else ()
         reasons = Reasons(self.policy_name, rule, self.visits.count(pending.seq), victims)
         return explain(self.cluster, pending, slot, now, reasons)
-
-
-def _join(lease: ActiveLease, chosen: tuple[Pending, ...], slot: Slot) -> None:
-    """These requests have the lease."""
-    for pending in chosen:
-        pending.standing = Standing.LEASED
-        pending.at = slot.id
-        pending.lease = lease.id
-    lease.requests.extend(chosen)

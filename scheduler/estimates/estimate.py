@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from cache_manager.model.ids import ModelId, Tier
 from scheduler.estimates.profiles import Profiles
+from scheduler.model.values import Configuration
 
 
 def load_s(profiles: Profiles, missing: Sequence[tuple[ModelId, Tier]]) -> float:
@@ -35,4 +36,14 @@ def run_s(
     total_s = 0.0
     for model in models:
         total_s += profiles.run_s(model, batch, gpu_type)
+    return total_s
+
+
+def configured_s(
+    profiles: Profiles, models: tuple[ModelId, ...], configuration: Configuration, gpu_type: str
+) -> float:
+    """The expected seconds to run all models once, one by one, in this configuration."""
+    total_s = 0.0
+    for model in models:
+        total_s += profiles.configured_s(model, configuration, gpu_type)
     return total_s

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from cache_manager.model.ids import ModelId, Tier
-from scheduler.model.values import ANY_GPU_TYPE, CoreSettings, ModelSpec
+from scheduler.model.values import ANY_GPU_TYPE, Configuration, CoreSettings, ModelSpec
 
 # Run times kept of one model, by batch and GPU type: a caller may send every batch that there is.
 MOST_RUNS = 64
@@ -13,9 +13,13 @@ MOST_FEATURES = 64
 
 
 class Profile:
-    """One model's memory, load seconds by source tier and run seconds by batch and GPU type."""
+    """One model's memory, load seconds by source tier and run seconds by batch and GPU type.
+
+    `configured_s` holds run seconds by configuration and GPU type, as they were measured.
+    """
 
     __slots__ = (
+        "configured_s",
         "features",
         "load_s",
         "measured_bytes",
@@ -34,6 +38,7 @@ class Profile:
         self.measured_runs: set[tuple[int, str]] = set()
         self.load_s: dict[Tier, float] = {}
         self.run_s: dict[tuple[int, str], float] = {}
+        self.configured_s: dict[tuple[Configuration, str], float] = {}
         self.features: dict[str, float] = {}
         self.usual_run_s: float | None = None
         self.weights_bytes = 0
@@ -146,6 +151,17 @@ class Profiles:
         exact = known.get((batch, gpu_type))
         return exact if exact is not None else self._nearest_run_s(known, batch, gpu_type)
 
+    def configured_s(self, model: ModelId, configuration: Configuration, gpu_type: str) -> float:
+        """Seconds of one run in a configuration, whose batch is that of the run.
+
+        If they were not measured: those of the largest portion of the batch on one part of the GPU.
+        """
+        exact = self.of(model).configured_s.get((configuration, gpu_type))
+        if exact is not None:
+            return exact
+        portion = -(-configuration.batch // max(1, configuration.vgpus))
+        return self.run_s(model, portion, gpu_type)
+
     def usual_run_s(self, model: ModelId) -> float:
         """Seconds of a run as last reported, for any batch and GPU."""
         usual = self.of(model).usual_run_s
@@ -186,18 +202,30 @@ class Profiles:
         times = profile.load_s
         times[source] = self._blend(times.get(source), load_s)
 
-    def report_run(self, model: ModelId, batch: int, gpu_type: str, run_s: float) -> None:
+    def report_run(
+        self, model: ModelId, batch: int, gpu_type: str, run_s: float, together: int = 1
+    ) -> None:
+        """Of calls that ran `together` the time is that of a larger batch, and usual in parts."""
         self._changed.add(model)
         profile = self.of(model)
-        times = profile.run_s
-        key = (batch, gpu_type)
+        times, whole_s = profile.run_s, run_s * together
+        key = (batch * together, gpu_type)
         known = times.get(key)
         if known is None:
-            known = times.get((batch, ANY_GPU_TYPE))
-        blended_s = run_s if known == run_s else self._blend(known, run_s)
+            known = times.get((batch * together, ANY_GPU_TYPE))
+        blended_s = whole_s if known == whole_s else self._blend(known, whole_s)
         profile.measured_runs.add(key)
         profile.keep_run(key, blended_s)
-        profile.usual_run_s = blended_s
+        profile.usual_run_s = blended_s / together
+
+    def report_configured(
+        self, model: ModelId, configuration: Configuration, gpu_type: str, run_s: float
+    ) -> None:
+        """A run in this configuration was measured; beyond the bound the oldest is forgotten."""
+        times, key = self.of(model).configured_s, (configuration, gpu_type)
+        times[key] = self._blend(times.pop(key, None), run_s)
+        if len(times) > MOST_RUNS:
+            del times[next(iter(times))]
 
     def report_memory(self, model: ModelId, peak_bytes: int) -> bool:
         """Take over a measured peak: the first replaces the declaration; True if it changed."""

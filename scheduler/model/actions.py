@@ -5,6 +5,7 @@ from typing import NamedTuple
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.events import Event
 from scheduler.model.values import (
+    Configuration,
     Estimate,
     Explanation,
     LeaseId,
@@ -21,7 +22,8 @@ class Prepare(NamedTuple):
     """To the GPU manager: evict the victims, then load; a prefetch has a lease of its own.
 
     `emptied` names models whose empty processes must end as well. Other leases of the slot may run
-    while it loads `beside` them.
+    while it loads `beside` them. `more_slots` and `configuration` are those of the Dispatch that
+    follows.
     """
 
     slot: SlotId
@@ -32,6 +34,8 @@ class Prepare(NamedTuple):
     prefetch: bool = False
     emptied: tuple[ModelId, ...] = ()
     beside: bool = False
+    more_slots: tuple[SlotId, ...] = ()
+    configuration: Configuration | None = None
 
 
 class Dispatch(NamedTuple):
@@ -39,6 +43,8 @@ class Dispatch(NamedTuple):
 
     `function` is the one that a caller passes the lease on to; empty if nobody is between the
     scheduler and the session that asked, or if requests of several functions share the lease.
+    The lease occupies `more_slots` of the same GPU as well, for its whole time; it is known, and
+    freed, by `slot`. With a `configuration` it has so many virtual CPUs.
     """
 
     lease: LeaseId
@@ -54,6 +60,8 @@ class Dispatch(NamedTuple):
     models: tuple[ModelId, ...] = ()
     stands: StandingTerms | None = None
     function: str = ""
+    more_slots: tuple[SlotId, ...] = ()
+    configuration: Configuration | None = None
 
 
 class Taken(NamedTuple):

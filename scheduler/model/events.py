@@ -11,6 +11,7 @@ from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.values import (
     AfterLoss,
     CallEnd,
+    Configuration,
     GpuSpec,
     LeaseId,
     LeaseUse,
@@ -77,12 +78,14 @@ class NodeHeard(NamedTuple):
 
 
 class LiveLease(NamedTuple):
-    """A lease that a GPU manager reports as in force, and the requests that it was given for."""
+    """A lease that a GPU manager reports as in force, and what it was given for and with."""
 
     lease: LeaseId
     slot: SlotId
     models: tuple[ModelId, ...]
     requests: tuple[RequestId, ...] = ()
+    more_slots: tuple[SlotId, ...] = ()
+    configuration: Configuration | None = None
 
 
 class GpuSnapshot(NamedTuple):
@@ -192,13 +195,18 @@ class StageDue(NamedTuple):
 
 
 class RunFinished(NamedTuple):
-    """One measured inference."""
+    """One measured inference, of `batch`, perhaps in the configuration of its lease.
+
+    Of calls that ran `together`, as one, `run_s` is the part of each.
+    """
 
     slot: SlotId
     model: ModelId
     batch: int
     run_s: float
     peak_bytes: int | None = None
+    configuration: Configuration | None = None
+    together: int = 1
 
 
 class RunFailed(NamedTuple):

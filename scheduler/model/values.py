@@ -96,6 +96,14 @@ class CallEnd(NamedTuple):
     ended_s: float
 
 
+class Configuration(NamedTuple):
+    """How many requests run together, on how many virtual CPUs and parts of a GPU (its slots)."""
+
+    batch: int
+    vcpus: int
+    vgpus: int
+
+
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
     """The schedulable unit: room for `leases` leases at a time on its GPU."""
@@ -108,7 +116,8 @@ class SlotSpec:
 class GpuSpec:
     """One GPU, or one slice with memory of its own; by default it is one slot of its own name.
 
-    `context_bytes` is the memory of a process there that holds no model.
+    `context_bytes` is the memory of a process there that holds no model. `vcpus` are those that its
+    leases can be given together; 0: its manager takes no configurations.
     """
 
     id: GpuId
@@ -117,6 +126,7 @@ class GpuSpec:
     gpu_type: str = ANY_GPU_TYPE
     slots: tuple[SlotSpec, ...] = ()
     context_bytes: int = 0
+    vcpus: int = 0
 
     def slot_specs(self) -> tuple[SlotSpec, ...]:
         return self.slots or (SlotSpec(SlotId(self.id)),)

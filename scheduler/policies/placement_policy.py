@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from cache_manager.model.ids import ModelId
-from scheduler.model.values import RequestId, SlotId
+from cache_manager.model.ids import GpuId, ModelId
+from scheduler.model.values import Configuration, RequestId, SlotId
 
 
 class RequestView(Protocol):
@@ -16,6 +16,17 @@ class RequestView(Protocol):
     def models(self) -> tuple[ModelId, ...]: ...
     @property
     def arrived_s(self) -> float: ...
+    @property
+    def application(self) -> str:
+        """Of which workflow it is a part; empty: of none."""
+        ...
+
+    @property
+    def stage(self) -> str: ...
+    @property
+    def slo_s(self) -> float | None:
+        """The seconds from its arrival within which it should be done, if it says so."""
+        ...
 
 
 class SlotView(Protocol):
@@ -36,14 +47,27 @@ class SlotView(Protocol):
 
 # Decisions are classes where they are made for every placement: made fastest, compiled.
 class Place:
-    """Give these requests of the same models to a slot with room, now."""
+    """Give these requests of the same models to a slot with room, now.
 
-    __slots__ = ("requests", "rule", "slot")
+    Their lease occupies `more_slots` with room on the same GPU too, and has what vCPUs the
+    configuration says, if the GPU's manager takes one.
+    """
 
-    def __init__(self, requests: Sequence[RequestView], slot: SlotView, rule: str) -> None:
+    __slots__ = ("configuration", "more_slots", "requests", "rule", "slot")
+
+    def __init__(
+        self,
+        requests: Sequence[RequestView],
+        slot: SlotView,
+        rule: str,
+        configuration: Configuration | None = None,
+        more_slots: Sequence[SlotView] = (),
+    ) -> None:
         self.requests = requests
         self.slot = slot
         self.rule = rule
+        self.configuration = configuration
+        self.more_slots = more_slots
 
 
 class LoadBeside:
@@ -93,6 +117,19 @@ class Wake(NamedTuple):
     """Run the policy again at this time, even if nothing has happened."""
 
     at_s: float
+
+
+class GpuRoom(NamedTuple):
+    """One GPU's slots, those of them that are idle, and its virtual CPUs: all, and unused ones.
+
+    Without vCPUs, its leases are given none.
+    """
+
+    gpu: GpuId
+    slots: int
+    idle: Sequence[SlotView]
+    vcpus: int
+    free_vcpus: int
 
 
 class ModelFacts(NamedTuple):
@@ -168,6 +205,20 @@ class View(Protocol):
         """Seconds of the request's inference there."""
         ...
 
+    def room(self, slot: SlotView) -> GpuRoom:
+        """What is free on the slot's GPU, and what there is."""
+        ...
+
+    def configured_s(
+        self, request: RequestView, slot: SlotView, configuration: Configuration
+    ) -> float:
+        """Seconds of one inference of a batch of such requests there, in this configuration."""
+        ...
+
+    def measured(self, request: RequestView, slot: SlotView) -> Sequence[Configuration]:
+        """The configurations in which such requests were measured on GPUs of the slot's type."""
+        ...
+
     # -- the global queue -----------------------------------------------------------------------
 
     def head(self, slot: SlotView | None = None) -> RequestView | None:
@@ -180,6 +231,10 @@ class View(Protocol):
 
     def waiting_like(self, request: RequestView, most: int) -> Sequence[RequestView]:
         """The first `most` waiting requests of the same models."""
+        ...
+
+    def oldest(self, most: int) -> Sequence[RequestView]:
+        """The first requests of the sets of models that wait, the oldest of these first."""
         ...
 
     def last_like(self, request: RequestView) -> RequestView:
@@ -220,6 +275,18 @@ class View(Protocol):
 
         None where it names no node. A node has its data, or its function.
         """
+        ...
+
+    def home_idle(self, request: RequestView) -> Sequence[SlotView]:
+        """The idle slots with room on the request's home, least used first.
+
+        That is the node that it names, or one that its application, stage and models lead to,
+        always the same while nodes stay.
+        """
+        ...
+
+    def idle_holders(self, request: RequestView, most: int) -> Sequence[SlotView]:
+        """Idle slots that hold all the request's models, of at most so many GPUs."""
         ...
 
     def idle_keepers(self, request: RequestView) -> Sequence[SlotView]:

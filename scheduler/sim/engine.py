@@ -5,7 +5,7 @@ orders a load beside runs. A slot computes for one lease at a time.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -19,13 +19,23 @@ from scheduler.model.events import (
     RunFinished,
     SlotFreed,
 )
-from scheduler.model.values import Explanation, Request, RequestId, SlotId
+from scheduler.model.values import (
+    ANY_GPU_TYPE,
+    Configuration,
+    Explanation,
+    ModelSpec,
+    Request,
+    RequestId,
+    SlotId,
+)
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import BATCH, SimModel
 from scheduler.sim.simulation_tally import SimulationTally
 from scheduler.sim.workload import Workload
 
 _PROGRESS_EVERY = 2_000
+_ALONE = (1,)
+_BATCHES = (1, 2, 4, 8, 16)
 
 Progress = Callable[[int, int], None]
 
@@ -52,6 +62,7 @@ class Engine:
         self._workload = workload
         self._models = {model.id: model for model in workload.models}
         self._overhead_s = hardware.overhead_s
+        self._hardware = hardware
         self._due: list[tuple[float, int, tuple[Event, ...], Dispatch | None]] = []
         self._order = 0
         self._load_s = 0.0
@@ -63,7 +74,7 @@ class Engine:
         for gpu in hardware.specs():
             core.handle(GpuJoined(gpu), 0.0)
         for model in workload.models:
-            core.handle(ModelRegistered(self._declared(model).spec()), 0.0)
+            core.handle(ModelRegistered(self._declared(model)), 0.0)
 
     def run(self, progress: Progress | None = None) -> SimulationRun:
         """Run until the last request is done."""
@@ -133,18 +144,30 @@ class Engine:
     def _compute(self, action: Dispatch, ready_s: float) -> None:
         """Run the requests of a lease once they are ready and the slot's compute is free."""
         model = self._models[action.models[0]]
-        run_s = model.run_s * len(action.requests)
+        many, slots = len(action.requests), (action.slot, *action.more_slots)
+        portion = -(-many // len(slots))
+        run_s = self._hardware.run_s(model.run_s, portion)
         busy_s = self._overhead_s + run_s
-        begins_s = max(ready_s, self._computed_s.get(action.slot, 0.0))
-        done_s = self._computed_s[action.slot] = begins_s + busy_s
-        batch = BATCH * len(action.requests)
-        ran = RunFinished(action.slot, model.id, batch, busy_s)
+        computed_s = self._computed_s
+        begins_s = ready_s
+        for slot in slots:
+            begins_s = max(begins_s, computed_s.get(slot, 0.0))
+        done_s = begins_s + busy_s
+        for slot in slots:
+            computed_s[slot] = done_s
+        given = Configuration(many, 1, len(slots)) if len(slots) > 1 else None
+        ran = RunFinished(action.slot, model.id, BATCH * many, busy_s, None, given)
         self._push(done_s, (ran, SlotFreed(action.slot, action.lease)))
-        self.run_result.tally.answered(action.requests, done_s, run_s)
+        share = len(slots) / self._hardware.slots
+        self.run_result.tally.answered(action.requests, done_s, run_s * share)
 
-    def _declared(self, model: SimModel) -> SimModel:
-        run_s = model.run_s + self._overhead_s
-        return SimModel(model.id, model.size_class, model.memory_bytes, model.load_s, run_s)
+    def _declared(self, model: SimModel) -> ModelSpec:
+        """What the core is given beforehand: where batches save time, also how much."""
+        run_s = {
+            (BATCH * many, ANY_GPU_TYPE): self._hardware.run_s(model.run_s, many) + self._overhead_s
+            for many in (_BATCHES if self._hardware.merged else _ALONE)
+        }
+        return replace(model.spec(), run_s=run_s)
 
     def _push(self, at_s: float, events: tuple[Event, ...], loaded: Dispatch | None = None) -> None:
         """Have these events happen then; after them a lease is `loaded` that was beside runs."""

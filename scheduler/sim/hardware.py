@@ -3,18 +3,24 @@
 from dataclasses import dataclass
 
 from cache_manager.model.ids import MIB, GpuId, NodeId
-from scheduler.model.values import GpuSpec
+from scheduler.model.values import GpuSpec, SlotId, SlotSpec
 
 GPUS_PER_NODE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The simulated cluster; `overhead_s` holds the GPU in every request, hit or miss."""
+    """The simulated cluster; `overhead_s` holds the GPU in every request, hit or miss.
+
+    A GPU's memory is one, its compute is divided equally among its `slots`. Of a further request in
+    a batch, `merged` is the part of its time that the batch saves.
+    """
 
     gpus: int = 12
     gpu_memory_mb: int = 7982
     overhead_s: float = 0.0
+    slots: int = 1
+    merged: float = 0.0
 
     def specs(self) -> list[GpuSpec]:
         width = len(str(max(self.gpus - 1, 0)))
@@ -23,6 +29,16 @@ class Hardware:
                 GpuId(f"gpu{number:0{width}d}"),
                 NodeId(f"node{number // GPUS_PER_NODE}"),
                 self.gpu_memory_mb * MIB,
+                slots=self._slots(f"gpu{number:0{width}d}"),
             )
             for number in range(self.gpus)
         ]
+
+    def run_s(self, alone_s: float, portion: int) -> float:
+        """How long a slot takes for a portion of a batch, by the time of one on a whole GPU."""
+        return alone_s * self.slots * (portion - self.merged * (portion - 1))
+
+    def _slots(self, gpu: str) -> tuple[SlotSpec, ...]:
+        if self.slots == 1:
+            return ()
+        return tuple(SlotSpec(SlotId(f"{gpu}.{number}")) for number in range(self.slots))

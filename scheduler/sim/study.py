@@ -93,6 +93,10 @@ def check(scenario: Scenario) -> None:
     hardware = scenario.hardware
     if hardware.gpus < 1:
         raise BadWorkload(f"gpus must be at least 1, not {hardware.gpus}")
+    if hardware.slots < 1:
+        raise BadWorkload(f"slots must be at least 1, not {hardware.slots}")
+    if not 0.0 <= hardware.merged < 1.0:
+        raise BadWorkload(f"merged must be from 0 to below 1, not {hardware.merged:g}")
     if hardware.overhead_s < 0:
         raise BadWorkload(f"overhead-s must not be negative, as {hardware.overhead_s:g} is")
     largest = max(scenario.load.build(scenario.seed).models, key=lambda model: model.memory_bytes)

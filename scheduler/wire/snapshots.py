@@ -62,7 +62,14 @@ def _enter(order: Order, books: dict[GpuId, _Books]) -> None:
     elif isinstance(order, EndContext):
         found.contexts.pop(order.model, None)
     elif isinstance(order, Dispatch):
-        found.leases[order.lease] = LiveLease(order.lease, order.slot, order.models, order.requests)
+        found.leases[order.lease] = LiveLease(
+            order.lease,
+            order.slot,
+            order.models,
+            order.requests,
+            order.more_slots,
+            order.configuration,
+        )
     else:
         for victim in order.victims:
             found.residents.pop(victim, None)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+from scheduler.model.values import Configuration
 from scheduler.workflows.path_curve import path_curve
 from scheduler.workflows.stage_profiles import (
     Choice,
-    Configuration,
     Prices,
     StageProfile,
     undominated,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from zlib import crc32
 
-from scheduler.workflows.stage_profiles import Configuration
+from scheduler.model.values import Configuration
 
 # A queue that no configuration could serve so often gets the least one.
 MOST_ROUNDS = 3

@@ -6,17 +6,10 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import NamedTuple
 
+from scheduler.model.values import Configuration
 from scheduler.workflows.errors import BadProfile
 
 _HOUR_S = 3600.0
-
-
-class Configuration(NamedTuple):
-    """How many requests run together, on how many virtual CPUs and parts of a GPU."""
-
-    batch: int
-    vcpus: int
-    vgpus: int
 
 
 class Choice(NamedTuple):

@@ -25,6 +25,7 @@ from gpu_manager.runtimes.runtime import (
     PressureAnswer,
     PutByWorker,
 )
+from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
 
 
 class InMemoryHosted:
@@ -51,6 +52,7 @@ class InMemoryHosted:
         self.unsaid: list[PutByWorker] = []
         self.borrowings: list[tuple[str, BorrowedByCall | None]] = []  # answers, in their order
         self.channels: list[tuple[str, str, socket.socket]] = []
+        self.terms: dict[int, LeaseTerms] = {}
         self._runtime = runtime
         self._calls: dict[int, asyncio.Event] = {}
 
@@ -59,9 +61,12 @@ class InMemoryHosted:
         assert self.host is not None, "a test took its process away"
         return self.host.pid
 
-    def admit(self, lease: int, owner: str, *, several: bool = False) -> None:
+    def admit(
+        self, lease: int, owner: str, *, several: bool = False, terms: LeaseTerms = USUAL_TERMS
+    ) -> None:
         del several
         self.admitted.add(lease)
+        self.terms[lease] = terms
         self.holders[lease] = owner
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:

@@ -24,7 +24,7 @@ def whole(uuid: str) -> Iterator[CudaContext]:
     made = CudaContext(uuid, make_part=CudaStream)
     made.warm()
     try:
-        made.partitions.give_back(made.partitions.take(0.25))
+        made.sms.partitions.give_back(made.sms.partitions.take(0.25))
     except ShareRefused as error:
         pytest.skip(f"needs green contexts: {error}")
     yield made

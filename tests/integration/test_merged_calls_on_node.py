@@ -112,6 +112,61 @@ def test_a_program_stays_forbidden_when_its_model_gets_another_worker() -> None:
     image.close()
 
 
+def learn(node: NodeThread, image: SealedWeights, rounds: int = 8) -> None:
+    """Call until groups pay."""
+    for _ in range(rounds):
+        assert call_all(node, image, GpuWishes()) == SUMS
+        if node.run(merges).groups > 4:
+            return
+    raise AssertionError(f"no groups: {node.run(merges)}")
+
+
+def evict(node: NodeThread) -> None:
+    """Have the model leave the GPU."""
+    wait_until(lambda: not node.leases(), "nobody uses it")
+    (name,) = node.run(lambda it: [each for gpu in it.status().gpus for each in gpu.residents])
+    node.do(node.node.driver.evict(name.model))
+    wait_until(lambda: not node.pids(), "it has left")
+
+
+Compared = dict[tuple[str, int], tuple[float, float]]
+
+
+def compared(node: NodeThread) -> Compared:
+    """What comparisons said of groups that pay, by the name of the record and the size."""
+    known = node.run(lambda it: list(it.manager.library.catalogue.merges.all_known()))
+    records = [record for each in known for record in each.records.values()]
+    return {
+        (record.name, size.size): (size.merged_s, size.singles_s)
+        for record in records
+        for size in record.sizes
+        if size.compared == 2
+    }
+
+
+def test_a_new_worker_and_a_new_manager_do_not_compare_again_what_was_measured(
+    tmp_path: Path,
+) -> None:
+    image, spill = model(1.0), tmp_path / "spill"
+    slow = EmulatedTimes(run_s=0.02)
+    with node_thread(gpu_overlap=CLIENTS, emulation=slow, spill=spill) as node:
+        learn(node, image)
+        (before,) = node.pids()
+        evict(node)
+        first = compared(node)
+        assert first
+        assert call_all(node, image, GpuWishes()) == SUMS
+        assert node.pids() != [before]
+        wait_until(lambda: node.run(merges).groups, "groups are reported")
+        second = compared(node)
+        assert first.items() <= second.items()  # another comparison would have taken other times
+    with node_thread(gpu_overlap=CLIENTS, emulation=slow, spill=spill) as node:
+        assert call_all(node, image, GpuWishes()) == SUMS
+        wait_until(lambda: node.run(merges).groups, "groups are reported")
+        assert first.items() <= compared(node).items()
+    image.close()
+
+
 def test_members_are_repeated_singly_when_their_worker_is_killed(tmp_path: Path) -> None:
     program = f"""
 import threading, time

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 
-from cache_manager.model.ids import GpuId, ModelId
+from cache_manager.model.ids import ModelId
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.watch.memory_audit import MemoryAudit
 from gpu_manager.runtimes.runtime import HostProcess
 from gpu_manager.worker.device.gpu_turns import kill_turn_holder, turn_holder
+from scheduler.api import SlotId
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class DeviceWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._audit = MemoryAudit()
         self._audited_s = -_AUDIT_S
-        self._suspects: dict[GpuId, int | None] = {}  # processes with a turn but no lease
+        self._suspects: dict[SlotId, int | None] = {}  # processes with a turn but no lease
 
     def start(self) -> None:
         """Check now, and again every `_PERIOD_S`."""
@@ -67,13 +68,14 @@ class DeviceWatch:
         """Kill a worker that keeps its turn without a lease from one check to the next."""
         if gpu.turns is None:
             return
-        pid = turn_holder(gpu.turns)
-        if pid is not None and self._has_lease(gpu, pid):
-            pid = None
-        if pid is not None and self._suspects.get(gpu.id) == pid:
-            log.error("%s: process %d keeps its turn without a lease", gpu.id, pid)
-            kill_turn_holder(gpu.turns, pid)
-        self._suspects[gpu.id] = pid
+        for slot, spec in enumerate(gpu.spec.slot_specs()):
+            pid = turn_holder(gpu.turns, slot)
+            if pid is not None and self._has_lease(gpu, pid):
+                pid = None
+            if pid is not None and self._suspects.get(spec.id) == pid:
+                log.error("%s: process %d keeps its turn without a lease", spec.id, pid)
+                kill_turn_holder(gpu.turns, pid, slot)
+            self._suspects[spec.id] = pid
 
     def _check_paths(self) -> None:
         """Kill workers that keep an emulated PCIe for much longer than a transfer's turn."""

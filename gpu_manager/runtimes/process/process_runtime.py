@@ -209,4 +209,6 @@ class ProcessRuntime:
         uid = 0
         if self._settings.change_user and os.geteuid() == 0:
             uid = self._uids.setdefault(tenant, _FIRST_UID + len(self._uids) % _UIDS)
-        return worker_orders.Assign(uid, self._settings.descriptors, self._settings.processes, [])
+        return worker_orders.Assign(
+            uid, self._settings.descriptors, self._settings.processes, [], slots=1
+        )

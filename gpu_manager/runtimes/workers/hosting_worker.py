@@ -48,7 +48,7 @@ class HostingWorker:
         self.shared = shared
         self.tenant, self.gpu = order.tenant, order.gpu
         self.overhead_bytes = 0
-        self._turns, self._link = order.turns, order.link
+        self._turns, self._slots, self._link = order.turns, order.slots, order.link
         self._observer = observer
         self._keep = keep
         self._numbers = itertools.count(worker.models + 1)
@@ -93,6 +93,7 @@ class HostingWorker:
             if self._link is not None:
                 gates, speed = self._link.gates, self._link.speed
                 assign = assign._replace(link=[float(speed.bytes_per_s), float(speed.block)])
+            assign = assign._replace(slots=self._slots)
             await self.worker.send(assign, (*gates, *turns))
         await asyncio.shield(self._assigned)
 

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from common.data_handles import SECRET_BYTES, around_secret
 from common.tasks import BackgroundTasks
 from gpu_manager.errors import LoadFailure
-from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.runtime import (
     BorrowedByCall,
     EmptyHost,
@@ -23,15 +22,14 @@ from gpu_manager.runtimes.runtime import (
 )
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from gpu_manager.runtimes.workers.image_loads import send_image, spans_of
+from gpu_manager.runtimes.workers.merge_reports import learned_records, merged_sums
 from gpu_manager.worker import data_orders, worker_orders
-from gpu_manager.worker.merging.merge_records import Singly
+from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
 from torch_shim.errors import WireError
 
 log = logging.getLogger(__name__)
 
 # If the event loop wakes later than this, the loop itself was delayed: an answer may be unread.
-_REASONS = frozenset(map(str, Singly))  # the only ones that are counted
-_DIGITS = 64  # of a digest
 _DELAYED_S = 0.05
 # A worker that ends sends functions what only it has.
 _LEAVING_S = 2.0
@@ -177,10 +175,12 @@ class ModelInWorker:
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def admit(self, lease: int, owner: str, *, several: bool = False) -> None:
+    def admit(
+        self, lease: int, owner: str, *, several: bool = False, terms: LeaseTerms = USUAL_TERMS
+    ) -> None:
         """Admit calls of this session, or of this function's sessions, under this lease."""
         self._admitted.add(lease)
-        self._send(worker_orders.AdmitCalls(self.number, lease, owner, several))
+        self._send(worker_orders.admitting(self.number, lease, owner, several, terms))
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         """Admit no further call of the lease, and wait until none is in flight."""
@@ -313,16 +313,12 @@ class ModelInWorker:
         elif isinstance(order, worker_orders.CallsRan):
             self._memory_bytes = max(self._memory_bytes, order.peak_bytes)
             peak_bytes, held_bytes = self._memory_bytes, order.held_bytes
-            self._observer.ran(
-                self, order.lease, order.batch, order.run_s, peak_bytes, order.calls, held_bytes
-            )
+            ran = order.lease, order.batch, order.run_s, peak_bytes, order.calls, held_bytes
+            self._observer.ran(self, *ran, together=max(1, order.together))
         elif isinstance(order, worker_orders.CallsMerged):
-            pairs = zip(order.reasons, order.singly, strict=False)
-            singly = {reason: times for reason, times in pairs if reason in _REASONS}
-            told = zip(order.never[::2], order.never[1::2], strict=False)
-            never = {digest[:_DIGITS]: why for digest, why in told if why in _REASONS}
-            sums = order.groups, order.calls, order.compared
-            self._observer.merged(self, MergedSums(*sums, singly, never))
+            self._observer.merged(self, merged_sums(order))
+        elif isinstance(order, worker_orders.MergesLearned):
+            self._note_learned(order)
         elif isinstance(order, worker_orders.CallsClaimed):
             self._observer.claimed(self, order.lease, order.session)
         elif isinstance(order, worker_orders.CallsEnded):
@@ -334,6 +330,14 @@ class ModelInWorker:
             self._pressures.start(self._relieve(order))
         else:
             self._handle_data(order, descriptors)
+
+    def _note_learned(self, order: worker_orders.MergesLearned) -> None:
+        try:
+            records = learned_records(order)
+        except ValueError as error:
+            log.warning("worker %s: a record of merged calls: %s", self._worker.name, error)
+            return
+        self._observer.learned(self, records)
 
     def _handle_data(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int]) -> None:
         data = self._observer.data

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
 from torch_shim.wire.protocol import FailureKind
 
 # A call may overtake the order that admits it, for they come over two sockets.
@@ -35,15 +36,19 @@ class AdmittedLeases:
         self._unclaimed: dict[int, bool] = {}  # a function's leases; if several sessions use it
         self._ended: deque[int] = deque(maxlen=_REMEMBERED)
         self._under_way: dict[int, int] = {}
+        self._terms: dict[int, LeaseTerms] = {}  # of leases in force, or with calls under way
 
-    def admit(self, lease: int, owner: str, *, several: bool = False) -> None:
-        """Calls of this session under this lease may run.
+    def admit(
+        self, lease: int, owner: str, *, several: bool = False, terms: LeaseTerms = USUAL_TERMS
+    ) -> None:
+        """Calls of this session under this lease may run, on these terms.
 
         If the owner is a function: those of its session whose call comes first, or of several.
         """
         with self._lock:
             self._in_force[lease] = owner
             self._unclaimed[lease] = several
+            self._terms[lease] = terms
             self._changed.notify_all()
 
     def end(self, lease: int) -> None:
@@ -53,9 +58,15 @@ class AdmittedLeases:
             self._unclaimed.pop(lease, None)
             self._ended.append(lease)
             over = lease not in self._under_way
+            if over:
+                self._terms.pop(lease, None)
             self._changed.notify_all()
         if over:
             self._tell_ended(lease)
+
+    def terms(self, lease: int) -> LeaseTerms:
+        """The terms of a lease of which a call is under way."""
+        return self._terms.get(lease, USUAL_TERMS)
 
     def check(self, lease: int) -> None:
         """Refuse the call unless its lease is still in force."""
@@ -90,6 +101,8 @@ class AdmittedLeases:
             if left:
                 self._under_way[lease] = left
             over = not left and lease not in self._in_force
+            if over:
+                self._terms.pop(lease, None)
         if over:
             self._tell_ended(lease)
 

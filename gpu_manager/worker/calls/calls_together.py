@@ -15,6 +15,7 @@ import torch
 
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.device.gpu_turns import GpuTurns, NoTurns
+from gpu_manager.worker.device.shares.slot_turns import NoSlotTurns, SlotTurns
 from gpu_manager.worker.shared_memory.published_data import PublishedData
 from torch_shim.wire.arithmetic import Arithmetic, use_arithmetic
 from torch_shim.wire.protocol import FailureKind
@@ -37,6 +38,7 @@ class CallsTogether:
 
     def __init__(self) -> None:
         self.published = PublishedData()  # of functions, for the calls of all models
+        self.slots: SlotTurns | NoSlotTurns = NoSlotTurns()  # where leases have parts of the GPU
         self._turns: GpuTurns | NoTurns = NoTurns()
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()

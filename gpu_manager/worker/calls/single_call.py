@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gpu_manager.worker.call_errors import CallRefused, OutOfMemory
+from gpu_manager.worker.call_errors import CallRefused, OutOfMemory, ShareRefused
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.channel_call import CallAnswer, ChannelCall
 from gpu_manager.worker.calls.graph_call import GraphCall
+from gpu_manager.worker.calls.lease_terms import LeaseTerms
 from gpu_manager.worker.calls.model_memory import ModelMemory
 from gpu_manager.worker.calls.results import Packer
 from gpu_manager.worker.device.device_image import DeviceImage
@@ -37,10 +38,36 @@ class SingleCalls:
     ) -> None:
         self.device = device
         self.memory = memory
-        self.run_s = 0.0  # that a call takes at least, on an emulated GPU
+        self.run_s = 0.0  # that a call takes at least, on an emulated GPU, with all its share
+        self.share = 1.0  # of the GPU that the model has at most
+        self._slowed = 1.0  # times as long as that on the slots of the lease
+        self._defers = False  # emulated time passes after the call, while others of the model run
+        self._owed_s = 0.0
         self._table = table
         self._leases = leases
         self._images = images
+
+    def use_terms(self, terms: LeaseTerms) -> None:
+        """Compute on a lease's slots from now on: with fewer of them it takes longer in proportion.
+
+        Of an emulated GPU, which has no other speed than its host's.
+        """
+        share = min(self.share, terms.share)
+        self._slowed, self._defers, self._owed_s = self.share / share, bool(terms.slots), 0.0
+        try:
+            self.device.serve(share, terms.vcpus)
+        except ShareRefused as refused:
+            raise CallRefused(FailureKind.OPERATOR, str(refused)) from refused
+
+    @property
+    def least_s(self) -> float:
+        """What a run takes at least on the lease's slots, on an emulated GPU."""
+        return self.run_s * self._slowed
+
+    def take_owed_s(self) -> float:
+        """The emulated time that has to pass yet, on the lease's slots, for the runs up to now."""
+        owed_s, self._owed_s = self._owed_s, 0.0
+        return owed_s
 
     def run(self, asked: ChannelCall, asked_s: float, look: Look | None = None) -> CallAnswer:
         """Run a call and deliver its result; CallRefused where it cannot be answered."""
@@ -114,6 +141,7 @@ class SingleCalls:
         written: list[TensorInput],
         times: list[float],
         rng: bytes | None = None,
+        together: int = 1,
     ) -> CallAnswer:
         """Describe what a program gave, and copy it to where the function reads it."""
         call = asked.call
@@ -125,15 +153,19 @@ class SingleCalls:
             call.options.residents,
         )
         result = packer.pack(run.outputs, written, lasting=run.lasting)
-        answer = CallAnswer(result, inputs.end_bytes, rng, times, inputs.batch)
+        answer = CallAnswer(result, inputs.end_bytes, rng, times, inputs.batch, together)
         asked.deliver(answer)
         return answer
 
     def emulated_s(self, spent_s: float) -> float:
         """On an emulated GPU, wait until the run has taken its time; how long it took."""
-        if self.run_s > spent_s:  # sleep(0) would give the core away
-            time.sleep(self.run_s - spent_s)
-        return max(spent_s, self.run_s)
+        least_s = self.least_s
+        if least_s > spent_s:  # sleep(0) would give the core away
+            if self._defers:
+                self._owed_s += least_s - spent_s
+            else:
+                time.sleep(least_s - spent_s)
+        return max(spent_s, least_s)
 
     def tidy(self, program: BuiltProgram, before: list[int]) -> None:
         """After a run: leave what it entered; renew constants that it wrote to."""

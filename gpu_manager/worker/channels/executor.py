@@ -27,6 +27,8 @@ from gpu_manager.worker.program.inputs import InputReader
 from gpu_manager.worker.program.tensor_specs import bytes_of
 from torch_shim.wire.protocol import FailureKind
 
+_MOST_LINES = 64  # of calls, by slots, before those are forgotten in which nobody stands
+
 
 class Executor:
     """Runs the calls of one model, and keeps what they have in common."""
@@ -48,8 +50,10 @@ class Executor:
         self.memory = ModelMemory(device, self.data, self._gate, ask_relief, together)
         self.sessions = self.memory.sessions
         self.single = SingleCalls(device, table, leases, self.memory, self.images)
-        self.line = CallLine(Likenesses().of)
-        self.merged = MergedCalls(self.single, self.line)
+        self.merged = MergedCalls(self.single)
+        self._leases = leases
+        self._likenesses = Likenesses()
+        self._lines: dict[tuple[int, ...], CallLine] = {}  # by the slots of their leases
         self._trimming: threading.Timer | None = None
 
     def share(self, area: memoryview, former: SharedArea | None) -> SharedArea | None:
@@ -115,16 +119,42 @@ class Executor:
         self, call: GraphCall, channel: ChannelState, body: memoryview, deliver: Deliver
     ) -> CallAnswer:
         """Run a call, alone or as one with others; CallRefused where it cannot be answered."""
-        waiting = CallInLine(ChannelCall(call, channel, body, deliver))
+        terms = self._leases.terms(call.lease)
+        waiting = CallInLine(ChannelCall(call, channel, body, deliver, terms))
+        line = self.line(terms.slots)
         try:
-            if not self.line.stand(waiting):
+            if not line.stand(waiting):
                 return waiting.outcome()
             try:
-                with self._gate, self._together.call(call.needs):
-                    return self.merged.answer(waiting)
+                with self._together.slots.turn(terms.slots):
+                    return self._answer(waiting, line)
             finally:
-                self.line.leave()
+                line.leave()
         finally:
             self.memory.keep_within_limit()
             self.device.after_call()
             self._give_up_idle_files()
+
+    def line(self, slots: tuple[int, ...] = ()) -> CallLine:
+        """The line of calls whose leases have these slots, or the whole GPU."""
+        line = self._lines.get(slots)
+        if line is None:
+            if len(self._lines) > _MOST_LINES:
+                self._lines = {known: each for known, each in self._lines.items() if len(each)}
+            line = self._lines.setdefault(slots, CallLine(self._likenesses.of))
+        return line
+
+    def _answer(self, first: CallInLine, line: CallLine) -> CallAnswer:
+        """Answer a call that has its line's turn and its slots, perhaps with others of the line.
+
+        What emulated slots take beyond the computing passes while the model's calls on other slots
+        compute.
+        """
+        call = first.asked.call
+        with self._gate, self._together.call(call.needs):
+            self.single.use_terms(first.asked.terms)
+            answer = self.merged.answer(first, line)
+            owed_s = self.single.take_owed_s()
+        if owed_s:
+            time.sleep(owed_s)
+        return answer

@@ -74,6 +74,7 @@ class CpuArithmetic:
         self._limit_bytes = 0
         self._all_threads = all_threads or torch.get_num_threads()
         self._share = ThreadShare(1.0, self._all_threads)
+        self._served = 1.0, 0
 
     def part(self, model: int) -> "CpuArithmetic":
         """The part of one of several models, which come from one pool."""
@@ -94,7 +95,16 @@ class CpuArithmetic:
 
     def use_share(self, share: float) -> None:
         """Compute with this share of the threads."""
+        self._served = share, 0
         self._share = ThreadShare(share, self._all_threads)
+
+    def serve(self, share: float, threads: int) -> None:
+        """Compute with this share of the threads, but no more than so many."""
+        if self._served != (share, threads):
+            self._served = share, threads
+            self._share = ThreadShare(share, self._all_threads, threads)
+        if torch.get_num_threads() != self._share.threads:
+            self._share.adopt_thread()
 
     def adopt_thread(self) -> None:
         """What this thread allocates counts as this model's; it computes with the model's share."""

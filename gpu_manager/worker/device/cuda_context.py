@@ -17,7 +17,8 @@ from gpu_manager.worker.device.cuda_graphs import CudaRecorder, end_allocation
 from gpu_manager.worker.device.cuda_runtime import CudaRuntime, loaded_runtime
 from gpu_manager.worker.device.driver_account import DriverAccount, context_bytes, read_account
 from gpu_manager.worker.device.image_file import ImageFile
-from gpu_manager.worker.device.shares.sm_partitions import SmPartition, SmPartitions
+from gpu_manager.worker.device.shares.sm_partitions import SmPartitions
+from gpu_manager.worker.device.shares.sm_share import SmShare
 from gpu_manager.worker.device.staged_copy import StagingBuffers
 from gpu_manager.worker.device.worker_device import WorkRecorder
 from gpu_manager.worker.lending.lent_on_gpu import begin_copy, lend_on_gpu
@@ -73,14 +74,15 @@ class CudaContext:
         self._clear_workspaces = clear_workspaces
         self._end_allocation = end_allocation
         self._make_part = make_part
-        self.partitions = SmPartitions()
-        self._partition: SmPartition | None = None
+        self.sms = SmShare(SmPartitions(), cuda, self.device)
         self._free_streams: list[Any] = []  # of models that have left
         self.parts: weakref.WeakSet[CudaContext] = weakref.WeakSet()
         self._staging: StagingBuffers | None = None
         self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
         self.total_bytes = 1  # of the GPU
-        self._usual_recorder = CudaRecorder(cuda, self._runtime, end_allocation)
+        self._usual_recorder: WorkRecorder | None = CudaRecorder(
+            cuda, self._runtime, end_allocation
+        )
         self.recorder: WorkRecorder | None = self._usual_recorder
         self._copies = threading.Event()  # set when weights can be copied, or never can
         self.accounting = threading.Lock()  # no image is allocated while it is held
@@ -133,17 +135,17 @@ class CudaContext:
 
         A recording would have a stream of its own, and be replayed on all multiprocessors.
         """
-        if share < 1:
-            self._partition = self.partitions.take(share)
-            self.recorder = None
+        if self.sms.use(share):
+            self.recorder = self._usual_recorder if self.sms.stream is None else None
+
+    def serve(self, share: float, threads: int) -> None:  # noqa: ARG002 - none of them computes
+        """Have the work of this thread's calls go to the stream of such a share."""
+        self.use_share(share)
+        self.adopt_thread()
 
     def adopt_thread(self) -> None:
-        """Nothing, but where the model has a share: other threads use the usual stream."""
-        if self._partition is not None:
-            self._cuda.set_stream(self._stream_of(self._partition))
-
-    def _stream_of(self, partition: SmPartition) -> Any:
-        return self._cuda.ExternalStream(partition.stream, self.device)
+        """Nothing, but where the model has had a share: other threads use the usual stream."""
+        self.sms.adopt_thread()
 
     def after_call(self) -> None:
         """Nothing: what stays allocated is counted, and the limit is looked at."""
@@ -183,17 +185,12 @@ class CudaContext:
     def clear(self) -> None:
         """Give back everything but the context: also the workspaces of cuBLAS."""
         self._cuda.synchronize()
-        self._give_back_share()
+        self.sms.give_back()
         self.recorder = self._usual_recorder
         self._limit_bytes = 0
         self._cuda.set_per_process_memory_fraction(1.0, self.device)
         self._clear_workspaces()
         self._cuda.empty_cache()
-
-    def _give_back_share(self) -> None:
-        if self._partition is not None:
-            self.partitions.give_back(self._partition)
-            self._partition = None
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """Copy the whole image; its storages are parts of one allocation."""

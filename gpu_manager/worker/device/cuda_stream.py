@@ -11,6 +11,7 @@ import torch
 from gpu_manager.worker.call_errors import OutOfMemory
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.device.shares.sm_share import SmShare
 from gpu_manager.worker.lending.lent_storage import Borrowed, LentStorage
 
 Result = TypeVar("Result")
@@ -31,13 +32,13 @@ class CudaStream(CudaContext):
         super().__init__(**whole.ingredients())
         self.link = whole.link
         # A recording's memory must be in no other pool: what is freed there would be given again.
-        self.recorder = None
+        self.recorder = self._usual_recorder = None
         self.total_bytes = whole.total_bytes
         self.accounting = whole.accounting
-        self.partitions = whole.partitions
+        self.sms = SmShare(whole.sms.partitions, self._cuda, self.device)
         self.parts = whole.parts
         self._copies.set()  # its context made them possible
-        self._stream = stream
+        self._stream = self._plain = stream
         self._give_back = give_back
         self._pool: Any = self._cuda.MemPool()
         self._former: list[Any] = []  # ids of pools that were given up, of which blocks are in use
@@ -48,9 +49,15 @@ class CudaStream(CudaContext):
     def use_share(self, share: float) -> None:
         """Have a stream of a green context instead of the usual one."""
         super().use_share(share)
-        if self._partition is not None:
-            self._give_back(self._stream)
-            self._stream = self._stream_of(self._partition)
+        if self.sms.stream is not None:
+            self._give_back(self._plain)
+            self._plain, self._stream = None, self.sms.stream
+
+    def serve(self, share: float, threads: int) -> None:  # noqa: ARG002 - none of them computes
+        """Have the calls go to the stream of such a share, which is less than the model's own."""
+        if self.sms.use(share):
+            self._stream = self._plain if self.sms.stream is None else self.sms.stream
+        self.adopt_thread()
 
     def adopt_thread(self) -> None:
         """Have this thread's work go to the model's stream."""
@@ -92,9 +99,9 @@ class CudaStream(CudaContext):
             self._shrinking.cancel()
         self._limit_bytes = 0
         self.release()
-        if self._partition is None:
-            self._give_back(self._stream)
-        self._give_back_share()
+        if self._plain is not None:
+            self._give_back(self._plain)
+        self.sms.give_back()
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """Copy the whole image on the model's stream, into its pool."""

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from gpu_manager.kernel_locks import kill_lock_holder, lock, lock_holder, make_lock_file, unlock
 
-# The bytes that are locked.
+# The bytes that are locked, of each slot.
 _NEXT, _TURN, _BYTES = 0, 1, 2
 
 
@@ -20,26 +20,27 @@ def make_turns() -> int:
     return make_lock_file("gpufaas-turns")
 
 
-def turn_holder(descriptor: int) -> int | None:
-    """The process that has the turn, or is next in line; None where there is none."""
-    holder = lock_holder(descriptor, _NEXT, _BYTES)
+def turn_holder(descriptor: int, slot: int = 0) -> int | None:
+    """The process that has the turn on a slot, or is next in line; None where there is none."""
+    holder = lock_holder(descriptor, slot * _BYTES, _BYTES)
     return None if holder is None else holder.pid
 
 
-def kill_turn_holder(descriptor: int, pid: int) -> None:
+def kill_turn_holder(descriptor: int, pid: int, slot: int = 0) -> None:
     """Kill this process, if it has the turn still: its number may be another's by now."""
-    kill_lock_holder(descriptor, _NEXT, _BYTES, pid)
+    kill_lock_holder(descriptor, slot * _BYTES, _BYTES, pid)
 
 
 class GpuTurns:
     """One worker's way to its turns: `with turns:` waits for one and ends it.
 
     One thread of the process at a time. A process that closes the descriptor, or a copy of it,
-    loses its turn.
+    loses its turn. The turns are those of one slot, where a GPU has several.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, slot: int = 0) -> None:
         self._descriptor = descriptor
+        self._next, self._turn = slot * _BYTES + _NEXT, slot * _BYTES + _TURN
 
     def close(self) -> None:
         """Close the descriptor; no call may have its turn."""
@@ -47,11 +48,11 @@ class GpuTurns:
 
     def __enter__(self) -> None:
         descriptor = self._descriptor
-        lock(descriptor, _NEXT)
+        lock(descriptor, self._next)
         try:
-            lock(descriptor, _TURN)
+            lock(descriptor, self._turn)
         finally:
-            unlock(descriptor, _NEXT)
+            unlock(descriptor, self._next)
 
     def __exit__(
         self,
@@ -59,7 +60,7 @@ class GpuTurns:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        unlock(self._descriptor, _TURN)
+        unlock(self._descriptor, self._turn)
 
     @contextlib.contextmanager
     def yielded(self) -> Iterator[None]:

@@ -83,6 +83,13 @@ class WorkerDevice(Protocol):
         ShareRefused where the GPU cannot be shared so.
         """
 
+    def serve(self, share: float, threads: int) -> None:
+        """Have this thread's calls compute with such a share of the GPU, from now on.
+
+        Of an emulated one also with so many threads of the host at most, unless it is 0. No more
+        than the model's own share is asked for; ShareRefused where that cannot be had.
+        """
+
     def adopt_thread(self) -> None:
         """Have this thread work for this model alone, from now on."""
 

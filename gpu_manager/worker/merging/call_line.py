@@ -46,6 +46,11 @@ class CallInLine:
         """It is answered by this error."""
         self.error, self.is_done = error, True
 
+    def wake(self) -> None:
+        """It is done, or has the turn."""
+        if self.turn is not None:  # else it is the one that had the turn at once
+            self.turn.set()
+
     def outcome(self) -> CallAnswer:
         """The answer, or its error is raised."""
         if self.error is not None:
@@ -62,6 +67,7 @@ class CallLine:
         self._likeness = likeness
         self._lock = threading.Lock()
         self._waiting: deque[CallInLine] = deque()
+        self._taken: list[CallInLine] = []  # by the one that has the turn
         self._is_taken = False
 
     def stand(self, call: CallInLine) -> bool:
@@ -100,6 +106,7 @@ class CallLine:
             found = [each for each in self._waiting if self._is_like(each, call)][:most]
             taken = set(map(id, found))
             self._waiting = deque(each for each in self._waiting if id(each) not in taken)
+            self._taken = list(found)
         return found
 
     def put_back(self, calls: list[CallInLine]) -> None:
@@ -109,18 +116,17 @@ class CallLine:
         with self._lock:
             self._waiting.extendleft(reversed(calls))
 
-    def wake(self, call: CallInLine) -> None:
-        """A call is done, or has the turn."""
-        if call.turn is not None:  # else it is the one that had the turn at once
-            call.turn.set()
-
     def leave(self) -> None:
-        """Give the turn to the first call that waits."""
+        """Give the turn to the first call that waits; wake those that were answered meanwhile."""
         with self._lock:
+            taken, self._taken = self._taken, []
             self._is_taken = bool(self._waiting)
             following = self._waiting.popleft() if self._waiting else None
+        for call in taken:
+            if call.is_done:
+                call.wake()
         if following is not None:
-            self.wake(following)
+            following.wake()
 
     def _begins(self, behind: CallInLine | None = None) -> bool:
         """Take the turn if nobody has it; else put a call behind those that wait."""

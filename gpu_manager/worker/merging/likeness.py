@@ -1,8 +1,9 @@
-"""Which calls are like each other: the same program and weights, inputs of the same shapes.
+"""Which calls are like each other: the same program and weights, inputs of the same shapes, slots.
 
 Only what the calls' descriptions say counts; nothing of it was checked yet.
 """
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -41,6 +42,20 @@ def _why_never(program: BuiltProgram) -> Singly | None:
     return None
 
 
+def lasting_name(asked: ChannelCall) -> str:
+    """A digest of what calls that are like each other have in common, in any process of the model.
+
+    Tensors that a session keeps are described by their layout: where they lie ends with them.
+    """
+    call = asked.call
+    given = () if call.binding is None else call.binding.given
+    bound = tuple(map(_kept_layout, given))
+    inputs = tuple(map(_input, call.inputs))
+    speed = f"{asked.terms.share:.6g}", asked.terms.vcpus
+    described = repr((call.program.digest, bound, call.options.mode(), inputs, speed))
+    return hashlib.sha256(described.encode()).hexdigest()
+
+
 class Likenesses:
     """Finds what calls have in common. Thread-safe."""
 
@@ -61,6 +76,7 @@ class Likenesses:
                 0 if call.binding is None else self._of_binding(call.binding),
                 call.options.mode(),
                 inputs,
+                asked.terms,
             )
             hash(found)
         except (TypeError, ValueError, IndexError):  # the call is refused when it is read
@@ -91,9 +107,21 @@ def _input(described: Any) -> Hashable:
 
 
 def _bound(entry: TensorInput) -> Hashable:
-    held, spec = entry.held, entry.spec
-    if held.image is None:
-        source: Hashable = identity(entry.tensor.untyped_storage())
-    else:
-        source = (held.image.digest, *held.place)
-    return entry.position, source, spec.dtype, tuple(spec.shape), tuple(spec.strides), spec.offset
+    if entry.held.image is not None:
+        return _in_image(entry)
+    return identity(entry.tensor.untyped_storage()), _layout(entry)
+
+
+def _kept_layout(entry: TensorInput) -> Hashable:
+    return _layout(entry) if entry.held.image is None else _in_image(entry)
+
+
+def _in_image(entry: TensorInput) -> Hashable:
+    image = entry.held.image
+    assert image is not None, "asked of tensors of an image"
+    return image.digest, *entry.held.place, _layout(entry)
+
+
+def _layout(entry: TensorInput) -> Hashable:
+    spec = entry.spec
+    return entry.position, spec.dtype, tuple(spec.shape), tuple(spec.strides), spec.offset

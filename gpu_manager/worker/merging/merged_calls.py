@@ -12,7 +12,7 @@ from gpu_manager.worker.calls.single_call import SingleCalls, versions_of
 from gpu_manager.worker.merging import merged_run
 from gpu_manager.worker.merging.attention_rules import attention_rules
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
-from gpu_manager.worker.merging.likeness import why_singly
+from gpu_manager.worker.merging.likeness import lasting_name, why_singly
 from gpu_manager.worker.merging.merge_records import (
     USUAL_MOST,
     MergeCounts,
@@ -52,46 +52,50 @@ class _Group(NamedTuple):
 class MergedCalls:
     """Runs the calls of one model, for whoever has its turn."""
 
-    def __init__(self, single: SingleCalls, line: CallLine) -> None:
+    def __init__(self, single: SingleCalls) -> None:
         self.counts = MergeCounts()
         self.most = USUAL_MOST  # calls in a group; below 2: calls are never merged
         self._single = single
-        self._line = line
-        self._records = MergeRecords()
+        self.records = MergeRecords()
         attention_rules()
 
-    def answer(self, first: CallInLine) -> CallAnswer:
-        """Answer a call that has the turn, and deliver the answer; perhaps others, too."""
-        if not self._line.any_waiting():
+    def answer(self, first: CallInLine, line: CallLine) -> CallAnswer:
+        """Answer a call that has the line's turn, and deliver the answer; perhaps others, too."""
+        if not line.any_waiting():
             return self._single.run(first.asked, first.asked_s)
-        plan = self._plan(first)
+        plan = self._plan(first, line)
         if not isinstance(plan, Plan):
             return self._alone(first, plan)
-        others = self._line.take_like(first, plan.size - 1)
+        others = line.take_like(first, plan.size - 1)
         try:
             self._answer_all([first, *others], plan)
         finally:
             left = [call for call in others if not call.is_done]
-            self._line.put_back(left)
+            line.put_back(left)
         return first.outcome() if first.is_done else self._alone(first, None)
 
     def forbid(self, digest: str, why: Singly) -> None:
         """Never merge calls of this program again."""
-        self._records.forbid(digest, why)
+        self.records.forbid(digest, why)
         if len(self.counts.forbidden) < _MOST_TOLD:
             self.counts.forbidden.setdefault(digest, why)
 
-    def _plan(self, first: CallInLine) -> Plan | Singly | None:
+    def _record(self, call: CallInLine) -> MergeRecord:
+        """What is known of calls like this one."""
+        return self.records.of(call.likeness, lambda: lasting_name(call.asked))
+
+    def _plan(self, first: CallInLine, line: CallLine) -> Plan | Singly | None:
         """The group to make, or why there is none; None where nothing like the call waits."""
-        there = 1 + self._line.count_like(first)
+        there = 1 + line.count_like(first)
         if first.likeness is None:
             return why_singly(first.asked)
-        never = self._records.why_never(first.asked.call.program.digest)
+        never = self.records.why_never(first.asked.call.program.digest)
         if there == 1 or never is not None:
             return never
-        if self.most < SMALLEST:
+        most = min(self.most, first.asked.terms.batch or self.most)
+        if most < SMALLEST:
             return Singly.OFF
-        return self._records.of(first.likeness).plan(min(there, self.most))
+        return self._record(first).plan(min(there, most))
 
     def _alone(self, call: CallInLine, why: Singly | None) -> CallAnswer:
         """Run it singly, and learn from that what merged runs have to be like."""
@@ -99,7 +103,7 @@ class MergedCalls:
             self.counts.singly[why] += 1
         if call.likeness is None:
             return self._single.run(call.asked, call.asked_s)
-        record = self._records.of(call.likeness)
+        record = self._record(call)
 
         def look(inputs: Inputs, run: ProgramRun, wrote: bool) -> None:  # noqa: FBT001 - a callback
             if record.outputs is None:
@@ -135,7 +139,7 @@ class MergedCalls:
 
     def _answer_all(self, calls: list[CallInLine], plan: Plan) -> None:
         """Answer calls as one; those that are not done afterwards have to run singly."""
-        record = self._records.of(calls[0].likeness)
+        record = self._record(calls[0])
         try:
             members = [found for call in calls if (found := self._read(call)) is not None]
         except OutOfMemory:
@@ -179,14 +183,16 @@ class MergedCalls:
         for member, outputs in zip(group.members, found, strict=True):
             member.times[0] += merged_s - share_s
             member.times[2] = share_s
-            self._deliver(member, outputs)
+            self._deliver(member, outputs, group.size)
 
-    def _deliver(self, member: _Member, outputs: tuple[Any, ...]) -> None:
+    def _deliver(self, member: _Member, outputs: tuple[Any, ...], together: int) -> None:
         asked = member.waiting.asked
         # What lies beside the results of others is copied where it is kept.
         run = ProgramRun(outputs, {}, lasting=False)
         try:
-            answer = self._single.delivered(asked, member.inputs, run, [], member.times)
+            answer = self._single.delivered(
+                asked, member.inputs, run, [], member.times, together=together
+            )
         except BaseException as error:  # noqa: BLE001 - it is the call's own, and raised in its thread
             self._done(member.waiting, error)
         else:
@@ -203,7 +209,7 @@ class MergedCalls:
             except (CallRefused, merged_run.OtherOutputs) as error:
                 self._note_refusal(group, digest, error)
                 return
-            merged_s = max(time.perf_counter() - begun_s, self._single.run_s)
+            merged_s = max(time.perf_counter() - begun_s, self._single.least_s)
         if found is None:
             return
         if merged_run.loops_over(caught):
@@ -321,7 +327,8 @@ class MergedCalls:
             call.failed(outcome)
         else:
             call.answered(outcome)
-        self._line.wake(call)
+        if not call.asked.terms.slots:  # else when the slots' emulated time is over
+            call.wake()
 
 
 _OF_VALUES = ("data-dependent control flow", ".item()", "dynamic shape")

@@ -19,6 +19,8 @@ _EXEC_OPTIONS = (
     "gpu_memory",
     "store_memory",
     "host_eviction",
+    "gpu_slots",
+    "gpu_vcpus",
     "spare_contexts",
     "policy",
     "emulate_load",

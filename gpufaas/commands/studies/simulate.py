@@ -32,6 +32,8 @@ def add_parser(commands: Commands) -> None:
     add("--gpus", type=int, default=Hardware().gpus, help="GPUs (12)")
     add("--gpu-memory-mb", type=int, default=Hardware().gpu_memory_mb, help="each (7982)")
     add("--overhead-s", type=float, default=0.0, help="GPU time lost in every request (0)")
+    add("--slots", type=int, default=1, help="parts of a GPU's compute, one lease each or more (1)")
+    add("--merged", type=float, default=0.0, help="what part of a further run a batch saves (0)")
     add("--rate", type=int, default=325, help="requests in a minute, at most (325)")
     add("--minutes", type=int, default=6, help="length (6)")
     add("--arrivals", choices=[kind.value for kind in Arrivals], default=Arrivals.UNIFORM.value)
@@ -77,7 +79,9 @@ def _scenarios(options: argparse.Namespace) -> list[Scenario]:
         without_top=options.without_top,
         profile=options.profile,
     )
-    hardware = Hardware(options.gpus, options.gpu_memory_mb, options.overhead_s)
+    hardware = Hardware(
+        options.gpus, options.gpu_memory_mb, options.overhead_s, options.slots, options.merged
+    )
     names = policies.available() if "all" in options.policy else options.policy
     return [
         Scenario(name, options.eviction, options.o3_limit, load, hardware, seed)

@@ -62,7 +62,8 @@ class UseMeter:
             self._look(now_us)
         book, of_slot = self._slots[lease.slot.id]
         requests, models = lease.requests, lease.models
-        alone = of_slot.sole is None and not of_slot.leases and not lease.beside
+        alone = of_slot.sole is None and not of_slot.leases
+        alone = alone and not lease.beside and not lease.more
         if alone and len(requests) == 1 and len(models) == 1:
             holding = book.residents.get(models[0])
             if holding is not None and holding.sole is None and not holding.leases:
@@ -163,9 +164,9 @@ class UseMeter:
             if holding is not None:
                 self._share(holding, now_us)
                 holding.begin(lease.id, bill, payers, now_us)
-        if not lease.beside:
-            self._share(book.slots[lease.slot.id], now_us)
-            book.slots[lease.slot.id].begin(lease.id, bill, of_slot, now_us)
+        for slot in () if lease.beside else (lease.slot, *lease.more):
+            self._share(book.slots[slot.id], now_us)
+            book.slots[slot.id].begin(lease.id, bill, of_slot, now_us)
 
     def _share(self, holding: Holding, now_us: int) -> None:
         """Make a bill for the lease that has been alone here: another one comes."""

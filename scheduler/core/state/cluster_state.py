@@ -1,6 +1,6 @@
 """GPUs, slots and leases, with the rankings that policies ask for kept up to date."""
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 
 from cache_manager.eviction.eviction_rule import EvictionRule
@@ -29,6 +29,7 @@ class ClusterState:
         self.index = CacheIndex(rule)
         self.gpus: dict[GpuId, Gpu] = {}
         self.gpus_of: dict[NodeId, list[Gpu]] = {}
+        self.nodes: list[NodeId] = []
         self.slots: dict[SlotId, Slot] = {}
         self.sizes: list[int] = []
         self.largest_bytes = 0
@@ -38,9 +39,7 @@ class ClusterState:
         self.ready = SlotRanking()
         self.demand = UnmetDemand(self.waiting, self.is_held, self._excess_s)
         self.loadable = LoadableSlots()
-        self.accepted = 0
-        self.idle_slots = 0
-        self.active_slots = 0
+        self.accepted = self.idle_slots = self.active_slots = 0
         self._idle_holders: dict[Bundle, HolderRanking] = {}
         self._busy_holders: dict[Bundle, HolderRanking] = {}
         self._bundles: dict[tuple[ModelId, ...], Bundle] = {}
@@ -155,6 +154,8 @@ class ClusterState:
             self.active_slots += 1
             self.slots[slot.id] = slot
         self.gpus[spec.id] = gpu
+        if spec.node not in self.gpus_of:
+            insort(self.nodes, spec.node)
         self.gpus_of.setdefault(spec.node, []).append(gpu)
         self._sort_sizes()
         for slot in gpu.slots:
@@ -204,6 +205,7 @@ class ClusterState:
         self.gpus_of[gpu.spec.node].remove(gpu)
         if not self.gpus_of[gpu.spec.node]:
             del self.gpus_of[gpu.spec.node]
+            self.nodes.remove(gpu.spec.node)
         for slot in gpu.slots:
             del self.slots[slot.id]
 

@@ -74,5 +74,17 @@ class Pending:
         return self.request.id
 
     @property
+    def application(self) -> str:
+        return self.request.application
+
+    @property
+    def stage(self) -> str:
+        return self.request.stage
+
+    @property
+    def slo_s(self) -> float | None:
+        return self.request.slo_s
+
+    @property
     def models(self) -> tuple[ModelId, ...]:
         return self.bundle.models

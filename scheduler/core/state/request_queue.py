@@ -93,6 +93,21 @@ class RequestQueue:
         )
         return sorted(heads, key=_rank)
 
+    def oldest(self, most: int) -> list[Pending]:
+        """The first requests of at most so many lanes, the oldest of all lanes, in order."""
+        found: list[Pending] = []
+        for heads in self._heads:
+            aside: list[tuple[int, BundleLane]] = []
+            while len(aside) < most and (first := self._first_of(heads)) is not None:
+                aside.append(heappop(heads))
+                while heads and heads[0] == aside[-1]:  # entered twice
+                    heappop(heads)
+                found.append(first)
+            for entry in aside:
+                heappush(heads, entry)
+        found.sort(key=_rank)
+        return found[:most]
+
     def add(self, pending: Pending, rank: int) -> None:
         """Insert a request by rank; free at the end of its lane, a walk elsewhere."""
         bundle = pending.bundle

@@ -8,7 +8,7 @@ from cache_manager.residency.gpu_cache import GpuCache
 from scheduler.core.state.pending import Pending
 from scheduler.core.state.request_queue import RequestQueue
 from scheduler.model.actions import Dispatch
-from scheduler.model.values import GpuSpec, LeaseId, SlotId
+from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId
 
 
 class Relisting(Protocol):
@@ -23,18 +23,21 @@ class ActiveLease:
     `loading` holds, for each model that is being loaded, when its load should end. The run may
     begin at `begins_s`, when the slot's earlier leases have ended, and should end at `due_s`.
     While a lease is `beside` the slot's runs, its models are being copied, and it has no part in
-    the slot's compute.
+    the slot's compute. It occupies the `more` slots of its GPU as well: `slot` alone lists it, and
+    these count it as taken.
     """
 
     __slots__ = (
         "begins_s",
         "beside",
+        "configuration",
         "dispatch",
         "due_s",
         "id",
         "loading",
         "may_return",
         "models",
+        "more",
         "released",
         "requests",
         "run_s",
@@ -48,6 +51,8 @@ class ActiveLease:
         self.models = models
         self.requests: list[Pending] = []
         self.loading: dict[ModelId, float] = {}
+        self.more: tuple[Slot, ...] = ()
+        self.configuration: Configuration | None = None
         self.beside = False
         self.released = False
         self.may_return = False
@@ -56,6 +61,11 @@ class ActiveLease:
         self.begins_s = 0.0
         self.run_s = 0.0
         self.due_s = 0.0
+
+    @property
+    def more_ids(self) -> tuple[SlotId, ...]:
+        """The ids of the further slots that it occupies."""
+        return tuple([slot.id for slot in self.more]) if self.more else ()
 
     def left_s(self, now: float) -> float:
         """Seconds of the slot's work that end with this lease; below zero if it is overdue."""
@@ -69,6 +79,7 @@ class Gpu:
     `loads` are the models that are being loaded, until they are there, and when each load should
     end; a load outlives the lease that it was ordered for. `arriving` are those of them that are
     loaded beside runs: requests for them wait, as the slot's compute serves others meanwhile.
+    `vcpus_used` are those that the configurations of its leases say.
     """
 
     __slots__ = (
@@ -81,6 +92,7 @@ class Gpu:
         "size_class",
         "slots",
         "spec",
+        "vcpus_used",
     )
 
     def __init__(self, spec: GpuSpec, cache: GpuCache) -> None:
@@ -93,6 +105,7 @@ class Gpu:
         self.slots: list[Slot] = []
         self.loads: dict[ModelId, float] = {}
         self.arriving: set[ModelId] = set()
+        self.vcpus_used = 0
 
     @property
     def copied_s(self) -> float:
@@ -105,7 +118,8 @@ class Slot:
 
     `frequency` counts the requests it was given. `free_s` is when its leased work should be done.
     `idle` says whether there is room for one more lease; the cluster keeps it up to date. `copying`
-    counts the leases that are beside its runs: they take no room.
+    counts the leases that are beside its runs: they take no room. `taken` counts the leases of
+    other slots of its GPU that occupy it too.
     """
 
     __slots__ = (
@@ -121,6 +135,7 @@ class Slot:
         "leases",
         "local",
         "local_s",
+        "taken",
         "unlisted",
     )
 
@@ -129,6 +144,7 @@ class Slot:
         self.gpu = gpu
         self.capacity = capacity
         self.copying = 0
+        self.taken = 0
         self.idle = True
         self.leases: dict[LeaseId, ActiveLease] = {}
         self.local = local
@@ -150,7 +166,7 @@ class Slot:
     @property
     def computing(self) -> int:
         """How many leases have, or wait for, a part in its compute."""
-        return len(self.leases) - self.copying
+        return len(self.leases) - self.copying + self.taken
 
     @property
     def loadable(self) -> bool:

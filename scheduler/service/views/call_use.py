@@ -38,8 +38,9 @@ def used_by(record: RequestRecord, core: Core, billing: Billing, now_s: float) -
         ended_s = now_s if happened.freed_s is None else happened.freed_s
         held_s = max(0.0, ended_s - happened.dispatched_s) / max(1, len(action.requests))
         amounts = [0] * CHARGES
-        amounts[GPU_TIME] = int(held_s * 1e6)
-        amounts[IN_USE] = amounts[GPU_TIME] * _bytes(action.models, known)
+        held_us = int(held_s * 1e6)
+        amounts[GPU_TIME] = held_us * (1 + len(action.more_slots))
+        amounts[IN_USE] = held_us * _bytes(action.models, known)
         gpu_us += amounts[GPU_TIME]
         byte_us += amounts[IN_USE]
         cost += billing.cost(amounts, _gpu_type(core, action.gpu))

@@ -28,6 +28,7 @@ def gpu(
     slots: int = 1,
     leases: int = 1,
     context_mb: int = 0,
+    vcpus: int = 0,
 ) -> GpuSpec:
     """A GPU on a node of its own; with several slots these are called `<name>.0`, `<name>.1`..."""
     ids = [name] if slots == 1 else [f"{name}.{number}" for number in range(slots)]
@@ -38,6 +39,7 @@ def gpu(
         gpu_type=gpu_type,
         slots=tuple(SlotSpec(SlotId(slot), leases) for slot in ids),
         context_bytes=context_mb * MIB,
+        vcpus=vcpus,
     )
 
 

@@ -28,7 +28,14 @@ from scheduler.model.events import (
     SlotFreed,
     StageDue,
 )
-from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome, SlotId
+from scheduler.model.values import (
+    Configuration,
+    LeaseId,
+    Request,
+    RequestId,
+    RequestOutcome,
+    SlotId,
+)
 
 _Kind = TypeVar("_Kind")
 
@@ -46,6 +53,8 @@ class HeldLease:
     models: set[ModelId]
     done_s: float
     requests: tuple[RequestId, ...] = ()
+    more_slots: tuple[SlotId, ...] = ()
+    configuration: Configuration | None = None
 
 
 @dataclass
@@ -107,7 +116,15 @@ class World:
             self.loads[snapshot.gpu.id] = set(snapshot.loading)
             for live in snapshot.leases:
                 models = set(live.models) & residents[snapshot.gpu.id]
-                adopted = HeldLease(live.lease, live.slot, snapshot.gpu.id, models, self.now)
+                adopted = HeldLease(
+                    live.lease,
+                    live.slot,
+                    snapshot.gpu.id,
+                    models,
+                    self.now,
+                    more_slots=live.more_slots,
+                    configuration=live.configuration,
+                )
                 self.leases.setdefault(live.lease, adopted)
 
     def _forget(self, leases: list[HeldLease]) -> None:
@@ -130,7 +147,14 @@ class World:
             models = set(self.sent[action.requests[0]].models)
             done_s = self.now + action.estimate.total_s
             self.leases[action.lease] = HeldLease(
-                action.lease, action.slot, action.gpu, models, done_s, action.requests
+                action.lease,
+                action.slot,
+                action.gpu,
+                models,
+                done_s,
+                action.requests,
+                action.more_slots,
+                action.configuration,
             )
         elif isinstance(action, Taken):
             self.sent.setdefault(action.request.id, action.request)

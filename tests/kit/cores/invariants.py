@@ -10,7 +10,7 @@ from cache_manager.model.ids import GpuId, ModelId
 from cache_manager.residency.gpu_cache import ResidentModel
 from scheduler.core.core import Core
 from scheduler.core.state.pending import Pending, Standing
-from scheduler.core.state.slots import Gpu, Slot
+from scheduler.core.state.slots import ActiveLease, Gpu, Slot
 from scheduler.model.actions import (
     Action,
     Demote,
@@ -100,16 +100,30 @@ class Invariants:
         for slot in gpu.slots:
             beside = [lease for lease in slot.leases.values() if lease.beside]
             assert slot.copying == len(beside) <= 1, f"{slot.id} copies for many"
-            computing = len(slot.leases) - len(beside)
+            computing = len(slot.leases) - len(beside) + len(_taking(slot))
+            assert slot.taken == len(_taking(slot)), f"{slot.id} is taken by others"
             assert computing <= slot.capacity + 1, f"{slot.id} holds too many leases"
             loaded_beside = self.world.beside.intersection(slot.leases)
             if not loaded_beside:
                 assert computing <= slot.capacity, f"{slot.id} holds too many leases"
+            self._check_configurations(slot)
             for lease in beside:
                 assert lease.id in loaded_beside
                 assert lease.loading, f"{lease.id} waits for no load"
                 assert lease.dispatch is not None
                 assert lease.dispatch.stands is None, f"{lease.id} stands while it loads"
+
+    def _check_configurations(self, slot: Slot) -> None:
+        """Leases have the slots and the vCPUs that their manager was told."""
+        used = 0
+        for each in slot.gpu.slots:
+            for lease in each.leases.values():
+                told = self.world.leases[lease.id]
+                assert (told.slot, told.more_slots) == (each.id, lease.more_ids)
+                assert told.configuration == lease.configuration or not slot.gpu.spec.vcpus
+                assert not lease.beside or not lease.more
+                used += lease.configuration.vcpus if lease.configuration is not None else 0
+        assert slot.gpu.vcpus_used == used, f"vCPUs of {slot.gpu.spec.id}"
 
     def _check_copies(
         self, event: Event, actions: list[Action], copying: dict[GpuId, set[ModelId]]
@@ -229,6 +243,12 @@ class Invariants:
                 )
 
 
+def _taking(slot: Slot) -> list[ActiveLease]:
+    """The leases of other slots that occupy this one too."""
+    others = [lease for each in slot.gpu.slots for lease in each.leases.values()]
+    return [lease for lease in others if slot in lease.more]
+
+
 def _refused(event: Event, actions: list[Action]) -> bool:
     return any(isinstance(action, Refuse) and action.event is event for action in actions)
 
@@ -253,12 +273,13 @@ def _check_offered(core: Core) -> None:
     for gpu in cluster.gpus.values():
         assert gpu.active == (not gpu.draining and not gpu.silent), gpu.spec.id
         for slot in gpu.slots:
-            computing = sum(not lease.beside for lease in slot.leases.values())
+            here = sum(not lease.beside for lease in slot.leases.values())
+            computing = here + len(_taking(slot))
             assert slot.idle == (gpu.active and computing < slot.capacity), slot.id
             assert slot.loadable == (
                 gpu.active
                 and not gpu.loads
-                and computing == len(slot.leases)
+                and here == len(slot.leases)
                 and computing <= slot.capacity
             ), slot.id
     slots = cluster.slots.values()

@@ -58,7 +58,13 @@ class NaiveBill:
     def _gpu(self, gpu: Gpu) -> None:
         cache, name = gpu.cache, gpu.spec.id
         leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
-        idle_slots = sum(all(each.beside for each in s.leases.values()) for s in gpu.slots)
+        computing_on = {
+            slot.id: [
+                each for each in leases if not each.beside and slot in (each.slot, *each.more)
+            ]
+            for slot in gpu.slots
+        }
+        idle_slots = sum(not computing for computing in computing_on.values())
         sizes = {model: each.bytes for model, each in cache.residents.items()}
         for model, part_bytes in _parts(cache).items():
             sizes[model] += part_bytes
@@ -67,8 +73,7 @@ class NaiveBill:
         self._capacity[name] = (
             len(gpu.slots), idle_slots, cache.memory_bytes, cache.memory_bytes - held,
         )  # fmt: skip
-        for slot in gpu.slots:
-            computing = [lease for lease in slot.leases.values() if not lease.beside]
+        for computing in computing_on.values():
             for lease in computing:
                 share = Fraction(1, len(computing) * len(lease.models))
                 for model in lease.models:

@@ -17,12 +17,12 @@ from scheduler.model.events import Event, GpuSnapshot, LiveLease, NodeSnapshot
 from scheduler.model.values import (
     AfterLoss,
     CallEnd,
+    Configuration,
     CoreSettings,
     GpuSpec,
     LeaseId,
     LeaseUse,
     RequestId,
-    SlotId,
     StandingTerms,
 )
 from tests.kit.cores.builders import gpu, model, request
@@ -285,6 +285,7 @@ class Chaos:
             slots=1 + who % 3 % 2,
             leases=1 + who % 2,
             context_mb=(0, 300)[how % 2],
+            vcpus=who % 4 * 8,
         )
         self.specs[spec.id] = spec
         return events.GpuJoined(spec)
@@ -318,7 +319,7 @@ class Chaos:
         cache = self.world.core.cluster.gpus[there].cache
         residents = [(each.model, each.bytes) for each in cache.residents.values()]
         mine = [lease for lease in self.world.leases.values() if lease.gpu == there]
-        leases = [LiveLease(each.id, each.slot, tuple(sorted(each.models))) for each in mine]
+        leases = [_live(each) for each in mine]
         contexts = [(each.model, each.bytes) for each in cache.contexts.values()]
         if how % 8 == 0:  # one has ended meanwhile
             del contexts[:1]
@@ -350,9 +351,12 @@ class Chaos:
 
     def _unknown_lease(self, there: GpuId, used: ModelId) -> list[LiveLease]:
         slots = self.world.core.cluster.gpus[there].slots
-        with_room = [slot for slot in slots if len(slot.leases) < slot.capacity]
+        with_room = [slot.id for slot in slots if slot.computing < slot.capacity]
         lease = LeaseId(1000 + len(self.world.log))
-        return [LiveLease(lease, SlotId(slot.id), (used,)) for slot in with_room[:1]]
+        if not with_room:
+            return []
+        given = Configuration(1, 1, len(with_room))
+        return [LiveLease(lease, with_room[0], (used,), (), tuple(with_room[1:]), given)]
 
     def _gpu(self, who: int) -> GpuId | None:
         """One of the GPUs that are there; none of them for every other odd number."""
@@ -361,6 +365,12 @@ class Chaos:
 
     def _size(self, how: int) -> int:
         return (300 + 97 * (how % 64)) * MIB
+
+
+def _live(lease: HeldLease) -> LiveLease:
+    """A lease as its manager reports it."""
+    models, given = tuple(sorted(lease.models)), lease.configuration
+    return LiveLease(lease.id, lease.slot, models, (), lease.more_slots, given)
 
 
 def _shared(residents: list[ModelId], how: int) -> tuple[tuple[int, tuple[ModelId, ...]], ...]:

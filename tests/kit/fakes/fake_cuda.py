@@ -198,6 +198,10 @@ class FakeTorchCuda:
     def current_stream(self) -> FakeStream:
         return self.current
 
+    def default_stream(self, device: Any) -> FakeStream:
+        del device
+        return self.streams[0]
+
     def set_stream(self, stream: FakeStream) -> None:
         self.current = stream
 

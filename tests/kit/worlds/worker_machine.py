@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, Pres
 from gpu_manager.runtimes.staying_data import NoStayingData
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from gpu_manager.worker.device.pool.pool_build import pool_library
+from gpu_manager.worker.merging.known_merges import KnownRecord
 from tests.kit.waiting import AsyncCondition, eventually
 from tests.unit.gpu_manager.worker.calls.caller import (
     DIGEST,
@@ -52,6 +53,7 @@ class Watcher:
         self.relief = PressureAnswer(0, retry=False)
         self.held_bytes = 0  # of the last report
         self.merges = MergedSums()
+        self.learnt: list[KnownRecord] = []
 
     def ran(
         self,
@@ -62,14 +64,19 @@ class Watcher:
         peak_bytes: int,
         calls: int = 1,
         held_bytes: int = 0,
+        together: int = 1,
     ) -> None:
-        del hosted, calls
+        del hosted, calls, together
         self.held_bytes = held_bytes
         self.runs.append((lease, batch, run_s, peak_bytes))
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         del hosted
         self.merges = self.merges.plus(added)
+
+    def learned(self, hosted: HostedModel, records: Sequence[KnownRecord]) -> None:
+        del hosted
+        self.learnt.extend(records)
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
         del hosted

@@ -15,8 +15,9 @@ class ThreadShare:
     so every thread of a model sets it.
     """
 
-    def __init__(self, share: float, all_threads: int) -> None:
-        exact = share * all_threads
+    def __init__(self, share: float, all_threads: int, most_threads: int = 0) -> None:
+        """No more than `most_threads` compute, unless that is 0."""
+        exact = min(share * all_threads, most_threads or all_threads)
         self.threads = max(1, math.ceil(exact - 1e-9))
         self._pause = self.threads / exact - 1.0  # seconds for each second of computing
 

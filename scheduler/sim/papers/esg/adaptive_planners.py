@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 
+from scheduler.model.values import Configuration
 from scheduler.sim.papers.esg.fitted_profiles import (
     BATCHES,
     EsgAssumptions,
@@ -18,7 +19,7 @@ from scheduler.workflows.node_choice import NodeChoice, NodeRoom, dispatch
 from scheduler.workflows.path_curve import PathCurve, path_curve
 from scheduler.workflows.path_search import KEPT_PATHS
 from scheduler.workflows.slo_distribution import GROUP_SIZE, SloDistribution, distribute
-from scheduler.workflows.stage_profiles import Choice, Configuration, StageProfile
+from scheduler.workflows.stage_profiles import Choice, StageProfile
 
 # Deviations of the noise; without any, half of the last stages would end late.
 MARGIN = 3.0

@@ -11,6 +11,7 @@ from math import erf, exp, log, pi, sqrt
 from random import Random
 from typing import NamedTuple
 
+from scheduler.model.values import Configuration
 from scheduler.sim.papers.esg.fitted_profiles import (
     BATCHES,
     VCPUS,
@@ -18,7 +19,7 @@ from scheduler.sim.papers.esg.fitted_profiles import (
     EsgAssumptions,
     fitted_profiles,
 )
-from scheduler.workflows.stage_profiles import Choice, Configuration
+from scheduler.workflows.stage_profiles import Choice
 
 _BOOTSTRAP, _ROUNDS, _A_ROUND = 100, 50, 5
 _CANDIDATES = 40

@@ -3,8 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from scheduler.model.values import Configuration
 from scheduler.workflows.node_choice import NodeRoom
-from scheduler.workflows.stage_profiles import Configuration
 
 
 @dataclass(slots=True)

@@ -6,8 +6,9 @@ from enum import StrEnum
 from functools import cache
 from math import ceil
 
+from scheduler.model.values import Configuration
 from scheduler.sim.papers.esg.printed_esg import FunctionRow, esg_paper
-from scheduler.workflows.stage_profiles import Configuration, Prices, StageProfile, profile
+from scheduler.workflows.stage_profiles import Prices, StageProfile, profile
 
 # 256 configurations a function, as in section 5.3; the lists of options are ours.
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)

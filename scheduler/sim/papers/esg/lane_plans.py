@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
 
+from scheduler.model.values import Configuration
 from scheduler.sim.papers.esg.printed_esg import Application
 from scheduler.workflows.node_choice import NodeChoice, NodeRoom
-from scheduler.workflows.stage_profiles import Configuration
 
 
 @dataclass(slots=True, eq=False)

@@ -6,6 +6,7 @@ from functools import cache
 from heapq import heappop, heappush
 from math import inf, sqrt
 
+from scheduler.model.values import Configuration
 from scheduler.sim.papers.esg.adaptive_planners import AppFunctionLanes, largest_batch
 from scheduler.sim.papers.esg.bayesian_search import learned
 from scheduler.sim.papers.esg.fitted_profiles import (
@@ -17,7 +18,6 @@ from scheduler.sim.papers.esg.fitted_profiles import (
 )
 from scheduler.sim.papers.esg.lane_plans import LanePlan, WorkflowCall
 from scheduler.sim.papers.esg.printed_esg import Application
-from scheduler.workflows.stage_profiles import Configuration
 
 CUT_OFF_MS = 100.0
 # One-sided 95 % of a normal distribution.

@@ -6,7 +6,9 @@ import pytest
 
 from gpu_manager.node.leases_in_force import EndReason, LeaseTimes, SessionKey
 from scheduler.api import (
+    Configuration,
     RequestFailed,
+    RunFinished,
     SlotFreed,
 )
 from scheduler.model.errors import RequestWithdrawn
@@ -204,3 +206,19 @@ async def test_lease_passes_on_no_sooner_than_its_function_could_have_used_it() 
         assert not waiting.done()
         await until(loaded + 1.3)
         assert waiting.done()
+
+
+@virtually
+async def test_runs_are_reported_with_the_configuration_of_their_lease_and_as_groups() -> None:
+    async with world() as node:
+        bert = node.add(100)
+        held, hosted = await node.hold(bert)
+        held.configuration = Configuration(4, 2, 1)
+        for _ in range(3):
+            node.node.ran(hosted, held.id, 2, 0.25, hosted.memory_bytes, together=4)
+        node.node.ran(hosted, held.id, 2, 0.5, hosted.memory_bytes)
+        await asyncio.sleep(1.0)
+        together, alone = node.seen(RunFinished)
+        assert (together.batch, together.run_s, together.together) == (2, 0.25, 4)
+        assert together.configuration == alone.configuration == Configuration(4, 2, 1)
+        assert (alone.batch, alone.run_s, alone.together) == (2, 0.5, 1)

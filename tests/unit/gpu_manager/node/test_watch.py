@@ -24,6 +24,7 @@ class MeasuredDevice:
     memory_bytes: int = TOTAL_BYTES
     device_bytes: int = TOTAL_BYTES
     worker_device: str = "cuda:GPU-a"
+    is_divisible: bool = True
     used: int | None = 0
     by_process: dict[int, int] = field(default_factory=dict)
     events: list[HealthEvent] = field(default_factory=list)

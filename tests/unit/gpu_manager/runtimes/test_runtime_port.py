@@ -135,10 +135,12 @@ async def test_process_keeps_its_turn_when_any_of_its_models_has_a_lease(
         await until(2.0)
         two, _ = await it.hold(second, session="t")
         it.node.gpus[GPU].turns = make_turns()
-        monkeypatch.setattr("gpu_manager.node.watch.device_watch.turn_holder", lambda _: hosted.pid)
+        monkeypatch.setattr(
+            "gpu_manager.node.watch.device_watch.turn_holder", lambda *_: hosted.pid
+        )
         monkeypatch.setattr(
             "gpu_manager.node.watch.device_watch.kill_turn_holder",
-            lambda _, found: killed.append(found),
+            lambda _, found, *__: killed.append(found),
         )
         watch = DeviceWatch(it.node)
 

@@ -25,6 +25,9 @@ class Nobody:
     def ran(self, *_: Any) -> None:
         pass
 
+    def learned(self, *_: Any) -> None:
+        pass
+
     def merged(self, *_: Any) -> None:
         pass
 

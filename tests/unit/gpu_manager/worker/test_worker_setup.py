@@ -31,6 +31,8 @@ LOAD = worker_orders.LoadImage(
     gpu_share=1.0,
     merged=0,
     never_merged=[],
+    merge_names=[],
+    merge_records=[],
     together_bytes=0,
     ahead=False,
 )

@@ -16,6 +16,8 @@ from gpufaas.options.gpu_node import (
     add_device_options,
     emulation,
     gpu_overlap,
+    gpu_slots,
+    gpu_vcpus,
     node_settings,
     spare_contexts,
 )
@@ -116,6 +118,37 @@ def test_overlap_is_the_flags_or_the_environments(
     options = parser.parse_args(flags)
     options.environment = environment
     assert node_settings(options, "node", (UnixAddress("@x"),)).gpu_overlap == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "expected"),
+    [
+        ([], {}, (1, None)),
+        ([], {"GPUFAAS_GPU_SLOTS": "7"}, (7, None)),
+        (["--gpu-slots", "4", "--gpu-vcpus", "8"], {"GPUFAAS_GPU_SLOTS": "7"}, (4, 8)),
+    ],
+)
+def test_slots_and_vcpus_are_the_flags_or_the_environments(
+    flags: list[str], environment: dict[str, str], expected: tuple[int, int | None]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_device_options(parser)
+    options = parser.parse_args(flags)
+    options.environment = environment
+    settings = node_settings(options, "node", (UnixAddress("@x"),))
+    assert (settings.gpu_slots, settings.gpu_vcpus) == expected
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "65"])
+def test_slots_are_refused_when_they_make_no_sense(text: str) -> None:
+    with pytest.raises(CommandError, match="GPU slots"):
+        gpu_slots(text, {})
+
+
+@pytest.mark.parametrize("text", ["-1", "many", "5000"])
+def test_vcpus_are_refused_when_they_make_no_sense(text: str) -> None:
+    with pytest.raises(CommandError, match="vCPUs"):
+        gpu_vcpus(text)
 
 
 @pytest.mark.parametrize(("flags", "expected"), [([], None), (["--spare-contexts", "0"], 0)])

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from cache_manager import eviction
 from scheduler import policies
-from scheduler.core.core import make_core
+from scheduler.core.core import Core, make_core
 from scheduler.model.events import RequestCancelled, SlotFreed
 from tests.kit.cores.core_world import World
 from tests.kit.cores.invariants import Invariants
@@ -19,6 +19,7 @@ from tests.kit.cores.random_lives import (
     operations,
     random_operations,
 )
+from tests.kit.cores.wide_policy import WidePolicy
 
 each_policy = pytest.mark.parametrize("policy", policies.available())
 
@@ -28,19 +29,35 @@ each_policy = pytest.mark.parametrize("policy", policies.available())
 def test_core_keeps_its_invariants_when_anything_happens(
     policy: str, operations: list[Operation]
 ) -> None:
-    live_through(policy, "lru", operations)
+    live_through(make_core(policy, "lru", settings=LEAVING), operations)
 
 
 @each_policy
 @pytest.mark.parametrize("rule", eviction.available())
 def test_core_keeps_its_invariants_when_it_runs_long(policy: str, rule: str) -> None:
     random = Random(f"{policy} {rule}")
-    live_through(policy, rule, random_operations(random, life_length(3000)))
+    core = make_core(policy, rule, settings=LEAVING)
+    live_through(core, random_operations(random, life_length(3000)))
 
 
-def live_through(policy: str, rule: str, operations: list[Operation]) -> None:
+@given(operations=operations)
+def test_core_keeps_its_invariants_when_leases_take_several_slots(
+    operations: list[Operation],
+) -> None:
+    core = Core(WidePolicy(), eviction.make("lru"), LEAVING, policy_name="wide")
+    live_through(core, [each for each in operations if each[0] != "policy"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_core_keeps_its_invariants_when_wide_leases_run_long(seed: int) -> None:
+    core = Core(WidePolicy(), eviction.make("lru"), LEAVING, policy_name="wide")
+    lived = random_operations(Random(f"wide {seed}"), life_length(3000))
+    live_through(core, [each for each in lived if each[0] != "policy"])
+
+
+def live_through(core: Core, operations: list[Operation]) -> None:
     """Check every step of a random life, then bring all that is left to its end."""
-    world = World(make_core(policy, rule, settings=LEAVING))
+    world = World(core)
     chaos, invariants = Chaos(world), Invariants(world)
     for event in chaos.setup():
         invariants.step(event)

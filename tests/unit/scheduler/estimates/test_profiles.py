@@ -3,6 +3,7 @@
 import pytest
 
 from cache_manager.model.ids import ModelId, Tier
+from scheduler.estimates.profiles import Profiles
 from scheduler.model.actions import Dispatch, Prepare
 from scheduler.model.events import ModelLoaded, ModelRegistered, RunFinished
 from scheduler.model.values import CoreSettings, Estimate, SlotId
@@ -144,3 +145,13 @@ def test_declaration_changes_nothing_when_the_times_were_measured() -> None:
     world.send(RunFinished(SLOT, ModelId("stranger"), 1, 0.125))
     world.send(ModelRegistered(model("stranger", run_s=9.0)))
     assert estimate_of(world, name="stranger").run_s == 0.125
+
+
+def test_calls_that_ran_as_one_are_a_run_of_a_larger_batch_and_usual_in_parts() -> None:
+    profiles = Profiles(CoreSettings())
+    profiles.report_run(BERT, 2, "h200", 0.010, together=4)
+    assert profiles.of(BERT).run_s == {(8, "h200"): pytest.approx(0.040)}
+    assert profiles.usual_run_s(BERT) == pytest.approx(0.010)
+    profiles.report_run(BERT, 2, "h200", 0.030)
+    assert profiles.run_s(BERT, 2, "h200") == pytest.approx(0.030)
+    assert profiles.run_s(BERT, 8, "h200") == pytest.approx(0.040)

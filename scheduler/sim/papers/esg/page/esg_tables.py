@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
+from scheduler.model.values import Configuration
 from scheduler.sim.papers.esg.esg_experiments import (
     AQUATOPE,
     ESG,
@@ -26,7 +27,6 @@ from scheduler.sim.papers.esg.search_costs import SearchTimes
 from scheduler.sim.papers.esg.workflow_figures import ApplicationFigures, WorkflowFigures
 from scheduler.sim.papers.sage.page.sage_headlines import JudgedHeadline
 from scheduler.sim.papers.thesis.markdown import table
-from scheduler.workflows.stage_profiles import Configuration
 
 _SHOWN = (LEAST, Configuration(1, 4, 1), Configuration(1, 4, 2), Configuration(4, 4, 1))
 

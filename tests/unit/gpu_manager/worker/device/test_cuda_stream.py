@@ -30,7 +30,7 @@ class Parts:
             lambda: self.cuda.log.append("clear_workspaces"),
             CudaStream,
         )
-        self.whole.partitions = SmPartitions(self.driver)
+        self.whole.sms.partitions = SmPartitions(self.driver)
         self.first, self.second = self.part(1), self.part(2)
 
     def part(self, number: int) -> CudaStream:
@@ -170,3 +170,41 @@ def test_a_model_alone_has_its_share_until_it_leaves_and_records_nothing(parts: 
     assert parts.whole.recorder is None
     parts.whole.clear()
     assert parts.whole.recorder is recorder
+
+
+def test_calls_of_a_model_alone_run_on_the_slots_of_their_lease(parts: Parts) -> None:
+    recorder, usual = parts.whole.recorder, parts.cuda.current.number
+    parts.whole.serve(1.0, 0)
+    assert parts.cuda.current.number == usual
+    parts.whole.serve(0.25, 2)
+    assert parts.driver.contexts[parts.cuda.current.number] == [0, 1]
+    assert parts.whole.recorder is None
+    parts.whole.serve(0.5, 2)
+    assert parts.driver.contexts[parts.cuda.current.number] == [0, 1, 2, 3]
+    parts.whole.serve(1.0, 2)
+    assert parts.cuda.current.number == usual
+    assert parts.whole.recorder is recorder
+
+
+def test_calls_of_one_of_several_models_run_on_the_slots_of_their_lease(parts: Parts) -> None:
+    usual = stream_of(parts.first)
+    parts.first.serve(0.25, 0)
+    parts.second.serve(0.5, 0)
+    assert parts.driver.contexts[stream_of(parts.first)] == [0, 1]
+    assert parts.driver.contexts[stream_of(parts.second)] == [2, 3, 4, 5]
+    parts.first.serve(1.0, 0)
+    assert stream_of(parts.first) == usual
+    third = parts.part(3)
+    third.serve(0.25, 0)
+    assert parts.driver.contexts[stream_of(third)] == [0, 1]
+    parts.first.clear()
+    assert stream_of(parts.part(4)) == usual
+
+
+def test_a_model_with_a_share_keeps_within_it_on_the_slots_of_its_lease(parts: Parts) -> None:
+    parts.first.use_share(0.5)
+    parts.first.serve(0.25, 0)
+    assert parts.driver.contexts[stream_of(parts.first)] == [0, 1]
+    parts.first.serve(0.5, 0)
+    assert parts.driver.contexts[stream_of(parts.first)] == [0, 1, 2, 3]
+    parts.first.clear()

@@ -62,7 +62,7 @@ class Crowd:
         **more: Any,
     ) -> list["Future[Reply]"]:
         """The same, under way; `meanwhile` is done when all of them wait."""
-        line, found = self.worker.executor.line, []
+        line, found = self.worker.executor.line(), []
         with self.worker.executor._gate:  # noqa: SLF001 - what a call holds
             for number, sent in enumerate(inputs):
                 found.append(self._threads.submit(self._one, number, what, sent, **more))

@@ -6,11 +6,12 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 
+from cache_manager import eviction
 from cache_manager.model.ids import GpuId
 from scheduler import policies
 from scheduler.core.billing.charges import CHARGES, CONTEXT, GPU_TIME, IDLE, IN_USE
 from scheduler.core.billing.collected import Collected, GpuSpan
-from scheduler.core.core import make_core
+from scheduler.core.core import Core, make_core
 from tests.kit.cores.core_world import World
 from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.naive_bill import ANY_FUNCTION, NaiveBill
@@ -21,6 +22,7 @@ from tests.kit.cores.random_lives import (
     operations,
     random_operations,
 )
+from tests.kit.cores.wide_policy import WidePolicy
 
 each_policy = pytest.mark.parametrize("policy", policies.available())
 
@@ -31,14 +33,21 @@ each_policy = pytest.mark.parametrize("policy", policies.available())
 def test_charges_are_what_the_gpus_had_when_anything_happens(
     policy: str, operations: list[Operation]
 ) -> None:
-    check_life(policy, operations, collect_every=7)
+    check_life(make_core(policy, "lru", settings=LEAVING), operations, collect_every=7)
 
 
 @each_policy
 def test_charges_are_what_the_gpus_had_when_it_runs_long(policy: str) -> None:
-    check_life(
-        policy, random_operations(Random(f"bill {policy}"), life_length(2000)), collect_every=97
-    )
+    core = make_core(policy, "lru", settings=LEAVING)
+    lived = random_operations(Random(f"bill {policy}"), life_length(2000))
+    check_life(core, lived, collect_every=97)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_charges_are_what_the_gpus_had_when_leases_take_several_slots(seed: int) -> None:
+    core = Core(WidePolicy(), eviction.make("lru"), LEAVING, policy_name="wide")
+    lived = random_operations(Random(f"wide bill {seed}"), life_length(2000))
+    check_life(core, [each for each in lived if each[0] != "policy"], collect_every=97)
 
 
 @each_policy
@@ -59,9 +68,9 @@ def test_decisions_are_the_same_with_a_meter_and_without(policy: str) -> None:
     assert plain.answers == metered.answers
 
 
-def check_life(policy: str, operations: list[Operation], collect_every: int) -> None:
+def check_life(core: Core, operations: list[Operation], collect_every: int) -> None:
     """Compare a meter with a naive account of the same random life."""
-    world = World(make_core(policy, "lru", settings=LEAVING))
+    world = World(core)
     meter, naive = world.core.start_metering(0.0), NaiveBill(world.core)
     rows: list[Collected] = []
     spans: list[GpuSpan] = []

@@ -37,6 +37,22 @@ def test_a_share_is_so_many_threads(share: float, of: int, threads: int) -> None
     assert ThreadShare(share, of).threads == threads
 
 
+def test_no_more_threads_compute_than_the_lease_has_processors() -> None:
+    assert ThreadShare(1.0, 8, 3).threads == 3
+    assert ThreadShare(0.25, 8, 3).threads == 2
+    assert ThreadShare(1.0, 8, 99).threads == 8
+
+
+def test_calls_compute_with_the_threads_of_their_leases_slots() -> None:
+    def work() -> None:
+        device = CpuArithmetic(all_threads=8)
+        for share, most, threads in ((0.5, 0, 4), (1.0, 0, 8), (1.0, 2, 2), (0.125, 2, 1)):
+            device.serve(share, most)
+            assert torch.get_num_threads() == threads
+
+    in_a_thread(work)
+
+
 def test_each_thread_computes_with_its_own_models_share() -> None:
     whole = CpuArithmetic(all_threads=2)
     part = CpuArithmetic(all_threads=2)

@@ -1,0 +1,212 @@
+"""ESG: batches in the cheapest configuration that ends in time; home GPU, then warm, then cold."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, NamedTuple
+
+from scheduler.model.errors import BadParameter
+from scheduler.model.values import Configuration
+from scheduler.policies.batching import StageQueue, profile_of, queues_of, rooms_for
+from scheduler.policies.placement_policy import (
+    Decision,
+    GpuRoom,
+    Place,
+    Prefetch,
+    RequestView,
+    Skip,
+    SlotView,
+    View,
+    Wake,
+)
+from scheduler.workflows.node_choice import NodeRoom, dispatch
+from scheduler.workflows.path_search import cheapest_paths
+from scheduler.workflows.stage_profiles import Choice, Prices
+
+# Where a GPU's leases are given no vCPUs, they are no reason against it.
+_VCPUS_FREE = 1 << 30
+# A batch must be dearer by more than this, for each request, before more calls are of no use.
+_DEARER = 1e-9
+
+
+class _Plan(NamedTuple):
+    """What to try for a queue, in this order; or until when to wait for more calls."""
+
+    configurations: Sequence[Configuration]
+    wake_s: float | None
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """ESG_1Q and ESG_Dispatch (Hui et al., HPDC 2024: appendix B, section 3.4).
+
+    Waiting requests of one application's stage and the same models are a queue; those of no
+    workflow are one-stage workflows. Queues are served by their oldest requests, each as a batch:
+
+    1. The cheapest `kept` configurations (batch, vCPUs, slots) that end within what is left of the
+       oldest request's time are tried in order; where none is in time, the fastest (with `late`
+       the cheapest). A workflow's
+       division among its stages is done before: a request brings the time of its own stage.
+    2. A configuration goes to the home node (the one that the request names, where the stage
+       before it ran, else always the same for a stage) if the models are there, then to an idle
+       GPU that has them, then to the one with the most room.
+    3. What found no room in `rounds` rounds takes the least configuration.
+    4. The first request goes next once `patience` later ones for each slot have overtaken it.
+    With `fill_s` or `fill_share` a batch waits for more calls, as long as more are not dearer, no
+    longer than the oldest request's time allows. When nothing waits, and the next request for
+    what was just placed is expected before a GPU that has it is free, it is loaded once more,
+    where nothing has to leave (`prewarm`).
+
+    How unclear points were read: a configuration's time is the measured one; else the one of the
+    largest portion of the batch on one slot, whatever the vCPUs (section 3.2). Loads are no part
+    of the target. The interval between requests is that of the models, not of the function.
+    """
+
+    slo_runs: Annotated[float, "the time of a request that brings none, in runs of it alone"] = 5.0
+    most_batch: Annotated[int, "how many requests run together at most"] = 16
+    kept: Annotated[int, "how many configurations are tried (K)"] = 5
+    rounds: Annotated[int, "rounds without room before the least configuration"] = 3
+    fill_s: Annotated[float, "for how many seconds a batch may wait to fill"] = 0.0
+    fill_share: Annotated[float, "which part of its oldest request's spare time it may wait"] = 0.0
+    late: Annotated[int, "1: what is late anyway takes the cheapest configuration"] = 0
+    prewarm: Annotated[int, "1: load what is expected before its holders are free"] = 1
+    patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
+    candidates: Annotated[int, "how many sets of models and GPUs are looked at, at most"] = 8
+    vcpu_hour: Annotated[float, "the price of a vCPU for an hour"] = 0.034
+    vgpu_hour: Annotated[float, "the price of a slot for an hour"] = 0.67
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 0:
+                raise BadParameter("esg", field.name, "must be 0 or more")
+        for name in ("most_batch", "kept", "candidates"):
+            if getattr(self, name) < 1:
+                raise BadParameter("esg", name, "must be 1 or more")
+        if self.fill_share > 1.0:
+            raise BadParameter("esg", "fill_share", "must be 1 or less")
+
+    def decide(self, view: View) -> Iterator[Decision]:
+        placed: list[tuple[RequestView, SlotView]] = []
+        while view.any_idle() and (head := view.head()) is not None:
+            overdue = self._overdue(view, head)
+            found = [overdue] if overdue is not None else self._round(view)
+            yield from found
+            last = found[-1] if found else None
+            if not isinstance(last, Place):
+                break
+            placed.append((last.requests[0], last.slot))
+        if self.prewarm and placed and view.any_idle() and view.head() is None:
+            for request, slot in placed[-self.candidates :]:
+                yield from self._prewarmed(view, request, slot)
+
+    def _overdue(self, view: View, head: RequestView) -> Place | None:
+        if view.overtaken(head) < self.patience * view.slot_count():
+            return None
+        slot = view.idle_holder(head) or next(iter(view.few_idle(head, 1)), None)
+        return Place((head,), slot, "overtaken too often") if slot is not None else None
+
+    def _round(self, view: View) -> Sequence[Decision]:
+        """The first queue that finds room; else when to look again, and a round without room."""
+        wake_s: float | None = None
+        seen: set[str] = set()
+        no_room = False
+        for oldest in view.oldest(self.candidates):
+            nodes = rooms_for(view, oldest, self.candidates)
+            if not nodes:
+                continue
+            slot = nodes[0].idle[0]
+            for queue in queues_of(view, oldest, slot, self.most_batch, self.slo_runs):
+                seen.update(each.id for each in queue.members)
+                plan = self._plan(view, queue, nodes)
+                if plan.wake_s is not None:
+                    wake_s = plan.wake_s if wake_s is None else min(wake_s, plan.wake_s)
+                    continue
+                place = self._dispatched(view, queue, plan, nodes)
+                if place is not None:
+                    return [place]
+                no_room = True
+        further = self._further(view, seen)
+        if further is not None:
+            return [further]
+        found: list[Decision] = [Skip(None, self.rounds)] if no_room and self.rounds else []
+        if wake_s is not None:
+            found.append(Wake(wake_s))
+        return found
+
+    def _further(self, view: View, seen: set[str]) -> Place | None:
+        """A request with room for which more than `candidates` others, which have none, stand."""
+        for slot in view.idle_slots():
+            head = view.head(slot)
+            if head is not None and head.id not in seen:
+                return Place((head,), slot, "those before it have no room")
+        return None
+
+    def _plan(self, view: View, queue: StageQueue, nodes: Sequence[GpuRoom]) -> _Plan:
+        first, waiting = queue.members[0], len(queue.members)
+        if self.rounds and view.visits_reached(first, self.rounds):
+            return _Plan((Configuration(1, 1, 1),), None, "the least, after rounds without room")
+        most = self.most_batch if self.fill_s or self.fill_share else waiting
+        prices = Prices(self.vcpu_hour, self.vgpu_hour)
+        profile = profile_of(view, first, nodes, most, prices)
+        now = profile.up_to(waiting)
+        paths = cheapest_paths([now], queue.slack_s, self.kept)
+        if not paths:
+            late = min(now.choices, key=_cost) if self.late else now.choices[0]
+            return _Plan((late.configuration,), None, "too late")
+        best = paths[0].choices[0]
+        until_s = self._fills_until(view, queue, best)
+        if until_s > view.now and waiting < self.most_batch:
+            larger = [each for each in profile.choices if each.configuration.batch > waiting]
+            if larger and min(each.cost for each in larger) <= best.cost * (1.0 + _DEARER):
+                return _Plan((), until_s, "")
+        chosen = [path.choices[0].configuration for path in paths]
+        waited = until_s > 0.0 and view.now > first.arrived_s
+        return _Plan(chosen, None, "in time, after its batch could fill" if waited else "in time")
+
+    def _fills_until(self, view: View, queue: StageQueue, best: Choice) -> float:
+        """Until when a batch may wait for more calls; 0 if it does not wait."""
+        if not self.fill_s and not self.fill_share:
+            return 0.0
+        arrived_s = queue.members[0].arrived_s
+        slo_s = queue.slack_s + view.now - arrived_s
+        spare_s = max(0.0, slo_s - best.time_s)
+        wanted_s = max(self.fill_s, self.fill_share * spare_s)
+        return arrived_s + min(wanted_s, spare_s)
+
+    # -- where ----------------------------------------------------------------------------------
+
+    def _dispatched(
+        self, view: View, queue: StageQueue, plan: _Plan, nodes: Sequence[GpuRoom]
+    ) -> Place | None:
+        request = queue.members[0]
+        rooms = [
+            NodeRoom(
+                each.free_vcpus if each.vcpus else _VCPUS_FREE,
+                len(each.idle),
+                view.is_hit(request, each.idle[0]),
+            )
+            for each in nodes
+        ]
+        choice = dispatch(plan.configurations, rooms, 0)
+        if choice is None:
+            return None
+        given, idle = choice.configuration, nodes[choice.node].idle
+        warm = "warm" if rooms[choice.node].is_warm else "cold"
+        members = tuple(queue.members[: given.batch])
+        return Place(members, idle[0], f"{warm}; {plan.rule}", given, idle[1 : given.vgpus])
+
+    def _prewarmed(self, view: View, request: RequestView, slot: SlotView) -> Iterator[Decision]:
+        """Load what is expected before it is free again, where it needs nobody's memory."""
+        if len(request.models) > 1 or view.idle_holder(request) is not None:
+            return
+        rate = view.facts(request.models[0]).rate
+        if not rate or 1.0 / rate >= view.wait_s(slot):
+            return
+        for other in view.few_idle(request, self.candidates):
+            if not view.is_hit(request, other) and not view.victims(request, other):
+                yield Prefetch(request.models[0], other)
+                return
+
+
+def _cost(choice: Choice) -> float:
+    return choice.cost

@@ -1,0 +1,90 @@
+"""TOGO: NETGAIN says what goes where; batches are those that cost least for each request."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+from scheduler.model.errors import BadParameter
+from scheduler.policies import netgain
+from scheduler.policies.batching import profile_of, slack_s
+from scheduler.policies.placement_policy import Decision, Place, RequestView, View
+from scheduler.workflows.cost_to_go import (
+    WaitingCall,
+    batch_choices,
+    cost_to_go,
+    decide,
+    scarcity_prices,
+)
+from scheduler.workflows.stage_profiles import Prices
+
+# A request's later stages are not known here: its own time was divided off for this stage.
+_NOTHING_AHEAD = cost_to_go(())
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Ours. NETGAIN, for batches on parts of GPUs, with time budgets.
+
+    1. NETGAIN decides which request goes where: hits first, a load where it gains most, and nobody
+       is overtaken by more than `patience` later requests for each slot.
+    2. Requests of the same application, stage and models join the oldest of them in the batch and
+       configuration that cost least for each: its vCPUs and slots for its time, and 20 times what
+       the request costs alone if it would be later than its time (`workflows/cost_to_go.py`).
+    vCPUs and slots count as dearer where they run out. Where one request alone on one slot costs
+    least, all is as under NETGAIN.
+    """
+
+    slo_runs: Annotated[float, "the time of a request that brings none, in runs of it alone"] = 5.0
+    most_batch: Annotated[int, "how many requests run together at most"] = 16
+    patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
+    vcpu_hour: Annotated[float, "the price of a vCPU for an hour"] = 0.034
+    vgpu_hour: Annotated[float, "the price of a slot for an hour"] = 0.67
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 0:
+                raise BadParameter("togo", field.name, "must be 0 or more")
+        if self.most_batch < 1:
+            raise BadParameter("togo", "most_batch", "must be 1 or more")
+
+    def decide(self, view: View) -> Iterator[Decision]:
+        for decision in netgain.Policy(patience=self.patience).decide(view):
+            yield self._widened(view, decision) if isinstance(decision, Place) else decision
+
+    def _widened(self, view: View, decision: Place) -> Place:
+        first, slot = decision.requests[0], decision.slot
+        members = self._members(view, first)
+        room = view.room(slot)
+        prices = self._prices(view, room.vcpus, room.free_vcpus)
+        profile = profile_of(view, first, (room,), len(members), prices)
+        if len(profile.choices) == 1:
+            return decision
+        left_s = [slack_s(view, each, slot, self.slo_runs) for each in members]
+        calls = [WaitingCall(each, _NOTHING_AHEAD) for each in left_s]
+        for option in decide(batch_choices(profile), calls, None).options:
+            given = option.configuration
+            if given.vgpus > len(room.idle) or (room.vcpus and given.vcpus > room.free_vcpus):
+                continue
+            if given.batch == given.vgpus == given.vcpus == 1:
+                break
+            more = [each for each in room.idle if each is not slot][: given.vgpus - 1]
+            rule = f"{decision.rule}, as a batch"
+            return Place(tuple(members[: given.batch]), slot, rule, given, more)
+        return decision
+
+    def _members(self, view: View, first: RequestView) -> list[RequestView]:
+        """The oldest requests of its queue, if it is the oldest; a younger one goes alone."""
+        like = view.waiting_like(first, 2 * self.most_batch)
+        if not like or like[0] is not first:
+            return [first]
+        same = [
+            each
+            for each in like
+            if each.application == first.application and each.stage == first.stage
+        ]
+        return same[: self.most_batch]
+
+    def _prices(self, view: View, vcpus: int, free_vcpus: int) -> Prices:
+        used = 1.0 - free_vcpus / vcpus if vcpus else 0.0
+        prices = Prices(self.vcpu_hour, self.vgpu_hour)
+        return scarcity_prices(prices, used, 1.0 - max(0.0, view.idle_share()))
