@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Annotated
 
 from scheduler.model.errors import BadParameter
@@ -29,7 +30,8 @@ class Policy:
        is overtaken by more than `patience` later requests for each slot.
     2. Requests of the same application, stage and models join the oldest of them in the batch and
        configuration that cost least for each: its vCPUs and slots for its time, and 20 times what
-       the request costs alone if it would be later than its time (`workflows/cost_to_go.py`).
+       the request costs alone if it would be later than its time (`workflows/cost_to_go.py`). Of
+       one that is late already only the cost counts.
     vCPUs and slots count as dearer where they run out. Where one request alone on one slot costs
     least, all is as under NETGAIN.
     """
@@ -60,7 +62,7 @@ class Policy:
         if len(profile.choices) == 1:
             return decision
         left_s = [slack_s(view, each, slot, self.slo_runs) for each in members]
-        calls = [WaitingCall(each, _NOTHING_AHEAD) for each in left_s]
+        calls = [WaitingCall(each if each > 0.0 else inf, _NOTHING_AHEAD) for each in left_s]
         for option in decide(batch_choices(profile), calls, None).options:
             given = option.configuration
             if given.vgpus > len(room.idle) or (room.vcpus and given.vcpus > room.free_vcpus):

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from cache_manager.http.residency_routes import ModelRest
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.actions import Dispatch
-from scheduler.model.values import Explanation, LeaseId, RequestId, RequestOutcome, SlotId
+from scheduler.model.values import (
+    Configuration,
+    Explanation,
+    LeaseId,
+    RequestId,
+    RequestOutcome,
+    SlotId,
+)
 from scheduler.service.history.history import Decided, Happened, RequestRecord
 from scheduler.service.views.call_use import UseShown
 from scheduler.service.views.cluster_report import of_lease
@@ -53,6 +60,8 @@ class DecisionShown:
     estimate: EstimateShown | None
     why: Explanation | None
     came: LeaseShown | None
+    more_slots: tuple[SlotId, ...] = ()
+    configuration: Configuration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +135,8 @@ def _decision(record: RequestRecord, decided: Decided) -> DecisionShown:
         estimate=EstimateShown(*action.estimate),
         why=action.explanation,
         came=None if happened is None else _lease(happened),
+        more_slots=action.more_slots,
+        configuration=action.configuration,
     )
 
 
