@@ -1,6 +1,8 @@
 """Which calls are like each other: the same program and weights, inputs of the same shapes.
 
-Only what the calls' descriptions say counts; nothing of it was checked yet.
+Calls with tensors that stay in the worker, such as caches, may be of other shapes and have other
+numbers: those are each call's own. Only what the calls' descriptions say counts; nothing of it was
+checked yet.
 """
 
 import threading
@@ -12,10 +14,11 @@ from gpu_manager.worker.calls.channel_call import ChannelCall
 from gpu_manager.worker.merging.merge_records import Singly
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, TensorInput
-from gpu_manager.worker.program.inputs import IMAGE
+from gpu_manager.worker.program.inputs import AREA, IMAGE, KEPT
 from gpu_manager.worker.program.tensor_specs import identity
 
 _MOST_BINDINGS = 4096
+_KEY = 2  # where the key stands behind the kind of what lies in the area
 _NESTED = "_vmap_increment_nesting"
 
 
@@ -55,7 +58,8 @@ class Likenesses:
         if why_singly(asked) is not None:
             return None
         try:
-            inputs = tuple(map(_input, call.inputs))
+            roughly = any(map(_is_kept, call.inputs)) and not call.program.merges_equal_shapes
+            inputs = tuple(map(_roughly if roughly else _input, call.inputs))
             found = (
                 call.program.digest,
                 0 if call.binding is None else self._of_binding(call.binding),
@@ -88,6 +92,22 @@ def _input(described: Any) -> Hashable:
     if source[0] == IMAGE:
         return tuple(source), dtype, tuple(shape), tuple(strides), offset
     return dtype, tuple(shape), tuple(strides)
+
+
+def _is_kept(described: Any) -> bool:
+    """Whether an input stays in the worker, or will from now on."""
+    if not isinstance(described, list):
+        return False
+    kind, *rest = described[0]
+    return bool(kind == KEPT or (kind == AREA and rest[_KEY] > 0))
+
+
+def _roughly(described: Any) -> Hashable:
+    """The same without shapes, and without numbers."""
+    if not isinstance(described, list):
+        return type(described).__name__
+    source, dtype, shape = described[:3]
+    return _input(described) if source[0] == IMAGE else (dtype, len(shape))
 
 
 def _bound(entry: TensorInput) -> Hashable:
