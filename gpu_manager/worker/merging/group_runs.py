@@ -19,7 +19,7 @@ from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.tensor_specs import view
 from torch_shim.wire.programs import Ref
 
-_MOST_PROGRAMS = 256
+_MOST_PROGRAMS, _MOST_PLANS = 4096, 64
 _STEPS_PER_DOUBLING = 4  # of a group's bytes: each step's need of memory is measured
 _MOST_FORCED = 64  # steps that have to run apart although they touch weights
 
@@ -48,22 +48,33 @@ class _Program:
         self.steps = KnownSteps()
         self.plan: list[StepFunctions] | None = None
 
+    def add(self, own: set[int]) -> None:
+        """These inputs are each call's own, too."""
+        if not own <= self.steps.inputs:
+            self.steps.inputs |= own
+            self.plan = None
+
 
 class GroupRuns:
     """Runs groups of the calls of one model. One at a time."""
 
     def __init__(self) -> None:
-        self._programs: OrderedDict[str, _Program] = OrderedDict()
+        self._programs: dict[str, _Program] = {}
+        self._plans: OrderedDict[str, _Program] = OrderedDict()
 
-    def note_own(self, digest: str, written: set[int], returned: set[int]) -> None:
-        """A single call wrote to these inputs; outputs lie in those: they stay each call's own."""
+    def note_own(self, digest: str, written: set[int], returned: set[int]) -> bool:
+        """A single call wrote to these inputs; outputs lie in those: they stay each call's own.
+
+        False where too much is known of other programs: calls of this one cannot be merged.
+        """
         if not written | returned:
-            return
-        known = self._known(digest)
-        if not written <= known.steps.written or not returned <= known.steps.inputs:
-            known.plan = None
+            return True
+        if digest not in self._programs and len(self._programs) >= _MOST_PROGRAMS:
+            return False
+        known = self._programs.setdefault(digest, _Program())
         known.steps.written |= written
-        known.steps.inputs |= written | returned
+        known.add(written | returned)
+        return True
 
     def written(self, digest: str) -> set[int]:
         """The inputs that a program writes to."""
@@ -96,11 +107,13 @@ class GroupRuns:
     ) -> Found:
         """The same with copies of what the program writes to, watched first if need be."""
         own = _own(calls)
-        known = self._known(program.digest) if own else self._programs.get(program.digest)
+        known = self._programs.get(program.digest)
+        if known is None and own and len(self._programs) < _MOST_PROGRAMS:
+            known = self._programs[program.digest] = _Program()
         if known is None:
             return self._timed(program, None, calls, layouts, [{}] * len(calls))
-        if known.plan is None or not own <= known.steps.inputs:
-            known.steps.inputs |= own
+        known.add(own)
+        if known.plan is None:
             self._watch(program, known, calls)
         return self._timed(program, known, calls, layouts, _copies(calls, known.steps.written))
 
@@ -131,10 +144,13 @@ class GroupRuns:
         leaves = [[each.number] if isinstance(each, Ref) else each for each in _leaves(program)]
         while True:
             if known.plan is None:
-                known.plan = _functions(program, known, calls, one_by_one=False)
+                plan = _functions(program, known, calls, one_by_one=False)
+                self._planned(program.digest, known, plan)
+            else:
+                plan = known.plan
             run = _step_run(program, known, calls, values)
             try:
-                run.run(known.plan)
+                run.run(plan)
                 return run.outputs(leaves, layouts)
             except BaseException as error:
                 run.undo()
@@ -148,30 +164,33 @@ class GroupRuns:
         """Find out what a program writes to, on copies, and what has to run apart."""
         while True:
             plan = _functions(program, known, calls, one_by_one=True)
-            values = _with(calls, _copies(calls, known.steps.inputs))
+            values = _with(calls, _copies(calls, known.steps.written))
             try:
                 known.steps.writes |= _step_run(program, known, calls, values).watch(plan)
             except Uneven as uneven:
                 self._force(program, known, uneven)
             else:
                 break
-        known.plan = _functions(program, known, calls, one_by_one=False)
+        plan = _functions(program, known, calls, one_by_one=False)
+        self._planned(program.digest, known, plan)
 
     def _force(self, program: BuiltProgram, known: _Program, uneven: Uneven) -> None:
         """Have steps run apart that cannot take what the calls have as one."""
         steps = users_of(program.source, uneven.segment.numbers, uneven.value)
         if steps <= known.steps.steps or len(known.steps.steps) >= _MOST_FORCED:
-            del self._programs[program.digest]
+            known.steps.steps.clear()
+            known.plan = None
             raise OtherShapes
         known.steps.steps |= steps
         known.plan = None
 
-    def _known(self, digest: str) -> _Program:
-        found = self._programs.setdefault(digest, _Program())
-        self._programs.move_to_end(digest)
-        if len(self._programs) > _MOST_PROGRAMS:
-            self._programs.popitem(last=False)
-        return found
+    def _planned(self, digest: str, known: _Program, plan: list[StepFunctions]) -> None:
+        """Keep a plan; that of another program leaves if there are too many."""
+        known.plan = plan
+        self._plans[digest] = known
+        self._plans.move_to_end(digest)
+        if len(self._plans) > _MOST_PLANS:
+            self._plans.popitem(last=False)[1].plan = None
 
 
 def _own(calls: Sequence[Inputs]) -> set[int]:

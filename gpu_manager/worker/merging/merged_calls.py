@@ -144,8 +144,8 @@ class MergedCalls:
             self.forbid(program.digest, Singly.ALIASES)
         elif not sent:
             self.forbid(program.digest, Singly.NOTHING_SENT)
-        else:
-            self._runs.note_own(program.digest, written, returned)
+        elif not self._runs.note_own(program.digest, written, returned):
+            self.forbid(program.digest, Singly.WRITES)
 
     # -- groups ---------------------------------------------------------------------------------
 

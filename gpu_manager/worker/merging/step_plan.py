@@ -16,6 +16,7 @@ from torch_shim.wire.programs import Mapping, Program, ProgramPart, ProgramStep,
 # other one overwrites all of its first argument.
 _PARTLY = {"m:index_copy_": "m:index_select", "o:setitem": "o:getitem"}
 _INDEX_ARGUMENTS = {"m:index_copy_": 3, "o:setitem": 2}  # and the tensor itself
+_PERHAPS_VIEW = "o:setitem"  # what is read there may be no copy
 
 
 @dataclass
@@ -149,10 +150,9 @@ def _undo(step: ProgramStep, takes: Sequence[int]) -> Undo:
         save = [ProgramStep("m:clone", arguments[:1])]
         restore = ProgramStep("m:copy_", [arguments[0], saved])
     else:
-        save = [
-            ProgramStep(_PARTLY[step.operator], arguments[:indexed]),
-            ProgramStep("m:clone", [Ref(count)]),
-        ]
+        save = [ProgramStep(_PARTLY[step.operator], arguments[:indexed])]
+        if step.operator == _PERHAPS_VIEW:
+            save.append(ProgramStep("m:clone", [Ref(count)]))
         restore = ProgramStep(step.operator, [*arguments[:indexed], saved])
     end = Ref(count + len(save) - 1)
     return Undo(
