@@ -75,8 +75,8 @@ def writing_model(way: str) -> tuple[torch.nn.Module, list[Text]]:
         num_key_value_heads=8,
         vocab_size=_WORDS,
     )
-    model = LlamaForCausalLM(config)
-    model.train(False)
+    model: torch.nn.Module = LlamaForCausalLM(config)
+    model.train(mode=False)
     prompts = [torch.randint(0, _WORDS, (1, 8 + 5 * number)) for number in range(_PROMPTS)]
     texts = [(prompt, _written(way, model, prompt)) for prompt in prompts]
     on_gpu = model.cuda()
