@@ -6,6 +6,7 @@ import statistics
 from bench.measure.report import BenchReport, load_average
 from bench.merging.calling_function import MODELS
 from bench.merging.merging_node import Figures, merging_node
+from bench.merging.writing_clients import WRITERS
 
 _CLIENTS = (1, 8, 32)
 
@@ -14,19 +15,23 @@ def main() -> None:
     """Measure, print, and keep the report if asked to."""
     parser = argparse.ArgumentParser(prog="python -m bench.merging", description=__doc__)
     add = parser.add_argument
-    add("--model", action="append", choices=list(MODELS), help="all, unless named")
+    add("--model", action="append", choices=[*MODELS, *WRITERS], help="all, unless named")
+    add("--clients", action="append", type=int, metavar="N", help="instead of 1, 8 and 32")
     add("--seconds", type=float, default=4.0, help="of each measurement (4)")
     add("--rounds", type=int, default=2, help="with and without in turn; medians are shown (2)")
     add("--emulate-run", type=float, default=0.0, metavar="S", help="what a run takes at least (0)")
     add("--keep", action="store_true", help="write the report to bench/results")
     options = parser.parse_args()
     command = f"python -m bench.merging --seconds {options.seconds:g} --rounds {options.rounds}"
+    command += "".join(f" --model {model}" for model in options.model or ())
+    command += "".join(f" --clients {clients}" for clients in options.clients or ())
     if options.emulate_run:
         command += f" --emulate-run {options.emulate_run:g}"
     report = BenchReport("Concurrent calls of one graph, run as one", command)
     report.add(
         "\nClients are threads of two processes of one function; each calls `model(x)` with a "
-        "batch of 1 in a closed loop, and compares every answer with torch's own. One emulated GPU "
+        "batch of 1 in a closed loop, and compares every answer with torch's own; those of a llama "
+        "write texts, whose tokens are the calls. One emulated GPU "
         "(torch on this machine's cores, which the clients use, too) with room for 32 leases. "
         "Singly: "
         "`com.gpufaas.batch: off`. Medians of the rounds, which take turns. "
@@ -37,7 +42,7 @@ def main() -> None:
         "as many | calls in groups | calls a group | singly, by why |"
     )
     report.add(f"| --- |{' ---: |' * 10} --- |")
-    for model in options.model or MODELS:
+    for model in options.model or [*MODELS, *WRITERS]:
         _rows(report, model, options)
     report.add(f"\nLoad average after: {load_average()}.")
     if options.keep:
@@ -49,10 +54,10 @@ def _rows(report: BenchReport, model: str, options: argparse.Namespace) -> None:
     for _ in range(options.rounds):
         for merges in (False, True):
             with merging_node(model, merges=merges, run_s=options.emulate_run) as node:
-                for clients in _CLIENTS:
+                for clients in options.clients or _CLIENTS:
                     figures = node.measure(clients, options.seconds)
                     found.setdefault((clients, merges), []).append(figures)
-    for clients in _CLIENTS:
+    for clients in options.clients or _CLIENTS:
         single, merged = found[clients, False], found[clients, True]
         groups = sum(each.merged.groups for each in merged)
         calls = sum(each.merged.calls for each in merged)

@@ -1,8 +1,8 @@
 """A function with one model, whose threads call it in a closed loop; a process of the bench.
 
 `python -m bench.merging.calling_function MODEL`. Reads lines `THREADS SECONDS`, and prints for each
-an object of JSON: the seconds of each call, how many answers were wrong, and what ran in the
-function itself.
+an object of JSON: the seconds of each call or token, how many answers were wrong, and what ran in
+the function itself.
 """
 
 import json
@@ -16,6 +16,7 @@ import torch
 import torchvision  # type: ignore[import-untyped] # it has no types
 from transformers import BertConfig, BertModel
 
+from bench.merging.writing_clients import WRITERS, WritingClient, writing_model
 from torch_shim.process_report import report
 
 Made = tuple[torch.nn.Module, Callable[[], torch.Tensor]]
@@ -75,26 +76,35 @@ class _Caller:
             self.wrong += not torch.allclose(found, self._expected, _RELATIVE, _ABSOLUTE)
 
 
+Client = _Caller | WritingClient
+
+
 def main() -> None:
     """Build the model, and carry out lines."""
     torch.manual_seed(0)  # so that all processes have the same weights
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    model, make = MODELS[sys.argv[1]]()
-    model.eval()
-    inputs = [make() for _ in range(32)]
-    known = [(x, model(x)) for x in inputs]
-    on_gpu = model.cuda()
+    clients = _clients(sys.argv[1])
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         threads, seconds = line.split()
-        print(json.dumps(_load(on_gpu, known[: int(threads)], float(seconds))), flush=True)
+        found = [clients(number) for number in range(int(threads))]
+        print(json.dumps(_load(found, float(seconds))), flush=True)
 
 
-def _load(
-    model: torch.nn.Module, known: list[tuple[torch.Tensor, torch.Tensor]], seconds: float
-) -> dict[str, Any]:
-    callers = [_Caller(model, x, expected) for x, expected in known]
+def _clients(name: str) -> Callable[[int], Client]:
+    """What makes a client of the model by its number."""
+    if name in WRITERS:
+        writer, texts = writing_model(name)
+        return lambda number: WritingClient(name, writer, texts[number % len(texts)])
+    model, make = MODELS[name]()
+    model.eval()
+    known = [(x, model(x)) for x in (make() for _ in range(32))]
+    on_gpu = model.cuda()
+    return lambda number: _Caller(on_gpu, *known[number % len(known)])
+
+
+def _load(callers: list[Client], seconds: float) -> dict[str, Any]:
     end_s = time.perf_counter() + seconds
     threads = [threading.Thread(target=each.call_until, args=(end_s,)) for each in callers]
     for thread in threads:

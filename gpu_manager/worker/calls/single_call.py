@@ -107,7 +107,7 @@ class SingleCalls:
         self, asked: ChannelCall, inputs: Inputs, times: list[float], look: Look | None = None
     ) -> CallAnswer:
         """Run the program and deliver what it gave, leaving images and constants as they were."""
-        call, channel = asked.call, asked.channel
+        call = asked.call
         program = call.program
         before = versions_of(program.constants)
         changed: list[TensorInput] | None = None
@@ -115,8 +115,7 @@ class SingleCalls:
             begun_s = time.perf_counter()
             run = self._run_within_limit(call, inputs)
             written = inputs.changed()
-            if not all(entry.keeps_its_shape() for entry in written):
-                raise CallRefused(FailureKind.OPERATOR, "an input got another shape in place")
+            refuse_reshaped(written)
             rng = call.options.rng
             rng = None if rng is None else self.device.seeded(rng)
             times[2] = self.emulated_s(time.perf_counter() - begun_s)
@@ -127,11 +126,7 @@ class SingleCalls:
             return answer
         finally:
             self.tidy(program, before)
-            if changed is None:
-                channel.forget_prepared(call.number)
-                self.settle(inputs.changed(), asked, finished=False)
-            elif changed:
-                self.settle(changed, asked, finished=True)
+            self.settle_all(asked, inputs, changed)
 
     def delivered(
         self,
@@ -173,6 +168,16 @@ class SingleCalls:
         if program.constants and versions_of(program.constants) != before:
             program.constants = program.fresh_constants()
 
+    def settle_all(
+        self, asked: ChannelCall, inputs: Inputs, changed: list[TensorInput] | None
+    ) -> None:
+        """After a call: what it wrote to is `changed`; None for a call that failed."""
+        if changed is None:
+            asked.channel.forget_prepared(asked.call.number)
+            self.settle(inputs.changed(), asked, finished=False)
+        elif changed:
+            self.settle(changed, asked, finished=True)
+
     def settle(self, changed: list[TensorInput], asked: ChannelCall, *, finished: bool) -> None:
         """After a program wrote to inputs: images are restored, kept storages have a new epoch.
 
@@ -207,6 +212,12 @@ class SingleCalls:
             self.device.seed(state)
         except (RuntimeError, TypeError) as error:
             raise CallRefused(FailureKind.BAD_FRAME, f"generator's state: {error}") from error
+
+
+def refuse_reshaped(written: Sequence[TensorInput]) -> None:
+    """CallRefused where an input that a program wrote to got another shape by that."""
+    if not all(entry.keeps_its_shape() for entry in written):
+        raise CallRefused(FailureKind.OPERATOR, "an input got another shape in place")
 
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:

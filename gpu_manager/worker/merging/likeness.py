@@ -1,6 +1,8 @@
 """Which calls are like each other: the same program and weights, inputs of the same shapes, slots.
 
-Only what the calls' descriptions say counts; nothing of it was checked yet.
+Calls with tensors that stay in the worker, such as caches, may be of other shapes and have other
+numbers: those are each call's own. Only what the calls' descriptions say counts; nothing of it was
+checked yet.
 """
 
 import hashlib
@@ -9,14 +11,15 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
 
-from gpu_manager.worker.calls.channel_call import ChannelCall
+from gpu_manager.worker.calls.channel_call import ChannelCall, GraphCall
 from gpu_manager.worker.merging.merge_records import Singly
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, TensorInput
-from gpu_manager.worker.program.inputs import IMAGE
+from gpu_manager.worker.program.inputs import AREA, IMAGE, KEPT
 from gpu_manager.worker.program.tensor_specs import identity
 
 _MOST_BINDINGS = 4096
+_KEY = 2  # where the key stands behind the kind of what lies in the area
 _NESTED = "_vmap_increment_nesting"
 
 
@@ -50,7 +53,7 @@ def lasting_name(asked: ChannelCall) -> str:
     call = asked.call
     given = () if call.binding is None else call.binding.given
     bound = tuple(map(_kept_layout, given))
-    inputs = tuple(map(_input, call.inputs))
+    inputs = _inputs(call)
     speed = f"{asked.terms.share:.6g}", asked.terms.vcpus
     described = repr((call.program.digest, bound, call.options.mode(), inputs, speed))
     return hashlib.sha256(described.encode()).hexdigest()
@@ -70,12 +73,11 @@ class Likenesses:
         if why_singly(asked) is not None:
             return None
         try:
-            inputs = tuple(map(_input, call.inputs))
             found = (
                 call.program.digest,
                 0 if call.binding is None else self._of_binding(call.binding),
                 call.options.mode(),
-                inputs,
+                _inputs(call),
                 asked.terms,
             )
             hash(found)
@@ -97,6 +99,11 @@ class Likenesses:
         return binding.likeness
 
 
+def _inputs(call: GraphCall) -> tuple[Hashable, ...]:
+    roughly = any(map(_is_kept, call.inputs)) and not call.program.merges_equal_shapes
+    return tuple(map(_roughly if roughly else _input, call.inputs))
+
+
 def _input(described: Any) -> Hashable:
     if not isinstance(described, list):
         return type(described), repr(described)
@@ -104,6 +111,22 @@ def _input(described: Any) -> Hashable:
     if source[0] == IMAGE:
         return tuple(source), dtype, tuple(shape), tuple(strides), offset
     return dtype, tuple(shape), tuple(strides)
+
+
+def _is_kept(described: Any) -> bool:
+    """Whether an input stays in the worker, or will from now on."""
+    if not isinstance(described, list):
+        return False
+    kind, *rest = described[0]
+    return bool(kind == KEPT or (kind == AREA and rest[_KEY] > 0))
+
+
+def _roughly(described: Any) -> Hashable:
+    """The same without shapes, and without numbers."""
+    if not isinstance(described, list):
+        return type(described).__name__
+    source, dtype, shape = described[:3]
+    return _input(described) if source[0] == IMAGE else (dtype, len(shape))
 
 
 def _bound(entry: TensorInput) -> Hashable:

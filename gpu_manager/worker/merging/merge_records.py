@@ -39,6 +39,7 @@ class Singly(StrEnum):
     VALUES = "depends_on_values"
     NO_RULE = "no_batching_rule"
     DIFFERS = "differs"
+    SHAPES = "other_shapes"
     SLOWER = "slower"
     MEMORY = "memory"
     FAILED = "failed_merged"

@@ -3,15 +3,18 @@
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import torch
 
 from gpu_manager.worker.call_errors import CallRefused, ContextLost, OutOfMemory
 from gpu_manager.worker.calls.channel_call import CallAnswer
-from gpu_manager.worker.calls.single_call import SingleCalls, versions_of
+from gpu_manager.worker.calls.single_call import SingleCalls, refuse_reshaped, versions_of
 from gpu_manager.worker.merging import merged_run
 from gpu_manager.worker.merging.attention_rules import attention_rules
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
+from gpu_manager.worker.merging.group_runs import Found, GroupRuns, OtherShapes
 from gpu_manager.worker.merging.likeness import lasting_name, why_singly
 from gpu_manager.worker.merging.merge_records import (
     USUAL_MOST,
@@ -21,6 +24,9 @@ from gpu_manager.worker.merging.merge_records import (
     Plan,
     Singly,
 )
+from gpu_manager.worker.merging.refusals import REFUSALS, reason_of
+from gpu_manager.worker.merging.step_run import WritesElsewhere
+from gpu_manager.worker.program.channel_state import TensorInput
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun, computing
 from torch_shim.wire.protocol import FailureKind
@@ -48,6 +54,10 @@ class _Group(NamedTuple):
     def size(self) -> int:
         return len(self.members)
 
+    @property
+    def inputs(self) -> list[Inputs]:
+        return [member.inputs for member in self.members]
+
 
 class MergedCalls:
     """Runs the calls of one model, for whoever has its turn."""
@@ -57,6 +67,7 @@ class MergedCalls:
         self.most = USUAL_MOST  # calls in a group; below 2: calls are never merged
         self._single = single
         self.records = MergeRecords()
+        self._runs = GroupRuns()
         attention_rules()
 
     def answer(self, first: CallInLine, line: CallLine) -> CallAnswer:
@@ -125,15 +136,17 @@ class MergedCalls:
         """Note what a single call of this kind gives, or that such calls are never merged."""
         program = call.asked.call.program
         record.outputs = merged_run.layouts_of(run.outputs)
-        why = None
-        if wrote:
-            why = Singly.WRITES
-        elif merged_run.share_memory(inputs, run, program.constants):
-            why = Singly.ALIASES
-        elif all(entry.held.image is not None for entry in inputs.sent):
-            why = Singly.NOTHING_SENT
-        if why is not None:
-            self.forbid(program.digest, why)
+        written = {entry.position for entry in inputs.changed()}
+        sent = {entry.position for entry in inputs.sent if entry.held.image is None}
+        returned = merged_run.inputs_in_outputs(inputs, run, program.constants)
+        if not written <= sent or (wrote and not written):
+            self.forbid(program.digest, Singly.WRITES)
+        elif returned is None:
+            self.forbid(program.digest, Singly.ALIASES)
+        elif not sent:
+            self.forbid(program.digest, Singly.NOTHING_SENT)
+        elif not self._runs.note_own(program.digest, written, returned):
+            self.forbid(program.digest, Singly.WRITES)
 
     # -- groups ---------------------------------------------------------------------------------
 
@@ -145,10 +158,11 @@ class MergedCalls:
         except OutOfMemory:
             self._short(record, len(calls))
             return
-        group = _Group(members, record)
+        group = _Group(self._with_tensors_of_their_own(members), record)
         if group.size < SMALLEST:
             return
-        if plan.compares:
+        program = calls[0].asked.call.program
+        if plan.compares or not self._runs.is_ready(program, group.inputs):
             self._compare(group)
         else:
             self._merge(group)
@@ -165,13 +179,23 @@ class MergedCalls:
         times = [begun_s - call.asked_s, time.perf_counter() - begun_s, 0.0, 0.0]
         return _Member(call, inputs, times)
 
+    def _with_tensors_of_their_own(self, members: list[_Member]) -> list[_Member]:
+        """The members without those that write to what another one writes to: they run alone."""
+        found, taken = [], set[int]()
+        for member in members:
+            written = self._runs.written(member.waiting.asked.call.program.digest)
+            held = {id(each.held) for each in member.inputs.sent if each.position in written}
+            if taken.isdisjoint(held):
+                found.append(member)
+                taken |= held
+        return found
+
     def _merge(self, group: _Group) -> None:
         begun_s = time.perf_counter()
         try:
-            found = self._run(group)
-        except (CallRefused, merged_run.OtherOutputs):  # perhaps for one of the calls alone
-            group.record.note_failed(group.size)
-            self._singly(Singly.FAILED, group)
+            found = self._run(group, self._runs.run)
+        except REFUSALS as error:
+            self._note_refusal(group, error)
             return
         if found is None:
             return
@@ -180,22 +204,30 @@ class MergedCalls:
         self.counts.groups += 1
         self.counts.calls += group.size
         share_s = merged_s / group.size
-        for member, outputs in zip(group.members, found, strict=True):
+        for member, outputs in zip(group.members, found.outputs, strict=True):
             member.times[0] += merged_s - share_s
             member.times[2] = share_s
-            self._deliver(member, outputs, group.size)
+            self._deliver(member, outputs, group.size, lasting=found.lasting)
 
-    def _deliver(self, member: _Member, outputs: tuple[Any, ...], together: int) -> None:
+    def _deliver(
+        self, member: _Member, outputs: tuple[Any, ...], together: int, *, lasting: bool
+    ) -> None:
         asked = member.waiting.asked
         # What lies beside the results of others is copied where it is kept.
-        run = ProgramRun(outputs, {}, lasting=False)
+        run = ProgramRun(outputs, {}, lasting=lasting)
+        changed: list[TensorInput] | None = None
         try:
+            written = member.inputs.changed()
+            refuse_reshaped(written)
             answer = self._single.delivered(
-                asked, member.inputs, run, [], member.times, together=together
+                asked, member.inputs, run, written, member.times, together=together
             )
+            changed = written
         except BaseException as error:  # noqa: BLE001 - it is the call's own, and raised in its thread
+            self._single.settle_all(asked, member.inputs, None)
             self._done(member.waiting, error)
         else:
+            self._single.settle_all(asked, member.inputs, changed)
             self._done(member.waiting, answer)
 
     def _compare(self, group: _Group) -> None:
@@ -203,23 +235,22 @@ class MergedCalls:
         digest = group.members[0].waiting.asked.call.program.digest
         with _listening_to_warnings, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            begun_s = time.perf_counter()
             try:
-                found = self._run(group)
-            except (CallRefused, merged_run.OtherOutputs) as error:
-                self._note_refusal(group, digest, error)
+                found = self._run(group, self._runs.try_out)
+            except REFUSALS as error:
+                self._note_refusal(group, error, first=True)
                 return
-            merged_s = max(time.perf_counter() - begun_s, self._single.least_s)
         if found is None:
             return
+        merged_s = max(found.spent_s, self._single.least_s)
         if merged_run.loops_over(caught):
             self.forbid(digest, Singly.NO_RULE)
             self._singly(Singly.NO_RULE, group)
             return
         self.counts.compared += group.size
         answers = []
-        for member, outputs in zip(group.members, found, strict=True):
-            answers.append(self._compared(member, outputs))
+        for member, outputs, copies in zip(group.members, found.outputs, found.copies, strict=True):
+            answers.append(self._compared(member, outputs, copies))
             lost = member.waiting.error
             if isinstance(lost, ContextLost):  # the others' calls are not to blame
                 raise lost if member is group.members[0] else _blameless(lost)
@@ -230,13 +261,18 @@ class MergedCalls:
         else:
             group.record.note_failed(group.size)
 
-    def _compared(self, member: _Member, merged: Sequence[Any]) -> tuple[float, bool | None]:
+    def _compared(
+        self, member: _Member, merged: Sequence[Any], copies: dict[int, torch.Tensor]
+    ) -> tuple[float, bool | None]:
         """Answer a call singly: how long it ran, and if it gave the same; None where it failed."""
         waiting, equal = member.waiting, None
 
-        def look(_: Inputs, run: ProgramRun, wrote: bool) -> None:  # noqa: FBT001 - a callback
+        def look(inputs: Inputs, run: ProgramRun, wrote: bool) -> None:  # noqa: FBT001 - a callback
             nonlocal equal
-            equal = not wrote and self._is_equal(run.outputs, merged)
+            written = {entry.position for entry in inputs.changed()}
+            single = [*run.outputs, *(inputs.values[position] for position in copies)]
+            known = written <= copies.keys() and bool(written) == wrote
+            equal = known and self._is_equal(single, [*merged, *copies.values()])
 
         begun_s = time.perf_counter()
         member.times[0] = begun_s - waiting.asked_s - member.times[1]
@@ -258,23 +294,23 @@ class MergedCalls:
             return None
         return not found
 
-    def _run(self, group: _Group) -> list[tuple[Any, ...]] | None:
+    def _run(self, group: _Group, how: Callable[..., Found]) -> Found | None:
         """What each call gets; None where the group cannot run and need not be tried again soon."""
-        first = group.members[0]
-        call = first.waiting.asked.call
+        call = group.members[0].waiting.asked.call
         program, outputs = call.program, group.record.outputs
         assert outputs is not None, "a program is watched before it is merged"
-        calls = [member.inputs for member in group.members]
-        shapes = ("merged", program.digest, group.size, *first.inputs.shapes)
+        key = self._runs.key_of(program.digest, group.inputs)
+        shapes = ("merged", how.__name__, program.digest, group.size, key)
         before = versions_of(program.constants)
+        memory, expected = self._single.memory, set[int]()
 
-        def work() -> list[tuple[Any, ...]]:
+        def work() -> Found:
             with computing(self._single.device, call.options.mode()):
-                return merged_run.run_merged(program, calls, outputs)
+                return how(program, group.inputs, outputs)
 
-        memory = self._single.memory
         try:
             found, need_bytes = memory.attempt(shapes, work)
+            expected = self._runs.written(program.digest)
         except OutOfMemory:
             self._short(group.record, group.size)
             self._singly(Singly.MEMORY, group)
@@ -284,7 +320,7 @@ class MergedCalls:
         finally:
             wrote = versions_of(program.constants) != before
             self._single.tidy(program, before)
-            wrote |= self._undo_writes(group)
+            wrote |= self._undo_writes(group, expected)
         if wrote:
             self.forbid(program.digest, Singly.WRITES)
             return None
@@ -292,12 +328,12 @@ class MergedCalls:
             self._short(group.record, group.size)
         return found
 
-    def _undo_writes(self, group: _Group) -> bool:
-        """Undo what a run wrote to inputs, which it should not have; whether it did."""
+    def _undo_writes(self, group: _Group, expected: set[int]) -> bool:
+        """Undo what a run wrote to other inputs than it should have; whether it did."""
         wrote = False
         for member in group.members:
             changed = member.inputs.changed()
-            if changed:
+            if any(entry.position not in expected for entry in changed):
                 wrote = True
                 self._single.settle(changed, member.waiting.asked, finished=False)
                 detail = "inputs were written to by a merged run; send them again"
@@ -306,13 +342,17 @@ class MergedCalls:
                 )
         return wrote
 
-    def _note_refusal(self, group: _Group, digest: str, error: Exception) -> None:
-        """A group failed that never ran before."""
-        why = _reason(error)
-        if why is Singly.FAILED:  # perhaps for one of the calls alone
+    def _note_refusal(self, group: _Group, error: Exception, *, first: bool = False) -> None:
+        """A group failed; `first`: it never ran before."""
+        program = group.members[0].waiting.asked.call.program
+        certain = first or isinstance(error, (OtherShapes, WritesElsewhere))
+        why = reason_of(error) if certain else Singly.FAILED
+        if isinstance(error, OtherShapes) and not program.merges_equal_shapes:
+            program.merges_equal_shapes = True
+        elif why is Singly.FAILED:  # perhaps for one of the calls alone
             group.record.note_failed(group.size)
         else:
-            self.forbid(digest, why)
+            self.forbid(program.digest, why)
         self._singly(why, group)
 
     def _short(self, record: MergeRecord, size: int) -> None:
@@ -331,26 +371,6 @@ class MergedCalls:
             call.wake()
 
 
-_OF_VALUES = ("data-dependent control flow", ".item()", "dynamic shape")
-_OF_RULES = ("Batching rule not implemented", "batching rule")
-_OF_WRITES = ("vmap: inplace", "in-place", "doesn't match the broadcast shape")
-_OF_CHANCE = "randomness"
-
-
 def _blameless(lost: ContextLost) -> ContextLost:
     """What calls are told whose worker ends: they are repeated in another one."""
     return ContextLost(str(lost), of_program=False)
-
-
-def _reason(error: Exception) -> Singly:
-    """Why a merged run failed, by what torch says."""
-    text = str(error)
-    if isinstance(error, merged_run.OtherOutputs):
-        return Singly.DIFFERS
-    if any(words in text for words in _OF_VALUES):
-        return Singly.VALUES
-    if _OF_CHANCE in text:
-        return Singly.RANDOM
-    if any(words in text for words in _OF_WRITES):
-        return Singly.WRITES
-    return Singly.NO_RULE if any(words in text for words in _OF_RULES) else Singly.FAILED

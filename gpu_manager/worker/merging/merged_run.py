@@ -39,17 +39,27 @@ def layouts_of(outputs: Sequence[Any]) -> list[Any]:
     return [_layout(output) if isinstance(output, torch.Tensor) else output for output in outputs]
 
 
-def share_memory(inputs: Inputs, run: ProgramRun, constants: Sequence[torch.Tensor]) -> bool:
-    """Whether an output lies in an input, in a constant, or where another output does."""
-    seen = {storage for found in (*inputs.positions, run.positions) for storage in found}
+def inputs_in_outputs(
+    inputs: Inputs, run: ProgramRun, constants: Sequence[torch.Tensor]
+) -> set[int] | None:
+    """The sent inputs that outputs lie in; None where one lies in anything else that is not new."""
+    sent, *others = inputs.positions
+    known = {**sent, **run.positions}
+    images = {entry.position for entry in inputs.sent if entry.held.image is not None}
+    seen = {storage for found in others for storage in found}
     seen |= {identity(constant.untyped_storage()) for constant in constants}
+    found: set[int] = set()
     for output in run.outputs:
         if isinstance(output, torch.Tensor):
             storage = identity(output.untyped_storage())
-            if storage in seen:
-                return True
-            seen.add(storage)
-    return False
+            position = known.get(storage)
+            if storage in seen or position in images:
+                return None
+            if position is None:
+                seen.add(storage)
+            else:
+                found.add(position)
+    return found
 
 
 def run_merged(
@@ -124,15 +134,18 @@ def _pieces(whole: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
     whole = whole.detach().resolve_conj().resolve_neg()
     pieces: Sequence[torch.Tensor] = whole.unbind(0)
     if layout.strides is None:
-        return [piece.clone(memory_format=torch.contiguous_format) for piece in pieces]
+        return [as_laid_out(piece, None) for piece in pieces]
     owned = whole.stride(0) >= max(pieces[0].numel(), 1)
     return [
-        piece if owned and piece.stride() == layout.strides else _as(piece, layout.strides)
+        piece if owned and piece.stride() == layout.strides else as_laid_out(piece, layout.strides)
         for piece in pieces
     ]
 
 
-def _as(piece: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def as_laid_out(piece: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
+    """A copy with these strides; contiguous for none."""
+    if strides is None:
+        return piece.clone(memory_format=torch.contiguous_format)
     made = torch.empty_strided(piece.shape, strides, dtype=piece.dtype, device=piece.device)
     return made.copy_(piece)
 

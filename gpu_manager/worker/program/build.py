@@ -67,15 +67,22 @@ class BuiltProgram:
         # Whether it reads large inputs where the function has them; a GPU has a copy in any case.
         self.reads_only = may_borrow(program)
         self.borrows = table.device.type == "cpu" and self.reads_only
+        self.source = program
+        # Whether calls of it run as one only if their inputs have the same shapes, kept ones too.
+        self.merges_equal_shapes = False
+        self._table = table
         self._device = table.device
-        self._constants = program.constants
         self.constants = self.fresh_constants()
         parts = _Parts(program.parts, table)
         self.run: Run = _Writer(program, len(program.constants), table, parts).function()
 
     def fresh_constants(self) -> list[torch.Tensor]:
         """The program's own tensors, as they were sent."""
-        return [_constant(constant, self._device) for constant in self._constants]
+        return [_constant(constant, self._device) for constant in self.source.constants]
+
+    def some_steps(self, steps: ProgramPart) -> Run:
+        """A function of some of its steps: `run(inputs, ())` gives the output's leaves in order."""
+        return _Writer(steps, 0, self._table, _Parts((), self._table)).function()
 
 
 class _Parts:
@@ -161,11 +168,11 @@ class _Writer:
         """After which step each value is needed no more; those of the output never end."""
         first = self._defined
         for number, step in enumerate(self._program.steps):
-            for used in _references([step.arguments, list(step.named.values())]):
+            for used in references([step.arguments, list(step.named.values())]):
                 self._last_use[used] = first + number
-        for used in _references(self._program.output):
+        for used in references(self._program.output):
             self._last_use.pop(used, None)
-        kept = set(_references(self._program.output))
+        kept = set(references(self._program.output))
         self._spent: dict[int, list[int]] = {}
         for used, user in self._last_use.items():
             if used >= first and used not in kept:
@@ -186,7 +193,7 @@ class _Writer:
         self._maps_devices = step.operator != _AUTOCAST
         self._takes_parts = step.operator.startswith(_HIGHER_ORDER)
         arguments = [self._expression(argument) for argument in step.arguments]
-        if step.named and not any(True for _ in _references(list(step.named.values()))):
+        if step.named and not any(True for _ in references(list(step.named.values()))):
             named = {name: self._literal(value) for name, value in step.named.items()}
             found = functools.partial(found, **named)
         elif step.named:
@@ -205,7 +212,7 @@ class _Writer:
                     FailureKind.PROGRAM, f"value {value.number!r:.40} is not there yet"
                 )
             return f"v{value.number}"
-        if not any(True for _ in _references(value)):
+        if not any(True for _ in references(value)):
             literal = self._literal(value)
             if not isinstance(literal, (list, dict)):
                 return self._value(literal)
@@ -278,14 +285,14 @@ class _Writer:
         return [self._expression(output)]
 
 
-def _references(value: Any) -> list[int]:
+def references(value: Any) -> list[int]:
     """The numbers of the values that an argument refers to."""
     if isinstance(value, Ref):
         return [value.number]
     if isinstance(value, (Tuple, Mapping)):
         value = value.items
     if isinstance(value, (list, Slice)):
-        return [number for item in value for number in _references(item)]
+        return [number for item in value for number in references(item)]
     return []
 
 

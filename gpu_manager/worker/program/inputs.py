@@ -18,7 +18,7 @@ from gpu_manager.worker.program.channel_state import (
 from gpu_manager.worker.program.tensor_specs import read_spec, view
 from torch_shim.wire.protocol import FailureKind
 
-IMAGE, _KEPT, _AREA = 0, 1, 2
+IMAGE, KEPT, AREA = 0, 1, 2
 _IMAGE_FIELDS, _KEPT_FIELDS, _AREA_FIELDS = 4, 3, 5
 _BLOCK_FIELDS = 6  # of what lies in a block instead of the area
 _TENSOR_FIELDS = 5
@@ -62,6 +62,10 @@ class Inputs:
             return []
         pairs = zip(self.given, self._versions, after, strict=True)
         return [entry for entry, before, now in pairs if before != now]
+
+    def note_restored(self) -> None:
+        """What was written to them was taken back."""
+        self._versions = self._now()
 
     def refuse_if_written(self) -> None:
         """CallRefused where a program has written to some, and ended before it was done."""
@@ -171,7 +175,7 @@ class InputReader:
             return self._weights(*rest)
         if not all(type(number) is int and number >= 0 for number in rest):
             raise CallRefused(FailureKind.BAD_FRAME, f"source {source!r:.60}")
-        if kind == _KEPT and len(source) == _KEPT_FIELDS:
+        if kind == KEPT and len(source) == _KEPT_FIELDS:
             key, epoch = rest
             self._lasting = False
             held = self._kept.find(key, epoch)
@@ -185,9 +189,9 @@ class InputReader:
                 held.storage, held.shared = self._device.duplicate(held.storage), False
                 held.use = None
             return held
-        if kind == _AREA and len(source) == _AREA_FIELDS:
+        if kind == AREA and len(source) == _AREA_FIELDS:
             return self._sent(self._area, *rest)
-        if kind == _AREA and len(source) == _BLOCK_FIELDS:
+        if kind == AREA and len(source) == _BLOCK_FIELDS:
             block = self._kept.blocks.get(rest[-1])
             if block is None:
                 raise CallRefused(FailureKind.BAD_FRAME, f"no block {rest[-1]}")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -19,6 +19,13 @@ from tests.unit.gpu_manager.worker.calls.caller import (
 from torch_shim.wire.programs import Program
 
 FIRST_LEASE = 100
+
+
+class Sent(NamedTuple):
+    """What one caller sends: several inputs, and what is its own about the call."""
+
+    values: tuple[Any, ...]
+    more: dict[str, Any]
 
 
 class Crowd:
@@ -43,15 +50,18 @@ class Crowd:
             caller.wire.close()
         self._threads.shutdown()
 
-    def bind(self, what: Program, weights: Sequence[torch.Tensor]) -> None:
-        """Every caller binds the image's tensors as the inputs behind the first one."""
+    def bind(self, what: Program, weights: Sequence[torch.Tensor], behind: int = 1) -> None:
+        """Every caller binds the image's tensors as the inputs behind the first ones."""
         table = self.worker.weights
-        bound = {n + 1: weight(table, n, like) for n, like in enumerate(weights)}
+        bound = {n + behind: weight(table, n, like) for n, like in enumerate(weights)}
         self._bindings = [caller.bind(what, bound) for caller in self.callers]
         self._lacks = len(weights)
 
     def call(self, what: Program, inputs: Sequence[Any], **more: Any) -> list[Any]:
-        """Calls that wait together, in this order: each one's outputs, or the error it ended by."""
+        """Calls that wait together, in this order: each one's outputs, or the error it ended by.
+
+        A caller whose input is None does not call.
+        """
         return [_outcome(each) for each in self.begin(what, inputs, **more)]
 
     def begin(
@@ -65,8 +75,9 @@ class Crowd:
         line, found = self.worker.executor.line(), []
         with self.worker.executor._gate:  # noqa: SLF001 - what a call holds
             for number, sent in enumerate(inputs):
-                found.append(self._threads.submit(self._one, number, what, sent, **more))
-                wait_until(partial(_is_long, line, number + 1), "the call is in line")
+                if sent is not None:
+                    found.append(self._threads.submit(self._one, number, what, sent, **more))
+                    wait_until(partial(_is_long, line, len(found)), "the call is in line")
             meanwhile()
         return found
 
@@ -77,10 +88,16 @@ class Crowd:
                 assert isinstance(outcome, list), outcome
 
     def _one(self, number: int, what: Program, sent: Any, **more: Any) -> Reply:
-        values = (sent, *[None] * self._lacks)
+        values, own = sent if isinstance(sent, Sent) else ((sent,), {})
         binding = self._bindings[number] if self._bindings else None
         return self.callers[number].call(
-            what, *values, lease=FIRST_LEASE + number, binding=binding, **more
+            what,
+            *values,
+            *[None] * self._lacks,
+            lease=FIRST_LEASE + number,
+            binding=binding,
+            **more,
+            **own,
         )
 
 

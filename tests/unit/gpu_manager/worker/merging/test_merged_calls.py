@@ -113,9 +113,7 @@ COUNTS = program(
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        (program(step("m:add_", Ref(0), 1), output=[Ref(1)]), Singly.WRITES),
         (COUNTS, Singly.WRITES),
-        (program(step("m:view", Ref(0), -1), output=[Ref(1)]), Singly.ALIASES),
         (
             program(step("m:mul", Ref(0), 2), step("m:view", Ref(1), -1), output=[Ref(1), Ref(2)]),
             Singly.ALIASES,
@@ -125,7 +123,7 @@ COUNTS = program(
         (program(step("t:torch.histc", Ref(0), 3), output=[Ref(1)]), Singly.NO_RULE),
         (program(step("t:torch.rand", 4), output=[Ref(1)]), Singly.RANDOM),
     ],
-    ids=["input", "constant", "alias", "two_views", "item", "nonzero", "loop", "random"],
+    ids=["constant", "two_views", "item", "nonzero", "loop", "random"],
 )
 def test_calls_run_singly_for_good_when_they_cannot_run_as_one(what: Program, why: Singly) -> None:
     worker = paying()

@@ -1,0 +1,280 @@
+"""How the calls of a group run as one: stacked whole, or with apart what is each call's own.
+
+What a program's calls have apart is found out on copies, before such a group first runs.
+"""
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from gpu_manager.worker.merging.merged_run import run_merged
+from gpu_manager.worker.merging.step_plan import KnownSteps, leaves_of, plan_steps, users_of
+from gpu_manager.worker.merging.step_run import StepFunctions, StepRun, Uneven
+from gpu_manager.worker.program.build import BuiltProgram
+from gpu_manager.worker.program.inputs import Inputs
+from gpu_manager.worker.program.tensor_specs import view
+from torch_shim.wire.programs import Ref
+
+_MOST_PROGRAMS, _MOST_PLANS = 4096, 64
+_STEPS_PER_DOUBLING = 4  # of a group's bytes: each step's need of memory is measured
+_MOST_FORCED = 64  # steps that have to run apart although they touch weights
+
+
+class OtherShapes(Exception):
+    """Calls of other shapes cannot run as one: too much of them is uneven."""
+
+
+class Found(NamedTuple):
+    """What a group gave, and how long it ran.
+
+    Outputs that are not `lasting` lie beside those of other calls. In a trial `copies` are what
+    stood in for the inputs that the program writes to, by position.
+    """
+
+    outputs: list[tuple[Any, ...]]
+    lasting: bool
+    spent_s: float
+    copies: Sequence[dict[int, torch.Tensor]]
+
+
+class _Program:
+    """What is known of a program, and its plan once it was watched."""
+
+    def __init__(self) -> None:
+        self.steps = KnownSteps()
+        self.plan: list[StepFunctions] | None = None
+
+    def add(self, own: set[int]) -> None:
+        """These inputs are each call's own, too."""
+        if not own <= self.steps.inputs:
+            self.steps.inputs |= own
+            self.plan = None
+
+
+class GroupRuns:
+    """Runs groups of the calls of one model. One at a time."""
+
+    def __init__(self) -> None:
+        self._programs: dict[str, _Program] = {}
+        self._plans: OrderedDict[str, _Program] = OrderedDict()
+
+    def note_own(self, digest: str, written: set[int], returned: set[int]) -> bool:
+        """A single call wrote to these inputs; outputs lie in those: they stay each call's own.
+
+        False where too much is known of other programs: calls of this one cannot be merged.
+        """
+        if not written | returned:
+            return True
+        if digest not in self._programs and len(self._programs) >= _MOST_PROGRAMS:
+            return False
+        known = self._programs.setdefault(digest, _Program())
+        known.steps.written |= written
+        known.add(written | returned)
+        return True
+
+    def written(self, digest: str) -> set[int]:
+        """The inputs that a program writes to."""
+        found = self._programs.get(digest)
+        return found.steps.written if found is not None else set()
+
+    def is_ready(self, program: BuiltProgram, calls: Sequence[Inputs]) -> bool:
+        """Whether such a group was watched; else it has to be tried first."""
+        own = _own(calls)
+        found = self._programs.get(program.digest)
+        if found is None:
+            return not own
+        return own <= found.steps.inputs and (found.plan is not None or not found.steps.inputs)
+
+    def key_of(self, digest: str, calls: Sequence[Inputs]) -> Hashable:
+        """Equal for groups of the same need of memory, or nearly so where shapes grow."""
+        found = self._programs.get(digest)
+        if found is None or not found.steps.inputs:
+            return calls[0].shapes
+        size_bytes = sum(entry.tensor.nbytes for each in calls for entry in each.sent)
+        return round(_STEPS_PER_DOUBLING * math.log2(1 + size_bytes))
+
+    def run(self, program: BuiltProgram, calls: Sequence[Inputs], layouts: Sequence[Any]) -> Found:
+        """The outputs of each call. If that fails, all inputs are as they were."""
+        known = self._programs.get(program.digest)
+        return self._timed(program, known, calls, layouts, [{}] * len(calls))
+
+    def try_out(
+        self, program: BuiltProgram, calls: Sequence[Inputs], layouts: Sequence[Any]
+    ) -> Found:
+        """The same with copies of what the program writes to, watched first if need be."""
+        own = _own(calls)
+        known = self._programs.get(program.digest)
+        if known is None and own and len(self._programs) < _MOST_PROGRAMS:
+            known = self._programs[program.digest] = _Program()
+        if known is None:
+            return self._timed(program, None, calls, layouts, [{}] * len(calls))
+        known.add(own)
+        if known.plan is None:
+            self._watch(program, known, calls)
+        return self._timed(program, known, calls, layouts, _copies(calls, known.steps.written))
+
+    def _timed(
+        self,
+        program: BuiltProgram,
+        known: "_Program | None",
+        calls: Sequence[Inputs],
+        layouts: Sequence[Any],
+        copies: Sequence[dict[int, torch.Tensor]],
+    ) -> Found:
+        begun_s = time.perf_counter()
+        apart = known is not None and bool(known.steps.inputs)
+        if known is not None and apart:
+            outputs = self._run(program, known, calls, _with(calls, copies), layouts)
+        else:
+            outputs = run_merged(program, calls, layouts)
+        return Found(outputs, apart, time.perf_counter() - begun_s, copies)
+
+    def _run(
+        self,
+        program: BuiltProgram,
+        known: _Program,
+        calls: Sequence[Inputs],
+        values: list[list[Any]],
+        layouts: Sequence[Any],
+    ) -> list[tuple[Any, ...]]:
+        leaves = [[each.number] if isinstance(each, Ref) else each for each in _leaves(program)]
+        while True:
+            if known.plan is None:
+                plan = _functions(program, known, calls, one_by_one=False)
+                self._planned(program.digest, known, plan)
+            else:
+                plan = known.plan
+            run = _step_run(program, known, calls, values)
+            try:
+                run.run(plan)
+                return run.outputs(leaves, layouts)
+            except BaseException as error:
+                run.undo()
+                for each in calls:
+                    each.note_restored()
+                if not isinstance(error, Uneven):
+                    raise
+                self._force(program, known, error)
+
+    def _watch(self, program: BuiltProgram, known: _Program, calls: Sequence[Inputs]) -> None:
+        """Find out what a program writes to, on copies, and what has to run apart."""
+        while True:
+            plan = _functions(program, known, calls, one_by_one=True)
+            values = _with(calls, _copies(calls, known.steps.written))
+            try:
+                known.steps.writes |= _step_run(program, known, calls, values).watch(plan)
+            except Uneven as uneven:
+                self._force(program, known, uneven)
+            else:
+                break
+        plan = _functions(program, known, calls, one_by_one=False)
+        self._planned(program.digest, known, plan)
+
+    def _force(self, program: BuiltProgram, known: _Program, uneven: Uneven) -> None:
+        """Have steps run apart that cannot take what the calls have as one."""
+        steps = users_of(program.source, uneven.segment.numbers, uneven.value)
+        if steps <= known.steps.steps or len(known.steps.steps) >= _MOST_FORCED:
+            known.steps.steps.clear()
+            known.plan = None
+            raise OtherShapes
+        known.steps.steps |= steps
+        known.plan = None
+
+    def _planned(self, digest: str, known: _Program, plan: list[StepFunctions]) -> None:
+        """Keep a plan; that of another program leaves if there are too many."""
+        known.plan = plan
+        self._plans[digest] = known
+        self._plans.move_to_end(digest)
+        if len(self._plans) > _MOST_PLANS:
+            self._plans.popitem(last=False)[1].plan = None
+
+
+def _own(calls: Sequence[Inputs]) -> set[int]:
+    """The inputs that calls have apart: kept ones, those of other shapes, and other numbers."""
+    first, *others = calls
+    found = {entry.position for each in calls for entry in each.sent if entry.held.key}
+    for position, value in enumerate(first.values):
+        if isinstance(value, torch.Tensor):
+            layout = value.shape, value.stride()
+            if any(
+                (it.values[position].shape, it.values[position].stride()) != layout for it in others
+            ):
+                found.add(position)
+        elif any(repr(each.values[position]) != repr(value) for each in others):
+            found.add(position)
+    return found
+
+
+def _functions(
+    program: BuiltProgram, known: _Program, calls: Sequence[Inputs], *, one_by_one: bool
+) -> list[StepFunctions]:
+    segments = plan_steps(program.source, known.steps, _weights(calls[0]), one_by_one=one_by_one)
+    some = program.some_steps
+    return [
+        StepFunctions(
+            each,
+            some(each.steps),
+            None if each.undo is None else some(each.undo.save),
+            None if each.undo is None else some(each.undo.restore),
+        )
+        for each in segments
+    ]
+
+
+def _step_run(
+    program: BuiltProgram, known: _Program, calls: Sequence[Inputs], values: list[list[Any]]
+) -> StepRun:
+    own = known.steps.inputs
+    tensors = {entry.position for entry in calls[0].sent if entry.held.image is None}
+    first = calls[0].values
+    shared = {
+        number: value
+        for number, value in enumerate([*first, *program.constants])
+        if number not in own and number not in tensors
+    }
+    sent = {number: [each[number] for each in values] for number in tensors - own}
+    return StepRun(
+        len(calls), shared, sent, {number: [each[number] for each in values] for number in own}
+    )
+
+
+def _weights(inputs: Inputs) -> set[int]:
+    """The inputs that all calls have."""
+    sent = {entry.position for entry in inputs.sent if entry.held.image is None}
+    return {
+        position
+        for position, value in enumerate(inputs.values)
+        if isinstance(value, torch.Tensor) and position not in sent
+    }
+
+
+def _leaves(program: BuiltProgram) -> list[Any]:
+    return leaves_of(program.source.output)
+
+
+def _copies(calls: Sequence[Inputs], positions: set[int]) -> list[dict[int, torch.Tensor]]:
+    """Copies of these inputs of each call; those in one storage are in one again."""
+    found = []
+    for each in calls:
+        storages: dict[int, torch.UntypedStorage] = {}
+        copies = {}
+        for entry in each.sent:
+            if entry.position in positions:
+                held = entry.held
+                if id(held) not in storages:
+                    storages[id(held)] = held.storage.clone()  # type: ignore[no-untyped-call] # torch gives it no types
+                copies[entry.position] = view(storages[id(held)], entry.spec)
+        found.append(copies)
+    return found
+
+
+def _with(calls: Sequence[Inputs], copies: Sequence[dict[int, torch.Tensor]]) -> list[list[Any]]:
+    """What the calls' programs get, with copies of some inputs."""
+    return [
+        [own.get(position, value) for position, value in enumerate(each.values)]
+        for each, own in zip(calls, copies, strict=True)
+    ]
