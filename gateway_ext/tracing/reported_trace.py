@@ -14,7 +14,7 @@ VERSION = "1"
 
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}", re.ASCII)
-_WAIT = re.compile(rb"1 h;\d{1,18};(\d{1,12});q=(\d{1,12});t=([1-9]\d{0,5})(?: |\Z)", re.ASCII)
+_WAIT = re.compile(rb"1 h;\d{1,18};(\d{1,12});q=(\d{1,12});t=([1-9]\d{0,5})(?:[ ;]|\Z)", re.ASCII)
 _MOST_ENTRIES = 200
 _MOST_CHARACTERS = 128
 
