@@ -2,62 +2,21 @@
 
 import json
 import signal
-import socket
-import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from gateway_ext.tracing.reported_trace import read, thread_wait
-from tests.kit.processes.runtime_process import Answered, Running, runtime
+from tests.kit.processes.batch_runtime import HANDLER, answers, connections, posted, served
+from tests.kit.processes.runtime_process import runtime
 from tests.kit.waiting import wait_until
 
-TRACE = {"traceparent": f"00-{32 * 'a'}-{16 * 'b'}-01"}
-# Answers what each body says; the list's size is in each answer.
-HANDLER = """
-import os, time
-from pathlib import Path
-def handle_batch(events, context):
-    print("list", sorted(event.body.decode() for event in events))
-    for event in events:
-        gate = event.headers.get("x-gate")
-        while gate and not Path(gate).exists():
-            time.sleep(0.01)
-        if event.body == b"poison":
-            raise ValueError("a poisoned call")
-    return [answer(event, len(events)) for event in events]
-def answer(event, count):
-    kind = event.body.decode()
-    if kind == "error":
-        return KeyError("only mine")
-    if kind == "status":
-        return {"statusCode": 418, "body": "teapot", "headers": {"X-Mine": "yes"}}
-    if kind == "stream":
-        return (piece for piece in "abc")
-    if kind == "unsendable":
-        return object()
-    return {"body": kind, "count": count, "pid": os.getpid()}
-"""
 SHORT = """
 def handle_batch(events, context):
     print("called with", len(events))
     return ["one"] * (len(events) - 1) or {"not": "a list"}
-"""
-ASYNC = """
-import asyncio
-async def handle_batch(events, context):
-    print("list of", len(events))
-    try:
-        await asyncio.sleep(60 if events[0].body == b"sleep" else 0)
-    except asyncio.CancelledError:
-        print("cancelled")
-        raise
-    if len(events) > 1 and any(event.body == b"poison" for event in events):
-        raise RuntimeError("not together")
-    return [len(events) for _ in events]
 """
 
 
@@ -65,44 +24,6 @@ async def handle_batch(events, context):
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(16) as found:
         yield found
-
-
-def posted(
-    pool: ThreadPoolExecutor, running: Running, *bodies: str, **headers: str
-) -> list[Future[Answered]]:
-    return [
-        pool.submit(running.call, "/", body.encode(), headers={**TRACE, **headers})
-        for body in bodies
-    ]
-
-
-def answers(
-    pool: ThreadPoolExecutor, running: Running, *bodies: str, **headers: str
-) -> list[Answered]:
-    """The answers to calls that are all sent at once."""
-    return [each.result() for each in posted(pool, running, *bodies, **headers)]
-
-
-def served(
-    handler: str,
-    most: int,
-    wait: str = "60s",
-    *,
-    ready: bool = True,
-    workers: int = 1,
-    example: str = "",
-    **more: str,
-) -> AbstractContextManager[Running]:
-    """Lists of exactly so many, unless told otherwise: the first call waits for the last one."""
-    return runtime(
-        handler,
-        ready=ready,
-        workers=workers,
-        example=example,
-        GPUFAAS_BATCH_HANDLER=str(most),
-        GPUFAAS_BATCH_WAIT=wait,
-        **more,
-    )
 
 
 # -- who is called together ---------------------------------------------------------------------
@@ -128,7 +49,7 @@ def test_what_is_there_is_taken_without_a_wait(pool: ThreadPoolExecutor, tmp_pat
         first = posted(pool, running, "first", **{"X-Gate": str(gate)})
         running.until_written("list ['first']")
         others = posted(pool, running, "a", "b", "c")
-        wait_until(lambda: _connections(running) >= 4, "all calls in the process")
+        wait_until(lambda: connections(running) >= 4, "all calls in the process")
         running.call("/_/ready", method="GET")  # what came before has been read
         gate.touch()
         assert json.loads(first[0].result().body)["count"] == 1
@@ -253,96 +174,6 @@ def test_what_is_no_list_is_an_error() -> None:
         running.until_written("handle_batch returned dict, not a list of 1 answers")
 
 
-# -- coroutines ---------------------------------------------------------------------------------
-
-
-def test_coroutine_is_given_lists_too(pool: ThreadPoolExecutor) -> None:
-    with served(ASYNC, 3) as running:
-        assert [each.body for each in answers(pool, running, "a", "b", "c")] == [b"3"] * 3
-        found = answers(pool, running, "a", "poison", "c")
-        assert [each.body for each in found] == [b"1"] * 3
-
-
-def test_coroutine_is_cancelled_when_all_its_clients_have_left(pool: ThreadPoolExecutor) -> None:
-    with served(ASYNC, 2) as running:
-        first, second = _sent(running, b"sleep"), _sent(running, b"sleep")
-        running.until_written("list of 2")
-        first.close()
-        assert running.call("/_/ready", method="GET").status == 200
-        assert "cancelled" not in running.written()
-        second.close()
-        running.until_written("cancelled")
-        assert [each.body for each in answers(pool, running, "a", "b")] == [b"2"] * 2
-
-
-# -- clients that leave, deadlines, bodies ------------------------------------------------------
-
-
-def test_client_that_leaves_in_mid_batch_costs_the_others_nothing(
-    pool: ThreadPoolExecutor, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-    with served(HANDLER, 2) as running:
-        leaving = _sent(running, b"gone")
-        staying = posted(pool, running, "a", **{"X-Gate": str(gate)})
-        running.until_written("list ['a', 'gone']")
-        leaving.close()
-        running.call("/_/ready", method="GET")
-        gate.touch()
-        assert json.loads(staying[0].result().body)["count"] == 2
-        assert running.written().count("list [") == 1
-
-
-def test_client_that_leaves_while_it_waits_is_not_in_the_list(pool: ThreadPoolExecutor) -> None:
-    with served(HANDLER, 2) as running:
-        _sent(running, b"gone").close()
-        running.call("/_/ready", method="GET")
-        found = answers(pool, running, "a", "b")
-        assert [json.loads(each.body)["count"] for each in found] == [2, 2]
-        assert "gone" not in running.written()
-
-
-def test_call_whose_time_is_up_while_it_waits_is_answered_504(pool: ThreadPoolExecutor) -> None:
-    with served(HANDLER, 2, exec_timeout="1s") as running:
-        assert running.call(body=b"late").status == 504
-        found = answers(pool, running, "a", "b")
-        assert [each.status for each in found] == [200, 200]
-        assert "late" not in running.written().split("took longer")[1]
-
-
-def test_deadline_of_one_member_leaves_the_others_their_answers(
-    pool: ThreadPoolExecutor, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-    with served(HANDLER, 2, exec_timeout="4s") as running:
-        early = posted(pool, running, "early")
-        time.sleep(2.5)
-        late = posted(pool, running, "late", **{"X-Gate": str(gate)})
-        assert early[0].result().status == 504
-        gate.touch()
-        assert late[0].result().status == 200
-        assert running.process.poll() is None
-
-
-def test_batch_that_never_ends_holds_up_the_next_one_only_for_its_time_limit(
-    tmp_path: Path,
-) -> None:
-    with served(HANDLER, 2, "0", exec_timeout="500ms", GPUFAAS_THREADS="2") as running:
-        never = {"X-Gate": str(tmp_path / "never")}
-        assert running.call(body=b"stuck", headers=never).status == 504
-        wait_until(lambda: running.call(body=b"a").status == 200, "the next batch")
-        running.call(body=b"stuck", headers=never)
-        assert running.process.wait(20) == 1
-        assert "every thread is held" in running.written()
-
-
-def test_body_that_is_too_large_is_refused_alone(pool: ThreadPoolExecutor) -> None:
-    with served(HANDLER, 2, GPUFAAS_MAX_BODY_BYTES="100") as running:
-        found = answers(pool, running, "a", "b" * 101, "c")
-        assert [each.status for each in found] == [200, 413, 200]
-        assert running.written() == "list ['a', 'c']\n"
-
-
 # -- the end, reports, templates ----------------------------------------------------------------
 
 
@@ -354,7 +185,7 @@ def test_all_that_wait_are_served_when_the_process_is_to_end(
         held = posted(pool, running, "a", "b", **{"X-Gate": str(gate)})
         running.until_written("list ['a', 'b']")
         waiting = posted(pool, running, "c")  # alone: it would wait for a minute
-        wait_until(lambda: _connections(running) >= 3, "the call in the process")
+        wait_until(lambda: connections(running) >= 3, "the call in the process")
         running.call("/_/ready", method="GET")
         running.process.send_signal(signal.SIGTERM)
         gate.touch()
@@ -367,7 +198,7 @@ def test_call_that_waits_for_others_is_served_at_once_when_the_process_is_to_end
 ) -> None:
     with served(HANDLER, 2) as running:
         waiting = posted(pool, running, "a")
-        wait_until(lambda: _connections(running) >= 1, "the call in the process")
+        wait_until(lambda: connections(running) >= 1, "the call in the process")
         running.call("/_/ready", method="GET")
         running.process.send_signal(signal.SIGTERM)
         assert waiting[0].result().status == 200
@@ -392,25 +223,3 @@ def test_example_calls_are_made_alone_and_together() -> None:
         assert running.call(body=b"x").status == 200
         lines = running.written().splitlines()
         assert lines[:3] == ["list ['a']", "list ['b']", "list ['a', 'b']"]
-
-
-def _sent(running: Running, body: bytes) -> socket.socket:
-    sock = running.socket()
-    sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-    return sock
-
-
-def _connections(running: Running) -> int:
-    """The connections that the process has accepted, as far as its open files show."""
-    files = Path(f"/proc/{running.process.pid}/fd")
-    return sum("socket:" in _target(each) for each in files.iterdir()) - _OWN_SOCKETS
-
-
-def _target(link: Path) -> str:
-    try:
-        return str(link.readlink())
-    except OSError:
-        return ""
-
-
-_OWN_SOCKETS = 3  # the listener, and the pair that wakes the loop
