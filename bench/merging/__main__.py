@@ -6,27 +6,33 @@ import statistics
 from bench.measure.peers.four_models import NAMES
 from bench.measure.report import BenchReport, load_average
 from bench.merging.batching_comparison import BatchingComparison
+from bench.merging.calling_function import MODELS
 from bench.merging.merging_node import Figures, merging_node
 
 _CLIENTS = (1, 8, 32)
-_SECONDS, _SECONDS_OVER_HTTP = 4.0, 1.5
 
 
 def main() -> None:
     """Measure, print, and keep the report if asked to."""
     parser = argparse.ArgumentParser(prog="python -m bench.merging", description=__doc__)
     add = parser.add_argument
-    add("--model", action="append", choices=NAMES, help="all, unless named")
-    add("--seconds", type=float, help="of each measurement (4)")
+    add("--model", action="append", choices=list(MODELS), help="all, unless named")
+    add("--seconds", type=float, default=4.0, help="of each measurement (4)")
     add("--rounds", type=int, default=2, help="with and without in turn; medians are shown (2)")
     add("--emulate-run", type=float, default=0.0, metavar="S", help="what a run takes at least (0)")
-    add("--peers", action="store_true", help="over HTTP, beside two peers (1.5 s each)")
+    add(
+        "--peers",
+        nargs="?",
+        type=float,
+        const=1.5,
+        metavar="S",
+        help="HTTP, beside peers (1.5)",
+    )
     add("--keep", action="store_true", help="write the report to bench/results")
     options = parser.parse_args()
     if options.peers:
         _compare(options)
         return
-    options.seconds = options.seconds or _SECONDS
     command = f"python -m bench.merging --seconds {options.seconds:g} --rounds {options.rounds}"
     if options.emulate_run:
         command += f" --emulate-run {options.emulate_run:g}"
@@ -44,7 +50,7 @@ def main() -> None:
         "as many | calls in groups | calls a group | singly, by why |"
     )
     report.add(f"| --- |{' ---: |' * 10} --- |")
-    for model in options.model or NAMES:
+    for model in options.model or MODELS:
         _rows(report, model, options)
     report.add(f"\nLoad average after: {load_average()}.")
     if options.keep:
@@ -52,12 +58,11 @@ def main() -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    seconds = options.seconds or _SECONDS_OVER_HTTP
-    report = BenchReport(
-        "Batching over HTTP, beside peers", f"python -m bench.merging --peers --seconds {seconds:g}"
-    )
+    command = f"python -m bench.merging --peers {options.peers:g}"
+    report = BenchReport("Batching over HTTP, beside peers", command)
     report.add(f"\nLoad average before: {load_average()}.")
-    BatchingComparison(options.model or list(NAMES), seconds).measure(report)
+    models = [model for model in options.model or NAMES if model in NAMES]
+    BatchingComparison(models, options.peers).measure(report)
     report.add(f"\nLoad average after: {load_average()}.")
     if options.keep:
         report.keep("batching-peers")

@@ -20,14 +20,14 @@ from bench.merging.batching_systems import (
 _PEERS = {"LitServe": PeerSystem.LITSERVE, "Ray Serve": PeerSystem.RAY}
 _COLUMNS = (*(f"ours, {way}" for way in OwnWay), *_PEERS)
 _ABOUT = (
-    "\nEach system serves the model over HTTP; clients call it in a closed loop, each call with one "
-    "input (an image of 64 x 64 or 16 words, in base64 in JSON), and every answer is compared with "
-    f"torch's. Lists have at most {MOST} calls everywhere. *Singly*: `com.gpufaas.batch: off`. "
+    "\nEach system serves the model over HTTP; clients call it in a closed loop, each call with "
+    "one input (an image of 64 x 64 or 16 words, in base64 in JSON), and every answer is compared "
+    f"with torch's. Lists have {MOST} calls at most. *Singly*: `com.gpufaas.batch: off`. "
     "*Merged*: `model(x)` in an unmodified handler, run as one by the worker. *Lists*: "
-    f"`handle_batch` with `com.gpufaas.batch-handler: {MOST}`, no wait. Ours run on one emulated GPU "
-    "(torch on this machine's cores), singly and merged with 32 leases at a time. Of the peers the "
-    "best of some settings is shown for each number of clients: workers x torch's threads, wait for "
-    "others. Cells: calls/s, p50 / p99 ms; failed calls where there were any."
+    f"`handle_batch` with `com.gpufaas.batch-handler: {MOST}`, no wait. Ours run on one emulated "
+    "GPU (torch on this machine's cores), singly and merged with 32 leases at a time. Of the peers "
+    "the best of some settings is shown for each number of clients: workers x torch's threads, "
+    "wait for others. Cells: calls/s, p50 / p99 ms; failed calls where there were any."
 )
 
 

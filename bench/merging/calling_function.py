@@ -9,14 +9,24 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from bench.measure.peers.four_models import made, random_input
+from bench.measure.peers.four_models import NAMES, made, random_input
 from torch_shim.process_report import report
 
+Made = tuple[torch.nn.Module, Callable[[], torch.Tensor]]
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+
+
+def _of(name: str) -> Made:
+    return made(name), partial(random_input, name)
+
+
+MODELS: dict[str, Callable[[], Made]] = {name: partial(_of, name) for name in NAMES}
 
 
 class _Caller:
@@ -37,11 +47,12 @@ class _Caller:
 
 def main() -> None:
     """Build the model, and carry out lines."""
+    torch.manual_seed(0)  # so that all processes have the same weights
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    name = sys.argv[1]
-    model = made(name)
-    inputs = [random_input(name) for _ in range(32)]
+    model, make = MODELS[sys.argv[1]]()
+    model.eval()
+    inputs = [make() for _ in range(32)]
     known = [(x, model(x)) for x in inputs]
     on_gpu = model.cuda()
     print(json.dumps({"ready": True}), flush=True)
