@@ -3,7 +3,9 @@
 import argparse
 import statistics
 
+from bench.measure.peers.four_models import NAMES
 from bench.measure.report import BenchReport, load_average
+from bench.merging.batching_comparison import BatchingComparison
 from bench.merging.calling_function import MODELS
 from bench.merging.merging_node import Figures, merging_node
 from bench.merging.writing_clients import WRITERS
@@ -20,8 +22,19 @@ def main() -> None:
     add("--seconds", type=float, default=4.0, help="of each measurement (4)")
     add("--rounds", type=int, default=2, help="with and without in turn; medians are shown (2)")
     add("--emulate-run", type=float, default=0.0, metavar="S", help="what a run takes at least (0)")
+    add(
+        "--peers",
+        nargs="?",
+        type=float,
+        const=1.5,
+        metavar="S",
+        help="HTTP, beside peers (1.5)",
+    )
     add("--keep", action="store_true", help="write the report to bench/results")
     options = parser.parse_args()
+    if options.peers:
+        _compare(options)
+        return
     command = f"python -m bench.merging --seconds {options.seconds:g} --rounds {options.rounds}"
     command += "".join(f" --model {model}" for model in options.model or ())
     command += "".join(f" --clients {clients}" for clients in options.clients or ())
@@ -47,6 +60,17 @@ def main() -> None:
     report.add(f"\nLoad average after: {load_average()}.")
     if options.keep:
         report.keep("merging")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    command = f"python -m bench.merging --peers {options.peers:g}"
+    report = BenchReport("Batching over HTTP, beside peers", command)
+    report.add(f"\nLoad average before: {load_average()}.")
+    models = [model for model in options.model or NAMES if model in NAMES]
+    BatchingComparison(models, options.peers).measure(report)
+    report.add(f"\nLoad average after: {load_average()}.")
+    if options.keep:
+        report.keep("batching-peers")
 
 
 def _rows(report: BenchReport, model: str, options: argparse.Namespace) -> None:

@@ -10,12 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-import torchvision  # type: ignore[import-untyped] # it has no types
-from transformers import BertConfig, BertModel
 
+from bench.measure.peers.four_models import NAMES, made, random_input
 from bench.merging.writing_clients import WRITERS, WritingClient, writing_model
 from torch_shim.process_report import report
 
@@ -23,41 +23,11 @@ Made = tuple[torch.nn.Module, Callable[[], torch.Tensor]]
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 
 
-def _image() -> torch.Tensor:
-    return torch.randn(1, 3, 64, 64)
+def _of(name: str) -> Made:
+    return made(name), partial(random_input, name)
 
 
-def _words() -> torch.Tensor:
-    return torch.randint(0, 1000, (1, 16))
-
-
-class _Bert(torch.nn.Module):
-    """The first of bert's outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        small = BertConfig(
-            hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256
-        )
-        self.bert = BertModel(small)
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.bert(input_ids=words, return_dict=False)[0]
-        return found
-
-
-def _vit() -> torch.nn.Module:
-    sizes = {"num_layers": 4, "num_heads": 4, "hidden_dim": 256, "mlp_dim": 512}
-    made: torch.nn.Module = torchvision.models.VisionTransformer(64, 16, **sizes)
-    return made
-
-
-MODELS: dict[str, Callable[[], Made]] = {
-    "resnet18": lambda: (torchvision.models.resnet18(), _image),
-    "mobilenet_v3_small": lambda: (torchvision.models.mobilenet_v3_small(), _image),
-    "vit": lambda: (_vit(), _image),
-    "bert": lambda: (_Bert(), _words),
-}
+MODELS: dict[str, Callable[[], Made]] = {name: partial(_of, name) for name in NAMES}
 
 
 class _Caller:

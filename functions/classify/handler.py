@@ -38,18 +38,34 @@ model = load()
 
 def handle(event, context):
     """Takes the bytes of an image, or JSON: `image` in base64, or `pixels`, 3 rows of columns."""
-    try:
-        picture = picture_in(event)
-    except (ValueError, TypeError, KeyError, UnidentifiedImageError, binascii.Error) as error:
-        return {"statusCode": 400, "body": {"error": f"send an image: {error}"}}
-    with torch.no_grad():
-        chances = model(picture.unsqueeze(0).to(device)).softmax(dim=1)[0].cpu()
+    return handle_batch([event], context)[0]
+
+
+def handle_batch(events, context):
+    """The same for several calls, by one run; called where com.gpufaas.batch-handler says so."""
+    answers = [None] * len(events)
+    pictures = {}  # by the number of their call
+    for number, event in enumerate(events):
+        try:
+            pictures[number] = picture_in(event)
+        except (ValueError, TypeError, KeyError, UnidentifiedImageError, binascii.Error) as error:
+            answers[number] = {"statusCode": 400, "body": {"error": f"send an image: {error}"}}
+    if pictures:
+        with torch.no_grad():
+            chances = model(torch.stack(list(pictures.values())).to(device)).softmax(dim=1).cpu()
+        for number, row in zip(pictures, chances, strict=True):
+            answers[number] = {"statusCode": 200, "body": body_of(row)}
+    return answers
+
+
+def body_of(chances):
+    """The answer to one picture."""
     best = chances.topk(5)
     classes = [
         {"class": int(number), "chance": round(float(chance), 6)}
         for chance, number in zip(best.values, best.indices, strict=True)
     ]
-    return {"statusCode": 200, "body": {"classes": classes, "device": device}}
+    return {"classes": classes, "device": device}
 
 
 def picture_in(event):

@@ -249,15 +249,18 @@ class Function:
         """The instance with the fewest calls; of equal ones the next after the last one found.
 
         One with a free place comes before one without, and the preferred one before its equals.
+        Where the handler is given calls together, one batch is filled before the next instance.
         """
+        together = self.options.batches.most
         instances = self._instances
         count = len(instances)
         best, found = instances[self._next % count], self._next % count
-        fewest: tuple[bool, bool, int, bool] | None = None
+        fewest: tuple[bool, bool, int, int, bool] | None = None
         for step in range(count):
             at = (self._next + step) % count
             one = instances[at]
-            rank = (one in avoid, self._is_full(one), one.inflight, one.address != preferred)
+            calls = _filling(one.inflight, together) if together > 1 else (one.inflight, 0)
+            rank = (one in avoid, self._is_full(one), *calls, one.address != preferred)
             if fewest is None or rank < fewest:
                 best, found, fewest = instances[at], at, rank
         self._next = found + 1
@@ -344,6 +347,11 @@ class Functions:
     def _changed(self, function: Function) -> None:
         if self._on_change is not None:
             self._on_change(function)
+
+
+def _filling(calls: int, together: int) -> tuple[int, int]:
+    """The rank of an instance with so many calls: fewest whole batches, then the fullest one."""
+    return calls // together, -(calls % together)
 
 
 def _paths(function: FunctionId) -> tuple[bytes, ...]:

@@ -130,7 +130,7 @@ class GpuLeasing:
         if lease.kept is None:
             self._leases.release(lease.placement.lease)
         else:
-            self._kept.end(lease.kept, clean=clean)
+            self._kept.end(lease.kept, lease.request, clean=clean)
 
     def _taken(
         self, kind: LeaseKind, instance: str, found: Found, use: LeaseUse, *, own: bool
@@ -144,7 +144,8 @@ class GpuLeasing:
         kept = self._kept.keep(kind, instance, granted, use._replace(request=found.request))
         if own:
             return CallLease(granted.placement, found.request, kept.lines, kept), hit
-        kept.end(use.began_s)  # the question was asked for what its own call no longer needed
+        # The question was asked for what its own call no longer needed.
+        kept.end(found.request, use.began_s)
         return self._next(kept, instance, use), hit
 
     def _next(self, kept: KeptLease, instance: str, use: LeaseUse) -> CallLease:
@@ -170,7 +171,8 @@ class GpuLeasing:
 
 
 def _kind(function: Function) -> LeaseKind:
-    return LeaseKind(function.id.for_scheduler, function.learned.models)
+    together = max(1, function.options.batches.most)
+    return LeaseKind(function.id.for_scheduler, function.learned.models, together)
 
 
 def _request(

@@ -31,6 +31,7 @@ from gateway_ext.errors import (
 from gateway_ext.metrics.call_counts import FunctionLoad, GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings
+from gateway_ext.tracing.reported_trace import batch_size
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +242,7 @@ class _Relay:
         exchange, send = self._exchange, self._send
         call, status = exchange.call, connection.status
         site = self._path[: len(self._path) - len(call.rest)]
-        headers = self._guard.confine(_back(call, connection), call.asked.host, site)
+        headers = self._guard.confine(_back(call, connection, self._meters), call.asked.host, site)
         start = {"type": "http.response.start", "status": status, "headers": headers}
         self._status = status
         if connection.complete:
@@ -323,7 +324,7 @@ async def _direct(
             exchange.end()
             tracer.ended(call.journey, code, why)
     exchange.outlive_its_task()
-    back = _back(call, connection)
+    back = _back(call, connection, meters)
     if not connection.complete:
         return StreamedResponse(connection.status, back, _pieces(exchange, connection, tracer))
     status, body = connection.status, await exchange.next_piece(connection)
@@ -357,12 +358,14 @@ async def _pieces(
         tracer.ended(exchange.call.journey, status, why)
 
 
-def _back(call: FunctionCall, connection: HttpConnection) -> list[Header]:
+def _back(call: FunctionCall, connection: HttpConnection, meters: GatewayMeters) -> list[Header]:
     """The response's headers; learns the models that they report."""
     back, models, trace_report, local = call_headers.read_response(connection.headers)
     if trace_report:
         attempt = call.journey.attempts[-1]
         attempt.keep_report(trace_report)
+        if call.function.options.batches.most and (together := batch_size(trace_report)):
+            meters.batched(call.function.label, together)
         waits = call.function.waits
         if attempt.ahead >= waits.at_a_time:
             waits.saw_report(attempt.ahead, trace_report, attempt.answered_in_s)

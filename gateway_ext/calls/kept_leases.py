@@ -31,6 +31,10 @@ _MOST_EARLY = 4_096
 # How many waiting calls are looked at for one of the lease's instance, and how often the first one
 # may be passed over.
 _MOST_LOOKED_AT, _MOST_PASSED_OVER = 8, 8
+# Calls that share leases fill one batch first. Where a question brought no further GPU within the
+# patience, each lease takes the calls of one more batch for so long: these gather meanwhile.
+FULL_S = 0.5
+_MOST_SHARED = 64  # leases that are looked at for room
 
 # Asks the scheduler under this id.
 Ask = Callable[[RequestId], Coroutine[None, None, GrantedLease]]
@@ -86,13 +90,18 @@ class _Turn:
 
 
 class _Shelf:
-    """The leases of one kind, and the calls that wait for one; `unasked`: without a question."""
+    """The leases of one kind, and the calls that wait for one; `unasked`: without a question.
 
-    __slots__ = ("count", "free", "turns", "unasked")
+    `shared` are those in use that more calls may join, twice as many until `full_until_s`.
+    """
+
+    __slots__ = ("count", "free", "full_until_s", "shared", "turns", "unasked")
 
     def __init__(self) -> None:
         self.count = 0
         self.free: list[KeptLease] = []
+        self.shared: dict[KeptLease, None] = {}
+        self.full_until_s = 0.0
         # The first one is asked for all the time: a plain dict would look through what was deleted.
         self.turns: OrderedDict[_Turn, None] = OrderedDict()
         self.unasked: OrderedDict[_Turn, None] = OrderedDict()
@@ -126,8 +135,10 @@ class KeptLeases:
     async def lease_for(
         self, kind: LeaseKind, instance: str, request: RequestId, ask: Ask
     ) -> Found:
-        """A lease that an earlier call left, or one that `ask` brings for this request."""
+        """A lease that an earlier call left or shares, or that `ask` brings for this request."""
         now_s = time.monotonic()
+        if kind.is_shared and (joined := self._joined(kind, instance, now_s)) is not None:
+            return joined
         while (kept := self._free(kind, instance)) is not None:
             if not kept.is_spent(now_s):
                 return kept
@@ -144,16 +155,28 @@ class KeptLeases:
                 return shelf.free.pop(place)
         return shelf.free.pop()
 
+    def _joined(self, kind: LeaseKind, instance: str, now_s: float) -> KeptLease | None:
+        """A lease in use with room for one more call, best of all one of this instance."""
+        shelf = self._shelves.get(kind)
+        if shelf is None:
+            return None
+        looked_at = islice(shelf.shared, _MOST_SHARED)
+        found = [kept for kept in looked_at if kept.has_room(now_s, shelf.full_until_s)]
+        return min(found, key=lambda kept: (kept.instance != instance, kept.members), default=None)
+
     async def _turn(self, kind: LeaseKind, turn: _Turn) -> Found:
         shelf = self._shelves.setdefault(kind, _Shelf())
         shelf.turns[turn] = shelf.unasked[turn] = None
-        if shelf.count:
+        if shelf.count or (kind.is_shared and len(shelf.turns) > 1):
             loop = asyncio.get_running_loop()
             turn.timer = loop.call_later(PATIENCE_S, self._ask, kind, shelf, turn)
         else:
             self._ask(kind, shelf, turn)
         try:
-            return await turn.found
+            result = await turn.found
+            if isinstance(result, KeptLease):
+                result.promised -= 1
+            return result
         except asyncio.CancelledError:
             found = turn.found
             if found.done() and not found.cancelled() and found.exception() is None:
@@ -176,6 +199,9 @@ class KeptLeases:
         question = _Question(request, turn, self._tasks.start(turn.ask(request)))
         turn.question = question
         question.task.add_done_callback(lambda _: self._answered(kind, shelf, question))
+        if kind.is_shared:
+            loop = asyncio.get_running_loop()
+            loop.call_later(PATIENCE_S, self._unanswered, shelf, question)
 
     def _answered(self, kind: LeaseKind, shelf: _Shelf, question: _Question) -> None:
         task, turn = question.task, question.turn
@@ -193,6 +219,14 @@ class KeptLeases:
             self._ask(kind, shelf, turn)  # for example after the deadline of the call that asked
         else:
             turn.found.set_exception(error)
+
+    def _unanswered(self, shelf: _Shelf, question: _Question) -> None:
+        if question.task.done():
+            return
+        now_s = time.monotonic()
+        shelf.full_until_s = now_s + FULL_S
+        for kept in shelf.shared:
+            _fill(shelf, kept, now_s)
 
     def _pass_on(self, shelf: _Shelf, turn: _Turn) -> None:
         """Leave a question to the next call that has none: it says what is needed, not for whom."""
@@ -219,26 +253,28 @@ class KeptLeases:
         kept.instance = instance
         kept.recalled = kept.id in self._early_recalls
         self._early_recalls.pop(kept.id, None)
-        self._shelves.setdefault(kind, _Shelf()).count += 1
+        shelf = self._shelves.setdefault(kind, _Shelf())
+        shelf.count += 1
+        if kind.is_shared:
+            shelf.shared[kept] = None
+            _fill(shelf, kept, first.began_s)
         if self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
         return kept
 
     def begin(self, kept: KeptLease, instance: str, use: LeaseUse) -> None:
-        """A call runs under a lease that an earlier one left."""
+        """A call runs under a lease that an earlier one left, or shares."""
         kept.instance = instance
         kept.begin(use)
+        if kept.kind.is_shared:
+            self._shelves[kept.kind].shared[kept] = None
         self._report_soon(kept)
 
-    def end(self, kept: KeptLease, *, clean: bool) -> None:
+    def end(self, kept: KeptLease, request: RequestId, *, clean: bool) -> None:
         """A call has ended; after one that may still run in its function no other one follows."""
-        now_s = time.monotonic()
-        kept.end(now_s)
-        if not clean or kept.is_spent(now_s):
-            self._give_back(kept)
-            return
-        self._report_soon(kept)
-        self._offer(kept, now_s)
+        kept.end(request, time.monotonic())
+        kept.clean = kept.clean and clean
+        self._left(kept)
 
     # -- recalls ----------------------------------------------------------------------------------
 
@@ -267,19 +303,24 @@ class KeptLeases:
         """Nobody here uses this lease: leave it to the next call, or give it back."""
         if isinstance(found, OwnLease):
             self._home.release(found.granted.placement.lease)
-        elif found.is_spent(time.monotonic()):
-            self._give_back(found)
         else:
-            self._offer(found, time.monotonic())
+            found.promised -= 1
+            self._left(found)
 
-    def _offer(self, kept: KeptLease, now_s: float) -> None:
+    def _left(self, kept: KeptLease) -> None:
+        """One call fewer uses the lease: leave it to the next ones, or give it back."""
+        now_s = time.monotonic()
         shelf = self._shelves[kept.kind]
-        waiting = (turn for turn in shelf.turns if not turn.found.done())
-        turns = list(islice(waiting, _MOST_LOOKED_AT))
-        if turns:
-            _fitting(turns, kept.instance).found.set_result(kept)
-        elif kept.may_idle:
+        if not kept.members and (not kept.clean or kept.is_spent(now_s)):
+            self._give_back(kept)
+            return
+        self._report_soon(kept)
+        _fill(shelf, kept, now_s)
+        if kept.members:
+            return
+        if kept.may_idle:
             kept.free_s = now_s
+            shelf.shared.pop(kept, None)
             shelf.free.append(kept)
         else:
             self._give_back(kept)
@@ -290,7 +331,9 @@ class KeptLeases:
         if report is not None:
             self._home.report((report,))
         if self._kept.pop(kept.id, None) is not None:
-            self._shelves[kept.kind].count -= 1
+            shelf = self._shelves[kept.kind]
+            shelf.count -= 1
+            shelf.shared.pop(kept, None)
             self._tidy(kept.kind)
         self._home.release(kept.id)
 
@@ -316,7 +359,7 @@ class KeptLeases:
         if reports:
             self._home.report(reports)
         for kept in unreported:
-            if kept.use is not None and not kept.use_known:  # it has just begun
+            if kept.has_unknown:  # a call has just begun
                 self._report_soon(kept)
 
     def _look(self) -> None:
@@ -330,6 +373,17 @@ class KeptLeases:
                 self._give_back(kept)
         if self._kept:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+
+def _fill(shelf: _Shelf, kept: KeptLease, now_s: float) -> None:
+    """Let the calls that wait run under this lease, as far as it has room."""
+    while kept.has_room(now_s, shelf.full_until_s):
+        waiting = (turn for turn in shelf.turns if not turn.found.done())
+        turns = list(islice(waiting, _MOST_LOOKED_AT))
+        if not turns:
+            return
+        kept.promised += 1
+        _fitting(turns, kept.instance).found.set_result(kept)
 
 
 def _fitting(turns: Sequence[_Turn], instance: str) -> _Turn:

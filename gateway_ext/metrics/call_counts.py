@@ -52,6 +52,8 @@ class GatewayMeters:
         self._leases = Histogram(gateway_metrics.LEASES)
         self._refused = Values(gateway_metrics.REFUSED)
         self._retries = Values(gateway_metrics.RETRIES)
+        self._batched = Values(gateway_metrics.BATCHED)
+        self._batches = Values(gateway_metrics.BATCHES)
         self._cut = Values(gateway_metrics.CUT)
         self._instances_started = Values(gateway_metrics.INSTANCES_STARTED)
         self._started = gauge(gateway_metrics.STARTED, [((), time.time())])
@@ -89,6 +91,12 @@ class GatewayMeters:
     def retried(self, function: str) -> None:
         """Count a repeated attempt of a call."""
         self._retries.add((self.functions.of(function),))
+
+    def batched(self, function: str, together: int) -> None:
+        """Count a call that its handler was given in a list of so many."""
+        labels = (self.functions.of(function),)
+        self._batched.add(labels)
+        self._batches.add(labels, 1 / together)
 
     def cut(self, function: str, why: str) -> None:
         """Count an answer that broke off after its status had been sent."""

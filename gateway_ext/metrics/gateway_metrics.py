@@ -65,6 +65,10 @@ LEASES = Metric(
 )
 REFUSED = _counter("refused_calls", "Calls that name no function", "code")
 RETRIES = _counter("retries", "Calls tried once more", FUNCTION)
+BATCHED = _counter("batched_calls", "Calls that a handle_batch was given, and answered", FUNCTION)
+BATCHES = _counter(
+    "batches", "Lists of calls that a handle_batch was given: each call counts its part", FUNCTION
+)
 CUT = _counter("cut_answers", "Answers broken off after their status", FUNCTION, "why")
 IN_FLIGHT = _gauge("calls_in_flight", "Calls that instances have", FUNCTION)
 WAITING = _gauge("calls_waiting", "Calls that wait for an instance", FUNCTION)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from cache_manager.model.errors import UnknownRule
 from cache_manager.tiers import exits
@@ -23,7 +23,7 @@ KEYS = frozenset(
     for name in (
         *("enabled", "model", "memory", "batch", "slo", "priority", "retry", "retries", "keep"),
         *("timeout", "workers", "concurrency", "queue", "max-wait", "path", "trouble", "template"),
-        *("template-state", "exit", "runtime", "share"),
+        *("template-state", "exit", "runtime", "share", "batch-handler", "batch-wait"),
     )
 )
 GPU_FLAG = "--gpu"  # in the template's fprocess, which arrives as envProcess
@@ -37,9 +37,25 @@ _MOST = 5
 _NONE: tuple[str, ...] = ()
 _ALL_PERCENT = 100
 _FINEST_SHARE = 1e-6
+_MOST_BATCH, _MOST_BATCH_WAIT_S = 256, 10.0
 _MERGED = {"off": UNMERGED, "default": AS_MEASURED}
 
 _Value = TypeVar("_Value")
+
+
+class HandlerBatches(NamedTuple):
+    """How many calls the function's `handle_batch` is given at most, and how long one waits for
+    others; 0: the function has a `handle`, for one call.
+
+    If it fails for all of them, `repeats` says whether each call is made once more, alone.
+    """
+
+    most: int = 0
+    wait_s: float = 0.0
+    repeats: bool = True
+
+
+_SINGLY = HandlerBatches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +93,7 @@ class FunctionOptions:
     max_wait_s: float = _MAX_WAIT_S
     exit_rule: str = ""
     wishes: GpuWishes = USUAL
+    batches: HandlerBatches = _SINGLY
 
 
 def of(
@@ -110,6 +127,7 @@ def of(
             read.ours("share", _gpu_share, WHOLE),
             read.ours("batch", _merged, AS_MEASURED),
         ),
+        batches=_batches(read),
         scale_min=least,
         scale_max=_most(read, least),
         scale_factor=read.scaling("factor", _percent, 20),
@@ -221,6 +239,14 @@ def _concurrency(deployment: Deployment, read: _AnnotationReader) -> int | None:
     return found or None
 
 
+def _batches(read: _AnnotationReader) -> HandlerBatches:
+    most = read.ours("batch-handler", _batch_size, 0)
+    wait_s = read.ours("batch-wait", _batch_wait_s, 0.0)
+    if wait_s and not most:
+        raise BadDeployment(f"{OURS}batch-wait is for functions with {OURS}batch-handler")
+    return HandlerBatches(most, wait_s, read.ours("retry", _idempotent, True))
+
+
 def _most(read: _AnnotationReader, least: int) -> int:
     """The most replicas; a minimum without a maximum may exceed the default maximum."""
     most = read.scaling("max", _from_one, None)
@@ -272,6 +298,20 @@ def _from_one(text: str) -> int:
     if not found:
         raise ValueError("a whole number from 1 is expected")
     return found
+
+
+def _batch_size(text: str) -> int:
+    found = _from_one(text)
+    if found > _MOST_BATCH:
+        raise ValueError(f"a number from 1 to {_MOST_BATCH} is expected")
+    return found
+
+
+def _batch_wait_s(text: str) -> float:
+    found_s = durations.seconds(text)
+    if found_s > _MOST_BATCH_WAIT_S:
+        raise ValueError(f"at most {_MOST_BATCH_WAIT_S:g} s")
+    return found_s
 
 
 def _percent(text: str) -> int:

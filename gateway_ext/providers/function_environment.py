@@ -35,4 +35,16 @@ def runtime_defaults(options: function_options.FunctionOptions) -> dict[str, str
 
 def runtime_settings(options: function_options.FunctionOptions) -> dict[str, str]:
     """Settings of our runtime that a deployment may not override."""
-    return {"GPUFAAS_WORKERS": str(options.workers)}
+    return {"GPUFAAS_WORKERS": str(options.workers)} | batch_settings(options)
+
+
+def batch_settings(options: function_options.FunctionOptions) -> dict[str, str]:
+    """Settings of our runtime for a handler that takes a list; none for any other."""
+    most, wait_s, repeats = options.batches
+    if not most:
+        return {}
+    return {
+        "GPUFAAS_BATCH_HANDLER": str(most),
+        "GPUFAAS_BATCH_WAIT": str(wait_s),
+        "GPUFAAS_BATCH_REPEATS": str(int(repeats)),
+    }

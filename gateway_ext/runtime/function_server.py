@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from gateway_ext.runtime.call_log import write_as_json, write_plainly
 from gateway_ext.runtime.gpu_placement import placements
 from gateway_ext.runtime.handler.handler_event import HandlerEvent
-from gateway_ext.runtime.handler.handler_module import Handle
+from gateway_ext.runtime.handler.handler_module import Handler
 from gateway_ext.runtime.handler.handler_response import HandlerResponse
 from gateway_ext.runtime.handler_calls import HandlerCall, HandlerCalls
 from gateway_ext.runtime.http.request_parser import RequestHead
@@ -51,9 +51,9 @@ class FunctionServer:
         loop = self._loop.result()
         asyncio.run_coroutine_threadsafe(self._listen(listener), loop).result()
 
-    def ready(self, handle: Handle) -> None:
+    def ready(self, handler: Handler) -> None:
         """Serve calls from now on."""
-        asyncio.run_coroutine_threadsafe(self._ready(handle), self._loop.result()).result()
+        asyncio.run_coroutine_threadsafe(self._ready(handler), self._loop.result()).result()
 
     def stop(self) -> None:
         """Accept nothing more, finish the calls in progress, and end."""
@@ -96,6 +96,8 @@ class FunctionServer:
     async def _serve(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())
         await self._stopping.wait()
+        if self._calls is not None and self._calls.gathered is not None:
+            self._calls.gathered.hurry()
         deadline_s = asyncio.get_running_loop().time() + self._settings.stop_timeout_s
         while self.connections and asyncio.get_running_loop().time() < deadline_s:
             self.catch_up()
@@ -126,13 +128,10 @@ class FunctionServer:
         await self._stopping.wait()
         server.close()
 
-    async def _ready(self, handle: Handle) -> None:
+    async def _ready(self, handler: Handler) -> None:
         self._calls = HandlerCalls(
-            handle,
-            self._settings.hostname,
-            threads=self._settings.threads,
-            workers=self._settings.workers,
-            timeout_s=self._settings.exec_timeout_s,
+            handler,
+            self._settings,
             gpu=placements(gpu=self._settings.gpu),
             exhausted=self._give_way,
             log_line=write_as_json if self._settings.log_json else write_plainly,

@@ -11,11 +11,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import copy_context
 from functools import partial
 
+from gateway_ext.runtime.batches.batch_ports import BatchHolder
+from gateway_ext.runtime.batches.batch_run import batches_of
+from gateway_ext.runtime.batches.gathered_calls import GatheredCalls
 from gateway_ext.runtime.call_deadlines import CallDeadlines
 from gateway_ext.runtime.call_log import LogLine
 from gateway_ext.runtime.gpu_placement import MODELS, NoPlacements
 from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent
-from gateway_ext.runtime.handler.handler_module import Handle, runs_in_loop
+from gateway_ext.runtime.handler.handler_module import Handle, Handler, ListHandler, runs_in_loop
 from gateway_ext.runtime.handler.handler_response import (
     HandlerResponse,
     answer_of,
@@ -26,6 +29,7 @@ from gateway_ext.runtime.handler.handler_response import (
 from gateway_ext.runtime.handler_threads import HandlerThreads
 from gateway_ext.runtime.http.server_connection import ServerConnection
 from gateway_ext.runtime.loop_mailbox import LoopMailbox
+from gateway_ext.runtime.runtime_settings import RuntimeSettings
 from gateway_ext.runtime.trace_header import Pairs, Timing
 
 _PIECES_AHEAD = 16
@@ -36,34 +40,39 @@ class HandlerCalls:
 
     def __init__(
         self,
-        handle: Handle,
-        hostname: str,
+        handler: Handler,
+        settings: RuntimeSettings,
         *,
-        threads: int,
-        workers: int,
-        timeout_s: float,
         gpu: NoPlacements,
         exhausted: Callable[[], None],
         log_line: LogLine,
     ) -> None:
-        self.handle = handle
-        self.hostname = hostname
+        self.hostname = settings.hostname
         self.gpu = gpu
         self.data = gpu.data
         self.log_line = log_line
         self.loop = asyncio.get_running_loop()
         self.mailbox = LoopMailbox(self.loop)
-        self.deadlines = CallDeadlines(self.loop, timeout_s)
-        self.threads = HandlerThreads(threads)
+        self.deadlines = CallDeadlines(self.loop, settings.exec_timeout_s)
+        self.threads = HandlerThreads(settings.threads)
         # Who takes a call out of these ends it: a dictionary, since only one thread can do so.
         self.live: dict[HandlerCall, bool] = {}
-        self.in_threads: set[HandlerCall] = set()  # also those whose client has left
+        self.in_threads: set[object] = set()  # calls, also those whose client has left; batches
         self._exhausted = exhausted
-        self._threads = threads
+        self._threads = settings.threads
         self._stuck = 0
-        self._in_loop = runs_in_loop(handle)
+        self.handle: Handle
+        self._in_loop = False
+        self.gathered: GatheredCalls | None = None
+        if isinstance(handler, ListHandler):
+            self.gathered = batches_of(handler, settings.batches, self)
+            at_a_time = settings.batches.most
+        else:
+            self.handle = handler
+            self._in_loop = runs_in_loop(handler)
+            at_a_time = 0 if self._in_loop else settings.threads
         # The calls that all processes behind this socket serve at a time; 0 for any number.
-        self.at_a_time = 0 if self._in_loop else threads * workers
+        self.at_a_time = at_a_time * settings.workers
 
     def begin(self, event: HandlerEvent, connection: ServerConnection) -> "HandlerCall":
         """Start a call whose answer goes to this connection."""
@@ -71,7 +80,9 @@ class HandlerCalls:
         call = HandlerCall(self, event, connection)
         self.live[call] = True
         self.deadlines.add(call)
-        if self._in_loop:
+        if self.gathered is not None:
+            self.gathered.add(call)
+        elif self._in_loop:
             call.run_in_loop()
         else:
             call.run_in_thread()
@@ -99,7 +110,8 @@ class HandlerCall:
         self, calls: HandlerCalls, event: HandlerEvent, connection: ServerConnection
     ) -> None:
         self._calls = calls
-        self._event = event
+        self.event = event
+        self.holder: BatchHolder | None = None  # of a call that the handler is given with others
         self._connection = connection
         self._timing = Timing(event.headers, calls.at_a_time)
         self._context = copy_context()
@@ -128,7 +140,7 @@ class HandlerCall:
         ended, in_thread = self._end(), self in self._calls.in_threads
         if not ended and not in_thread:
             return
-        self._log_line(f"took longer than {self._calls.deadlines.limit_s:g} s")
+        self.log_line(f"took longer than {self._calls.deadlines.limit_s:g} s")
         if ended:
             if self._started:
                 self._connection.break_off()
@@ -140,6 +152,8 @@ class HandlerCall:
             self._calls.stuck(+1)
 
     def _stop(self) -> None:
+        if self.holder is not None:
+            self.holder.left(self)
         if self._task is not None:
             self._task.cancel()
         if self._room is not None:
@@ -154,6 +168,32 @@ class HandlerCall:
             self._calls.deadlines.remove(self)
         return True
 
+    # --- in a batch (`BatchMember`) -----------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether the call needs no answer any more."""
+        return self._over
+
+    def begins_in_batch(self, members: int) -> None:
+        """The handler is called with so many calls."""
+        self._timing.begins(members)
+
+    def ends_in_batch(self, below: list[str]) -> None:
+        """The handler has returned."""
+        self._timing.ends(below)
+
+    def answer_from_batch(self, answer: HandlerResponse) -> None:
+        """Send the whole answer without the loop, unless the call is over."""
+        answer.headers += self._timing.header()
+        data = self._connection.encoded(answer)
+        if self._end():
+            self._send_from_thread(data, self._connection.answered)
+
+    def fail_in_batch(self, error: BaseException) -> None:
+        """Have the loop answer 500."""
+        self._calls.mailbox.post(self._fail, error)
+
     # --- in a thread of the pool --------------------------------------------------------------
 
     def _in_thread(self) -> None:
@@ -164,7 +204,7 @@ class HandlerCall:
             if self._over:  # the client left while the call waited for a thread
                 return
             self._timing.begins()
-            with self._calls.gpu.given(self._event.headers):
+            with self._calls.gpu.given(self.event.headers):
                 answer = self._called_in_thread()
             if answer is not None:
                 data = self._connection.encoded(answer)
@@ -173,26 +213,28 @@ class HandlerCall:
         finally:
             self._calls.in_threads.discard(self)
             if data is not None and self._end():
-                self._reply_from_thread(data)
+                left = partial(self._calls.left_thread, self._connection)
+                self._send_from_thread(data, left)
             else:
                 self._calls.mailbox.post(self._left_thread, last)
 
-    def _reply_from_thread(self, data: bytes) -> None:
+    def _send_from_thread(self, data: bytes, sent: Callable[[], None]) -> None:
         """Send the answer without the loop, which learns of it when it is woken for another reason.
 
-        Nothing here keeps the call until then. The connection is looked at once more after the
-        step is left: for a request that came meanwhile the loop still saw a call in progress.
+        It then calls `sent`; nothing here keeps the call until then. The connection is looked at
+        once more after the step is left: for a request that came meanwhile the loop still saw a
+        call in progress.
         """
         mailbox, connection = self._calls.mailbox, self._connection
         is_sent = connection.answer_from_thread(data)
-        mailbox.leave(self._calls.left_thread, connection)
+        mailbox.leave(sent)
         if not is_sent or connection.has_read_ahead:
             mailbox.wake()
 
     def _called_in_thread(self) -> HandlerResponse | None:
         """Call the handler; its whole response, or None where it goes out in another way."""
         try:
-            calls, event = self._calls, self._event
+            calls, event = self._calls, self.event
             returned = calls.handle(event, HandlerContext(calls.hostname, calls.data))
             if calls.data.wanted(event.headers) and is_whole(returned):
                 returned = calls.data.exchanged(returned)
@@ -256,7 +298,7 @@ class HandlerCall:
     async def _in_loop(self, returned: object) -> None:
         try:
             self._timing.begins()
-            with self._calls.gpu.given(self._event.headers):
+            with self._calls.gpu.given(self.event.headers):
                 await self._called_in_loop(returned)
         except asyncio.CancelledError as error:
             # The runtime cancels when the client left or the time is up; else the handler failed.
@@ -268,10 +310,10 @@ class HandlerCall:
         try:
             if returned is None:
                 context = HandlerContext(self._calls.hostname, self._calls.data)
-                returned = self._calls.handle(self._event, context)
+                returned = self._calls.handle(self.event, context)
             if is_awaitable(returned):
                 returned = await returned
-            if self._calls.data.wanted(self._event.headers) and is_whole(returned):
+            if self._calls.data.wanted(self.event.headers) and is_whole(returned):
                 returned = await asyncio.to_thread(self._calls.data.exchanged, returned)
             answer = answer_of(returned)
             if answer.pieces_async is not None:
@@ -328,7 +370,7 @@ class HandlerCall:
     def _fail(self, error: BaseException) -> None:
         if not self._end():
             return
-        self._log_line("raised\n" + "".join(traceback.format_exception(error)).rstrip())
+        self.log_line("raised\n" + "".join(traceback.format_exception(error)).rstrip())
         if self._started:
             self._connection.break_off()
         else:
@@ -347,9 +389,10 @@ class HandlerCall:
                 self._stuck = False
                 self._calls.stuck(-1)
 
-    def _log_line(self, what: str) -> None:
-        call_id = self._event.headers.get("x-call-id", "-")
-        text = f"{self._event.method} {self._event.path} {what}"
+    def log_line(self, what: str) -> None:
+        """Log what happened to the call, with its id."""
+        call_id = self.event.headers.get("x-call-id", "-")
+        text = f"{self.event.method} {self.event.path} {what}"
         self._calls.log_line(text, call_id, self._timing.trace_id)
 
 

@@ -9,18 +9,20 @@ import sys
 import traceback
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from gateway_ext.runtime.function_server import FunctionServer
 from gateway_ext.runtime.handler import handler_module
-from gateway_ext.runtime.handler.handler_module import Handle
+from gateway_ext.runtime.handler.handler_module import Handler, ListHandler
 from gateway_ext.runtime.listen_addresses import BadListenAddress, leave, listening
 from gateway_ext.runtime.runtime_settings import BadRuntimeSetting, RuntimeSettings
 from gateway_ext.runtime.serving_processes import Workers
 from gateway_ext.runtime.template import template_process
 
 _SET_DEATH_SIGNAL = 1
+_ASK_FOR_MORE = "the annotation com.gpufaas.batch-handler says how many it takes"
 
 
 def main(environment: MutableMapping[str, str], command: Sequence[str]) -> int:
@@ -77,7 +79,10 @@ def _work(settings: RuntimeSettings, options: argparse.Namespace) -> int:
 
 def _serve_from_template(settings: RuntimeSettings, environment: MutableMapping[str, str]) -> int:
     """Be a template, and serve in the instances that it becomes: only they return."""
-    loaded = template_process.Template(Path(settings.handler), environment).until_instance()
+    template = template_process.Template(
+        Path(settings.handler), environment, takes_list=settings.takes_list
+    )
+    loaded = template.until_instance()
     settings = RuntimeSettings.from_environment(environment)
     listener = listening(settings.listen)
     code, clean = _serve(settings, listener, parent=loaded.parent, load=loaded.get)
@@ -89,7 +94,7 @@ def _serve(
     listener: socket.socket,
     parent: socket.socket | None = None,
     *,
-    load: Callable[[], Handle] | None = None,
+    load: Callable[[], Handler] | None = None,
 ) -> tuple[int, bool]:
     """Serve to the end; the exit code, and whether nothing of the handler still runs."""
     service = FunctionServer(settings)
@@ -98,15 +103,21 @@ def _serve(
     if parent is None:
         service.listen(listener)
     try:
-        handle = load() if load is not None else handler_module.load(Path(settings.handler))
+        handler = (load or partial(_loaded, settings))()
     except BaseException:  # noqa: BLE001 - every error of the user's module is logged
         sys.stderr.write("the handler cannot be imported\n" + traceback.format_exc())
         return 1, False
-    service.ready(handle)
+    if isinstance(handler, ListHandler) and not settings.takes_list:
+        sys.stderr.write(f"handle_batch is given one call at a time: {_ASK_FOR_MORE}\n")
+    service.ready(handler)
     _at_end_signals(service.stop)
     if parent is not None and _may_listen(parent):
         service.listen(listener)
     return 0, service.wait()
+
+
+def _loaded(settings: RuntimeSettings) -> Handler:
+    return handler_module.load(Path(settings.handler), takes_list=settings.takes_list)
 
 
 def _may_listen(parent: socket.socket) -> bool:

@@ -17,6 +17,18 @@ class BadRuntimeSetting(ValueError):
         super().__init__(f"{name} is {value!r}, not {wanted}")
 
 
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How many calls a handler is given at most, and how long the first of them waits for others.
+
+    If the handler fails for all of them, `repeats` says whether each call is made once more, alone.
+    """
+
+    most: int = 1
+    wait_s: float = 0.0
+    repeats: bool = True
+
+
 @dataclass(frozen=True)
 class RuntimeSettings:
     """What to serve, where, and within which limits; a time of 0 is no limit."""
@@ -33,6 +45,8 @@ class RuntimeSettings:
     hostname: str = "localhost"
     gpu: bool = False
     log_json: bool = False
+    takes_list: bool = False  # whether the deployment asks for a handler of lists
+    batches: BatchSettings = BatchSettings()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "RuntimeSettings":
@@ -51,6 +65,12 @@ class RuntimeSettings:
             hostname=environment.get("HOSTNAME") or "localhost",
             gpu=environment.get("GPUFAAS_ENABLED") == "1",
             log_json=environment.get("GPUFAAS_LOG_FORMAT") == "json",
+            takes_list=bool(environment.get("GPUFAAS_BATCH_HANDLER")),
+            batches=BatchSettings(
+                most=_count(environment, "GPUFAAS_BATCH_HANDLER", 1),
+                wait_s=_time_s(environment, "GPUFAAS_BATCH_WAIT", 0.0),
+                repeats=environment.get("GPUFAAS_BATCH_REPEATS") != "0",
+            ),
         )
 
 

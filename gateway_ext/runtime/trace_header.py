@@ -17,7 +17,9 @@ Pairs = list[tuple[str, str]]
 class Timing:
     """The times of one call, from its arrival on; reported only if the request names its trace."""
 
-    __slots__ = ("trace", "_arrived", "_began", "_began_ns", "_ended", "_below", "_at_a_time")
+    __slots__ = (
+        "trace", "_arrived", "_began", "_began_ns", "_ended", "_below", "_at_a_time", "_batch",
+    )  # fmt: skip
 
     def __init__(self, headers: Headers, at_a_time: int = 0) -> None:
         """`at_a_time` is the number of calls that are served at a time, or 0 for any number."""
@@ -27,6 +29,7 @@ class Timing:
         self._began_ns = 0
         self._ended = 0
         self._below: Sequence[str] = ()
+        self._batch = 0
 
     @property
     def trace_id(self) -> str:
@@ -34,8 +37,9 @@ class Timing:
         parts = self.trace.split("-")
         return parts[1] if len(parts) > 1 else ""
 
-    def begins(self) -> None:
-        """The handler is called: the call's wait ends."""
+    def begins(self, batch: int = 0) -> None:
+        """The handler is called, with a list of so many calls: the call's wait ends."""
+        self._batch = batch
         self._began = time.perf_counter_ns()
         self._began_ns = time.time_ns()
 
@@ -58,4 +62,6 @@ class Timing:
         handler = f"{_VERSION} h;{self._began_ns // 1_000};{took_us};q={queued_us}"
         if self._at_a_time:
             handler = f"{handler};t={self._at_a_time}"
+        if self._batch:
+            handler = f"{handler};b={self._batch}"
         return [(NAME, " ".join((handler, *self._below)) if self._below else handler)]

@@ -57,6 +57,8 @@ class _Below:
             "gpufaas.queued_s": times.number("q") / 1e6,
             "gpufaas.graph_calls": len(report.calls) + report.more_calls,
         }
+        if times.number("b"):
+            facts["gpufaas.batch"] = times.number("b")
         if report.more_calls:
             facts["gpufaas.calls_left_out"] = report.more_calls
             facts["gpufaas.calls_left_out_s"] = report.more_us / 1e6

@@ -14,7 +14,8 @@ VERSION = "1"
 
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}", re.ASCII)
-_WAIT = re.compile(rb"1 h;\d{1,18};(\d{1,12});q=(\d{1,12});t=([1-9]\d{0,5})(?: |\Z)", re.ASCII)
+_WAIT = re.compile(rb"1 h;\d{1,18};(\d{1,12});q=(\d{1,12});t=([1-9]\d{0,5})(?:[ ;]|\Z)", re.ASCII)
+_BATCH = re.compile(rb"1 h;[^ ]{1,100};b=([1-9]\d{0,3})(?: |\Z)", re.ASCII)
 _MOST_ENTRIES = 200
 _MOST_CHARACTERS = 128
 
@@ -88,6 +89,12 @@ def thread_wait(header: bytes) -> ThreadWait | None:
         return None
     took_us, waited_us, at_a_time = (int(number) for number in found.groups())
     return ThreadWait(waited_us / 1e6, took_us / 1e6, at_a_time)
+
+
+def batch_size(header: bytes) -> int:
+    """How many calls the handler was given together; 0 if the report does not say."""
+    found = _BATCH.match(header)
+    return 0 if found is None else int(found[1])
 
 
 def _times(letter: str, parts: list[str]) -> CallTimes | None:

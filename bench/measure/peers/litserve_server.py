@@ -1,6 +1,6 @@
 """LitServe, run by its own Python: `litserve_server.py PROGRAM PORT`, until standard input ends.
 
-PROGRAM is `noop` or `computing`.
+PROGRAM is `noop`, `computing`, or one of `litserve_batched.py`.
 """
 
 import os
@@ -12,6 +12,7 @@ import urllib.request
 
 import litserve  # type: ignore[import-not-found]  # installed in an environment of its own
 import torch
+from litserve_batched import batched  # type: ignore[import-not-found]  # beside this script
 from two_layers import scores, two_layers  # type: ignore[import-not-found]  # beside this script
 
 _ASK_S = 0.1
@@ -47,11 +48,12 @@ class ComputingApi(litserve.LitAPI):  # type: ignore[misc]
 def main() -> None:
     """Serve until the starting process closes standard input."""
     program, port = sys.argv[1], int(sys.argv[2])
+    parts, workers = _parts(program)
     server = litserve.LitServer(
-        EmptyApi() if program == "noop" else ComputingApi(),
+        parts,
         accelerator="cpu",
         devices=1,
-        workers_per_device=_WORKERS,
+        workers_per_device=workers,
         fast_queue=True,
     )
     threading.Thread(target=_watch, args=(port,), daemon=True).start()
@@ -65,6 +67,14 @@ def main() -> None:
         loop="uvloop",  # fails where it is not installed, as `auto` would not
         http="httptools",
     )
+
+
+def _parts(program: str) -> tuple[list[litserve.LitAPI], int]:
+    """What is served, and by how many workers each."""
+    if program.startswith("batched:"):
+        found: tuple[list[litserve.LitAPI], int] = batched(program)
+        return found
+    return [EmptyApi() if program == "noop" else ComputingApi()], _WORKERS
 
 
 def _watch(port: int) -> None:

@@ -46,15 +46,18 @@ class ServedPeer:
 
 
 @contextmanager
-def peer_server(peer: PeerSystem, program: PeerProgram) -> Iterator[ServedPeer]:
-    """Serve a program; all of the peer's processes end with the context."""
+def peer_server(peer: PeerSystem, program: str) -> Iterator[ServedPeer]:
+    """Serve a program; all of the peer's processes end with the context.
+
+    It is a PeerProgram, or `batched:...` of a peer that makes batches.
+    """
     port = HeldPort().keep()
     script = str(_SCRIPTS / f"{peer.value}_server.py")
     log = peers_folder() / f"{peer}-{program}.log"
     with tempfile.TemporaryDirectory(prefix="peer") as scratch, log.open("wb") as errors:
         settings = [f"{name}={value}" for name, value in _settings(peer, program, scratch).items()]
         process = subprocess.Popen(
-            ["/usr/bin/env", *settings, str(peer_python(peer)), script, program.value, str(port)],
+            ["/usr/bin/env", *settings, str(peer_python(peer)), script, str(program), str(port)],
             cwd=scratch,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -68,7 +71,7 @@ def peer_server(peer: PeerSystem, program: PeerProgram) -> Iterator[ServedPeer]:
             _end(process, peer)
 
 
-def _settings(peer: PeerSystem, program: PeerProgram, scratch: str) -> dict[str, str]:
+def _settings(peer: PeerSystem, program: str, scratch: str) -> dict[str, str]:
     """The environment in which the peer does best; docs/benchmarks.md says why."""
     found = {
         "HOME": scratch,  # what a peer leaves at home goes with the folder

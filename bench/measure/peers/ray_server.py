@@ -1,7 +1,7 @@
 """Ray Serve, run by its own Python, until standard input ends: `ray_server.py PROGRAM PORT`.
 
-PROGRAM is `noop`; `computing`; `zipf`, where a load has the GPU to itself as it has with us; or
-`zipf-overlapped`, where another model runs meanwhile.
+PROGRAM is `noop`; `computing`; one of `ray_batched.py`; `zipf`, where a load has the GPU to itself
+as it has with us; or `zipf-overlapped`, where another model runs meanwhile.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Any
 import ray  # type: ignore[import-not-found]  # installed in an environment of its own
 from ray import serve
 from ray.serve.schema import LoggingConfig  # type: ignore[import-not-found]
+from ray_batched import serve_batched  # type: ignore[import-not-found]  # beside this script
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from two_layers import (  # type: ignore[import-not-found]  # beside this script
@@ -123,7 +124,10 @@ def main() -> None:
             http_options={"host": "127.0.0.1", "port": port},
             logging_config=_WITHOUT_ACCESS_LOG,
         )
-        serve.run(_application(program))
+        if program.startswith("batched:"):
+            serve_batched(program, _WITHOUT_ACCESS_LOG)
+        else:
+            serve.run(_application(program))
         print("ready", flush=True)
         sys.stdin.read()
         serve.shutdown()

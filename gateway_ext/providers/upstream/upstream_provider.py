@@ -32,7 +32,11 @@ from gateway_ext.model import (
 )
 from gateway_ext.openfaas import function_options, json_fields, openfaas_json
 from gateway_ext.ports import FunctionListener, Injection, LogQuery
-from gateway_ext.providers.function_environment import gpu_environment, without_shim_path
+from gateway_ext.providers.function_environment import (
+    batch_settings,
+    gpu_environment,
+    without_shim_path,
+)
 from gateway_ext.providers.upstream.deployment_extras import NOTHING, Extras, digest, merged, parted
 from gateway_ext.providers.upstream.extras_file import ExtrasFile
 from gateway_ext.providers.upstream.function_poll import FunctionPoll
@@ -253,8 +257,9 @@ class UpstreamProvider:
         return lock
 
     def _injected(self, deployment: Deployment) -> Mapping[str, str]:
-        """Variables that activate the shim; the path of the shim is set in the image."""
-        return without_shim_path(gpu_environment(self._injection, deployment))
+        """Variables that activate the shim, whose path is set in the image, and lists of calls."""
+        shim = without_shim_path(gpu_environment(self._injection, deployment))
+        return shim | batch_settings(function_options.of(deployment))
 
     def _completed(self, status: FunctionStatus) -> FunctionStatus:
         """The status with the extras; `trouble` says what another client wrote wrongly."""

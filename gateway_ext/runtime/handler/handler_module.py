@@ -6,21 +6,34 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent
 
 _PACKAGE = "function"
 Handle = Callable[[HandlerEvent, HandlerContext], object]
+HandleList = Callable[[list[HandlerEvent], HandlerContext], object]
+_HANDLE, _HANDLE_LIST = "handle", "handle_batch"
 
 
 class NoHandler(Exception):
     """The folder has no handler that could be called."""
 
 
-def load(folder: Path) -> Handle:
-    """Run handler.py once and return its `handle`.
+class ListHandler(NamedTuple):
+    """A handler that takes a list of calls, and returns a list of answers."""
 
-    It may use `from .x import y`, `from function.x import y` or `import x` for its own files.
+    handle: HandleList
+
+
+Handler = Handle | ListHandler
+
+
+def load(folder: Path, *, takes_list: bool = False) -> Handler:
+    """Run handler.py once and return its `handle`, or its `handle_batch` if it `takes_list`.
+
+    Without a `handle`, a `handle_batch` is returned in any case. The module may use
+    `from .x import y`, `from function.x import y` or `import x` for its own files.
     """
     folder = folder.absolute()
     path = folder / "handler.py"
@@ -31,9 +44,12 @@ def load(folder: Path) -> Handle:
     module = _run(f"{_PACKAGE}.handler", path)
     # `import handler` from one of its own files must not run it a second time.
     sys.modules.setdefault("handler", module)
-    handle = getattr(module, "handle", None)
-    if not callable(handle):
-        raise NoHandler(f"{path} has no function `handle`")
+    handle, of_list = getattr(module, _HANDLE, None), getattr(module, _HANDLE_LIST, None)
+    if callable(of_list) and (takes_list or not callable(handle)):
+        return ListHandler(of_list)
+    if takes_list or not callable(handle):
+        wanted = _HANDLE_LIST if takes_list else _HANDLE
+        raise NoHandler(f"{path} has no function `{wanted}`")
     found: Handle = handle
     return found
 

@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -51,6 +51,17 @@ def answer_of(returned: object) -> HandlerResponse:
         answer.headers = _merged(answer.headers, _pairs_of(returned.get("headers")))
         return answer
     return _with_body(200, returned)
+
+
+def answers_in(returned: object, count: int) -> Sequence[object]:
+    """The results for a list of so many calls, one each; BadResponse for anything else."""
+    if not isinstance(returned, list | tuple):
+        raise BadResponse(
+            f"handle_batch returned {type(returned).__name__}, not a list of {count} answers"
+        )
+    if len(returned) != count:
+        raise BadResponse(f"handle_batch returned {len(returned)} answers for {count} calls")
+    return returned
 
 
 def piece_of(piece: object) -> bytes:

@@ -9,13 +9,18 @@ import asyncio
 import base64
 import binascii
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent, Headers
-from gateway_ext.runtime.handler.handler_module import Handle
-from gateway_ext.runtime.handler.handler_response import HandlerResponse, answer_of, piece_of
+from gateway_ext.runtime.handler.handler_module import Handle, Handler, ListHandler
+from gateway_ext.runtime.handler.handler_response import (
+    HandlerResponse,
+    answer_of,
+    answers_in,
+    piece_of,
+)
 
 FILE = "example.json"
 _MOST_BYTES, _MOST_CALLS = 8 << 20, 16
@@ -52,16 +57,57 @@ def examples_in(folder: Path) -> list[ExampleCall]:
     return calls
 
 
-def make(handle: Handle, calls: list[ExampleCall], hostname: str) -> None:
-    """Make the calls one by one, in this thread, and read their answers to the end."""
-    for number, call in enumerate(calls, 1):
-        event = HandlerEvent(call.method, call.path, Headers(list(call.headers.items())), call.body)
+def make(handler: Handler, calls: list[ExampleCall], hostname: str) -> None:
+    """Make the calls one by one, in this thread, and read their answers to the end.
+
+    A handler of lists is given each call alone, and then all of them.
+    """
+    events = [_event(call) for call in calls]
+    context = HandlerContext(hostname)
+    for number, event in enumerate(events, 1):
+        what = f"call {number} of {FILE}"
         try:
-            status = _status(handle, event, HandlerContext(hostname))
+            if isinstance(handler, ListHandler):
+                statuses = _statuses(handler, [event], context)
+            else:
+                statuses = [_status(handler, event, context)]
         except Exception as error:
-            raise BadExample(f"call {number} of {FILE} raised {error!r}") from error
+            raise BadExample(f"{what} raised {error!r}") from error
+        _refuse_errors(what, statuses)
+    if isinstance(handler, ListHandler) and len(events) > 1:
+        what = f"a list of all calls of {FILE}"
+        try:
+            statuses = _statuses(handler, events, context)
+        except Exception as error:
+            raise BadExample(f"{what} raised {error!r}") from error
+        _refuse_errors(what, statuses)
+
+
+def _refuse_errors(what: str, statuses: Sequence[int]) -> None:
+    for status in statuses:
         if status >= _FIRST_ERROR:
-            raise BadExample(f"call {number} of {FILE} was answered {status}")
+            raise BadExample(f"{what} was answered {status}")
+
+
+def _statuses(
+    handler: ListHandler, events: list[HandlerEvent], context: HandlerContext
+) -> Sequence[int]:
+    returned = handler.handle(events, context)
+    if isinstance(returned, Awaitable):
+        returned = asyncio.run(_result(returned))
+    found = answers_in(returned, len(events))
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return [answer_of(one).status for one in found]
+
+
+async def _result(returned: Awaitable[object]) -> object:
+    return await returned
+
+
+def _event(call: ExampleCall) -> HandlerEvent:
+    return HandlerEvent(call.method, call.path, Headers(list(call.headers.items())), call.body)
 
 
 def _status(handle: Handle, event: HandlerEvent, context: HandlerContext) -> int:

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from gateway_ext.runtime.handler import handler_module
-from gateway_ext.runtime.handler.handler_module import Handle
+from gateway_ext.runtime.handler.handler_module import Handler
 from gateway_ext.runtime.template import example_calls, fork_obstacles, process_names
 from gateway_ext.runtime.template.control_line import ControlLine, ForkOrder
 from gateway_ext.runtime.template.example_calls import BadExample
@@ -40,23 +40,26 @@ class Loaded(NamedTuple):
     One of several workers has its line to the process that looks after all of them.
     """
 
-    handle: Handle | None
+    handler: Handler | None
     error: BaseException | None
     parent: socket.socket | None = None
 
-    def get(self) -> Handle:
+    def get(self) -> Handler:
         """Return the handler; raise the error of its import."""
-        if self.handle is None:
+        if self.handler is None:
             assert self.error is not None, "an import without a result has raised an error"
             raise self.error
-        return self.handle
+        return self.handler
 
 
 class Template:
     """This process, until it has become an instance."""
 
-    def __init__(self, folder: Path, environment: MutableMapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, environment: MutableMapping[str, str], *, takes_list: bool
+    ) -> None:
         self._folder = folder
+        self._takes_list = takes_list
         self._environment = environment
         self._keeper = os.getppid()
         self._name = environment.get("HOSTNAME", "")
@@ -88,7 +91,8 @@ class Template:
 
     def _import(self) -> None:
         try:
-            self._loaded = Loaded(handler_module.load(self._folder), None)
+            handler = handler_module.load(self._folder, takes_list=self._takes_list)
+            self._loaded = Loaded(handler, None)
         except BaseException as error:  # noqa: BLE001 - the instance that this process becomes logs it
             self._loaded = Loaded(None, error)
         self._random.imported()
@@ -97,7 +101,7 @@ class Template:
 
     def _obstacle(self, ordered: Sequence[int] = ()) -> str:
         """Why this process cannot be forked; empty if it can. `ordered` came with an order."""
-        if self._loaded.handle is None:
+        if self._loaded.handler is None:
             return "its handler cannot be imported"
         self._threads.end_pools()
         return fork_obstacles.obstacle({*_STANDARD, self._line.descriptor, *ordered})

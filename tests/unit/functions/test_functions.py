@@ -22,6 +22,11 @@ Handle = Callable[..., Any]
 Load = Callable[[str], Handle]
 
 
+def event_of(body: object = b"", kind: str = "application/json") -> HandlerEvent:
+    sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return HandlerEvent("POST", "/", Headers([("Content-Type", kind)]), sent)
+
+
 @pytest.fixture
 def load() -> Iterator[Load]:
     """Loads one function at a time: each is the package `function` in its process."""
@@ -35,11 +40,10 @@ def load() -> Iterator[Load]:
     def load(name: str) -> Handle:
         forget()
         handle = handler_module.load(FUNCTIONS / name)
+        assert not isinstance(handle, handler_module.ListHandler), name
 
         def call(body: object = b"", kind: str = "application/json") -> Any:
-            sent = body if isinstance(body, bytes) else json.dumps(body).encode()
-            event = HandlerEvent("POST", "/", Headers([("Content-Type", kind)]), sent)
-            return handle(event, HandlerContext("here"))
+            return handle(event_of(body, kind), HandlerContext("here"))
 
         return call
 
@@ -74,6 +78,22 @@ def test_classify_takes_bytes_base64_and_pixels(load: Load) -> None:
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"image": "!"}', b'{"pixels": [[1]]}', b"[1]"])
 def test_classify_says_400_when_there_is_no_image(load: Load, body: bytes) -> None:
     assert load("classify")(body)["statusCode"] == 400
+
+
+def test_classify_answers_a_list_as_its_calls_alone(load: Load) -> None:
+    classify = load("classify")
+    pixels = [torch.rand(3, 32, 40).tolist() for _ in range(2)]
+    sent = [{"pixels": pixels[0]}, b"no image", {"pixels": pixels[1]}]
+    together = sys.modules["function.handler"].handle_batch(
+        [event_of(each) for each in sent], HandlerContext("here")
+    )
+    assert [each["statusCode"] for each in together] == [200, 400, 200]
+    for found, body in zip(together, sent, strict=True):
+        alone = classify(body)
+        assert alone["statusCode"] == found["statusCode"]
+        if found["statusCode"] == 200:
+            numbers = [[one["class"] for one in each["body"]["classes"]] for each in (found, alone)]
+            assert numbers[0] == numbers[1]
 
 
 def test_classify_uses_the_weights_that_are_named(

@@ -1,68 +1,22 @@
 """Leases that the gateway keeps: handed on, reported, recalled, and given back."""
 
 import asyncio
-from dataclasses import dataclass
 
 import pytest
 
 from cache_manager.model.ids import ModelId
 from gateway_ext.calls import kept_leases
-from gateway_ext.calls.function_table import Function
-from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
 from gateway_ext.errors import GatewayError
-from gateway_ext.metrics.call_counts import GatewayMeters
-from gateway_ext.openfaas.function_options import FunctionOptions
-from gateway_ext.tracing.call_journey import Journey
-from scheduler.api import LeaseId, LeaseUse, LeaseUsed, QueueFull, RequestId, StandingTerms
+from scheduler.api import LeaseId, LeaseUsed, QueueFull, RequestId, StandingTerms
 from tests.kit.waiting import eventually
-from tests.kit.worlds.calling import FakeLeases, a_deployment
+from tests.kit.worlds.leasing_calls import TERMS, A, B, Leasing, leasing_of_calls
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
-
-TERMS = StandingTerms(60.0, 100)
-A, B = "http://a", "http://b"
-
-
-@dataclass
-class Leasing:
-    """The leasing of one function's calls, over fake leases that stand."""
-
-    leases: FakeLeases
-    leasing: GpuLeasing
-    function: Function
-
-    async def acquire(self, call_id: str, instance: str = A) -> CallLease:
-        journey = Journey(call_id, "echo", "POST", 32 * "a", 1, gpu=True, sampled=False)
-        journey.attempt()
-        deadline_s = asyncio.get_running_loop().time() + 9
-        lease = await self.leasing.acquire(
-            self.function, instance, journey, deadline_s, own_id=True
-        )
-        assert lease is not None
-        assert journey.attempts[-1].request == lease.request
-        return lease
-
-    def done(self, lease: CallLease, *, clean: bool = True) -> None:
-        self.leasing.release(lease, clean=clean)
-
-    @property
-    def asked(self) -> list[str]:
-        return [request.id for request in self.leases.asked]
-
-    def uses(self) -> list[LeaseUse]:
-        return [use for report in self.leases.reports for use in report.uses]
-
-    def ends(self) -> list[str]:
-        return [end.request for report in self.leases.reports for end in report.ends]
 
 
 @pytest.fixture
 def it() -> Leasing:
-    leases = FakeLeases()
-    leases.terms = TERMS
-    function = Function(a_deployment(), FunctionOptions(gpu=True))
-    function.learned.models = (ModelId("openfaas-fn/bert"),)
-    return Leasing(leases, GpuLeasing(leases, GatewayMeters()), function)
+    return leasing_of_calls()
 
 
 # -- handed on --------------------------------------------------------------------------------
@@ -195,14 +149,9 @@ async def test_lease_that_nobody_uses_is_given_back(
 # -- recalled ---------------------------------------------------------------------------------
 
 
-def recall(it: Leasing, lease: int) -> None:
-    assert it.leases.keeper is not None
-    it.leases.keeper.recalled(LeaseId(lease))
-
-
 async def test_recalled_lease_goes_back_at_once_when_no_call_uses_it(it: Leasing) -> None:
     it.done(await it.acquire("c0"))
-    recall(it, 1)
+    it.recall(1)
     assert it.leases.released == [1]
     assert it.ends() == ["c0"]
     assert (await it.acquire("c1")).placement.lease == 2
@@ -212,7 +161,7 @@ async def test_recalled_lease_goes_back_after_the_call_in_flight(it: Leasing) ->
     lease = await it.acquire("c0")
     waiting = asyncio.create_task(it.acquire("c1"))
     await asyncio.sleep(0)
-    recall(it, 1)
+    it.recall(1)
     assert it.leases.released == []
     it.done(lease)
     assert it.leases.released == [1]
@@ -225,7 +174,7 @@ async def test_recalled_lease_serves_waiting_calls_for_its_slice(it: Leasing) ->
     it.leases.open.clear()
     waiting = asyncio.create_task(it.acquire("c1"))
     await eventually(lambda: len(it.asked) == 2)
-    recall(it, 1)
+    it.recall(1)
     it.done(lease)
     second = await waiting
     assert second.placement == lease.placement
@@ -259,7 +208,7 @@ async def test_lease_for_a_slice_goes_back_when_its_slice_is_over(it: Leasing) -
 
 
 async def test_recall_may_come_before_the_call_has_resumed(it: Leasing) -> None:
-    recall(it, 1)
+    it.recall(1)
     it.done(await it.acquire("c0"))
     assert it.leases.released == [1]
 
@@ -305,7 +254,7 @@ async def test_long_call_is_reported_as_running_and_later_as_ended(it: Leasing) 
 async def test_report_precedes_the_return(it: Leasing) -> None:
     it.done(await it.acquire("c0"))
     lease = await it.acquire("c1")
-    recall(it, 1)
+    it.recall(1)
     assert it.leases.reports == []
     it.done(lease)
     assert it.leases.released == [1]

@@ -54,6 +54,14 @@ async def test_preferred_instance_comes_before_those_with_as_many_calls() -> Non
     assert function.inflight == 3
 
 
+async def test_batch_of_one_instance_is_filled_before_the_next_one() -> None:
+    function = deployed(Functions(), A, B, C, **{"batch-handler": "3"})
+    taken = [took(function) for _ in range(9)]
+    assert [len(set(taken[at : at + 3])) for at in (0, 3, 6)] == [1, 1, 1]
+    assert sorted(set(taken)) == ["a", "b", "c"]
+    assert len({took(function) for _ in range(3)}) == 1
+
+
 async def test_names_of_a_function_come_and_go() -> None:
     changes: list[tuple[str, bool]] = []
     functions = Functions(lambda function: changes.append((function.label, function.gone)))

@@ -8,6 +8,7 @@ from common.gpu_wishes import GpuWishes
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment, FunctionId, Resources
 from gateway_ext.openfaas import function_options
+from gateway_ext.openfaas.function_options import HandlerBatches
 
 
 def deployment(**more: Any) -> Deployment:
@@ -152,6 +153,30 @@ def test_an_annotation_goes_before_a_label() -> None:
 
 
 @pytest.mark.parametrize(
+    ("annotations", "batches"),
+    [
+        ({}, HandlerBatches(0, 0.0)),
+        ({"batch-handler": "32"}, HandlerBatches(32, 0.0)),
+        ({"batch-handler": "8", "batch-wait": "5ms"}, HandlerBatches(8, 0.005)),
+        ({"batch-handler": "8", "retry": "idempotent"}, HandlerBatches(8)),
+        ({"batch-handler": "8", "retry": "never"}, HandlerBatches(8, repeats=False)),
+    ],
+)
+def test_annotations_say_how_many_calls_the_handler_takes(
+    annotations: dict[str, str], batches: HandlerBatches
+) -> None:
+    given = {f"com.gpufaas.{name}": value for name, value in annotations.items()}
+    assert function_options.of(deployment(annotations=given)).batches[:2] == batches[:2]
+    if batches.most:
+        assert function_options.of(deployment(annotations=given)).batches == batches
+
+
+def test_wait_for_other_calls_is_refused_for_a_handler_of_single_calls() -> None:
+    with pytest.raises(BadDeployment, match="batch-handler"):
+        function_options.of(deployment(annotations={"com.gpufaas.batch-wait": "5ms"}))
+
+
+@pytest.mark.parametrize(
     ("environment", "timeout_s"),
     [
         ({}, 33.0),
@@ -186,6 +211,10 @@ def test_max_inflight_is_the_concurrency_of_an_instance(given: str, limit: int |
         ("com.gpufaas.memory", "lots"),
         ("com.gpufaas.memory", "0"),
         ("com.gpufaas.batch", "0"),
+        ("com.gpufaas.batch-handler", "0"),
+        ("com.gpufaas.batch-handler", "257"),
+        ("com.gpufaas.batch-handler", "many"),
+        ("com.gpufaas.batch-wait", "11s"),
         ("com.gpufaas.slo", "0s"),
         ("com.gpufaas.slo", "5 s"),
         ("com.gpufaas.priority", "high"),

@@ -1,0 +1,188 @@
+"""One batch: the handler is called with a list, and each call gets its own answer.
+
+A batch has a thread until its last answer is out, also where the handler is a coroutine, which runs
+in the loop. The calls of a batch share a lease: that of the first one.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial
+
+from gateway_ext.runtime.batches.batch_ports import BatchMember, BatchServices
+from gateway_ext.runtime.batches.gathered_calls import GatheredCalls
+from gateway_ext.runtime.handler.handler_event import HandlerContext
+from gateway_ext.runtime.handler.handler_module import HandleList, ListHandler
+from gateway_ext.runtime.handler.handler_response import (
+    BadResponse,
+    HandlerResponse,
+    answer_of,
+    answers_in,
+    is_awaitable,
+    is_whole,
+)
+from gateway_ext.runtime.runtime_settings import BatchSettings
+
+
+class BatchRun:
+    """The calls that the handler is given together."""
+
+    def __init__(
+        self,
+        services: BatchServices,
+        handle: HandleList,
+        settings: BatchSettings,
+        members: Sequence[BatchMember],
+        ended: Callable[[], None],
+    ) -> None:
+        """`ended` is called once, in the loop, when the next batch may begin."""
+        self._services = services
+        self._handle = handle
+        self._settings = settings
+        self._members = members
+        self._ended: Callable[[], None] | None = ended
+        self._stuck = False
+        self._coroutine: Future[object] | None = None
+        for member in members:
+            member.holder = self
+
+    def start(self) -> None:
+        """Begin, in the loop: the batch's own time runs from now on."""
+        self._services.deadlines.add(self)
+        self._services.threads.run(partial(copy_context().run, self._in_thread))
+
+    def left(self, call: BatchMember) -> None:
+        """A client has left; nobody needs the results of a coroutine that all have left."""
+        del call
+        if self._coroutine is not None and all(member.over for member in self._members):
+            self._coroutine.cancel()
+
+    def time_out(self) -> None:
+        """The batch holds its thread beyond the time limit; its calls were all answered 504."""
+        if self._ended is None:
+            return
+        if self._coroutine is not None:
+            self._coroutine.cancel()
+        self._stuck = True
+        self._let_next_begin()
+        self._services.stuck(+1)
+
+    # --- in the batch's thread ----------------------------------------------------------------
+
+    def _in_thread(self) -> None:
+        self._services.in_threads.add(self)
+        try:
+            members = [member for member in self._members if not member.over]
+            if members and not self._is_served(members):
+                for member in members:
+                    if not member.over:
+                        self._is_served([member])
+        finally:
+            self._services.in_threads.discard(self)
+            self._services.mailbox.post(self._left_thread)
+
+    def _is_served(self, members: Sequence[BatchMember]) -> bool:
+        """Call the handler; False if each of the calls has to be made once more, alone."""
+        services = self._services
+        for member in members:
+            member.begins_in_batch(len(members))
+        error: BaseException | None = None
+        answers: Sequence[HandlerResponse | BaseException] = ()
+        repeated = False
+        with services.gpu.given(members[0].event.headers):
+            try:
+                returned = self._called(members)
+            except BaseException as raised:  # noqa: BLE001 - every error of a handler is answered
+                error, repeated = raised, self._settings.repeats and len(members) > 1
+            else:
+                answers = self._answers(members, returned)
+            below = list(services.gpu.timing_entries())
+            services.data.settle()
+            reported = services.gpu.used()
+        if error is not None:
+            answers = [error] * len(members)
+        if repeated and error is not None:
+            self._log_repeated(members, error)
+            return False
+        for member, answer in zip(members, answers, strict=True):
+            member.ends_in_batch(below)
+            if isinstance(answer, BaseException):
+                member.fail_in_batch(answer)
+            else:
+                answer.headers += reported
+                member.answer_from_batch(answer)
+        return True
+
+    def _called(self, members: Sequence[BatchMember]) -> object:
+        services = self._services
+        context = HandlerContext(services.hostname, services.data)
+        returned = self._handle([member.event for member in members], context)
+        if not is_awaitable(returned):
+            return returned
+        self._coroutine = asyncio.run_coroutine_threadsafe(_awaited(returned), services.loop)
+        try:
+            return self._coroutine.result()
+        finally:
+            self._coroutine = None
+
+    def _answers(
+        self, members: Sequence[BatchMember], returned: object
+    ) -> Sequence[HandlerResponse | BaseException]:
+        """Each call's answer, or its error; what is no list of so many is every call's error."""
+        try:
+            found = answers_in(returned, len(members))
+        except BadResponse as error:
+            return [error] * len(members)
+        return [self._answer(*pair) for pair in zip(members, found, strict=True)]
+
+    def _answer(self, member: BatchMember, returned: object) -> HandlerResponse | BaseException:
+        if isinstance(returned, BaseException):
+            return returned
+        try:
+            if not is_whole(returned):
+                raise BadResponse(f"a call in a batch is answered with {type(returned).__name__}")
+            if self._services.data.wanted(member.event.headers):
+                returned = self._services.data.exchanged(returned)
+            answer = answer_of(returned)
+            if answer.pieces is not None or answer.pieces_async is not None:
+                raise BadResponse("a call in a batch cannot be answered with a stream")
+        except BaseException as error:  # noqa: BLE001 - one call's error is not that of the others
+            return error
+        return answer
+
+    def _log_repeated(self, members: Sequence[BatchMember], error: BaseException) -> None:
+        text = "".join(traceback.format_exception(error)).rstrip()
+        members[0].log_line(
+            f"raised in a batch of {len(members)} calls; each is made once more, alone\n{text}"
+        )
+
+    # --- in the loop --------------------------------------------------------------------------
+
+    def _left_thread(self) -> None:
+        self._services.threads.left()
+        self._services.deadlines.remove(self)
+        if self._stuck:
+            self._services.stuck(-1)
+        self._let_next_begin()
+
+    def _let_next_begin(self) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended()
+
+
+def batches_of(
+    handler: ListHandler, settings: BatchSettings, services: BatchServices
+) -> GatheredCalls:
+    """Gather calls, and give them to this handler."""
+
+    def start(members: Sequence[BatchMember], ended: Callable[[], None]) -> None:
+        BatchRun(services, handler.handle, settings, members, ended).start()
+
+    return GatheredCalls(services.loop, settings, start)
+
+
+async def _awaited(returned: Awaitable[object]) -> object:
+    return await returned
