@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 
+from scheduler.model.values import Configuration
 from scheduler.workflows.cost_to_go import (
     SCARCITY,
     BatchChoices,
@@ -15,7 +16,7 @@ from scheduler.workflows.cost_to_go import (
     decide,
     scarcity_prices,
 )
-from scheduler.workflows.stage_profiles import Configuration, Prices, StageProfile, profile
+from scheduler.workflows.stage_profiles import Prices, StageProfile, profile
 
 PRICES = Prices(vcpu_hour=0.0, vgpu_hour=3600.0)  # a second of a vGPU costs 1
 LAST = cost_to_go([])

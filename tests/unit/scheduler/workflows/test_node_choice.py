@@ -2,9 +2,9 @@
 
 import pytest
 
+from scheduler.model.values import Configuration
 from scheduler.workflows.node_choice import NodeChoice, NodeRoom, RecheckList, dispatch, home
 from scheduler.workflows.prewarming import IntervalForecast, warms_another
-from scheduler.workflows.stage_profiles import Configuration
 
 LARGE, SMALL = Configuration(4, 4, 4), Configuration(1, 1, 1)
 WARM, COLD, FULL = NodeRoom(8, 7, True), NodeRoom(8, 7, False), NodeRoom(0, 7, True)

@@ -7,17 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.model.values import Configuration
 from scheduler.workflows.errors import BadProfile
 from scheduler.workflows.path_curve import path_curve
 from scheduler.workflows.path_search import ConfigurationPath, cheapest_paths
-from scheduler.workflows.stage_profiles import (
-    Choice,
-    Configuration,
-    Prices,
-    StageProfile,
-    profile,
-    undominated,
-)
+from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile, profile, undominated
 
 # Multiples of 1/64 add up exactly, so that ties are ties.
 QUARTERS = st.integers(1, 40).map(lambda number: number / 64)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.model.values import Configuration
 from scheduler.workflows.dag import Workflow, chain
 from scheduler.workflows.errors import BadProfile, SloTooShort
 from scheduler.workflows.slo_distribution import (
@@ -14,7 +15,7 @@ from scheduler.workflows.slo_distribution import (
     distribute,
     require_slo,
 )
-from scheduler.workflows.stage_profiles import Configuration, Prices, StageProfile, profile
+from scheduler.workflows.stage_profiles import Prices, StageProfile, profile
 from tests.unit.scheduler.workflows.test_dag import graphs
 
 PRICES = Prices(0.034, 0.67)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gpu_manager.worker.merging.merge_records import Singly
+from tests.kit.waiting import wait_until
 from tests.unit.gpu_manager.worker.calls.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import FIRST_LEASE, Crowd
 from torch_shim.wire.arithmetic import Arithmetic

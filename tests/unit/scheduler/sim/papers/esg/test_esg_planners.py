@@ -6,6 +6,7 @@ from math import sqrt
 
 import pytest
 
+from scheduler.model.values import Configuration
 from scheduler.sim.papers.esg.adaptive_planners import (
     EsgPlanner,
     EsgReading,
@@ -30,7 +31,6 @@ from scheduler.sim.papers.esg.printed_esg import Application, esg_paper
 from scheduler.sim.papers.esg.search_costs import brute_force, search_study
 from scheduler.workflows.node_choice import NodeRoom
 from scheduler.workflows.path_curve import path_curve
-from scheduler.workflows.stage_profiles import Configuration
 
 PAPER = esg_paper()
 BOTH = [EsgAssumptions(scaling=scaling) for scaling in GpuScaling]

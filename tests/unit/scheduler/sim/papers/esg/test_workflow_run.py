@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from scheduler.model.values import Configuration
 from scheduler.sim.papers.esg.adaptive_planners import AppFunctionLanes, EsgPlanner
 from scheduler.sim.papers.esg.esg_experiments import HEAVY, STRICT, SYSTEMS
 from scheduler.sim.papers.esg.fitted_profiles import LEAST, EsgAssumptions, GpuScaling
@@ -13,7 +14,6 @@ from scheduler.sim.papers.esg.lane_plans import LanePlan, LanePlanner, WorkflowC
 from scheduler.sim.papers.esg.printed_esg import Application, LoadLevel, esg_paper
 from scheduler.sim.papers.esg.workflow_run import WorkflowRun, calls_of
 from scheduler.workflows.node_choice import NodeChoice, NodeRoom, home
-from scheduler.workflows.stage_profiles import Configuration
 
 PLAIN = EsgAssumptions(noise=0.0)
 PAPER = esg_paper()
