@@ -24,8 +24,8 @@ from gpu_manager.worker.merging.merge_records import (
     Plan,
     Singly,
 )
-from gpu_manager.worker.merging.refusals import REFUSALS, reason_of
 from gpu_manager.worker.merging.step_run import WritesElsewhere
+from gpu_manager.worker.merging.unmerged_reasons import REFUSALS, reason_of
 from gpu_manager.worker.program.channel_state import TensorInput
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun, computing
