@@ -50,6 +50,7 @@ class Placer:
         self.policy_name = ""
         self.latest_seq = 0
         self._watched = settings.explain
+        self._shares = settings.shares_leases
         self.queued = 0
         self.pace = QueuePace()
         self.meter: UseMeter | None = None
@@ -64,7 +65,8 @@ class Placer:
         """Carry out one decision."""
         slots = self.cluster.slots
         if isinstance(decision, Place | LoadBeside):
-            chosen = tuple([requests[request.id] for request in decision.requests])
+            asked = decision.requests if self._shares else decision.requests[:1]
+            chosen = tuple([requests[request.id] for request in asked])
             slot = slots[decision.slot.id]
             self.place(chosen, slot, decision, now, out)
         elif isinstance(decision, Queue):

@@ -52,6 +52,7 @@ class Beginning(NamedTuple):
     standing: StandingTerms | None = None
     exit_rule: str = "never"
     gaps: Mapping[ModelId, tuple[tuple[int, float], ...]] = MappingProxyType({})
+    shares_leases: bool = True
 
     def core(
         self, policy: str | None = None, parameters: Mapping[str, float] | None = None
@@ -63,6 +64,7 @@ class Beginning(NamedTuple):
             largest_gpu_bytes=self.largest_gpu_bytes,
             standing=self.standing,
             exit_rule=self.exit_rule,
+            shares_leases=self.shares_leases,
         )
         chosen = self.parameters if policy is None else parameters
         core = make_core(policy or self.policy, self.eviction, chosen, settings)

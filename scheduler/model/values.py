@@ -241,6 +241,8 @@ class CoreSettings:
     not joined yet waits instead of being refused as too large. More than `most_models` models are
     remembered only while they are needed. Without `standing` every lease is for one call.
     Idle models leave by the `exit_rule`, unless their functions name one of their own.
+    Where callers cannot share a lease, it is given to the first of the requests that a policy
+    placed together, and the others wait for leases of their own.
     """
 
     max_waiting: int | None = None
@@ -254,3 +256,4 @@ class CoreSettings:
     most_models: int = 20_000
     standing: StandingTerms | None = None
     exit_rule: str = "never"
+    shares_leases: bool = True

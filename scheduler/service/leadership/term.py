@@ -28,6 +28,8 @@ from scheduler.store.stored_records import PolicyChoice
 log = logging.getLogger("scheduler")
 
 _TERM_BITS = 32
+# Callers release leases, not requests: one release of a shared lease would end it for the others.
+_SHARES_LEASES = False
 
 
 def first_lease(term: int) -> LeaseId:
@@ -63,6 +65,7 @@ class Office:
                 largest_gpu_bytes=serving.largest_gpu_bytes,
                 standing=serving.standing,
                 exit_rule=settings.exit_rule,
+                shares_leases=_SHARES_LEASES,
             ),
         )
         explained.slots = self.core.cluster.slots
@@ -143,6 +146,7 @@ class Office:
             profiles=tuple(recorded_profile(model, profile) for model, profile in profiles.items()),
             standing=settings.scheduler.standing,
             exit_rule=settings.exit_rule,
+            shares_leases=_SHARES_LEASES,
             gaps=self.core.placer.idle.all_gaps(),
         )
 
