@@ -56,18 +56,22 @@ class BatchRun:
     def left(self, call: BatchMember) -> None:
         """A client has left; nobody needs the results of a coroutine that all have left."""
         del call
-        if self._coroutine is not None and all(member.over for member in self._members):
-            self._coroutine.cancel()
+        if all(member.over for member in self._members):
+            self._cancel()
 
     def time_out(self) -> None:
         """The batch holds its thread beyond the time limit; its calls were all answered 504."""
         if self._ended is None:
             return
-        if self._coroutine is not None:
-            self._coroutine.cancel()
+        self._cancel()
         self._stuck = True
         self._let_next_begin()
         self._services.stuck(+1)
+
+    def _cancel(self) -> None:
+        coroutine = self._coroutine  # its thread may take it away meanwhile
+        if coroutine is not None:
+            coroutine.cancel()
 
     # --- in the batch's thread ----------------------------------------------------------------
 
