@@ -49,7 +49,8 @@ def check(core: Core, now: float) -> None:
 
 
 def has_room(slot: Slot) -> bool:
-    return sum(not lease.beside for lease in slot.leases.values()) < slot.capacity
+    own = sum(not lease.beside for lease in slot.leases.values())
+    return own + slot.taken < slot.capacity  # by leases that are listed at another slot
 
 
 def begins_s(slot: Slot, models: tuple[str, ...]) -> float:
