@@ -110,7 +110,7 @@ class Placer:
         estimate = self._estimate(bundle, batch, slot, decision)
         lease = self._lease(slot, bundle.models, beside=beside)
         if isinstance(decision, Place) and (decision.more_slots or decision.configuration):
-            self._configure(lease, decision)
+            self._configure(lease, decision, len(chosen))
         if plan is not None:
             self._loads.order(lease, plan, now, out)
         elif slot.leases or len(slot.gpu.slots) > 1:
@@ -346,12 +346,12 @@ class Placer:
         self._wakes_s = at_s
         out.append(SetTimer(at_s, TimerFired()))
 
-    def _configure(self, lease: ActiveLease, decision: Place) -> None:
+    def _configure(self, lease: ActiveLease, decision: Place, requests: int) -> None:
         more = tuple([self.cluster.slots[other.id] for other in decision.more_slots])
         assert all(other.idle for other in more), "a further slot has no room"
         occupation.configure(lease, decision.configuration, more)
         for other in more:
-            other.frequency += len(decision.requests)
+            other.frequency += requests
 
     def _computes(self, lease: ActiveLease, now: float) -> None:
         """What a lease was beside the runs for is loaded: from now on it has a part in them.

@@ -11,6 +11,7 @@ from scheduler.model.values import CoreSettings, RequestId
 from scheduler.policies.placement_policy import Decision, Place, View
 from tests.kit.cores.builders import gpu, model, request
 from tests.kit.cores.core_world import World, placements
+from tests.kit.cores.wide_policy import WidePolicy
 
 
 class TogetherPolicy:
@@ -54,3 +55,14 @@ def test_others_keep_their_lease_when_the_first_one_of_a_group_is_done() -> None
     ]
     assert RequestId("r0") not in it.core.requests
     assert {RequestId("r1"), RequestId("r2")} <= it.core.requests.keys()
+
+
+@pytest.mark.parametrize(("shares", "given"), [(True, 2), (False, 1)])
+def test_all_slots_of_a_lease_count_the_requests_that_have_it(*, shares: bool, given: int) -> None:
+    settings = CoreSettings(shares_leases=shares)
+    it = World(Core(WidePolicy(), eviction.make("lru"), settings))
+    it.send(ModelRegistered(model("bert", load_s=2.0, run_s=1.0)))
+    it.arrive(request("r0"), request("r1"))
+    it.send(GpuJoined(gpu("g0", slots=3, vcpus=8)))
+
+    assert [slot.frequency for slot in it.core.cluster.slots.values()] == [given] * 3
