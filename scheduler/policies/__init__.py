@@ -14,7 +14,7 @@ from scheduler.model.errors import BadParameter, UnknownPolicy
 from scheduler.policies.placement_policy import Policy
 
 _LARGEST = 1e15
-_NOT_POLICIES = frozenset({"batching", "gain_terms", "placement_policy"})
+_NOT_POLICIES = frozenset({"batching", "gain_terms", "parameter_bounds", "placement_policy"})
 
 
 class Described(NamedTuple):

@@ -1,11 +1,11 @@
 """BESIDE: hits first; models are loaded beside the runs of others, where that gains most."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
-from scheduler.model.errors import BadParameter
 from scheduler.policies.gain_terms import reloads, wait_at_s
+from scheduler.policies.parameter_bounds import check_bounds
 from scheduler.policies.placement_policy import (
     Decision,
     LoadBeside,
@@ -51,11 +51,7 @@ class Policy:
     candidates: Annotated[int, "how many models and GPUs are weighed at most"] = 8
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 0:
-                raise BadParameter("beside", field.name, "must be 0 or more")
-        if self.candidates < 1:
-            raise BadParameter("beside", "candidates", "must be 1 or more")
+        check_bounds("beside", self, ("candidates",))
 
     def decide(self, view: View) -> Iterator[Decision]:
         while (view.any_idle() or view.any_loadable()) and (head := view.head()) is not None:

@@ -1,12 +1,13 @@
 """ESG: batches in the cheapest configuration that ends in time; home GPU, then warm, then cold."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from scheduler.model.errors import BadParameter
 from scheduler.model.values import Configuration
 from scheduler.policies.batching import StageQueue, profile_of, queues_of, rooms_for
+from scheduler.policies.parameter_bounds import check_bounds
 from scheduler.policies.placement_policy import (
     Decision,
     GpuRoom,
@@ -76,12 +77,7 @@ class Policy:
     vgpu_hour: Annotated[float, "the price of a slot for an hour"] = 0.67
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 0:
-                raise BadParameter("esg", field.name, "must be 0 or more")
-        for name in ("most_batch", "kept", "candidates"):
-            if getattr(self, name) < 1:
-                raise BadParameter("esg", name, "must be 1 or more")
+        check_bounds("esg", self, ("most_batch", "kept", "candidates"))
         if self.fill_share > 1.0:
             raise BadParameter("esg", "fill_share", "must be 1 or less")
 

@@ -1,11 +1,11 @@
 """NETGAIN: hits first; a model is loaded where the waiting it saves exceeds what it costs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
-from scheduler.model.errors import BadParameter
 from scheduler.policies.gain_terms import wait_at_s, worth_s
+from scheduler.policies.parameter_bounds import check_bounds
 from scheduler.policies.placement_policy import Decision, Place, RequestView, SlotView, View
 
 
@@ -42,11 +42,7 @@ class Policy:
     candidates: Annotated[int, "how many models and GPUs are weighed at most"] = 8
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 0:
-                raise BadParameter("netgain", field.name, "must be 0 or more")
-        if self.candidates < 1:
-            raise BadParameter("netgain", "candidates", "must be 1 or more")
+        check_bounds("netgain", self, ("candidates",))
 
     def decide(self, view: View) -> Iterator[Decision]:
         while view.any_idle() and (head := view.head()) is not None:

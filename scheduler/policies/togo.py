@@ -1,13 +1,13 @@
 """TOGO: NETGAIN says what goes where; batches are those that cost least for each request."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf
 from typing import Annotated
 
-from scheduler.model.errors import BadParameter
 from scheduler.policies import netgain
 from scheduler.policies.batching import profile_of, slack_s
+from scheduler.policies.parameter_bounds import check_bounds
 from scheduler.policies.placement_policy import Decision, Place, RequestView, View
 from scheduler.workflows.cost_to_go import (
     WaitingCall,
@@ -43,11 +43,7 @@ class Policy:
     vgpu_hour: Annotated[float, "the price of a slot for an hour"] = 0.67
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 0:
-                raise BadParameter("togo", field.name, "must be 0 or more")
-        if self.most_batch < 1:
-            raise BadParameter("togo", "most_batch", "must be 1 or more")
+        check_bounds("togo", self, ("most_batch",))
 
     def decide(self, view: View) -> Iterator[Decision]:
         for decision in netgain.Policy(patience=self.patience).decide(view):
