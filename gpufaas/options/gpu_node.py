@@ -85,35 +85,23 @@ def node_settings(
 def gpu_overlap(flag: str | None, environment: Mapping[str, str]) -> int:
     """The number of leases that a GPU holds at once; the flag overrides the environment."""
     text = flag if flag is not None else environment.get("GPUFAAS_GPU_OVERLAP") or "1"
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_OVERLAP:
-        raise CommandError(f"GPU overlap: {text!r}: a number from 1 to {_MOST_OVERLAP} is expected")
-    return int(text)
+    return _number_from_one("GPU overlap", text, _MOST_OVERLAP)
 
 
 def gpu_slots(flag: str | None, environment: Mapping[str, str]) -> int:
     """The number of slots of a GPU; the flag overrides the environment."""
     text = flag if flag is not None else environment.get("GPUFAAS_GPU_SLOTS") or "1"
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_SLOTS:
-        raise CommandError(f"GPU slots: {text!r}: a number from 1 to {MOST_SLOTS} is expected")
-    return int(text)
+    return _number_from_one("GPU slots", text, MOST_SLOTS)
 
 
 def gpu_vcpus(text: str | None) -> int | None:
     """The virtual CPUs for the leases of a GPU; None where nobody says."""
-    if not text:
-        return None
-    if not text.isdecimal() or int(text) > _MOST_VCPUS:
-        raise CommandError(f"GPU vCPUs: {text!r}: a number up to {_MOST_VCPUS} is expected")
-    return int(text)
+    return _number_or_none("GPU vCPUs", text, _MOST_VCPUS)
 
 
 def spare_contexts(text: str | None) -> int | None:
     """How many workers wait with a context, at most; None where nobody says."""
-    if not text:
-        return None
-    if not text.isdecimal() or int(text) > _MOST_SPARE:
-        raise CommandError(f"spare contexts: {text!r}: a number up to {_MOST_SPARE} is expected")
-    return int(text)
+    return _number_or_none("spare contexts", text, _MOST_SPARE)
 
 
 def runtime(flag: str | None, environment: Mapping[str, str]) -> str:
@@ -169,3 +157,17 @@ def _seconds(text: str, what: str) -> float:
     if not 0.0 <= seconds < float("inf"):
         raise CommandError(f"{what}: {text!r} seconds")
     return seconds
+
+
+def _number_from_one(what: str, text: str, most: int) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise CommandError(f"{what}: {text!r}: a number from 1 to {most} is expected")
+    return int(text)
+
+
+def _number_or_none(what: str, text: str | None, most: int) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) > most:
+        raise CommandError(f"{what}: {text!r}: a number up to {most} is expected")
+    return int(text)
