@@ -79,7 +79,7 @@ class GpuManager:
         self._settings = settings
         self._scheduling = scheduling
         secret = _secret(settings)
-        self.credentials = FunctionCredentials(secret)
+        self.credentials, tokens = FunctionCredentials(secret), LeaseTokens(secret)
         node = NodeId(settings.node)
         limit = settings.gpu_memory_bytes
         self.devices = choose(settings.devices, node, limit, settings.visible_devices)
@@ -99,9 +99,9 @@ class GpuManager:
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
         self.library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
         self.leases_elsewhere = LeasesElsewhere(
-            scheduling, LeaseTokens(secret), neighbours, settings.leases.unclaimed_s
+            scheduling, tokens, neighbours, settings.leases.unclaimed_s
         )
-        presented = PresentedLeases(self.node, LeaseTokens(secret))
+        presented = PresentedLeases(self.node, tokens)
         self._acquiring = Acquiring(
             self.node, scheduling, self.library, presented, self.leases_elsewhere
         )

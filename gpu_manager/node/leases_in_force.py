@@ -164,39 +164,16 @@ class LeasesInForce:
         """Return the lease while it is in force or ending."""
         return self._held.get(lease)
 
-    def grant(
-        self,
-        lease: LeaseId,
-        slot: SlotId,
-        gpu: GpuId,
-        models: tuple[ModelId, ...],
-        now_s: float | None = None,
-        requests: tuple[RequestId, ...] = (),
-        *,
-        stands_s: float = 0.0,
-        function: str = "",
-    ) -> bool:
-        """Put a lease in force; a session will claim it if a time is given.
+    def grant(self, lease: LeaseInForce) -> bool:
+        """Put a lease in force; a session will claim it if it has the time of its grant.
 
-        Return False if the lease was in force already.
+        Return False if one of its number was in force already.
         """
-        if lease in self._held:
+        if lease.id in self._held:
             return False
-        self.latest = max(self.latest, lease)
-        self._held[lease] = LeaseInForce(
-            lease, slot, gpu, models, now_s, requests, stands_s, function
-        )
+        self.latest = max(self.latest, lease.id)
+        self._held[lease.id] = lease
         return True
-
-    def widen(
-        self,
-        lease: LeaseId,
-        more_slots: tuple[SlotId, ...],
-        configuration: Configuration | None,
-    ) -> None:
-        """A lease that was just granted has this beside its slot."""
-        held = self._held[lease]
-        held.more_slots, held.configuration = more_slots, configuration
 
     def is_over(self, lease: LeaseId) -> bool:
         """Whether the lease was granted and has ended."""

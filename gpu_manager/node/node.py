@@ -139,7 +139,7 @@ class GpuNode:
             last.add_done_callback(lambda _: self._note_loaded())
         if order.prefetch:
             models = tuple(load.model for load in order.loads)
-            if self.leases.grant(order.lease, order.slot, order.gpu, models):
+            if self.leases.grant(LeaseInForce(order.lease, order.slot, order.gpu, models)):
                 log.debug("lease %d on %s is granted to a prefetch", order.lease, order.slot)
             self._endings.end_after(order.lease, last)
 
@@ -147,18 +147,20 @@ class GpuNode:
         """Put a lease in force."""
         now_s, requests = self._loop.time(), order.requests
         slot, stands_s = order.slot, 0.0 if order.stands is None else order.stands.seconds
-        fresh = self.leases.grant(
+        lease = LeaseInForce(
             order.lease,
             slot,
             order.gpu,
             order.models,
             now_s,
             requests,
-            stands_s=stands_s,
-            function=order.function,
+            stands_s,
+            order.function,
+            order.more_slots,
+            order.configuration,
         )
+        fresh = self.leases.grant(lease)
         if fresh:
-            self.leases.widen(order.lease, order.more_slots, order.configuration)
             names = ", ".join(requests)
             log.debug("lease %d on %s is granted to %s", order.lease, order.slot, names)
         self._loader.hurry(self.gpus[order.gpu], order.models)

@@ -17,7 +17,7 @@ BERT = ModelId("t/bert")
 
 
 def granted(leases: LeasesInForce, number: int = 1, gpu: str = "g0") -> LeaseInForce:
-    assert leases.grant(LeaseId(number), SlotId(gpu), GpuId(gpu), (BERT,))
+    assert leases.grant(LeaseInForce(LeaseId(number), SlotId(gpu), GpuId(gpu), (BERT,)))
     held = leases.get(LeaseId(number))
     assert held is not None
     return held
@@ -37,7 +37,7 @@ def test_grant_changes_nothing_when_it_is_said_again() -> None:
     leases = LeasesInForce(TIMES)
     held = claimed(leases)
 
-    assert not leases.grant(held.id, held.slot, held.gpu, ())
+    assert not leases.grant(LeaseInForce(held.id, held.slot, held.gpu, ()))
     assert leases.get(held.id) is held
     assert held.holder == HOLDER
 
@@ -160,7 +160,7 @@ def test_last_call_is_cut_short_only_when_nobody_wants_its_answer(why: EndReason
 
 
 def unclaimed(leases: LeasesInForce, *, loaded_s: float | None = 0.0) -> LeaseInForce:
-    assert leases.grant(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), 0.0)
+    assert leases.grant(LeaseInForce(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), 0.0))
     held = leases.get(LeaseId(1))
     assert held is not None
     held.loaded_s = loaded_s
@@ -204,7 +204,8 @@ def test_lease_that_stands_is_not_ended_by_those_who_wait_while_it_does(
     stands_s: float, ends_s: float, why: EndReason
 ) -> None:
     leases = LeasesInForce(TIMES, contended=True)
-    assert leases.grant(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), 0.0, stands_s=stands_s)
+    lease = LeaseInForce(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), 0.0, stands_s=stands_s)
+    assert leases.grant(lease)
     held = leases.get(LeaseId(1))
     assert held is not None
     leases.claim(held, HOLDER, 0.97, given=True)
