@@ -234,7 +234,8 @@ def test_requests_beyond_what_a_manager_takes_at_once_wait_here() -> None:
     most, released = threading.Event(), threading.Event()
 
     def answers(it: FakeManager, wire: FrameSocket) -> None:
-        numbers, pings = [], 0
+        numbers: list[int] = []
+        pings = 0
         # Four one after another, so that no request follows; threads may be slow to ask at all.
         while pings < 4 or len(numbers) < 2 or not released.is_set():
             if number := it.receive(wire):
