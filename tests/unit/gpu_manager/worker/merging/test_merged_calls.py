@@ -231,8 +231,8 @@ def test_others_get_their_results_when_a_client_leaves_in_mid_batch() -> None:
 
 
 def test_calls_run_singly_when_a_group_would_take_too_much_memory() -> None:
-    # One takes 48 MiB less than the limit, two take 64 MiB more: a system that takes idle pages away
-    # meanwhile makes a need look smaller.
+    # One takes 48 MiB less than the limit, two take 64 MiB more: a need looks smaller where the
+    # system takes idle pages away meanwhile.
     copies = (112 << 20) // 4 // 4
     grows = program(step("m:repeat", Ref(0), copies), step("m:sum", Ref(1)), output=[Ref(2)])
     worker = paying(limit_bytes=160 << 20)
