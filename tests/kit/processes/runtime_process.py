@@ -55,7 +55,9 @@ class Running:
     ) -> Answered:
         connection = Unix(self.path)
         try:
-            connection.request(method, path, body, dict(headers or {}))
+            # One that is refused by its head is answered before all of it was sent.
+            with contextlib.suppress(BrokenPipeError):
+                connection.request(method, path, body, dict(headers or {}))
             answer = connection.getresponse()
             return Answered(answer.status, dict(answer.headers), answer.read())
         finally:
@@ -72,6 +74,11 @@ class Running:
         sock.settimeout(_PATIENCE_S)
         sock.connect(self.path)
         return sock
+
+    def accepts(self) -> bool:
+        """Whether it listens: its socket is there a moment before that."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            return sock.connect_ex(self.path) == 0
 
     def written(self) -> str:
         return self._written.read_text()

@@ -229,7 +229,7 @@ def test_reports_say_how_many_calls_are_served_at_a_time() -> None:
 def test_health_is_answered_before_the_handler_is_there() -> None:
     slow = "import time\ntime.sleep(2)\ndef handle(event, context):\n    return 'ok'\n"
     with runtime(slow, ready=False) as running:
-        wait_until(lambda: os.path.exists(running.path), "socket")  # noqa: PTH110 - a plain string
+        wait_until(running.accepts, "socket")
         assert running.call("/_/health", method="GET").status == 200
         assert running.call("/_/ready", method="GET").status == 503
         assert running.call().status == 503
