@@ -27,7 +27,7 @@ export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpufaas/mypy
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test tools soak soak-streams lint format compat fuzz simulate reproduce bench bench-wake bench-full gpu gpu-kit pictures lock clean FORCE
+.PHONY: help setup run test tools soak soak-hour soak-streams lint format compat fuzz fuzz-parsers campaign seeds simulate reproduce bench bench-wake bench-full gpu gpu-kit pictures lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
@@ -52,8 +52,12 @@ test: setup tools ## Lint and run all tests (ARGS, if any, goes to pytest instea
 tools: ## Install what tests need beside Python (on Debian, as root; else say what lacks)
 	@tests/tools.sh
 
-soak: setup ## A minute of the examples under load, their processes killed all the while
-	GPUFAAS_E2E_SECONDS=60 $(BIN)/python -m pytest tests/e2e/test_chaos.py
+soak: setup ## A minute of the examples under load: killed all the while, then changed at random
+	@GPUFAAS_E2E_SECONDS=60 $(BIN)/python -m pytest tests/e2e/test_chaos.py; killed=$$?; \
+	$(BIN)/python -m bench.soak $(ARGS) && [ $$killed = 0 ]
+
+soak-hour: setup ## An hour of them, changed at random: does anything grow? (ARGS="--seconds 900")
+	@nice $(BIN)/python -m bench.soak --seconds 3600 --keep $(ARGS)
 
 soak-streams: setup ## Ten minutes of a hundred functions of one process, called, loaded and evicted at random
 	@nice $(BIN)/python -m bench.streambox soak --seconds 600 $(ARGS)
@@ -75,10 +79,25 @@ compat: $(VENV)/.compat ## Run every compatibility program and write docs/compat
 	  --parallel $(or $(LANES),$(shell nproc)) --json out/compat.jsonl \
 	  --write docs/compatibility.md $(ARGS)
 
-# ARGS="--seconds 600 --first 0": for ten minutes, other cases the further --first is.
+# ARGS="--seconds 600 --first 0": for ten minutes, other cases the further --first is. Then a minute
+# for each parser, about 45 minutes on two cores.
 fuzz: setup ## Call every operator that programs may name with absurd arguments (ARGS=--help)
 	@nice -n 19 $(BIN)/python -m tests.fuzz --cases 20 --seconds 300 $(ARGS)
+	@nice -n 19 $(BIN)/python -m tests.fuzz --merged --cases 10 --seconds 300 $(ARGS)
 	@nice -n 19 $(BIN)/gpufaas exec --devices cpu:1 -- $(BIN)/python -m tests.fuzz.transfers
+	@nice -n 19 $(BIN)/python -m tests.parsers
+
+fuzz-parsers: setup ## Fuzz every parser of what others wrote (ARGS="--seconds 3600 --only NAME")
+	@nice -n 19 $(BIN)/python -m tests.parsers $(ARGS)
+
+# ARGS="--seed 12345 --verbose" replays one; ARGS=--keep goes on where a long run was left.
+seeds: setup ## Run N (1000) seeds of the simulated control plane under faults, from FIRST (1) on
+	@nice $(BIN)/python -m tests.seeds --count $(or $(N),1000) --first $(or $(FIRST),1) $(ARGS)
+
+# Meant for nights. What a round showed is in out/campaign.jsonl as it comes, with its commit; the
+# next run goes on there. ARGS="--times 3 --only gateway-kill --minutes 30"; ARGS=--list: the faults.
+campaign: setup tools ## Break everything a hundred times under load, until something shows (root)
+	@$(BIN)/python -m tests.campaign --write $(ARGS)
 
 simulate: setup ## Run the simulator (ARGS goes to gpufaas simulate)
 	@$(BIN)/gpufaas simulate $(ARGS)

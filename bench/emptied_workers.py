@@ -43,6 +43,13 @@ class Unconcerned:
 
     data = NoStayingData()
 
+    @property
+    def usage(self) -> "Unconcerned":
+        return self
+
+    def used(self, *_: object) -> None:
+        """Nobody asks what it uses."""
+
     def ran(
         self,
         hosted: HostedModel,
@@ -63,6 +70,9 @@ class Unconcerned:
         """No call is made."""
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
+        """No call is made."""
+
+    def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
         """No call is made."""
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:

@@ -11,6 +11,7 @@ from pathlib import Path
 from common.errors import BadAddress
 
 _PORTS = range(65536)
+_PORT_DIGITS = 5
 _FINGERPRINT = re.compile(r"([0-9a-f]{64})?")
 
 
@@ -73,9 +74,9 @@ def parse_address(text: str) -> Address:
     if scheme == "unix" and len(rest) > 1 and rest[0] in "@/":
         return UnixAddress(rest)
     site, _, fingerprint = rest.partition("#")
-    host, _, port = site.rpartition(":")
-    if host and port.isdecimal() and int(port) in _PORTS:
-        host = host.removeprefix("[").removesuffix("]")
+    shown, _, port = site.rpartition(":")
+    host = shown.removeprefix("[").removesuffix("]")
+    if host and _is_port(port):
         if scheme == "tcp" and not fingerprint:
             return TcpAddress(host, int(port))
         if scheme == "tls" and _FINGERPRINT.fullmatch(fingerprint.lower()):
@@ -90,9 +91,15 @@ def host_and_port(text: str) -> tuple[str, int]:
     BadAddress where it is none.
     """
     host, colon, port = text.rpartition(":")
-    if not (colon and port.isascii() and port.isdecimal() and int(port) in _PORTS):
+    if not colon or not _is_port(port):
         raise BadAddress(text, "HOST:PORT is expected")
     return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def _is_port(text: str) -> bool:
+    """Whether this is the number of a port; Python reads no number of more than 4300 digits."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _PORT_DIGITS
+    return is_number and int(text) in _PORTS
 
 
 def address_text(host: str, port: int) -> str:

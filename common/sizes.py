@@ -6,6 +6,7 @@ from common.errors import BadSize
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_MOST_BYTES = 1 << 62  # of any memory or disk
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -18,10 +19,10 @@ def parse_size(text: str) -> int:
     if binary and not (prefix and byte):
         raise BadSize(text)
     base = 1000 if prefix and byte and not binary else 1024
-    size = int(float(number) * base ** _POWERS[prefix.lower()])
-    if size <= 0:
+    size = float(number) * base ** _POWERS[prefix.lower()]
+    if not 1 <= size <= _MOST_BYTES:
         raise BadSize(text)
-    return size
+    return int(size)
 
 
 def format_size(size_bytes: int) -> str:

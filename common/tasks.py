@@ -23,7 +23,7 @@ class BackgroundTasks:
         self._log = log
         self._what = what
         self._failed = failed or self._log_error
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order of their starts
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -33,7 +33,7 @@ class BackgroundTasks:
     ) -> asyncio.Task[Result]:
         """Run this in a task, which is forgotten at its end."""
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
@@ -53,7 +53,7 @@ class BackgroundTasks:
         await self.wait()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._failed(error)
@@ -71,5 +71,6 @@ async def until_first(*works: Coroutine[Any, Any, object]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
+    for task in tasks:
+        if task in done:
+            task.result()

@@ -8,6 +8,7 @@ from gateway_ext import errors
 from scheduler.model import errors as scheduler
 
 _RETRY_AFTER_S = 1.0
+_UNAVAILABLE = 503
 # Nobody is told to stay away for longer, whatever was measured.
 _MOST_RETRY_AFTER_S = 3600.0
 _OTHER = 500
@@ -37,6 +38,7 @@ STATUSES: Sequence[tuple[type[errors.GatewayError], int]] = (
 
 _OF_SCHEDULER: Sequence[tuple[type[scheduler.SchedulerError], int, str]] = (
     (scheduler.QueueFull, 429, "too many calls wait for a GPU"),
+    (scheduler.OverQuota, 429, "a quota is used up"),
     (scheduler.ModelsTooLarge, 507, "no GPU can hold the function's models"),
     (scheduler.RequestExpired, 504, "no GPU came free in time"),
     (scheduler.RequestFailed, 502, "the GPU work failed"),
@@ -46,6 +48,9 @@ _OF_SCHEDULER: Sequence[tuple[type[scheduler.SchedulerError], int, str]] = (
     (scheduler.RequestEnded, 503, "the request for a GPU was ended"),
     (scheduler.CallerNotAllowed, 500, "the scheduler does not know this gateway"),
 )
+
+# Refusals that a later call may not meet, with the time until then if it is known.
+_LATER = scheduler.QueueFull | scheduler.OverQuota
 
 
 def status_of(error: errors.GatewayError) -> int:
@@ -60,6 +65,8 @@ def headers_of(error: errors.GatewayError) -> list[Header]:
     later = errors.Busy | errors.WorkflowsBusy | errors.NoGpu | errors.QueueAway
     if isinstance(error, later) and error.retry_after_s is not None:
         return [(b"retry-after", b"%d" % _whole_s(error.retry_after_s))]
+    if status_of(error) == _UNAVAILABLE:  # for how long is not known
+        return [(b"retry-after", b"%d" % _RETRY_AFTER_S)]
     if isinstance(error, errors.TooSlow):
         return [(b"connection", b"close")]  # the unread body would be parsed as the next request
     if isinstance(error, errors.NotAllowed):
@@ -71,7 +78,7 @@ def no_gpu(error: scheduler.SchedulerError) -> errors.NoGpu:
     """The caller's error for an error of the scheduler."""
     for kind, status, why in _OF_SCHEDULER:
         if isinstance(error, kind):
-            later_s = error.wait_s if isinstance(error, scheduler.QueueFull) else None
+            later_s = error.wait_s if isinstance(error, _LATER) else None
             return errors.NoGpu(status, f"{why}: {error}", later_s)
     return errors.NoGpu(_OTHER, f"the scheduler failed: {error}")
 

@@ -159,7 +159,9 @@ class Gateway:
             guard=BrowserGuard(hosts) if auth is None else BrowserGuard(hosts, auth.holds),
         )
         exits.push_async_callback(invoke.close)
-        workflows = workflow_parts(settings, self.functions, invoke, meters)
+        workflows = await exits.enter_async_context(
+            workflow_parts(settings, self.functions, invoke, meters, _log)
+        )
         jobs = await exits.enter_async_context(
             jobs_of(settings, self.functions, invoke, workflows.targets, _log, self.address)
         )
@@ -230,6 +232,9 @@ class Gateway:
             self._scaler.wake(function)
 
     def _changed(self, function: Function) -> None:
+        if self._leases is not None:
+            terms = function.options.terms if function.options.gpu and not function.gone else None
+            self._leases.tell_terms(function.id.for_scheduler, terms)
         if function.gone:
             self.meters.gone(function.label)
         else:

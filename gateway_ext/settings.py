@@ -8,7 +8,8 @@ class GatewaySettings:
     """One gateway; its keys are those of `gpufaas.toml`, table `[gateway]`.
 
     `role` is what `/system/info` answers: `gateway` to faas-cli, or `provider` behind the gateway
-    of OpenFaaS. `provider` names what runs functions: `process`, `docker` or `upstream`.
+    of OpenFaaS. `provider` names what runs functions: `process`, `docker`, `kubernetes`
+    or `upstream`.
     `secrets_dir` holds `basic-auth-user` and `basic-auth-password`, as OpenFaaS mounts them; empty
     is the folder `secrets` in `state_dir`, where missing files are made. Without a `state_dir` the
     command line chooses one. `release` and `sha` are shown by `/system/info`; empty, they are those
@@ -123,6 +124,18 @@ class GatewaySettings:
     docker_pids: int = 4096
     docker_tmp_bytes: int = 256 << 20
     docker_stop_at_end: bool = False
+
+    # The kubernetes provider: which API server and the folder with `token` and `ca.crt` for it, the
+    # name that marks this gateway's objects there, the namespaces of functions (none: those of the
+    # cluster with the label com.gpufaas.functions=NAME, which can be made and removed), when images
+    # are pulled and with which secrets, and further fields of the pods of GPU functions, as JSON.
+    kubernetes_url: str = "https://kubernetes.default.svc"
+    kubernetes_credentials_dir: str = "/var/run/secrets/kubernetes.io/serviceaccount"
+    kubernetes_name: str = "gpufaas"
+    kubernetes_namespaces: tuple[str, ...] = ("openfaas-fn",)
+    kubernetes_pull: str = "IfNotPresent"
+    kubernetes_pull_secrets: tuple[str, ...] = ()
+    kubernetes_gpu_pod: str = ""
 
     # An upstream provider: any faas-provider, over plain HTTP. Labels and annotations with these
     # prefixes are kept here and not sent to it.

@@ -29,6 +29,7 @@ _MODULES = {
     "top": "cluster.top",
     "bill": "cluster.bill",
     "policy": "cluster.policy",
+    "quota": "cluster.quota",
     "explain": "cluster.explain",
     "trace": "cluster.trace",
     "workflow": "cluster.workflow",

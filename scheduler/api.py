@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from scheduler.estimates.interference.resource_metrics import METRICS
 from scheduler.model.actions import (
     Demote,
     DemoteStored,
@@ -19,6 +20,7 @@ from scheduler.model.errors import (
     EventRefused,
     GivenBack,
     ModelsTooLarge,
+    OverQuota,
     QueueFull,
     RequestEnded,
     RequestExpired,
@@ -47,6 +49,7 @@ from scheduler.model.events import (
     RunFinished,
     SlotFreed,
 )
+from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import (
     AfterLoss,
     CallEnd,
@@ -77,6 +80,7 @@ from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_
 from scheduler.wire.node_link import NodeLink
 
 __all__ = [
+    "METRICS",
     "AcquireAnswer",
     "AcquireEnded",
     "Acquired",
@@ -125,6 +129,8 @@ __all__ = [
     "NodeReports",
     "NodeSnapshot",
     "Order",
+    "OverQuota",
+    "OwnerTerms",
     "Placement",
     "Prepare",
     "QueueFull",
@@ -174,11 +180,12 @@ class Acquired:
 
 @dataclass(frozen=True, slots=True)
 class AcquireEnded:
-    """The request has ended and will get no further lease."""
+    """The request has ended and will get no further lease; a quota may have room in `again_s`."""
 
     request: RequestId
     outcome: RequestOutcome
     reason: str
+    again_s: float | None = None
 
 
 # The one answer to a caller that waits for a GPU.
@@ -191,8 +198,9 @@ class Scheduler(Protocol):
     async def acquire(self, request: Request) -> Placement:
         """Wait for a lease; a second call with the same id waits for the same answer.
 
-        Raises RequestEnded (QueueFull, TooLarge, Expired, Cancelled, Failed) if the request ends
-        without a lease, Refused if it is invalid. Cancelling the task cancels the request.
+        Raises RequestEnded (QueueFull, OverQuota, TooLarge, Expired, Cancelled, Failed) if the
+        request ends without a lease, Refused if it is invalid. Cancelling the task cancels the
+        request.
         """
         ...
 
@@ -203,8 +211,14 @@ class Scheduler(Protocol):
         """
         ...
 
-    def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
-        """Give a lease back; with `may_return` its request may ask for another one later."""
+    def release(
+        self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
+    ) -> None:
+        """Give a lease back; with `may_return` its request may ask for another one later.
+
+        Of a lease that several requests have, only the named one gives it back; without a name,
+        all of them do.
+        """
         ...
 
     def cancel(self, request: RequestId) -> None:

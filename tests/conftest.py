@@ -14,6 +14,11 @@ from tests.kit.engines.docker_engine import Engine, engine
 from tests.kit.fakes.sealed_images import images_left
 from tests.kit.scheduling import LongestFirst
 
+# Threads of OpenMP otherwise spin while they wait for each other. Where more processes compute than
+# there are cores, they spin until their turn is over, while others have work for the core.
+# It comes before torch is imported, here and in all that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 # What is imported and collected stays: without the garbage collector that takes a third less, and
@@ -74,7 +79,7 @@ def no_image_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[Engine]:
-    """The Docker Engine of this worker, with the image that others are built on."""
+    """The Docker Engine in which this worker has images of ours, with the one they are built on."""
     with engine() as found:
         base_image(found)
         yield found

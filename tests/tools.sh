@@ -5,17 +5,22 @@ set -euo pipefail
 
 # command:packages
 TOOLS=(
+  busybox:busybox-static
   'cc:gcc libc6-dev'
   chromium:chromium
+  conntrack:conntrack
+  containerd:containerd
   debootstrap:debootstrap
   docker-compose:docker-compose
   dockerd:docker.io
+  go:golang
   ip:iproute2
   iptables:iptables
   nats-server:nats-server
   openssl:openssl
   prometheus:prometheus
   promtool:prometheus
+  runc:runc
 )
 
 PATH="$PATH:/usr/sbin:/sbin"
@@ -23,6 +28,7 @@ missing=()
 for tool in "${TOOLS[@]}"; do
   command -v "${tool%%:*}" >/dev/null || missing+=(${tool##*:})
 done
+[ -x /usr/lib/cni/bridge ] || missing+=(containernetworking-plugins)
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 if [ -n "${GPUFAAS_NO_INSTALL:-}" ] || [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

@@ -9,7 +9,11 @@ ShimError                 base of all
 │       └── ManagerUnreachable    no GPU manager answers at an address
 ├── UnsuitableData                a value cannot be put for other functions
 ├── DataUnavailable               data of a handle cannot be had, or cannot be put now
+│   └── DataUnreachable           this node's GPU manager does not answer
 ├── NoWeights                     a model that is called has no weights on the GPU
+├── QuotaUsedUp                   the scheduler grants no lease: a quota is used up
+├── GpuQueueFull                  the scheduler grants no lease: too many requests wait
+├── GpuUnavailable                what a call needs of a GPU was lost; a later call may succeed
 └── RemoteFailure                 the peer refused a request, or a call failed there
 """
 
@@ -51,7 +55,12 @@ class ConnectionLost(WireError):
 
 
 class ManagerUnreachable(ConnectionLost):
-    """No GPU manager answers at an address."""
+    """No GPU manager answers at an address.
+
+    A runtime that serves the function answers by `answer_status`, as for all errors with one.
+    """
+
+    answer_status = 503
 
     def __init__(self, address: str, detail: str) -> None:
         super().__init__(
@@ -75,11 +84,42 @@ class DataUnavailable(ShimError, LookupError):
     """Data cannot be had by this handle, or cannot be put now; the text says why."""
 
 
+class DataUnreachable(DataUnavailable):
+    """This node's GPU manager does not answer: the call may be made again."""
+
+    answer_status = 503
+
+
 class NoWeights(ShimError):
     """A model that is called has no weights on the GPU, so no worker can run it."""
 
     def __init__(self) -> None:
         super().__init__("no weights on the GPU")
+
+
+class QuotaUsedUp(ShimError, RuntimeError):
+    """A quota of the function or its namespace is used up; the text names quota and owner."""
+
+    answer_status = 429
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"gpufaas: no GPU for this call: {detail}")
+
+
+class GpuQueueFull(ShimError, RuntimeError):
+    """More requests wait for a GPU than the scheduler takes: the call may be made later."""
+
+    answer_status = 429
+
+
+class GpuUnavailable(ShimError, RuntimeError):
+    """What a call needs of a GPU was lost, for which the call is not to blame.
+
+    The GPU manager, its node, a worker or the request for a lease has ended. The call may be made
+    again as a whole.
+    """
+
+    answer_status = 503
 
 
 class RemoteFailure(ShimError):

@@ -10,6 +10,7 @@ PLAIN = "noop"
 GPU = "gpu-noop"
 BUSY = "busy"
 COMPUTING = "computing"
+LISTS = "lists"
 WARM = b"warm"
 MODELS = 16
 
@@ -65,6 +66,21 @@ def handle(event, context):
         return {"sum": float(model(words).sum())}
 '''
 
+# One run of the model answers a whole list.
+_LISTS = '''"""A small model that takes lists of calls."""
+
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Embedding(80_000, 64).eval().cuda()
+
+
+def handle_batch(events, context):
+    words = torch.arange(8 * len(events), device="cuda").reshape(len(events), 8)
+    with torch.no_grad():
+        return [{"sum": total} for total in model(words).sum((1, 2)).tolist()]
+'''
+
 # The model that the peers serve too.
 _COMPUTING = '''"""Scores the numbers of a request with two small layers."""
 
@@ -86,6 +102,7 @@ _HANDLERS: Mapping[str, str] = {
     BUSY: _BUSY,
     GPU: _GPU,
     "model": _MODEL,
+    LISTS: _LISTS,
     COMPUTING: _COMPUTING,
 }
 
@@ -135,11 +152,10 @@ def computing(seed: int, instances: int) -> dict[str, object]:
     }
 
 
-def with_max_wait(deployment: Mapping[str, object], max_wait: str) -> dict[str, object]:
-    """The deployment with a longest wait for its calls."""
-    found = deployment.get("annotations")
-    annotations = dict(found) if isinstance(found, Mapping) else {}
-    return {**deployment, "annotations": annotations | {"com.gpufaas.max-wait": max_wait}}
+def lists(together: int) -> dict[str, object]:
+    """The deployment of the function that takes lists of so many calls at most."""
+    annotations = {"com.gpufaas.enabled": "true", "com.gpufaas.batch-handler": str(together)}
+    return {"service": LISTS, "image": LISTS, "labels": _ONE, "annotations": annotations}
 
 
 def model_name(number: int) -> str:

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,16 +10,19 @@ from bench.gateway import bench_functions
 from bench.measure.whole_stack import StackNotReady, WholeStack, whole_stack
 
 _WARM_CALLS, _PAUSE_S = 200, 0.1
+_NO_VARIABLES: Mapping[str, str] = {}
 
 
 @contextmanager
-def stack_of_builds(*options: str) -> Iterator[WholeStack]:
+def stack_of_builds(
+    *options: str, variables: Mapping[str, str] = _NO_VARIABLES
+) -> Iterator[WholeStack]:
     """`gpufaas up` in a temporary folder, with the builds of the bench's functions."""
     with tempfile.TemporaryDirectory(prefix="bench") as name:
         root = Path(name)
         root.chmod(0o755)  # functions are other users
         bench_functions.write_builds(root / "build")
-        with whole_stack(root, options) as running:
+        with whole_stack(root, options, variables) as running:
             yield running
 
 

@@ -25,21 +25,30 @@ class PartUsage:
     torch_bytes: int = 0
 
 
-def process_tree(first: int) -> dict[int, PartUsage]:
-    """A process and all its descendants, by pid."""
+def parts_in_tree(first: int) -> dict[int, str]:
+    """The part that a process, and each of its descendants, belongs to, by pid."""
     children = defaultdict(list)
     for pid, parent in _parents():
         children[parent].append(pid)
-    found: dict[int, PartUsage] = {}
+    found: dict[int, str] = {}
     left = [(first, "")]
     while left:
         pid, inherited = left.pop()
         with suppress(OSError):  # the process has ended meanwhile
             name = _part(pid) or f"{inherited}'s workers".replace("'s workers's", "'s")
+            found[pid] = name
+            left += [(child, name) for child in children[pid]]
+    return found
+
+
+def process_tree(first: int) -> dict[int, PartUsage]:
+    """What a process and all its descendants use, by pid."""
+    found: dict[int, PartUsage] = {}
+    for pid, name in parts_in_tree(first).items():
+        with suppress(OSError):  # the process has ended meanwhile
             pss_bytes = _pss_bytes(pid)
             torch_bytes = pss_bytes if _has_torch(pid) else 0
             found[pid] = PartUsage(name, pss_bytes, processor_s(pid), torch_bytes)
-            left += [(child, name) for child in children[pid]]
     return found
 
 

@@ -5,9 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch_shim
 from bench.measure.function_process import Environment
 from bench.measure.report import MeasurementFailed
 from cache_manager.model.ids import ModelId
@@ -48,17 +46,8 @@ class WorkerNode:
 
     def environment(self, base: Environment, function: str, tracing: str) -> dict[str, str]:
         """The environment of a function that uses this node."""
-        device = self._node.manager.devices[0]
-        return dict(base) | {
-            "PYTHONPATH": str(Path(torch_shim.__file__).parent / "activate"),
-            "CUDA_VISIBLE_DEVICES": "",  # a function has no GPU
-            "GPUFAAS_ENABLED": "1",
-            "GPUFAAS_ADDRESS": str(self._node.addresses[0]),
-            "GPUFAAS_CREDENTIAL": self._node.credential(_TENANT, function),
-            "GPUFAAS_GPU_MEMORY": str(device.memory_bytes),
-            "GPUFAAS_GPU_NAME": device.name,
-            "GPUFAAS_TRACING": tracing,
-        }
+        credential = self._node.credential(_TENANT, function)
+        return self._thread.environment(base, credential, tracing)
 
     def on_gpus(self) -> list[OnGpu]:
         """The models that are loaded."""

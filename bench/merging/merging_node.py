@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch_shim
 from bench.measure.report import MeasurementFailed
-from cache_manager.model.ids import MIB
 from common.gpu_wishes import AS_MEASURED, UNMERGED, GpuWishes
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.node.settings import EmulatedTimes
@@ -114,17 +112,8 @@ def merging_node(model: str, *, merges: bool, run_s: float) -> Iterator[MergingN
 
 def _environment(node: NodeThread, function: FunctionIdentity) -> dict[str, str]:
     credential = node.run(lambda it: it.manager.credentials.issue(function))
-    return dict(os.environ) | {  # noqa: TID251 - the bench is the entry point
-        "PYTHONPATH": str(Path(torch_shim.__file__).parent / "activate"),
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "GPUFAAS_ENABLED": "1",
-        "GPUFAAS_ADDRESS": node.address,
-        "GPUFAAS_CREDENTIAL": credential,
-        "GPUFAAS_GPU_MEMORY": str(_GPU_MIB * MIB),
-        "GPUFAAS_GPU_NAME": "emulated",
-        "GPUFAAS_TRACING": "wait",
-    }
+    base = {**os.environ, "OMP_NUM_THREADS": "1"}  # noqa: TID251 - the bench is the entry point
+    return node.environment(base, credential)
 
 
 def _merges(node: EmbeddedNode) -> MergedSums:

@@ -91,6 +91,10 @@ class _Console:
         """Not used by a look."""
         raise NotImplementedError(request)
 
+    async def model(self, model: str) -> Mapping[str, Any]:
+        """Not used by a look."""
+        raise NotImplementedError(model)
+
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
         """Not used by a look."""
         raise NotImplementedError(name)
@@ -105,6 +109,10 @@ class _NoJobs:
 
     def __init__(self) -> None:
         self.tally = JobTally(QueueLimits())
+
+    def now_s(self) -> float:
+        """The machine's clock."""
+        return time.time()
 
     async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
         """Not used by a look."""

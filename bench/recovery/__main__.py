@@ -19,6 +19,7 @@ from bench.measure.report import BenchReport, MeasurementFailed, load_average
 from bench.recovery.rounds import Fault, RoundFigures, measure_round
 from bench.recovery.running_stacks import PairedStack, RunningStack, SupervisedStack, running
 from bench.recovery.steady_callers import SteadyCallers
+from testbed.terminated import end_by_exception
 
 _HERE = Path(__file__).resolve().parents[2]
 _LOOK_S = 2.0
@@ -50,7 +51,7 @@ _EVENTS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 def main() -> int:
     """Measure, print a table, and write the figures."""
     options = _options()
-    signal.signal(signal.SIGTERM, _end)
+    end_by_exception()
     command = " ".join(["python -m bench.recovery", *sys.argv[1:]])
     report = BenchReport("What callers notice of a lost process", command)
     report.add(
@@ -69,12 +70,6 @@ def main() -> int:
     if options.keep:
         print(report.keep("recovery"))
     return 0
-
-
-def _end(*_: object) -> None:
-    """End by an exception, so that every process that was started is ended, and only once."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(128 + signal.SIGTERM)
 
 
 def _options() -> argparse.Namespace:

@@ -16,11 +16,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from bench.measure.drawn_pictures import draw_picture
 from bench.measure.report import BenchReport, MeasurementFailed, load_average
 from bench.recovery.running_stacks import RunningStack, SupervisedStack, running
 from bench.stages.memory_samples import MemorySample
-from gpufaas.errors import CommandError
-from gpufaas.output.optional_pictures import load_pictures
 
 _HERE = Path(__file__).resolve().parents[2]
 _PICTURE = "bench.stages.memory_picture"
@@ -97,7 +96,7 @@ def main() -> int:
             found, samples = _measured(stack, options.rounds)
     _show(report, found)
     if options.picture is not None:
-        _draw(samples, options.picture)
+        draw_picture(_PICTURE, options.picture, samples, _STAY_S)
     report.add(f"\nLoad average after: {load_average()}.")
     if options.keep:
         print(report.keep("stages"))
@@ -199,16 +198,6 @@ def _show(report: BenchReport, found: Mapping[str, Sequence[float]]) -> None:
             f"{1e3 * max(times):.1f} | {1e3 * case.paper_s:.1f} | "
             f"{100 * (middle_s / case.paper_s - 1):+.1f} % |"
         )
-
-
-def _draw(samples: Sequence[MemorySample], path: Path) -> None:
-    try:
-        load_pictures()  # sets the style
-        load_pictures(_PICTURE).draw(samples, _STAY_S, path)
-    except CommandError as error:
-        print(f"no picture: {error}")
-    else:
-        print(f"\npicture: {path}")
 
 
 if __name__ == "__main__":

@@ -42,10 +42,23 @@ class ModelRest:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfiguredRun:
+    """Seconds of a run of so many requests, measured on so many virtual CPUs and parts of a GPU."""
+
+    batch: int
+    vcpus: int
+    vgpus: int
+    gpu_type: str
+    run_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShown:
     """One model: the memory it takes, its times, and where it is.
 
-    `load_s` is by the tier it is loaded from, `run_s` by batch size and GPU type.
+    `load_s` is by the tier it is loaded from, `run_s` by batch size and GPU type, `configured` by
+    the configuration of the lease, where the policy gives leases one. `features` are declared or
+    measured facts about it, by name.
     """
 
     model: ModelId
@@ -54,8 +67,10 @@ class ModelShown:
     run_s: dict[str, float]
     rate: float
     waiting: int
+    configured: list[ConfiguredRun] = field(default_factory=list)
     holders: list[Holder] = field(default_factory=list)
     rests: list[ModelRest] = field(default_factory=list)
+    features: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +86,10 @@ class Residency(Protocol):
 
     def models(self) -> list[ModelShown]:
         """Every model that was declared, requested or reported."""
+        ...
+
+    def model(self, model: ModelId) -> ModelShown:
+        """One of them."""
         ...
 
     def named(self, name: str) -> ModelId:
@@ -90,6 +109,10 @@ def router(residency: Residency, view: Sequence[Any], change: Sequence[Any]) -> 
     @routes.get("/models", dependencies=view, summary="Every model, and the GPUs that hold it")
     async def models() -> list[ModelShown]:
         return residency.models()
+
+    @routes.get("/models/{model:path}", dependencies=view, summary="One model, with its times")
+    async def one_model(model: str) -> ModelShown:
+        return residency.model(residency.named(model))
 
     orders = {
         "pin": (residency.pin, "Keep a model in GPU memory"),

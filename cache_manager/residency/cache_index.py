@@ -10,6 +10,7 @@ from cache_manager.model.request_rates import RequestRates
 from cache_manager.residency.empty_processes import context_for, idle_contexts, processes_for
 from cache_manager.residency.gpu_cache import GpuCache, KeptContext, ResidentModel
 from cache_manager.residency.index_changes import IndexChanges
+from cache_manager.residency.memory_parts import MemoryParts
 from cache_manager.residency.shared_processes import leave
 
 
@@ -34,7 +35,9 @@ class CacheIndex:
         self.rule = rule
         self.gpus: dict[GpuId, GpuCache] = {}
         self.pinned_bytes = 0
+        self.parts = MemoryParts()
         self.changes: IndexChanges | None = None  # somebody counts memory over time
+        self.spares_waiting = True  # off: what requests wait for is a victim like all else
         self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._left: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._rates = RequestRates()
@@ -46,6 +49,7 @@ class CacheIndex:
     def add_gpu(self, gpu: GpuId, node: NodeId, memory_bytes: int) -> GpuCache:
         """Start to track a GPU, empty."""
         cache = GpuCache(gpu, node, memory_bytes)
+        self.parts.memory_bytes += memory_bytes
         self.gpus[gpu] = cache
         if self.changes is not None:
             self.changes.note_gpu(cache.id)
@@ -59,6 +63,7 @@ class CacheIndex:
         for model in list(cache.contexts):
             self.drop_context(cache, model)
         self.withhold(cache, -cache.withheld_bytes)
+        self.parts.memory_bytes -= cache.memory_bytes
         del self.gpus[gpu]
         if self.changes is not None:
             self.changes.note_gpu(cache.id)
@@ -195,7 +200,10 @@ class CacheIndex:
     ) -> tuple[ModelId, ...] | None:
         """The models whose leaving frees `short_bytes`, by the rule; None where none can."""
         chosen: list[ModelId] = []
-        for resident in self.rule.order(cache, self, now):
+        order = self.rule.order(cache, self, now)
+        if self.parts.weights is not None:
+            order = self.parts.over_first(order)
+        for resident in order:
             entry = cache.residents[resident.model]
             if entry.model in keep or (entry.kept if spare_waiting else entry.locked):
                 continue
@@ -221,6 +229,7 @@ class CacheIndex:
         cache.residents[model] = ResidentModel(model, size_bytes, now)
         cache.used_bytes += size_bytes
         self._holders.setdefault(model, {})[cache.id] = cache
+        self.parts.came(model, size_bytes)
         self._times[model] = times
         self._note(cache, model)
         assert cache.used_bytes <= cache.memory_bytes, f"{cache.id} is over its memory"
@@ -254,7 +263,7 @@ class CacheIndex:
     def wait(self, cache: GpuCache, model: ModelId, waiters: int) -> None:
         """Count requests that wait for this model in the GPU's local queues, if it is resident."""
         resident = cache.residents.get(model)
-        if resident is None:
+        if resident is None or not self.spares_waiting:
             return
         before = resident.waiters
         resident.waiters = after = max(0, before + waiters)
@@ -296,6 +305,7 @@ class CacheIndex:
             cache.pinned_bytes -= resident.bytes
             self.pinned_bytes -= resident.bytes
         del self._holders[model][cache.id]
+        self.parts.left(model, resident.bytes)
         if cache.shared:
             leave(cache, model, self.changes)
         self._note(cache, model)
@@ -333,6 +343,7 @@ class CacheIndex:
         resident = cache.residents[model]
         grown_bytes = min(size_bytes - resident.bytes, cache.free_bytes)
         resident.bytes += grown_bytes
+        self.parts.grew(model, grown_bytes)
         self._note(cache, model)
         cache.used_bytes += grown_bytes
         if resident.locked:

@@ -167,6 +167,8 @@ class HttpConnection(asyncio.Protocol):
         if self._error is None:
             waiter.set_result(None)
         else:
+            # An error that is raised has the frames of who waits, and so this connection.
+            self._waiter = None
             waiter.set_exception(NoResponse(self._error, sent=True))
 
     # -- asyncio's side --------------------------------------------------------------------------

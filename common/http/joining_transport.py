@@ -11,6 +11,10 @@ _JOINED_BYTES = 64 << 10
 _HEAD, _INTERIM = b"HTTP/1.1 ", b"HTTP/1.1 1"
 
 
+def _nothing_comes() -> bool:
+    return False
+
+
 class JoiningTransport:
     """Wraps a transport and offers as much of it as uvicorn's HTTP protocol uses.
 
@@ -27,7 +31,7 @@ class JoiningTransport:
     )  # fmt: skip
 
     def __init__(
-        self, transport: asyncio.Transport, more_comes: Callable[[], bool] = lambda: False
+        self, transport: asyncio.Transport, more_comes: Callable[[], bool] = _nothing_comes
     ) -> None:
         self.wrapped = transport
         self._loop = asyncio.get_running_loop()
@@ -66,6 +70,10 @@ class JoiningTransport:
             LingeringClose(self.wrapped, self.wrapped.get_protocol())
         else:
             self.wrapped.close()
+
+    def lost(self) -> None:
+        """The connection is lost: whom it asked and the transport would keep each other."""
+        self._more_comes = _nothing_comes
 
     def _flush(self, data: bytes = b"") -> None:
         head, self._head = self._head, b""

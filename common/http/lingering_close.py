@@ -5,6 +5,7 @@ throw the answer away that explains why.
 """
 
 import asyncio
+from contextlib import suppress
 
 _LINGER_S = 1.0
 # A client that still sends after this much finds that nobody reads any more.
@@ -22,11 +23,12 @@ class LingeringClose(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._latest_s = self._loop.time() + _MOST_LINGER_S
         self._dropped_bytes = 0
+        self._timer = self._loop.call_later(_LINGER_S, self._end)
         transport.set_protocol(self)
         if transport.can_write_eof():
-            transport.write_eof()
+            with suppress(OSError):  # the client has reset the connection, which is noticed next
+                transport.write_eof()
         transport.resume_reading()
-        self._timer = self._loop.call_later(_LINGER_S, self._end)
 
     def data_received(self, data: bytes) -> None:
         """Drop it; behind the bound, stop reading."""

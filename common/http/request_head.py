@@ -7,6 +7,7 @@ from common.http.asgi import Header
 
 _VERSIONS = frozenset({"1.0", "1.1"})
 _MOST_DIGITS = 18  # of 2^59 bytes; Python reads no number of more than 4300 digits
+_LATER = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
 class Refusal(NamedTuple):
@@ -19,10 +20,11 @@ class Refusal(NamedTuple):
     def response(self) -> bytes:
         """The whole answer."""
         text = f"{self.why}\n".encode()
+        later = "retry-after: 1\r\n" if self.status in _LATER else ""
         head = (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
             "content-type: text/plain; charset=utf-8\r\n"
-            f"content-length: {len(text)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(text)}\r\n{later}connection: close\r\n\r\n"
         )
         return head.encode() + text
 

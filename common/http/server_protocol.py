@@ -97,6 +97,7 @@ class ServerProtocol(HttpToolsProtocol):
         self._table.remove(self)
         self._end_of_head()
         super().connection_lost(exc)
+        cast(JoiningTransport, self.transport).lost()
         if not self.idle and (watch := watch_in(cast(Scope, self.cycle.scope))) is not None:
             watch.left()
 

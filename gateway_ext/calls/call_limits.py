@@ -46,12 +46,17 @@ class InvokeSettings:
 
 
 class CallPart(NamedTuple):
-    """A call that is a stage of a workflow: it may take `within_s`, and should take `slo_s`."""
+    """A call that is a stage of a workflow: it may take `within_s`, and should take `slo_s`.
+
+    One that comes `later`, after others of its run, may wait for all of `within_s`: a refusal would
+    waste what those have computed.
+    """
 
     workflow: str
     stage: str
     within_s: float
     slo_s: float | None = None
+    later: bool = False
 
 
 class Turns(Generic[Seat]):

@@ -124,11 +124,10 @@ class Exchange:
                 return await self._try()
             except NoResponse as error:
                 failed, sent = self._instance, error.sent
-                unreachable = self._unreachable(error)
-                self._note(str(unreachable))
+                self._note(str(self._unreachable(error)))
                 self._let_go(lease=sent)
                 if attempt >= self._parts.settings.attempts or not self._may_repeat(sent=sent):
-                    raise unreachable from error
+                    raise self._unreachable(error) from error
             self._parts.meters.retried(self.call.function.label)
             self._avoid = (*self._avoid, failed) if failed is not None else self._avoid
             if all(one in self._avoid for one in self.call.function.instances):
@@ -168,6 +167,7 @@ class Exchange:
         self._note("" if self.interruption is None else str(self.interruption))
         self._timer.cancel()
         self._upload.close()
+        self.call.body = b""  # whoever still has the call needs it no more
         self._let_go(lease=True)
 
     async def _try(self) -> HttpConnection:

@@ -19,6 +19,7 @@ from scheduler.api import (
     EventRefused,
     LeaseUse,
     NodeId,
+    OwnerTerms,
     Placement,
     QueueFull,
     Request,
@@ -42,6 +43,10 @@ class LeaseSource(LeaseHome, Protocol):
 
     async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
         """Wait for a lease, for this trace; cancelling the task cancels the request."""
+        ...
+
+    def tell_terms(self, function: str, terms: OwnerTerms | None) -> None:
+        """Have the scheduler know the function's own terms; None: it has none."""
         ...
 
 
@@ -128,7 +133,7 @@ class GpuLeasing:
         Without `clean` the function may still be at work for this call.
         """
         if lease.kept is None:
-            self._leases.release(lease.placement.lease)
+            self._leases.release(lease.placement.lease, lease.request)
         else:
             self._kept.end(lease.kept, lease.request, clean=clean)
 
@@ -194,7 +199,7 @@ def _request(
 
 
 def _of_workflow(request: Request, part: CallPart) -> Request:
-    wait_s = request.max_wait_s
+    wait_s = None if part.later else request.max_wait_s
     return request._replace(
         application=part.workflow,
         stage=part.stage,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from common.http import asgi
-from common.http.asgi import Header, Message, Receive, Scope, Send
+from common.http.asgi import Header, Receive, Scope, Send
 from common.http.client import HttpClient, HttpConnection
 from common.http.client_watch import watch_in
 from common.telemetry.work_context import ABOUT
@@ -19,6 +19,7 @@ from gateway_ext.calls.call_limits import CallPart, InvokeSettings
 from gateway_ext.calls.exchange import CallServices, Exchange, FunctionCall
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
+from gateway_ext.calls.upload import received
 from gateway_ext.errors import (
     BadRequest,
     Busy,
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 PREFIX = "/function/"
 _PREFIX = PREFIX.encode()
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
-_SERVER_ERROR, _GONE = 500, 499
+_SERVER_ERROR, _GONE, _STOPPED = 500, 499, 503
 _LENGTHS = (b"content-length", b"transfer-encoding")
 _BODILESS = (204, 304)
 
@@ -113,10 +114,12 @@ class Invoke:
         """
         others = [header for header in headers if header[0] not in _LENGTHS]
         length = body.size_bytes if isinstance(body, Streamed) else len(body)
-        call = self._call(method, path, query, [*others, (b"content-length", b"%d" % length)])
+        with_length = [*others, (b"content-length", b"%d" % length)]
+        begun = part is not None and part.later
+        call = self._call(method, path, query, with_length, begun=begun)
         receive: Receive | None = None
         if isinstance(body, Streamed):
-            receive = _received(body)
+            receive = received(body.size_bytes, body.pieces)
         else:
             call.body = body
         call.journey.by_gateway = True
@@ -130,17 +133,30 @@ class Invoke:
         finally:
             ABOUT.reset(before)
 
+    def check_wait(self, function: FunctionId) -> None:
+        """Busy if a call of this function that arrives now would be refused for its wait."""
+        found = self._functions.by_id(function)
+        if found is not None and found.waits.known:
+            self._check_wait(found)
+
     async def close(self) -> None:
         """Close the connections."""
         self._parts.client.close()
 
     def _call(
-        self, method: str, path: bytes, query: bytes, headers: Iterable[Header]
+        self,
+        method: str,
+        path: bytes,
+        query: bytes,
+        headers: Iterable[Header],
+        *,
+        begun: bool = False,
     ) -> FunctionCall:
+        """The call; not refused for its wait if what it belongs to has `begun`."""
         function, rest = self._find(path)
         if method not in METHODS:
             raise WrongMethod(method)
-        if function.waits.known:
+        if function.waits.known and not begun:
             self._check_wait(function)  # first of all: a refusal must cost little
         asked = call_headers.read_request(headers)
         if asked.held:
@@ -231,8 +247,8 @@ class _Relay:
             await self._fail(error)
         except asyncio.CancelledError:
             reason = exchange.broken_off()
-            if reason is None:
-                self._ended(_GONE, "it was broken off")
+            if reason is None:  # the server stops, and answers by itself
+                self._ended(self._status or _STOPPED, "the gateway stopped")
                 raise
             await self._fail(reason)
         finally:
@@ -282,27 +298,11 @@ class _Relay:
         self._meters.ended(call.function.label, status, call.journey.ended_s - call.began_s)
 
 
-def _received(body: Streamed) -> Receive:
-    """The body as ASGI's `receive`; a caller inside the gateway never disconnects."""
-    left_bytes = body.size_bytes
-
-    async def receive() -> Message:
-        nonlocal left_bytes
-        piece = await anext(body.pieces, b"")
-        if not piece:
-            if left_bytes:
-                raise BadRequest(f"the body lacks its last {left_bytes} bytes")
-            await asyncio.Event().wait()
-        left_bytes -= len(piece)
-        return {"type": "http.request", "body": piece, "more_body": left_bytes > 0}
-
-    return receive
-
-
 async def _direct(
     exchange: Exchange, meters: GatewayMeters, tracer: CallTracer
 ) -> StreamedResponse:
     call = exchange.call
+    reason: GatewayError | None = None
     code, connection, why = _GONE, None, "it was broken off"
     try:
         connection = await exchange.answer()
@@ -323,6 +323,8 @@ async def _direct(
         if connection is None:
             exchange.end()
             tracer.ended(call.journey, code, why)
+            # An error that has this frame must not be kept by it: both would stay, with the body.
+            reason = exchange.interruption = None
     exchange.outlive_its_task()
     back = _back(call, connection, meters)
     if not connection.complete:

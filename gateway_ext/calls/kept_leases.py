@@ -47,8 +47,8 @@ class LeaseHome(Protocol):
         """Tell what ran under leases that are kept."""
         ...
 
-    def release(self, lease: LeaseId) -> None:
-        """Give a lease back for good."""
+    def release(self, lease: LeaseId, request: RequestId | None = None) -> None:
+        """Give a lease back for good; of one that others share, only this request's part."""
         ...
 
 
@@ -210,7 +210,7 @@ class KeptLeases:
         error = task.exception()
         if turn is None or turn.found.done():  # nobody here waits any more
             if error is None:
-                self._home.release(task.result().placement.lease)
+                self._home.release(task.result().placement.lease, question.request)
             return
         turn.question = None
         if error is None:
@@ -302,7 +302,7 @@ class KeptLeases:
     def _leave(self, found: Found) -> None:
         """Nobody here uses this lease: leave it to the next call, or give it back."""
         if isinstance(found, OwnLease):
-            self._home.release(found.granted.placement.lease)
+            self._home.release(found.granted.placement.lease, found.request)
         else:
             found.promised -= 1
             self._left(found)

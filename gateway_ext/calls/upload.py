@@ -1,7 +1,7 @@
 """The body of a call, read while its caller sends it, and the caller's disconnection."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from common.http.asgi import Message, Receive
 from common.http.client import HttpConnection
@@ -95,7 +95,9 @@ class RequestBody:
             self._room.set_result(None)
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading, and let go of what was held, and of who was to be told."""
+        self.body = b""
+        self._interrupt = _nobody_listens
         if self._reader is not None:
             self._reader.cancel()
         if self._client is not None:
@@ -157,3 +159,24 @@ class RequestBody:
         if self._request.length is not None:
             return piece
         return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+def _nobody_listens(_error: GatewayError) -> None:
+    """The call is over; without this the body and its call would keep each other."""
+
+
+def received(size_bytes: int, pieces: AsyncIterator[bytes]) -> Receive:
+    """A body of this size as ASGI's `receive`; a caller inside the gateway never disconnects."""
+    left_bytes = size_bytes
+
+    async def receive() -> Message:
+        nonlocal left_bytes
+        piece = await anext(pieces, b"")
+        if not piece:
+            if left_bytes:
+                raise BadRequest(f"the body lacks its last {left_bytes} bytes")
+            await asyncio.Event().wait()
+        left_bytes -= len(piece)
+        return {"type": "http.request", "body": piece, "more_body": left_bytes > 0}
+
+    return receive

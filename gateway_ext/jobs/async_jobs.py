@@ -1,6 +1,5 @@
 """Builds the async calls of one gateway: the queue, its workers, and their two applications."""
 
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -103,7 +102,7 @@ def _app(
     calls = intake(AsyncIntake, targets.function_by_path, most_bytes)
     workflow_bytes = min(most_bytes, settings.workflow_answer_bytes)
     workflows = intake(AsyncWorkflowIntake, targets.workflow_by_path, workflow_bytes)
-    routes = make_job_routes(queue, lambda: worker.running, time.time)
+    routes = make_job_routes(queue, lambda: worker.running, queue.now_s)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]

@@ -1,7 +1,6 @@
 """Removes dead letters beyond the limits on age, number and bytes, once a minute."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from logging import Logger
@@ -28,7 +27,7 @@ async def expiring(
 async def _keep_looking(queue: JobQueue, log: Logger, every_s: float) -> None:
     while True:
         try:
-            count = await queue.expire(time.time())
+            count = await queue.expire(queue.now_s())
         except QueueFailed as error:
             log.warning("expired dead letters are not removed: %s", error)
         else:

@@ -1,6 +1,5 @@
 """Metrics of the job queue."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 
 from common.telemetry.metrics import BoundedNames, Labels, MetricFamily, gauge
@@ -26,7 +25,7 @@ class JobMeters:
             queued.append(((functions.of(str(function)),), count))
         yield gauge(gateway_metrics.JOBS_QUEUED, queued)
         since_s = tally.oldest_queued_at_s
-        oldest_s = 0.0 if since_s is None else max(0.0, time.time() - since_s)
+        oldest_s = 0.0 if since_s is None else max(0.0, self._queue.now_s() - since_s)
         yield gauge(gateway_metrics.JOBS_OLDEST, [((), oldest_s)])
         yield gauge(gateway_metrics.JOB_CALLBACKS, [((), tally.callbacks)])
         yield gauge(gateway_metrics.JOBS_DEAD, [((), tally.dead)])

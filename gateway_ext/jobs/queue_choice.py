@@ -16,8 +16,9 @@ _DAY_S = 24 * 3600.0
 
 def check_queue(settings: GatewaySettings) -> None:
     """Raise BadRequest where the settings of the queue are invalid."""
-    if settings.queue != _SQLITE:
-        check(_jetstream(settings))
+    shared = jetstream_settings(settings)
+    if shared is not None:
+        check(shared)
 
 
 async def open_queue(settings: GatewaySettings, log: Logger) -> JobQueue:
@@ -31,12 +32,16 @@ async def open_queue(settings: GatewaySettings, log: Logger) -> JobQueue:
         dead_bytes=settings.async_dead_bytes,
         dead_age_s=settings.async_dead_days * _DAY_S,
     )
-    if settings.queue == _SQLITE:
+    shared = jetstream_settings(settings)
+    if shared is None:
         return await sqlite_queue(folder / "jobs", limits, log)
-    return await jetstream_queue(folder / "jobs-nats", _jetstream(settings), limits, log)
+    return await jetstream_queue(folder / "jobs-nats", shared, limits, log)
 
 
-def _jetstream(settings: GatewaySettings) -> JetStreamSettings:
+def jetstream_settings(settings: GatewaySettings) -> JetStreamSettings | None:
+    """The servers that gateways share; None: this gateway keeps all it knows in files."""
+    if settings.queue == _SQLITE:
+        return None
     return JetStreamSettings(
         servers=servers_in(settings.queue),
         user=settings.queue_user,

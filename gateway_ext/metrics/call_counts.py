@@ -112,12 +112,9 @@ class GatewayMeters:
 
     def gone(self, function: str) -> None:
         """Note that a function was removed."""
-        self.functions.forget(function)
-        self._answered.pop(function, None)
-        self._instances.pop(function, None)
-        for family in self._counted():
-            if gateway_metrics.FUNCTION in family.metric.labels:
-                family.forget(gateway_metrics.FUNCTION, function)
+        self._forget(function)
+        if self.loads is not None:
+            self._forget_all_but({load.function for load in self.loads()})
 
     def invocations_of(self, function: str) -> int:
         """How many calls of a function were answered."""
@@ -156,16 +153,27 @@ class GatewayMeters:
         if self.loads is None:
             return
         loads = [(load, (self.functions.of(load.function),)) for load in self.loads()]
-        known = {load.function for load, _ in loads}
-        for function in self.functions:  # calls that outlived their function
-            if function not in known:
-                self.gone(function)
+        self._forget_all_but({load.function for load, _ in loads})
         yield gauge(gateway_metrics.FUNCTIONS, [((), len(loads))])
         yield gauge(gateway_metrics.REPLICAS, [(labels, load.replicas) for load, labels in loads])
         yield gauge(gateway_metrics.IN_FLIGHT, [(labels, load.inflight) for load, labels in loads])
         yield gauge(gateway_metrics.WAITING, [(labels, load.waiting) for load, labels in loads])
         waits = [(labels, load.expected_wait_s) for load, labels in loads]
         yield gauge(gateway_metrics.EXPECTED_WAIT, waits)
+
+    def _forget_all_but(self, known: Container[str]) -> None:
+        """Calls that outlive their function are counted after it was removed."""
+        for function in {*self.functions, *self._answered}:
+            if function not in known:
+                self._forget(function)
+
+    def _forget(self, function: str) -> None:
+        self.functions.forget(function)
+        self._answered.pop(function, None)
+        self._instances.pop(function, None)
+        for family in self._counted():
+            if gateway_metrics.FUNCTION in family.metric.labels:
+                family.forget(gateway_metrics.FUNCTION, function)
 
     def _counted(self) -> list[Values | Histogram]:
         return [each for each in vars(self).values() if isinstance(each, Values | Histogram)]

@@ -10,7 +10,8 @@ from cache_manager.tiers import exits
 from common.gpu_wishes import AS_MEASURED, RUNTIMES, UNMERGED, USUAL, WHOLE, GpuWishes
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment, Resources
-from gateway_ext.openfaas import durations, quantities
+from gateway_ext.openfaas import durations, own_terms, quantities
+from scheduler.api import OwnerTerms
 
 OURS = "com.gpufaas."
 SCALING = "com.openfaas.scale."
@@ -24,6 +25,7 @@ KEYS = frozenset(
         *("enabled", "model", "memory", "batch", "slo", "priority", "retry", "retries", "keep"),
         *("timeout", "workers", "concurrency", "queue", "max-wait", "path", "trouble", "template"),
         *("template-state", "exit", "runtime", "share", "batch-handler", "batch-wait"),
+        *own_terms.NAMES,
     )
 )
 GPU_FLAG = "--gpu"  # in the template's fprocess, which arrives as envProcess
@@ -36,6 +38,7 @@ _MAX_WAIT_S = 5.0
 _MOST = 5
 _NONE: tuple[str, ...] = ()
 _ALL_PERCENT = 100
+_MOST_DIGITS = 15  # messages to the scheduler carry no number of more than 63 bits
 _FINEST_SHARE = 1e-6
 _MOST_BATCH, _MOST_BATCH_WAIT_S = 256, 10.0
 _MERGED = {"off": UNMERGED, "default": AS_MEASURED}
@@ -66,7 +69,7 @@ class FunctionOptions:
     `rps`); another replica starts once `scale_proportion` of it is used. A call that is expected to
     wait for its turn longer than `max_wait_s`, or than half of `timeout_s`, is refused at once. Its
     idle models leave by `exit_rule`, an empty one being the scheduler's own. `wishes` are for the
-    node's GPU manager.
+    node's GPU manager, `terms` for the scheduler.
     """
 
     gpu: bool = False
@@ -94,6 +97,7 @@ class FunctionOptions:
     exit_rule: str = ""
     wishes: GpuWishes = USUAL
     batches: HandlerBatches = _SINGLY
+    terms: OwnerTerms | None = None
 
 
 def of(
@@ -128,6 +132,7 @@ def of(
             read.ours("batch", _merged, AS_MEASURED),
         ),
         batches=_batches(read),
+        terms=own_terms.own_terms(read),
         scale_min=least,
         scale_max=_most(read, least),
         scale_factor=read.scaling("factor", _percent, 20),
@@ -283,9 +288,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _from_zero(text: str) -> int:
-    if not text.strip().isascii() or not text.strip().isdecimal():
-        raise ValueError("a whole number from 0 is expected")
-    return int(text)
+    digits = text.strip()
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a whole number from 0, of {_MOST_DIGITS} digits at most, is expected")
+    return int(digits)
 
 
 def _whole(text: str) -> int:

@@ -1,12 +1,13 @@
 """Reads clients' JSON objects: fields of wrong types are refused by name, unknown ones ignored."""
 
 import json
-import math
 from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
 
 from gateway_ext.errors import BadRequest
+
+_MOST_NUMBER = (1 << 63) - 1
 
 
 class Fields:
@@ -49,7 +50,7 @@ class Fields:
         value = self._get(name)
         if isinstance(value, bool) or not isinstance(value, int | float | None):
             raise self._wrong(name, "a number", value)
-        if isinstance(value, float) and not math.isfinite(value):
+        if value is not None and not abs(value) <= _MOST_NUMBER:  # nor is NaN
             raise self._wrong(name, "a number", value)
         return value
 
@@ -103,8 +104,7 @@ class Fields:
         return _object(self._get(name) or {}, f"{self._where}{name}")
 
     def _wrong(self, name: str, wanted: str, value: object) -> BadRequest:
-        shown = json.dumps(value, default=str)[:100]
-        return BadRequest(f"{self._where}{name} must be {wanted}, and is {shown}")
+        return BadRequest(f"{self._where}{name} must be {wanted}, and is {_shown(value)}")
 
 
 def parsed(body: bytes) -> Any:
@@ -116,6 +116,14 @@ def parsed(body: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     return value
+
+
+def _shown(value: object) -> str:
+    """Enough of a value for a message; the stack may not suffice to show what it could parse."""
+    try:
+        return json.dumps(value, default=str)[:100]
+    except RecursionError:
+        return "nested too deeply"
 
 
 def _object(value: object, where: str) -> Mapping[str, Any]:

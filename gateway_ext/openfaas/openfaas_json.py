@@ -239,7 +239,10 @@ def time_of(text: str) -> datetime:
     found = datetime.fromisoformat(text)
     if found.tzinfo is None:
         raise ValueError(f"{text!r} names no time zone")
-    return found
+    try:
+        return found.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(f"{text!r} is before the first year, or after the last one") from error
 
 
 def _resources_json(amounts: Resources | None) -> Json:

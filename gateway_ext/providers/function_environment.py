@@ -1,14 +1,19 @@
 """Environment variables that every provider gives to functions."""
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 
 from gateway_ext.model import Deployment
-from gateway_ext.openfaas import function_options
+from gateway_ext.openfaas import function_options, quantities
 from gateway_ext.ports import Injection
 
 # The path of the shim on the gateway's machine; images contain the shim at a path of their own.
 _SHIM_PATH = "PYTHONPATH"
+# The injected variables that a running container cannot do without: if one of them changes, the
+# container is replaced.
+_LASTING = ("GPUFAAS_ENABLED", "GPUFAAS_ADDRESS", "GPUFAAS_CREDENTIAL")
 
 
 def gpu_environment(injection: Injection | None, deployment: Deployment) -> Mapping[str, str]:
@@ -22,6 +27,28 @@ def gpu_environment(injection: Injection | None, deployment: Deployment) -> Mapp
 def without_shim_path(injected: Mapping[str, str]) -> dict[str, str]:
     """The injected variables for an image that contains the shim."""
     return {name: value for name, value in injected.items() if name != _SHIM_PATH}
+
+
+def injected_digest(injected: Mapping[str, str]) -> str:
+    """A digest of the injected variables that last, which hides their values."""
+    pairs = [(name, injected[name]) for name in _LASTING if name in injected]
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:16] if pairs else ""
+
+
+def container_environment(
+    deployment: Deployment, injected: Mapping[str, str], cores: float = math.inf
+) -> dict[str, str]:
+    """All variables of a container of this deployment, on a machine with so many `cores`."""
+    options = function_options.of(deployment)
+    limits = deployment.limits
+    limit = min(math.ceil(quantities.cpus(limits.cpu)), cores) if limits and limits.cpu else None
+    defaults = {
+        **runtime_defaults(options),
+        **({"fprocess": deployment.process} if deployment.process else {}),
+        **({"OMP_NUM_THREADS": str(limit)} if limit else {}),
+    }
+    ours = runtime_settings(options) | without_shim_path(injected)
+    return {**defaults, **deployment.environment, **ours}
 
 
 def runtime_defaults(options: function_options.FunctionOptions) -> dict[str, str]:

@@ -9,6 +9,8 @@ from gateway_ext.errors import BadRequest
 from gateway_ext.ports import Injection, Provider
 from gateway_ext.providers.docker.docker_provider import DockerProvider
 from gateway_ext.providers.docker.docker_settings import DockerSettings
+from gateway_ext.providers.kubernetes.kubernetes_provider import KubernetesProvider
+from gateway_ext.providers.kubernetes.kubernetes_settings import KubernetesSettings
 from gateway_ext.providers.process.process_provider import ProcessProvider
 from gateway_ext.providers.process.process_settings import (
     BuildLimits,
@@ -39,7 +41,10 @@ def make_provider(
         return UpstreamProvider(settings, injection)
     if settings.provider == "docker":
         return DockerProvider(_docker(settings), injection)
-    raise BadRequest(f"provider: {settings.provider!r}: process, docker or upstream is expected")
+    if settings.provider == "kubernetes":
+        return KubernetesProvider(_kubernetes(settings), injection)
+    known = "process, docker, kubernetes or upstream"
+    raise BadRequest(f"provider: {settings.provider!r}: {known} is expected")
 
 
 def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> ProcessProviderSettings:
@@ -88,6 +93,18 @@ def _docker(settings: GatewaySettings) -> DockerSettings:
         tmp_bytes=settings.docker_tmp_bytes,
         stop_at_end=settings.docker_stop_at_end,
         drain_s=settings.drain_s,
+    )
+
+
+def _kubernetes(settings: GatewaySettings) -> KubernetesSettings:
+    return KubernetesSettings(
+        url=settings.kubernetes_url,
+        credentials=Path(settings.kubernetes_credentials_dir),
+        name=settings.kubernetes_name,
+        namespaces=settings.kubernetes_namespaces,
+        pull=settings.kubernetes_pull,
+        pull_secrets=settings.kubernetes_pull_secrets,
+        gpu_pod=settings.kubernetes_gpu_pod,
     )
 
 

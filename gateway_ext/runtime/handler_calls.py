@@ -6,7 +6,6 @@ A generator runs in one thread from its first piece to its last: what torch keep
 
 import asyncio
 import threading
-import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import copy_context
 from functools import partial
@@ -18,6 +17,7 @@ from gateway_ext.runtime.call_deadlines import CallDeadlines
 from gateway_ext.runtime.call_log import LogLine
 from gateway_ext.runtime.gpu_placement import MODELS, NoPlacements
 from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent
+from gateway_ext.runtime.handler.handler_failure import failure_of
 from gateway_ext.runtime.handler.handler_module import Handle, Handler, ListHandler, runs_in_loop
 from gateway_ext.runtime.handler.handler_response import (
     HandlerResponse,
@@ -370,12 +370,12 @@ class HandlerCall:
     def _fail(self, error: BaseException) -> None:
         if not self._end():
             return
-        self.log_line("raised\n" + "".join(traceback.format_exception(error)).rstrip())
+        status, why, logged = failure_of(error)
+        self.log_line(logged)
         if self._started:
             self._connection.break_off()
         else:
-            why = f"the function raised {type(error).__name__}"
-            self._connection.refuse(500, why, headers=self._timing.header())
+            self._connection.refuse(status, why, headers=self._timing.header())
 
     def _left_thread(self, last: Callable[[], object]) -> None:
         """The thread is free; with its last word on the call, which costs one wake-up so."""

@@ -45,6 +45,14 @@ class TracerSettings:
     ratio: float = 1.0
 
 
+def _now_s() -> float:
+    return time.monotonic()  # the function of the moment: a simulation has a clock of its own
+
+
+def _unix_ns() -> int:
+    return time.time_ns()
+
+
 @dataclass(slots=True)
 class TracedStep:
     """A step of work for a call, outside the call itself; its caller sets `facts` and `error`."""
@@ -54,8 +62,8 @@ class TracedStep:
     trace: TraceContext
     parent: str
     kind: SpanKind
-    begin_ns: int = field(default_factory=time.time_ns)
-    began_s: float = field(default_factory=time.monotonic)
+    begin_ns: int = field(default_factory=_unix_ns)
+    began_s: float = field(default_factory=_now_s)
     end_ns: int = 0
     facts: Facts = field(default_factory=dict)
     error: str = ""

@@ -19,6 +19,9 @@ from scheduler.api import SchedulerError
 from scheduler.model import errors
 
 _DECISIONS = 100
+# Functions that the scheduler forgets are not named in its changes: from so many on all is read
+# anew.
+_MOST_FUNCTIONS = 10_000
 _ORDER_S = 10.0
 # The cost of a look for both sides beside that: HTTP, reading the answer. Measured: bench.page.
 ASKING_S = 0.0025
@@ -27,6 +30,7 @@ _NO_TOTALS: Json = {
     **dict.fromkeys(("rate", "hit_ratio", "p50_s", "p95_s", "p99_s")),
 }
 _NO_QUEUE: Json = {"length": 0, "local": 0, "head": [], "by_function": []}
+_NO_OWNERS: Json = {"count": 0, "rows": []}
 _NOT_FAILED = frozenset({"completed", "cancelled"})
 
 
@@ -52,6 +56,10 @@ class SchedulerConsole(Protocol):
 
     async def explain(self, request: str) -> Mapping[str, Any]:
         """Why a request was placed where it was."""
+        ...
+
+    async def model(self, model: str) -> Mapping[str, Any]:
+        """One model with its times."""
         ...
 
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
@@ -99,6 +107,7 @@ class PageSource:
             "policies": [],
             "queue": _NO_QUEUE,
             "totals": _NO_TOTALS,
+            "owners": _NO_OWNERS,
         }
 
     async def look(self) -> PageState:
@@ -135,6 +144,10 @@ class PageSource:
             found = dict(await self._console.explain(request))
         found["labels"] = {model: self._labels.of(model) for model in found["models"]}
         return found
+
+    async def model(self, model: str) -> Json:
+        async with self._declined(404):
+            return await self._console.model(model)
 
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
         async with self._declined(422):
@@ -214,6 +227,7 @@ class PageSource:
                 "by_function": [_named(one) for one in queue["by_function"]],
             },
             "totals": _totals(view["totals"]),
+            "owners": view.get("owners", _NO_OWNERS),
         }
 
     def _policy(self, described: Mapping[str, Any], view: Mapping[str, Any]) -> Json:
@@ -269,6 +283,8 @@ class PageSource:
             self._gpu_seconds.clear()
         for function, held_s in view.get("gpu_seconds", {}).items():
             self._gpu_seconds[full_name(function)] = held_s
+        if len(self._gpu_seconds) > _MOST_FUNCTIONS and not view.get("whole"):
+            self._mark = ""
         return self._gpu_seconds
 
     def _take_bill(self, view: Mapping[str, Any]) -> Mapping[str, Billed]:

@@ -1,6 +1,5 @@
 """Dead letters as the page shows them, read again only when their number changes."""
 
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -31,6 +30,10 @@ class LetterQueue(Protocol):
     @property
     def tally(self) -> LetterCount:
         """The present counts."""
+        ...
+
+    def now_s(self) -> float:
+        """The time on the clock by which jobs are due."""
         ...
 
     async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
@@ -73,7 +76,7 @@ class DeadLetterRows:
     async def replay(self, letter: int) -> None:
         """Try the letter again."""
         self._seen = None
-        await self._queue.replay(JobNumber(letter), time.time())
+        await self._queue.replay(JobNumber(letter), self._queue.now_s())
 
     async def discard(self, letter: int) -> None:
         """Delete the letter."""

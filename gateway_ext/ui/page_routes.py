@@ -47,6 +47,7 @@ def make_page(feed: WatcherFeed, source: Source, files: StaticFiles | None = Non
         _route("/ui/decisions/{request:path}", GET=page.decision),
         _route("/ui/policy", POST=page.set_policy),
         _route("/ui/models/{model:path}/{verb}", POST=page.order),
+        _route("/ui/models/{model:path}", GET=page.model),
         _route("/ui/dead-letters/{number}", DELETE=page.discard),
         _route("/ui/dead-letters/{number}/replay", POST=page.replay),
     ]
@@ -109,6 +110,9 @@ class _Page:
 
     async def decision(self, request: Request) -> Response:
         return shown(await self._source.decision(request.path_params["request"]))
+
+    async def model(self, request: Request) -> Response:
+        return shown(await self._source.model(request.path_params["model"]))
 
     async def set_policy(self, request: Request) -> Response:
         name, parameters = _policy(await body_of(request))
@@ -175,7 +179,7 @@ def _object(body: bytes) -> dict[str, Any]:
     """The fields of the body; none if the body is empty."""
     try:
         sent = json.loads(body) if body else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is no JSON: {error}") from error
     if not isinstance(sent, dict):
         raise BadRequest("the body is no JSON object")

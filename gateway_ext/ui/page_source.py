@@ -21,6 +21,10 @@ class Source(Protocol):
         """Why a request was placed where it was, and its outcome."""
         ...
 
+    async def model(self, model: str) -> Json:
+        """What a model needs, and its measured times."""
+        ...
+
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
         """Place by this policy from now on."""
         ...

@@ -1,6 +1,5 @@
 """POST /workflow/NAME[.NAMESPACE][?query]: runs a workflow while its client waits."""
 
-import asyncio
 import time
 from uuid import uuid4
 
@@ -22,10 +21,10 @@ from gateway_ext.errors import (
     CallerGone,
     GatewayError,
     TooLarge,
-    TooSlow,
     UnknownWorkflow,
     WrongMethod,
 )
+from gateway_ext.jobs.intake.arriving_body import read_body
 from gateway_ext.model import DEFAULT_NAMESPACE
 from gateway_ext.workflows.plan.workflow_values import WorkflowPlan
 from gateway_ext.workflows.run.workflow_answers import WorkflowAnswer
@@ -108,19 +107,11 @@ class WorkflowIntake:
         if length.isdigit() and int(length) > most_bytes:
             raise TooLarge(most_bytes)
         parts = bytearray()
-        try:
-            async with asyncio.timeout(self._body_s):
-                more = True
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise CallerGone
-                    parts += message.get("body", b"")
-                    more = message.get("more_body", False)
-                    if len(parts) > most_bytes:
-                        raise TooLarge(most_bytes)
-        except TimeoutError as error:
-            raise TooSlow(self._body_s) from error
+
+        async def take(piece: bytes) -> None:
+            parts.extend(piece)
+
+        await read_body(receive, take, most_bytes=most_bytes, body_s=self._body_s)
         return bytes(parts)
 
 

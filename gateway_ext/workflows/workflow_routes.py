@@ -34,11 +34,27 @@ class PastTimes(Protocol):
         ...
 
 
+class WorkflowChanges(Protocol):
+    """Changes the workflows: those of one gateway, or of all that share them."""
+
+    async def deploy(self, plan: WorkflowPlan, *, update: bool) -> None:
+        """Store a workflow, and replace one of that name, which must exist with `update`."""
+        ...
+
+    async def remove(self, workflow: WorkflowId) -> None:
+        """Remove a workflow; its runs under way go on."""
+        ...
+
+
 def make_workflow_routes(
-    workflows: Workflows, functions: Functions, history: RunHistory, times: PastTimes
+    workflows: Workflows,
+    changes: WorkflowChanges,
+    functions: Functions,
+    history: RunHistory,
+    times: PastTimes,
 ) -> App:
     """The application for all paths of workflows below /system; it checks no credentials."""
-    routes = _Routes(workflows, functions, history, times)
+    routes = _Routes(workflows, changes, functions, history, times)
     app = Starlette(
         routes=[
             route("/system/workflows", GET=routes.list, POST=routes.create,
@@ -54,9 +70,15 @@ def make_workflow_routes(
 
 class _Routes:
     def __init__(
-        self, workflows: Workflows, functions: Functions, history: RunHistory, times: PastTimes
+        self,
+        workflows: Workflows,
+        changes: WorkflowChanges,
+        functions: Functions,
+        history: RunHistory,
+        times: PastTimes,
     ) -> None:
         self._workflows = workflows
+        self._changes = changes
         self._functions = functions
         self._history = history
         self._times = times
@@ -89,7 +111,7 @@ class _Routes:
         known = frozenset(function.id for function in self._functions)
         plan = await asyncio.to_thread(read_workflow, text, known.__contains__)
         require_slo(plan, self._least_s(plan))
-        await self._workflows.deploy(plan, update=update)
+        await self._changes.deploy(plan, update=update)
         _log.info("%s the workflow %s", "updated" if update else "deployed", plan.id)
         return done()
 
@@ -97,7 +119,7 @@ class _Routes:
         fields = Fields.of(await body_of(request))
         namespace = request.query_params.get("namespace", "") or fields.text("namespace")
         workflow = valid_names.function_id(fields.required("workflowName"), namespace)
-        await self._workflows.remove(WorkflowId(*workflow))
+        await self._changes.remove(WorkflowId(*workflow))
         _log.info("removed the workflow %s", workflow)
         return done()
 

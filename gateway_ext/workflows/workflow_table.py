@@ -4,7 +4,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gateway_ext.errors import BadRequest, BadWorkflowFile, ProviderFailed, UnknownWorkflow
+from gateway_ext.errors import (
+    BadRequest,
+    BadWorkflowFile,
+    ProviderFailed,
+    QueueAway,
+    UnknownWorkflow,
+)
 from gateway_ext.model import DEFAULT_NAMESPACE
 from gateway_ext.providers.atomic_file import put
 from gateway_ext.workflows.plan.workflow_file import read_workflow
@@ -15,9 +21,11 @@ _SUFFIX = ".yml"
 
 
 class Workflows:
-    """All workflows of a gateway; a change is on disk when its call returns.
+    """All workflows that a gateway knows; a change is on disk when its call returns.
 
-    `on_change` is called with the name of every workflow that was replaced or removed.
+    `on_change` is called with the name of every workflow that is added, replaced or removed.
+    Gateways that share their workflows change these in their stream (`shared/`), which this table
+    then follows. While one that is missing here may be in the stream, `unread` says why.
     """
 
     def __init__(
@@ -29,6 +37,7 @@ class Workflows:
         self._by_path: dict[bytes, WorkflowPlan] = {}
         self._changing = asyncio.Lock()
         self.changes = 0  # how often a workflow was added, replaced or removed
+        self.unread = ""
 
     def __iter__(self) -> Iterator[WorkflowPlan]:
         return iter([self._plans[each] for each in sorted(self._plans)])
@@ -54,54 +63,76 @@ class Workflows:
 
     def by_path(self, name: bytes) -> WorkflowPlan | None:
         """The workflow of the path segment `name` or `name.namespace`."""
-        return self._by_path.get(name)
+        found = self._by_path.get(name)
+        if found is None and name and self.unread:
+            raise QueueAway(self.unread)
+        return found
 
     def by_id(self, workflow: WorkflowId) -> WorkflowPlan:
         """The workflow of this name; UnknownWorkflow if there is none."""
         found = self._plans.get(workflow)
         if found is None:
-            raise UnknownWorkflow(*workflow)
+            raise QueueAway(self.unread) if self.unread else UnknownWorkflow(*workflow)
         return found
+
+    def get(self, workflow: WorkflowId) -> WorkflowPlan | None:
+        """The workflow of this name, if it is known here."""
+        return self._plans.get(workflow)
 
     def of_namespace(self, namespace: str) -> list[WorkflowPlan]:
         """The workflows of a namespace, by name."""
         return [plan for plan in self if plan.id.namespace == namespace]
 
+    def check_new(self, plan: WorkflowPlan, *, update: bool) -> None:
+        """Raise if it may not be deployed: with `update` it must exist, and there is a bound."""
+        if update:
+            self.by_id(plan.id)
+        if plan.id not in self._plans and len(self._plans) >= MOST_WORKFLOWS:
+            raise BadRequest(f"there are {MOST_WORKFLOWS} workflows, as many as may be")
+
     async def deploy(self, plan: WorkflowPlan, *, update: bool) -> None:
         """Store a workflow, and replace one of that name, which must exist with `update`."""
         async with self._changing:
-            if update:
-                self.by_id(plan.id)
-            if plan.id not in self._plans and len(self._plans) >= MOST_WORKFLOWS:
-                raise BadRequest(f"there are {MOST_WORKFLOWS} workflows, as many as may be")
+            self.check_new(plan, update=update)
             await asyncio.to_thread(self._write, plan)
             self._keep(plan)
-            self._on_change(plan.id)
 
     async def remove(self, workflow: WorkflowId) -> None:
         """Remove a workflow; its runs under way go on."""
         async with self._changing:
             self.by_id(workflow)
-            await asyncio.to_thread(self._path(workflow).unlink, missing_ok=True)
-            del self._plans[workflow]
-            self.changes += 1
-            for path in _paths(workflow):
-                del self._by_path[path]
-            self._on_change(workflow)
+            await asyncio.to_thread(self._unlink, workflow)
+            self._drop(workflow)
 
-    async def remove_namespace(self, namespace: str) -> None:
-        """Remove all workflows of a namespace."""
-        for plan in self.of_namespace(namespace):
-            await self.remove(plan.id)
+    async def follow(self, workflow: WorkflowId, plan: WorkflowPlan | None) -> None:
+        """Know this workflow from now on, or that there is none; then copy that to the disk."""
+        async with self._changing:
+            if plan is not None:
+                self._keep(plan)
+                await asyncio.to_thread(self._write, plan)
+            elif workflow in self._plans:
+                self._drop(workflow)
+                await asyncio.to_thread(self._unlink, workflow)
 
     def _keep(self, plan: WorkflowPlan) -> None:
         self._plans[plan.id] = plan
         self.changes += 1
         self._by_path.update(dict.fromkeys(_paths(plan.id), plan))
+        self._on_change(plan.id)
+
+    def _drop(self, workflow: WorkflowId) -> None:
+        del self._plans[workflow]
+        self.changes += 1
+        for path in _paths(workflow):
+            del self._by_path[path]
+        self._on_change(workflow)
 
     def _write(self, plan: WorkflowPlan) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         put(self._path(plan.id), plan.text.encode(), 0o600)
+
+    def _unlink(self, workflow: WorkflowId) -> None:
+        self._path(workflow).unlink(missing_ok=True)
 
     def _path(self, workflow: WorkflowId) -> Path:
         return self._folder / f"{workflow}{_SUFFIX}"

@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from types import TracebackType
 from typing import Self
@@ -12,6 +13,7 @@ from typing import Self
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from gpu_manager.attachment.leader_dialing import Dialer
 from gpu_manager.attachment.leader_stream import LeaderStream
+from gpu_manager.attachment.node_addresses import NodeAddresses
 from gpu_manager.attachment.pending_calls import Call, PendingCalls
 from gpu_manager.attachment.scheduling import OrderTaker
 from gpu_manager.errors import BadSetting, NoScheduler
@@ -97,7 +99,7 @@ class Attachment:
         self._unreported_tiers: dict[ModelId, ModelDemoted] = {}
         self._ended: OrderedDict[LeaseId, None] = OrderedDict()
         self._drained: tuple[GpuId, ...] = ()
-        self._neighbours: dict[NodeId, tuple[str, ...]] = {}
+        self._neighbours = NodeAddresses()
 
     @property
     def connected(self) -> bool:
@@ -111,7 +113,7 @@ class Attachment:
 
     def addresses_of(self, node: NodeId) -> tuple[str, ...]:
         """Return the addresses of another node, on which a request was placed."""
-        return self._neighbours.get(node, ())
+        return self._neighbours.of(node)
 
     def set_addresses(self, *addresses: str) -> None:
         """Set this node's addresses for functions, which are sent with every Hello."""
@@ -145,6 +147,7 @@ class Attachment:
     def report(self, event: Event) -> None:
         """Send an event, now or when the stream resumes."""
         if isinstance(event, ModelRegistered):
+            event = _with_known(event, self._registered.get(event.model.id))
             self._registered[event.model.id] = event
             if not self._stream.introduced:
                 self._unreported[event.model.id] = event
@@ -201,9 +204,14 @@ class Attachment:
         """Wait for another lease after one that was released with `may_return`."""
         return await self._place(request, lambda number: Wanted(number, request), None)
 
-    def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
-        """Report a lease as released; with `may_return` its request may want another one."""
-        self.report(LeaseReleased(lease, may_return))
+    def release(
+        self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
+    ) -> None:
+        """Report a lease as released; with `may_return` its request may want another one.
+
+        Of a lease that several requests share, only the named one releases it.
+        """
+        self.report(LeaseReleased(lease, may_return, request))
 
     def cancel(self, request: RequestId) -> None:
         """Report a request as cancelled."""
@@ -254,7 +262,7 @@ class Attachment:
         if answer.placement is None:
             raise BadValue("the scheduler's answer contains no placement")
         if answer.addresses:
-            self._neighbours[answer.placement.node] = answer.addresses
+            self._neighbours.learn(answer.placement.node, answer.addresses)
         return answer.placement
 
     async def _ask(self, make_call: Callable[[int], Call]) -> Answer:
@@ -359,3 +367,17 @@ class Attachment:
     async def close(self) -> None:
         """Wait briefly until the scheduler has received all messages, then close the stream."""
         await self._stream.close()
+
+
+def _with_known(event: ModelRegistered, before: ModelRegistered | None) -> ModelRegistered:
+    """What was registered and what was measured of a model since then, in one event."""
+    if before is None:
+        return event
+    spec, known = event.model, before.model
+    found = replace(
+        spec,
+        memory_bytes=known.memory_bytes if spec.memory_bytes is None else spec.memory_bytes,
+        weights_bytes=spec.weights_bytes or known.weights_bytes,
+        features=spec.features or known.features,
+    )
+    return ModelRegistered(found)

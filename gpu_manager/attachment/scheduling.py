@@ -55,8 +55,13 @@ class Scheduling(NodeReports, Protocol):
         """Wait for another lease after one that was released with `may_return`."""
         ...
 
-    def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
-        """Report a lease as released; with `may_return` its request may want another one."""
+    def release(
+        self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
+    ) -> None:
+        """Report a lease as released; with `may_return` its request may want another one.
+
+        Of a lease that several requests share, only the named one releases it.
+        """
         ...
 
     async def pin(self, model: ModelId, gpu: GpuId | None = None) -> None:

@@ -43,6 +43,9 @@ class EmulatedGpu:
     def utilisation(self) -> None:
         """Return None: the utilisation is not measured."""
 
+    def memory_utilisation(self) -> None:
+        """Return None: that is not measured either."""
+
     def health(self) -> tuple[HealthEvent, ...]:
         """Return no events: an emulated GPU cannot fail."""
         return ()

@@ -74,6 +74,10 @@ class GpuDevice(Protocol):
         """Return the share of the last moments in which the GPU computed; None if unknown."""
         ...
 
+    def memory_utilisation(self) -> float | None:
+        """Return the share of the last moments in which its memory was used; None if unknown."""
+        ...
+
     def health(self) -> tuple[HealthEvent, ...]:
         """Return the health events since the last call."""
         ...

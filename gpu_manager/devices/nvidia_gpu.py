@@ -65,10 +65,16 @@ class NvidiaGpu:
 
     def utilisation(self) -> float | None:
         """Return the share of the last sampling period with a kernel; None for a MIG slice."""
+        return None if (rates := self._rates()) is None else float(rates.gpu) / _PERCENT
+
+    def memory_utilisation(self) -> float | None:
+        """Return the share of the last sampling period with memory read or written."""
+        return None if (rates := self._rates()) is None else float(rates.memory) / _PERCENT
+
+    def _rates(self) -> Any:
         if self.instance is not None:
             return None
-        rates = self._query(lambda: self.nvml.nvmlDeviceGetUtilizationRates(self.handle))
-        return None if rates is None else float(rates.gpu) / _PERCENT
+        return self._query(lambda: self.nvml.nvmlDeviceGetUtilizationRates(self.handle))
 
     def health(self) -> tuple[HealthEvent, ...]:
         """Return Xid and ECC errors, and the loss of the GPU, since the last call."""

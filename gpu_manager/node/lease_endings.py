@@ -67,7 +67,7 @@ class LeaseEndings:
     def end(self, lease: LeaseInForce, reason: EndReason, grace_s: float | None = None) -> None:
         """End a lease; shorten the grace of one that is ending if the new grace is shorter."""
         if grace_s is None:
-            grace_s = self._leases.times.grace(reason)
+            grace_s = self._leases.grace_s(lease, reason)
         deadline_s = self._loop.time() + grace_s
         if lease.ending is not None and deadline_s >= lease.deadline_s:
             return
@@ -99,12 +99,14 @@ class LeaseEndings:
 
     async def _check_quiet(self, lease: LeaseInForce) -> None:
         """Make the lease's models report pending calls; end the lease if there are none."""
-        runs = lease.runs
         await asyncio.gather(*(sign_of_life(hosted) for hosted in self._hosted_of(lease)))
         lease.checking = False
-        lease.checked_s = self._loop.time()
-        if self._leases.contended and lease.ending is None and 0 < runs == lease.runs:
-            self.end(lease, EndReason.QUIET)
+        now_s = self._loop.time()
+        for claim in lease.claims.values():
+            claim.checked_s = now_s
+        reason = self._leases.is_due(lease, now_s) if lease.claims else None
+        if reason is not None and lease.ending is None:
+            self.end(lease, reason)
         self.check()
 
     async def _end_calls(self, lease: LeaseInForce, grace_s: float) -> None:
@@ -127,8 +129,9 @@ class LeaseEndings:
         self._leases.forget(lease.id)
         self._meters.lease_ended(lease.ending)
         log.debug("lease %d on %s has ended: %s", lease.id, lease.slot, lease.ending)
-        if lease.holder is not None and not lease.given:  # else its caller is told by others
-            self._on_end(lease.holder, lease.id)
+        for claim in lease.claims.values():
+            if claim.holder is not None and not claim.given:  # else its caller is told by others
+                self._on_end(claim.holder, lease.id)
         self._runs.flush()  # the scheduler must get the runs before the lease's end
         self._reports.report(SlotFreed(lease.slot, lease.id))
 

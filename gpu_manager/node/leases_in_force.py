@@ -18,6 +18,7 @@ _CALLS_OF_QUIET = 1.5
 # The last call under a lease that stands may begin at the end of its time, and use the GPU later.
 _LAST_CALL_S = 0.25
 _NO_LEASE = LeaseId(0)
+_SOLE = RequestId("")  # names the claim of a lease that is not divided
 
 
 class EndReason(StrEnum):
@@ -64,7 +65,8 @@ class LeaseTimes:
     A call in flight may take `grace_s` if its lease was released, `orphan_s` if its session has
     ended, else `call_s`. A lease that no session claims, for example because the caller died, ends
     after `unclaimed_s`. If other requests wait, it ends `claim_s` after its models are loaded,
-    unless a session has asked for it: a function that comes later asks for another lease.
+    unless a session has asked for it: a function that comes later asks for another lease. After
+    `pass_on_s` a session of the function that waits for a lease takes it over.
     """
 
     linger_s: float = 5.0
@@ -77,6 +79,7 @@ class LeaseTimes:
     call_s: float = 120.0
     unclaimed_s: float = 120.0
     claim_s: float = 1.0
+    pass_on_s: float = 0.03
 
     def grace(self, reason: EndReason) -> float:
         """Return the seconds that a call in flight has before its worker is killed."""
@@ -86,15 +89,41 @@ class LeaseTimes:
 
 
 @dataclass(slots=True)
+class SessionClaim:
+    """What one request has of a lease: the session that claimed it, and how that uses it.
+
+    Workers report calls with a delay, so a claim that seems to be idle is checked before it ends.
+    """
+
+    awaited: bool = False  # True once a session has asked for it
+    holder: SessionKey | None = None
+    given: bool = False  # True if the holder's caller acquired it, for one request
+    claimed_s: float = 0.0
+    used_s: float = 0.0
+    runs: int = 0
+    run_s: float = 0.0
+    checked_s: float = 0.0
+
+    def note_use(self, now_s: float, run_s: float) -> None:
+        """Calls of the session have ended, which took `run_s` each."""
+        self.used_s = now_s
+        self.run_s = run_s
+        self.runs += 1
+
+
+@dataclass(slots=True)
 class LeaseInForce:
     """One lease in force; it has a holder after a session has claimed it.
 
-    Workers report calls with a delay, so a lease that seems to be idle is checked before it ends.
     A lease that stands for a time is for several requests of its caller: the scheduler recalls it,
     so that other requests that wait do not end it here in that time. One with a `function` was
     given to a caller of that function, whose sessions need not ask for it: the one whose call comes
     first has it, and if it stands, all of them. It occupies `more_slots` too, and has the vCPUs of
     its configuration.
+
+    Several requests of a function may share it, from its grant on: then each has a claim of its
+    own, which a session makes by naming the request. `requests` are those that have not given it
+    back.
     """
 
     id: LeaseId
@@ -108,29 +137,68 @@ class LeaseInForce:
     more_slots: tuple[SlotId, ...] = ()
     configuration: Configuration | None = None
     loaded_s: float | None = None  # since when its models are loaded
-    awaited: bool = False  # True once a session has asked for it
     admitted: bool = False  # its models let calls in
-    holder: SessionKey | None = None
-    given: bool = False  # True if the holder's caller acquired it, for one request
-    claimed_s: float = 0.0
-    used_s: float = 0.0
-    runs: int = 0
-    run_s: float = 0.0
     checking: bool = False
-    checked_s: float = 0.0
     ending: EndReason | None = None
     deadline_s: float = 0.0  # for calls in flight, once the lease is ending
+    is_divided: bool = field(init=False)  # each of its requests has a claim of its own
+    claims: dict[RequestId, SessionClaim] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_divided = len(self.requests) > 1
+        names = self.requests if self.is_divided else (_SOLE,)
+        self.claims = {name: SessionClaim() for name in names}
+
+    def claim_of(self, request: RequestId | None) -> SessionClaim | None:
+        """The claim of this request; where the lease is not divided, the only one there is."""
+        return self.claims.get(request or _SOLE) if self.is_divided else self.claims[_SOLE]
+
+    def claims_of(self, session: SessionKey) -> dict[RequestId, SessionClaim]:
+        """What a session has claimed of it, by request."""
+        return {name: each for name, each in self.claims.items() if each.holder == session}
+
+    def drop(self, request: RequestId) -> bool:
+        """A request of several has given it back; return whether others have it still."""
+        self.claims.pop(request, None)
+        self.requests = tuple(each for each in self.requests if each != request)
+        return bool(self.claims)
+
+    @property
+    def holders(self) -> set[SessionKey]:
+        """The sessions that have claimed it."""
+        return {each.holder for each in self.claims.values() if each.holder is not None}
 
     def is_for(self, session: SessionKey, function: str) -> bool:
         """Whether this session of this function may use it, and give it back."""
-        if self.holder == session:
+        if session in self.holders:
             return True
-        mine = self.function != "" and self.function == function
-        return mine and (self.holder is None or self.is_shared)
+        mine = self.function != "" and self.function == function and not self.is_divided
+        return mine and (not self.holders or self.is_shared)
+
+    def is_free_for(self, session: SessionKey, request: RequestId) -> bool:
+        """Whether a session that shows the token of this request may claim it."""
+        claim = self.claim_of(request)
+        return self.stands or (claim is not None and claim.holder in (None, session))
+
+    @property
+    def is_unclaimed(self) -> bool:
+        """Whether a function's caller has all of it, and no session has asked for it yet."""
+        if not self.function or self.is_divided or self.ending is not None:
+            return False
+        claim = self.claims[_SOLE]
+        return claim.holder is None and not claim.awaited
+
+    @property
+    def is_taken_over(self) -> bool:
+        """Whether a session has it whose calls its caller knows nothing of."""
+        if not self.function or self.is_divided:
+            return False
+        claim = self.claims[_SOLE]
+        return claim.holder is not None and not claim.given
 
     @property
     def is_shared(self) -> bool:
-        """Whether several sessions of its function may call under it."""
+        """Whether all sessions of its function may call under it, one request after the other."""
         return self.stands and self.function != ""
 
     @property
@@ -180,17 +248,35 @@ class LeasesInForce:
         return lease not in self._held and lease <= self.latest
 
     def claim(
-        self, held: LeaseInForce, holder: SessionKey, now_s: float, *, given: bool = False
+        self,
+        held: LeaseInForce,
+        holder: SessionKey,
+        now_s: float,
+        request: RequestId | None = None,
+        *,
+        given: bool = False,
     ) -> None:
-        """Set the session that holds the lease and may call under it."""
-        held.holder, held.given = holder, given
-        held.claimed_s = held.used_s = held.checked_s = now_s
+        """Set the session that has the lease, or this request's part of it, and may call."""
+        claim = held.claim_of(request)
+        assert claim is not None, "this request has no part of the lease"
+        claim.holder, claim.given = holder, given
+        claim.claimed_s = claim.used_s = claim.checked_s = now_s
 
-    def record_use(self, held: LeaseInForce, now_s: float, run_s: float) -> None:
-        """Record that calls under the lease have ended, which took `run_s` each."""
-        held.used_s = now_s
-        held.run_s = run_s
-        held.runs += 1
+    def record_use(self, held: LeaseInForce, now_s: float, run_s: float, session: str = "") -> None:
+        """Record that calls under the lease have ended; of a divided one, calls of this session."""
+        for claim in held.claims.values():
+            if not held.is_divided or claim.holder == session:
+                claim.note_use(now_s, run_s)
+
+    def grace_s(self, held: LeaseInForce, reason: EndReason) -> float:
+        """Return the seconds that a call in flight has at the end of a lease.
+
+        The caller of a lease that was taken over gives it back while another call computes.
+        """
+        given_back = reason in (EndReason.ORDERED, EndReason.RELEASED)
+        if given_back and held.is_taken_over:
+            return self.times.call_s
+        return self.times.grace(reason)
 
     def forget(self, lease: LeaseId) -> None:
         """Remove a lease that has ended."""
@@ -198,17 +284,26 @@ class LeasesInForce:
 
     def held_by(self, holder: SessionKey) -> list[LeaseInForce]:
         """Return the leases that a session holds."""
-        return [held for held in self._held.values() if held.holder == holder]
+        return [held for held in self._held.values() if holder in held.holders]
 
     def using(self, gpu: GpuId, model: ModelId) -> list[LeaseInForce]:
         """Return the leases that allow calls of this model on this GPU."""
         found = self._held.values()
         return [held for held in found if held.gpu == gpu and model in held.models]
 
+    def on(self, gpu: GpuId) -> int:
+        """Return how many leases there are on this GPU."""
+        return sum(held.gpu == gpu for held in self._held.values())
+
     def due(self, now_s: float) -> list[tuple[LeaseInForce, EndReason]]:
         """Return the leases that should end now, with reasons; QUIET ones need a check first."""
         found = [(held, *self._end_of(held)) for held in self._with_due_time()]
         return [(held, reason) for held, at_s, reason in found if at_s <= now_s]
+
+    def is_due(self, held: LeaseInForce, now_s: float) -> EndReason | None:
+        """Why a lease should end by now; None if it should not."""
+        at_s, reason = self._end_of(held)
+        return reason if at_s <= now_s else None
 
     def next_due_s(self) -> float | None:
         """Return the time when the next lease is due."""
@@ -216,34 +311,40 @@ class LeasesInForce:
 
     def _with_due_time(self) -> list[LeaseInForce]:
         found = [held for held in self._held.values() if held.ending is None and not held.checking]
-        return [held for held in found if held.holder is not None or held.granted_s is not None]
+        return [
+            held for held in found if held.claims and (held.holders or held.granted_s is not None)
+        ]
 
     def _end_of(self, held: LeaseInForce) -> tuple[float, EndReason]:
+        """When it ends: with the last of its claims."""
+        return max(self._end_of_claim(held, claim) for claim in held.claims.values())
+
+    def _end_of_claim(self, held: LeaseInForce, claim: SessionClaim) -> tuple[float, EndReason]:
         times = self.times
-        if held.holder is None and held.granted_s is not None:
-            if self.contended and held.loaded_s is not None and not held.awaited:
+        if claim.holder is None and held.granted_s is not None:
+            if self.contended and held.loaded_s is not None and not claim.awaited:
                 return held.loaded_s + times.claim_s, EndReason.UNCLAIMED
             return held.granted_s + times.unclaimed_s, EndReason.UNCLAIMED
         ends = [
-            (held.used_s + times.linger_s, EndReason.IDLE),
-            (held.claimed_s + times.expiry_s, EndReason.EXPIRED),
+            (claim.used_s + times.linger_s, EndReason.IDLE),
+            (claim.claimed_s + times.expiry_s, EndReason.EXPIRED),
         ]
         if self.contended:
-            at_s, reason = min(self._ends_for_others(held))
+            at_s, reason = min(self._ends_for_others(claim))
             ends.append((max(at_s, held.stands_until_s), reason))
         return min(ends)
 
-    def _ends_for_others(self, held: LeaseInForce) -> list[tuple[float, EndReason]]:
-        """When a lease that was claimed ends because other requests wait."""
+    def _ends_for_others(self, claim: SessionClaim) -> list[tuple[float, EndReason]]:
+        """When a claim ends because other requests wait."""
         times = self.times
-        if held.runs:
-            quiet_s = times.quiet_s + _CALLS_OF_QUIET * held.run_s
+        if claim.runs:
+            quiet_s = times.quiet_s + _CALLS_OF_QUIET * claim.run_s
             return [
-                (held.claimed_s + times.quantum_s, EndReason.CONTENDED),
-                (held.used_s + quiet_s, EndReason.QUIET),
+                (claim.claimed_s + times.quantum_s, EndReason.CONTENDED),
+                (claim.used_s + quiet_s, EndReason.QUIET),
             ]
-        quiet_s = max(times.quiet_s, held.checked_s - held.claimed_s)
+        quiet_s = max(times.quiet_s, claim.checked_s - claim.claimed_s)
         return [
-            (held.claimed_s + times.first_call_s, EndReason.CONTENDED),
-            (held.checked_s + min(quiet_s, times.quantum_s), EndReason.QUIET),
+            (claim.claimed_s + times.first_call_s, EndReason.CONTENDED),
+            (claim.checked_s + min(quiet_s, times.quantum_s), EndReason.QUIET),
         ]

@@ -12,6 +12,7 @@ from functools import partial
 from cache_manager.model.ids import ModelId, NodeId
 from gpu_manager.errors import NoWorker
 from gpu_manager.node.change_signal import ChangeSignal
+from gpu_manager.node.claims.claiming import Claiming
 from gpu_manager.node.lease_endings import LeaseEndings
 from gpu_manager.node.leases_in_force import EndReason, LeaseInForce, LeasesInForce, SessionKey
 from gpu_manager.node.loading import Loader
@@ -20,9 +21,8 @@ from gpu_manager.node.memory_relief import MemoryRelief
 from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.node_snapshots import lasting_shortages, node_snapshot
 from gpu_manager.node.residents import HostGpu
-from gpu_manager.node.run_reports import RunKind, RunReports
+from gpu_manager.node.run_reports import RunKind, RunReports, UsageReports
 from gpu_manager.node.settings import NodeSettings
-from gpu_manager.node.slots.lease_slots import terms_of
 from gpu_manager.node.stepping_down.weight_steps import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.merged_sums import MergedSums
@@ -50,6 +50,7 @@ from scheduler.api import (
     NodeSnapshot,
     Placement,
     Prepare,
+    RequestId,
     SlotFreed,
 )
 
@@ -87,6 +88,7 @@ class GpuNode:
         """Report the node's state, and accept the scheduler's orders from now on."""
         self._reports = reports
         self._runs = RunReports(reports)
+        self.usage = UsageReports(reports, self.gpus, self.leases)
         self._loader = Loader(
             self._settings,
             self._store,
@@ -103,6 +105,7 @@ class GpuNode:
         self._endings = LeaseEndings(
             self.leases, self.gpus, self.meters, reports, self._runs, self.lease_ended
         )
+        self._claiming = Claiming(self.leases, self.gpus, self._endings, reports, self.loaded_now)
         self._losses = Losses(
             self.gpus,
             self.leases,
@@ -166,7 +169,7 @@ class GpuNode:
         self._loader.hurry(self.gpus[order.gpu], order.models)
         self._note_loaded()
         if fresh and order.function:
-            self._admit_ahead(order.lease)
+            self._claiming.admit_ahead(order.lease)
         self.granted.notify()
         self._endings.watch()
 
@@ -202,11 +205,14 @@ class GpuNode:
 
     # -- leases and their holders ---------------------------------------------------------------
 
-    async def when_loaded(self, placement: Placement) -> dict[ModelId, HostedModel]:
+    async def when_loaded(
+        self, placement: Placement, request: RequestId | None = None
+    ) -> dict[ModelId, HostedModel]:
         """Wait until the models of a lease are loaded; raise the error if loading fails."""
         lease = self.leases.get(placement.lease)
-        if lease is not None:
-            lease.awaited = True
+        claim = None if lease is None else lease.claim_of(request)
+        if claim is not None:
+            claim.awaited = True
         residents = self.gpus[placement.gpu].residents
         found = {}
         for model in placement.models:
@@ -239,60 +245,45 @@ class GpuNode:
         lease: LeaseId,
         holder: SessionKey,
         models: Iterable[HostedModel],
+        request: RequestId | None = None,
         *,
         given: bool = False,
     ) -> bool:
-        """Admit a session's calls under a lease.
+        """Admit a session's calls under a lease, of which it has the part of this request.
 
         Return False if the lease has ended, or if another session has claimed it. A lease that was
         `given` to the session's caller is for a single request, or for one after the other: if it
         stands, the session that presents it last has it.
         """
-        found = self.leases.get(lease)
-        if found is None or found.ending is not None:
-            return False
-        if found.holder not in (None, holder) and not found.stands:
-            return False
-        if not (found.admitted and found.is_shared):
-            self._admit(found, models, found.function if found.is_shared else holder)
-        self.leases.claim(found, holder, self._loop.time(), given=given)
-        self._endings.check()
-        return True
-
-    def _admit_ahead(self, lease: LeaseId) -> None:
-        """Let the calls of a lease's function in before a session asks, if its models are loaded.
-
-        A session that has a channel to the model then calls without asking first.
-        """
-        held = self.leases.get(lease)
-        models = {} if held is None else self.loaded_now(held, held.models)
-        if held is not None and models:
-            self._admit(held, models.values(), held.function)
-
-    def _admit(self, lease: LeaseInForce, models: Iterable[HostedModel], owner: str) -> None:
-        lease.admitted = True
-        terms = terms_of(lease, self.gpus[lease.gpu].spec)
-        for hosted in models:
-            hosted.admit(lease.id, owner, several=lease.is_shared, terms=terms)
+        return self._claiming.claim(lease, holder, models, request, given=given)
 
     def release(self, lease: LeaseInForce, reason: EndReason) -> None:
-        """End a lease that its holder has released, or whose holder has ended."""
+        """End a lease, whoever has it."""
         self._endings.end(lease, reason)
+
+    def give_back(
+        self,
+        lease: LeaseInForce,
+        requests: Iterable[RequestId],
+        reason: EndReason,
+        *,
+        may_return: bool = False,
+    ) -> None:
+        """End a lease, or of one that several requests share the parts of these requests."""
+        self._claiming.give_back(lease, requests, reason, may_return=may_return)
 
     # -- reports of hosted models ---------------------------------------------------------------
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
         """Record the session whose call was the first under a lease that was admitted ahead."""
+        self._claiming.called_first(hosted, lease, session)
+
+    def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
+        """Record that calls of this session have ended, which has a part of a divided lease."""
         found = self.leases.get(LeaseId(lease))
-        if found is None or found.ending is not None or found.holder is not None:
-            return
         model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
-        if (found.gpu, model in found.models) != (gpu, True):
-            return
-        if not found.function or not session.startswith(f"{found.function}/"):
-            return
-        self.leases.claim(found, SessionKey(session), self._loop.time(), given=True)
-        self._endings.check()
+        if found is not None and (found.gpu, model in found.models) == (gpu, True):
+            self.leases.record_use(found, self._loop.time(), run_s, session)
 
     def ran(
         self,
@@ -314,7 +305,8 @@ class GpuNode:
         resident.uses += 1
         found = self.leases.get(LeaseId(lease))
         if found is not None and (found.gpu, resident.model in found.models) == (gpu.id, True):
-            self.leases.record_use(found, now_s, run_s)
+            if not found.is_divided:  # else its sessions' calls are reported, too
+                self.leases.record_use(found, now_s, run_s)
             if self.leases.contended:
                 self._endings.check()
         batch = max(1, batch)
@@ -322,9 +314,7 @@ class GpuNode:
         if news:
             self.resync()
         self.meters.ran(gpu.id, resident.model, calls, run_s)
-        slot = gpu.slot if found is None else found.slot
-        configuration = None if found is None else found.configuration
-        kind = RunKind(slot, resident.model, batch, configuration, together)
+        kind = RunKind.of(found, gpu.slot, resident.model, batch, together)
         self._runs.ran(kind, run_s, needed_bytes)
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:

@@ -102,8 +102,9 @@ class HostGpu:
 
     `contexts` are the processes that models left, by these models, until others take them, `shared`
     those in which a tenant's models are, by the tenant. `turns` is the lock file by which the GPU's
-    workers take turns: its slot may have several leases. `paths` are the directions of its PCIe.
-    `uses` is what its processes took at the last look; None if that is not known.
+    workers take turns: its slot may have several leases; None where their calls run at once.
+    `paths` are the directions of its PCIe. `uses` is what its processes took at the last look; None
+    if that is not known.
     """
 
     device: GpuDevice

@@ -1,13 +1,31 @@
-"""Reports measured runs: many calls of one kind in a short time become one report."""
+"""Reports measured runs: many calls of one kind in a short time become one report.
+
+And what models use of a GPU while they run, which changes rarely.
+"""
 
 import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
-from scheduler.api import Configuration, NodeReports, RunFinished, SlotId
+from gpu_manager.node.leases_in_force import LeaseInForce, LeasesInForce
+from gpu_manager.node.residents import HostGpu
+from gpu_manager.runtimes.runtime import HostedModel
+from scheduler.api import (
+    METRICS,
+    Configuration,
+    GpuId,
+    ModelRegistered,
+    ModelSpec,
+    NodeReports,
+    RunFinished,
+    SlotId,
+)
 
 _FLUSH_S = 0.1
+_MOST_MODELS = 10_000
 
 
 class RunKind(NamedTuple):
@@ -19,12 +37,56 @@ class RunKind(NamedTuple):
     configuration: Configuration | None = None
     together: int = 1
 
+    @classmethod
+    def of(
+        cls, lease: LeaseInForce | None, slot: SlotId, model: ModelId, batch: int, together: int
+    ) -> "RunKind":
+        """The kind of runs under a lease; on this slot if the lease is not known any more."""
+        if lease is None:
+            return cls(slot, model, batch, None, together)
+        return cls(lease.slot, model, batch, lease.configuration, together)
+
 
 @dataclass(slots=True)
 class _Runs:
     number: int = 0
     total_s: float = 0.0
     peak_bytes: int = 0
+
+
+class UsageReports:
+    """Reports what models use of a GPU as features of their profiles.
+
+    What was counted while the model had its GPU to itself is not replaced by what was counted
+    beside others.
+    """
+
+    def __init__(
+        self, reports: NodeReports, gpus: Mapping[GpuId, HostGpu], leases: LeasesInForce
+    ) -> None:
+        self._reports = reports
+        self._gpus = gpus
+        self._leases = leases
+        self._alone: OrderedDict[ModelId, bool] = OrderedDict()
+
+    def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
+        """A worker has counted these metrics, or none; the GPU knows some better."""
+        gpu, model = self._gpus[GpuId(hosted.order.gpu)], ModelId(hosted.order.model)
+        if not metrics or gpu.resident_of(hosted) is None:
+            return
+        device, alone = gpu.device, self._leases.on(gpu.id) <= 1
+        if len(metrics) != len(METRICS) or (self._alone.get(model, False) and not alone):
+            return
+        self._alone[model] = alone
+        if len(self._alone) > _MOST_MODELS:
+            self._alone.popitem(last=False)
+        features = dict(zip(METRICS, metrics, strict=True))
+        busy, memory = device.utilisation(), device.memory_utilisation()
+        if busy is not None:
+            features["gpu_utilization"] = busy
+        if memory is not None:
+            features["memory_utilization"] = memory
+        self._reports.report(ModelRegistered(ModelSpec(model, features=features)))
 
 
 class RunReports:

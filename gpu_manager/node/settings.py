@@ -39,7 +39,8 @@ class NodeSettings:
     functions get the addresses `advertise`, or else those where the manager listens; the
     certificate is presented at `tls` addresses. The load of a model waits up to `weights_s` for its
     function to send the weights. Up to `gpu_overlap` leases may be in force on a GPU at once; the
-    work of one request at a time runs on it. A whole GPU that can be divided is announced as
+    work of one request at a time runs on it. With a `gpu_concurrency` above 1 so many leases may
+    be, and their calls run at the same time. A whole GPU that can be divided is announced as
     `gpu_slots` slots instead, each with a lease and an equal share of the compute; its leases can
     be given `gpu_vcpus` virtual CPUs together (None: an equal part of this machine's where there
     are several slots, else none). So many `spare_contexts` at most wait for models on
@@ -67,6 +68,7 @@ class NodeSettings:
     data_disk_bytes: int = 16 * GIB
     secret_file: Path | None = None
     gpu_overlap: int = 1
+    gpu_concurrency: int = 1
     gpu_slots: int = 1
     gpu_vcpus: int | None = None
     spare_contexts: int | None = None

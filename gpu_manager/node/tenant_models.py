@@ -13,6 +13,8 @@ from torch_shim.wire.image_digests import ImageTable
 
 # The number of a digest's 64 digits in a model's id: unique for a tenant, and short in a log.
 _DIGITS = 20
+# Functions that are remembered of a model, by which people find it; nobody says that one is gone.
+_MOST_FUNCTIONS = 100
 
 
 @dataclass(slots=True)
@@ -61,6 +63,8 @@ class Catalogue:
             model = self._models[name] = TenantModel(name, owner.tenant, digest, table)
             self._by_digest.setdefault(digest, {})[name] = model
         model.functions[owner.function] = None
+        if len(model.functions) > _MOST_FUNCTIONS:
+            del model.functions[next(iter(model.functions))]
         model.lowest = None
         model.wishes = owner.wishes
         self.arrived.notify()

@@ -64,7 +64,7 @@ class LoadOrder:
     unless the model shares it with others, by the `runtime` of streams; all of those may use
     `together_bytes` at once. `turns` is a descriptor of
     the lock by which runtimes run one call at a time on the GPU, or on each of its `slots`
-    (`worker/device/gpu_turns.py`); it is given if several leases may be in force on the GPU. The
+    (`worker/device/gpu_turns.py`); without it calls of several processes run at the same time. The
     caller keeps both descriptors.
     `emptied` is the process that takes the model, left there by another model of the tenant;
     without one, or if it has ended, a process that was prepared does. `link` are the paths that
@@ -170,7 +170,13 @@ class HostedModel(Protocol):
         """Done when the model has ended; the result is the cause as text."""
 
     def admit(
-        self, lease: int, owner: str, *, several: bool = False, terms: LeaseTerms = USUAL_TERMS
+        self,
+        lease: int,
+        owner: str,
+        *,
+        several: bool = False,
+        divided: bool = False,
+        terms: LeaseTerms = USUAL_TERMS,
     ) -> None:
         """Admit calls under this lease on the channels of this session, and on no others.
 
@@ -295,12 +301,26 @@ class StayingData(Protocol):
         """Handle the end of one use of data that this worker has borrowed."""
 
 
+class UsageObserver(Protocol):
+    """Receives what was counted of models' use of their GPU."""
+
+    def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
+        """Handle the 13 metrics of a model (`METRICS`), which have changed."""
+
+
 class Observer(Protocol):
     """Receives the reports of hosted models; called on the event loop."""
 
     @property
     def data(self) -> StayingData:
         """Who receives the reports about data of functions."""
+        ...
+
+    def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
+        """Record that successful calls were this session's, which has a part of its lease.
+
+        Only of a lease that was admitted as divided; `ran` reports the same calls.
+        """
         ...
 
     def ran(
@@ -321,6 +341,11 @@ class Observer(Protocol):
         `batch` is the first dimension of the call's largest input, 0 if there is none; `run_s` is
         the time of each call, or its part of its group's.
         """
+
+    @property
+    def usage(self) -> UsageObserver:
+        """Who receives the reports about what models use of a GPU."""
+        ...
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
         """Handle a session's first call under a lease that was admitted for its function."""

@@ -30,6 +30,7 @@ _FAILURES: tuple[tuple[type[Exception], FailureKind], ...] = (
     (errors.NoScheduler, FailureKind.LOST),
     (scheduling.ModelsTooLarge, FailureKind.TOO_LARGE),
     (scheduling.QueueFull, FailureKind.QUEUE_FULL),
+    (scheduling.OverQuota, FailureKind.OVER_QUOTA),
     (scheduling.RequestExpired, FailureKind.EXPIRED),
     (scheduling.RequestWithdrawn, FailureKind.CANCELLED),
     (scheduling.RequestEnded, FailureKind.LOST),

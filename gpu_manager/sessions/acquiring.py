@@ -17,6 +17,7 @@ from gpu_manager.runtimes.runtime import HostedModel
 from gpu_manager.sessions.leases_elsewhere import LeasesElsewhere
 from gpu_manager.sessions.presented_leases import PresentedLeases
 from gpu_manager.sessions.sessions import ClientSession, fresh_request_id
+from gpu_manager.sessions.unclaimed_leases import TakenLease, UnclaimedLeases
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.wire import request_fields as read
 from gpu_manager.wire.request_fields import Fields
@@ -92,6 +93,7 @@ class Acquiring:
         self._library = library
         self._presented = presented
         self._elsewhere = elsewhere
+        self._unclaimed = UnclaimedLeases(node, scheduling)
         self._stopping = False
 
     async def acquire(
@@ -125,21 +127,28 @@ class Acquiring:
     def stop(self) -> None:
         """Grant no further leases."""
         self._stopping = True
+        self._unclaimed.stop()
 
     def release(self, session: ClientSession, fields: Fields) -> None:
         """End a lease that the session holds; ignore leases of other sessions.
 
-        `may_return` counts only for a lease that the session's caller was given: that caller
-        reports the end of the request, which nobody reports for the session's own requests.
+        Of one that several requests share, the named request gives it back, or all of the
+        session's. `may_return` counts only for a lease that the session's caller was given: that
+        caller reports the end of the request, which nobody reports for the session's own requests.
         """
-        lease = LeaseId(read.whole(fields, "lease"))
+        lease, request = LeaseId(read.whole(fields, "lease")), _named(fields)
         held = self._node.leases.get(lease)
         if held is None:
-            self._elsewhere.release(session, lease)
-        elif held.is_for(session.key, str(session.identity)):
-            if (held.given or held.function) and read.flag(fields, "may_return", default=False):
-                self._scheduling.release(lease, may_return=True)
-            self._node.release(held, EndReason.RELEASED)
+            self._elsewhere.release(session, lease, request)
+            return
+        if not held.is_for(session.key, str(session.identity)):
+            return
+        mine = held.claims_of(session.key)
+        names = [name for name in mine if request in (None, name)] if held.is_divided else mine
+        given = any(mine[name].given for name in names)
+        given |= held.function != "" and not held.is_divided
+        may_return = given and read.flag(fields, "may_return", default=False)
+        self._node.give_back(held, names, EndReason.RELEASED, may_return=may_return)
 
     def locate(self, session: ClientSession, fields: Fields) -> dict[str, Any]:
         """Return the node of a token's lease, and the addresses that the token's signer gave.
@@ -156,12 +165,12 @@ class Acquiring:
 
     def claimed(self, session: ClientSession, fields: Fields) -> None:
         """Record that the session has claimed a lease elsewhere, which that node will end."""
-        self._elsewhere.claimed(session, LeaseId(read.whole(fields, "lease")))
+        self._elsewhere.claimed(session, LeaseId(read.whole(fields, "lease")), _named(fields))
 
     def end_session(self, session: ClientSession) -> None:
         """End the leases of a session that has ended."""
         for held in self._node.leases.held_by(session.key):
-            self._node.release(held, EndReason.SESSION_GONE)
+            self._node.give_back(held, held.claims_of(session.key), EndReason.SESSION_GONE)
         self._elsewhere.end_session(session)
 
     def _read(self, session: ClientSession, fields: Fields) -> _AcquireRequest:
@@ -196,22 +205,23 @@ class Acquiring:
     ) -> LocalGrant | None:
         """Return the lease that the request names; None if it is not usable for these models."""
         if wanted.lease is not None:
-            held = self._node.leases.get(wanted.lease)
-            if held is not None and not held.is_for(session.key, str(session.identity)):
-                held = None
-        else:
-            assert wanted.token is not None, "the request has a lease number or a token"
-            held = await self._presented.lease(session, wanted.token, wanted.models)
-        if held is None:
+            found = self._node.leases.get(wanted.lease)
+            mine = found is not None and found.is_for(session.key, str(session.identity))
+            return await self._join(found, wanted) if found is not None and mine else None
+        assert wanted.token is not None, "the request has a lease number or a token"
+        presented = await self._presented.lease(session, wanted.token, wanted.models)
+        if presented is None:
             return None
-        if held.holder == session.key or wanted.lease is not None:
+        held, request = presented
+        claim = held.claim_of(request)
+        if claim is not None and claim.holder == session.key:
             return await self._join(held, wanted)
         asked_s = asyncio.get_running_loop().time()
         placement = _placement(
             held, self._node, hit=bool(self._node.loaded_now(held, wanted.models))
         )
         try:
-            workers = await self._claim(session, placement, given=True)
+            workers = await self._claim(session, placement, request, given=True)
         except NoWorker:
             return None
         return LocalGrant(placement, workers, (0.0, asyncio.get_running_loop().time() - asked_s))
@@ -227,15 +237,15 @@ class Acquiring:
             raise LeaseOver(f"its request cannot have another lease: {error}") from error
         queue_s = asyncio.get_running_loop().time() - asked_s
         if not set(wanted.models) <= set(placement.models):
-            self._scheduling.release(placement.lease)
+            self._scheduling.release(placement.lease, request)
             raise LeaseOver("its request is for other models")
         if placement.node != self._node.name:
             if not wanted.follow:
-                raise self._elsewhere.release_unreachable(placement)
+                raise self._elsewhere.release_unreachable(placement, request)
             return RemoteGrant(request, placement, queue_s)
-        self._check_weights(session, wanted, placement)
+        self._check_weights(session, wanted, placement, request)
         try:
-            workers = await self._claim(session, placement, given=True)
+            workers = await self._claim(session, placement, request, given=True)
         except NoWorker as error:
             raise LeaseOver(f"its request's next lease ended at once: {error}") from error
         load_s = asyncio.get_running_loop().time() - asked_s - queue_s
@@ -244,26 +254,30 @@ class Acquiring:
     async def _new_lease(
         self, session: ClientSession, fields: Fields, wanted: _AcquireRequest
     ) -> LocalGrant | RemoteGrant:
-        """Acquire a new lease for the session, or join one that the session holds."""
+        """Acquire a new lease for the session, join one that it holds, or take one over."""
         asked_s = asyncio.get_running_loop().time()
         request = _request(session, fields, wanted.models, self._node.name, asked_s)
         lost = NoWorker(wanted.models[0], "its leases ended before they could be used")
         for _ in range(_ATTEMPTS):
             for held in self._node.leases.held_by(session.key):
-                joined = None if held.given else await self._join(held, wanted)
+                given = any(claim.given for claim in held.claims_of(session.key).values())
+                joined = None if given else await self._join(held, wanted)
                 if joined is not None:
                     return joined
             if self._stopping:
                 raise RequestWithdrawn(request.id, "this GPU manager stops")
-            placement = await self._scheduling.acquire(request)
+            placement = await self._unclaimed.placed_or_taken(session, wanted.models, request)
             placed_s = asyncio.get_running_loop().time()
+            if isinstance(placement, TakenLease):
+                taken = _placement(placement.held, self._node, hit=True)
+                return LocalGrant(taken, dict(placement.workers), (placed_s - asked_s, 0.0))
             if placement.node != self._node.name:
                 if not wanted.follow:
-                    raise self._elsewhere.release_unreachable(placement)
+                    raise self._elsewhere.release_unreachable(placement, request.id)
                 return RemoteGrant(request.id, placement, placed_s - asked_s)
             try:
-                self._check_weights(session, wanted, placement)
-                workers = await self._claim(session, placement)
+                self._check_weights(session, wanted, placement, request.id)
+                workers = await self._claim(session, placement, request.id)
             except NoWorker as error:
                 lost = error
                 continue
@@ -273,14 +287,18 @@ class Acquiring:
         raise lost
 
     def _check_weights(
-        self, session: ClientSession, wanted: _AcquireRequest, placement: Placement
+        self,
+        session: ClientSession,
+        wanted: _AcquireRequest,
+        placement: Placement,
+        request: RequestId,
     ) -> None:
         """Raise UnknownImage if weights were dropped meanwhile; the session then resends them."""
         try:
             for digest in wanted.digests:
                 self._library.model(session, digest)
         except UnknownImage:
-            self._scheduling.release(placement.lease)
+            self._scheduling.release(placement.lease, request)
             raise
 
     async def _join(self, held: LeaseInForce, wanted: _AcquireRequest) -> LocalGrant | None:
@@ -299,22 +317,36 @@ class Acquiring:
         return LocalGrant(_placement(held, self._node, hit=True), workers, (0.0, 0.0))
 
     async def _claim(
-        self, session: ClientSession, placement: Placement, *, given: bool = False
+        self,
+        session: ClientSession,
+        placement: Placement,
+        request: RequestId,
+        *,
+        given: bool = False,
     ) -> dict[ModelId, HostedModel]:
-        """Wait for the workers of a new lease and claim it; end the lease if that fails."""
+        """Wait for the workers of a new lease and claim it; give it back if that fails."""
         try:
-            workers = await self._node.when_loaded(placement)
+            workers = await self._node.when_loaded(placement, request)
             if self._stopping:
                 raise NoWorker(placement.models[0], "this GPU manager stops")
-            claimed = self._node.claim(placement.lease, session.key, workers.values(), given=given)
+            claimed = self._node.claim(
+                placement.lease, session.key, workers.values(), request, given=given
+            )
             if not claimed:
                 raise NoWorker(placement.models[0], "its lease has ended, or is another session's")
         except BaseException:
             held = self._node.leases.get(placement.lease)
-            if held is not None and held.holder in (None, session.key):
-                self._node.release(held, EndReason.RELEASED)
+            claim = None if held is None else held.claim_of(request)
+            if held is not None and claim is not None and claim.holder in (None, session.key):
+                self._node.give_back(held, (request,), EndReason.RELEASED)
             raise
         return workers
+
+
+def _named(fields: Fields) -> RequestId | None:
+    """Return the request that a shim names with its lease; older shims name none."""
+    name = read.text_or_none(fields, "request")
+    return None if name is None else RequestId(name)
 
 
 def _request(

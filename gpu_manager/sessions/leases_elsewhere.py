@@ -24,6 +24,10 @@ REMEMBERED = 64
 UNREPORTED_S = 30.0
 
 
+# A lease, and the request that has it, perhaps with others.
+_Part = tuple[LeaseId, RequestId]
+
+
 class LeasesElsewhere:
     """Sends sessions to leases on other nodes, and ends leases that they do not claim there."""
 
@@ -39,7 +43,7 @@ class LeasesElsewhere:
         self._neighbours = neighbours
         self._token_s = token_s
         # Leases that may be unclaimed, with the time of the answer to the session; oldest first.
-        self._leases: dict[SessionKey, dict[LeaseId, float]] = {}
+        self._leases: dict[SessionKey, dict[_Part, float]] = {}
 
     def __len__(self) -> int:
         """Return the number of leases that may be unclaimed."""
@@ -52,7 +56,7 @@ class LeasesElsewhere:
         neighbours = self._neighbours
         addresses = self.addresses_of(placement.node)
         if neighbours is None or not addresses:
-            raise self.release_unreachable(placement)
+            raise self.release_unreachable(placement, request)
         claims = LeaseClaims(
             lease=placement.lease,
             request=request,
@@ -64,46 +68,51 @@ class LeasesElsewhere:
             expires_s=time.time() + self._token_s,
             addresses=addresses_for_token(addresses),
         )
-        self._remember(session.key, placement.lease)
+        self._remember(session.key, (placement.lease, request))
         token = self._tokens.sign(claims)
         return {"node": placement.node, "addresses": list(addresses), "token": token}
 
-    def release_unreachable(self, placement: Placement) -> PlacedElsewhere:
-        """End a lease that its session cannot reach, and return the error to raise."""
-        self._scheduling.release(placement.lease)
+    def release_unreachable(self, placement: Placement, request: RequestId) -> PlacedElsewhere:
+        """Give back a lease that its session cannot reach, and return the error to raise."""
+        self._scheduling.release(placement.lease, request)
         return PlacedElsewhere(placement.models[0], placement.node)
 
     def addresses_of(self, node: NodeId) -> tuple[str, ...]:
         """Return the addresses of another node; empty if the scheduler has not reported any."""
         return () if self._neighbours is None else self._neighbours.addresses_of(node)
 
-    def claimed(self, session: ClientSession, lease: LeaseId) -> None:
+    def claimed(
+        self, session: ClientSession, lease: LeaseId, request: RequestId | None = None
+    ) -> None:
         """Forget a lease that the session has claimed: from now on the other node ends it."""
-        self._forget(session.key, lease)
+        self._forget(session.key, lease, request)
 
-    def release(self, session: ClientSession, lease: LeaseId) -> None:
-        """End a lease that the session did not reach, or no longer needs."""
-        if self._forget(session.key, lease):
-            self._scheduling.release(lease)
+    def release(
+        self, session: ClientSession, lease: LeaseId, request: RequestId | None = None
+    ) -> None:
+        """Give back a lease that the session did not reach, or no longer needs."""
+        for part in self._forget(session.key, lease, request):
+            self._scheduling.release(*part)
 
     def end_session(self, session: ClientSession) -> None:
-        """End the unclaimed leases of a session that has ended."""
+        """Give back the unclaimed leases of a session that has ended."""
         since_s = time.monotonic() - UNREPORTED_S
-        for lease, answered_s in self._leases.pop(session.key, {}).items():
+        for part, answered_s in self._leases.pop(session.key, {}).items():
             if answered_s > since_s:
-                self._scheduling.release(lease)
+                self._scheduling.release(*part)
 
-    def _remember(self, key: SessionKey, lease: LeaseId) -> None:
+    def _remember(self, key: SessionKey, part: _Part) -> None:
         known = self._leases.setdefault(key, {})
-        known[lease] = time.monotonic()
+        known[part] = time.monotonic()
         if len(known) > REMEMBERED:
             del known[next(iter(known))]
 
-    def _forget(self, key: SessionKey, lease: LeaseId) -> bool:
-        """Forget an unclaimed lease; return whether it was remembered."""
+    def _forget(self, key: SessionKey, lease: LeaseId, request: RequestId | None) -> list[_Part]:
+        """Forget an unclaimed lease, of all requests if none is named; return what was known."""
         known = self._leases.get(key, {})
-        if known.pop(lease, None) is None:
-            return False
+        found = [part for part in known if part[0] == lease and request in (None, part[1])]
+        for part in found:
+            del known[part]
         if not known:
-            del self._leases[key]
-        return True
+            self._leases.pop(key, None)
+        return found

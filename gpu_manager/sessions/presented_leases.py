@@ -28,10 +28,11 @@ class PresentedLeases:
 
     async def lease(
         self, session: ClientSession, token: str, models: tuple[ModelId, ...]
-    ) -> LeaseInForce | None:
-        """Return the lease once it is in force; None if it has ended or lacks these models.
+    ) -> tuple[LeaseInForce, RequestId] | None:
+        """Return the lease once it is in force, and the request that the token names.
 
-        Raise ClientNotAllowed if the token is forged, or belongs to another function.
+        None if it has ended or lacks these models. Raise ClientNotAllowed if the token is forged,
+        or belongs to another function.
         """
         claims = self._claims(session, token, time.time())
         if claims is None or claims.node != self._node.name:
@@ -40,9 +41,9 @@ class PresentedLeases:
         if held is None or held.ending is not None:
             return None
         if not set(models) <= set(held.models):
-            self._release_unfit(held)
+            self._release_unfit(held, claims.request)
             return None
-        return held if held.stands or held.holder in (None, session.key) else None
+        return (held, claims.request) if held.is_free_for(session.key, claims.request) else None
 
     def claims(self, session: ClientSession, token: str) -> LeaseClaims | None:
         """Return a token's claims about its lease, on any node; None if the token has expired.
@@ -60,13 +61,14 @@ class PresentedLeases:
         assert claims is not None, "no token expires at minus infinity"
         return claims.request
 
-    def _release_unfit(self, held: LeaseInForce) -> None:
+    def _release_unfit(self, held: LeaseInForce, request: RequestId) -> None:
         """Release an unclaimed lease that lacks the models that its request needs.
 
         Otherwise as many such requests as there are GPUs would block each other.
         """
-        if held.holder is None:
-            self._node.release(held, EndReason.UNFIT)
+        claim = held.claim_of(request)
+        if claim is not None and claim.holder is None:
+            self._node.give_back(held, (request,), EndReason.UNFIT)
 
     def _claims(self, session: ClientSession, token: str, now_s: float) -> LeaseClaims | None:
         try:

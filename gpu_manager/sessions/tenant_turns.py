@@ -38,7 +38,8 @@ class TenantTurns:
         self.limits = limits
         self._now_s = now_s or asyncio.get_running_loop().time
         self._turns: dict[str, _Turns] = {}
-        # When the tenant's last image would have been added at the steady rate.
+        # When the tenant's last image would have been added at the steady rate; those that added
+        # none for the longest time are first, and a time that has passed says nothing.
         self._paced_s: dict[str, float] = {}
 
     @asynccontextmanager
@@ -57,8 +58,18 @@ class TenantTurns:
     async def pace(self, tenant: str) -> None:
         """Count one new image of the tenant, and wait if it adds images too fast."""
         every_s, now_s = 1.0 / self.limits.images_per_s, self._now_s()
-        paced_s = max(self._paced_s.get(tenant, 0.0), now_s) + every_s
+        paced_s = max(self._paced_s.pop(tenant, 0.0), now_s) + every_s
+        self._forget_paced(now_s)
         self._paced_s[tenant] = paced_s
         early_s = paced_s - self.limits.burst * every_s - now_s
         if early_s > 0.0:
             await asyncio.sleep(early_s)
+
+    @property
+    def paced(self) -> int:
+        """How many tenants' paces are remembered."""
+        return len(self._paced_s)
+
+    def _forget_paced(self, now_s: float) -> None:
+        while self._paced_s and self._paced_s[oldest := next(iter(self._paced_s))] <= now_s:
+            del self._paced_s[oldest]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from gpu_manager.errors import BadImage, StoreFailed
+from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.image_digests import ImageTable, lay_out, unpack_sizes
 from torch_shim.wire.protocol import aligned
 
@@ -25,7 +26,7 @@ def read_sizes(packed: object, total_bytes: object) -> ImageTable:
     except ValueError as error:
         raise BadImage(str(error)) from error
     if table.total_bytes != total_bytes:
-        raise BadImage(f"the sizes add up to {table.total_bytes}, not to {total_bytes!r:.40}")
+        raise BadImage(f"the sizes add up to {table.total_bytes}, not to {shown(total_bytes)}")
     return table
 
 
@@ -165,7 +166,7 @@ def _sizes(rows: object) -> list[int]:
             raise BadImage("a row of the table is not an offset and a size")
         size = row[1]
         if type(size) is not int or size < 0:
-            raise BadImage(f"a storage of {size!r} bytes")
+            raise BadImage(f"a storage of {shown(size)} bytes")
         sizes.append(size)
     return sizes
 

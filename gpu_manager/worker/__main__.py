@@ -5,6 +5,7 @@ where all GPUs are emulated, the descriptor of its end of a socket pair with the
 of the library of emulated GPUs' pools.
 """
 
+import gc
 import importlib
 import os
 import sys
@@ -19,5 +20,6 @@ if __name__ == "__main__":
     # they hold cores that the function needs: two resnet18s on two cores took 95 ms a call. With
     # no spinning each took 43, but one alone 47 instead of 26. This many: 75 and 30.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    gc.disable()  # until all is imported: what an import makes stays
     server = importlib.import_module("gpu_manager.worker.fork_server")
     server.main([int(text) for text in descriptors], missing, emulated=devices == "cpu")

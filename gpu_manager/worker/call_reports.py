@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gpu_manager.worker import worker_orders
 from gpu_manager.worker.calls.channel_call import CallAnswer
 from gpu_manager.worker.merging.merge_records import MergeCounts, MergeRecords
+from gpu_manager.worker.usage.model_usage import ModelUsage
 
 _INTERVAL_S = 0.02  # between two reports about calls of one lease
 _MERGES_INTERVAL_S = 0.5
@@ -19,26 +20,42 @@ Tell = Callable[[worker_orders.WorkerOrder], None]
 class CallSums:
     """Sums up calls, so that many short ones do not drown the manager."""
 
-    def __init__(self, model: int, tell: Tell) -> None:
+    def __init__(self, model: int, usage: ModelUsage, tell: Tell) -> None:
         self._model = model
+        self._usage = usage
         self._tell = tell
         self._lock = threading.Lock()
         self._told_s = 0.0
         self._pending: worker_orders.CallsRan | None = None
 
-    def add(self, lease: int, answer: CallAnswer, peak_bytes: int, held_bytes: int) -> None:
-        """A call of this lease ended well."""
+    def add(
+        self,
+        lease: int,
+        session: str,
+        answer: CallAnswer,
+        peak_bytes: int,
+        held_bytes: int,
+        kept_bytes: int,
+    ) -> None:
+        """A call of this lease ended well; between calls the model keeps these bytes.
+
+        The session is named if the lease is divided.
+        """
         batch, together, run_s = answer.batch, answer.together, answer.times[2]
         with self._lock:
             before = self._pending
-            if before is not None and not _is_like(before, lease, answer):
+            if before is not None and not _is_like(before, lease, session, answer):
                 self._send()
                 before = None
             calls = 1 if before is None else before.calls + 1
             held_bytes = max(held_bytes, 0 if before is None else before.held_bytes)
+            news = self._usage.news(peak_bytes, held_bytes or kept_bytes)
+            metrics = news or ([] if before is None else before.metrics)
             mean_s = run_s if before is None else before.run_s + (run_s - before.run_s) / calls
             self._pending = worker_orders.CallsRan(
-                self._model, lease, calls, batch, mean_s, peak_bytes, held_bytes, together
+                *(self._model, lease, calls, batch, mean_s, peak_bytes, held_bytes, together),
+                metrics,
+                session,
             )
             if time.monotonic() - self._told_s > _INTERVAL_S:
                 self._send()
@@ -55,9 +72,9 @@ class CallSums:
             self._pending = None
 
 
-def _is_like(before: worker_orders.CallsRan, lease: int, answer: CallAnswer) -> bool:
-    found = before.lease, before.batch, before.together
-    return found == (lease, answer.batch, answer.together)
+def _is_like(before: worker_orders.CallsRan, lease: int, session: str, answer: CallAnswer) -> bool:
+    found = before.lease, before.session, before.batch, before.together
+    return found == (lease, session, answer.batch, answer.together)
 
 
 class MergeSums:

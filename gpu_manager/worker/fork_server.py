@@ -82,6 +82,7 @@ def main(descriptors: list[int], missing: list[str], *, emulated: bool) -> None:
         open_libraries()
     gc.collect()
     gc.freeze()  # so that a worker's collector writes to no page that it shares with the others
+    gc.enable()  # `__main__.py` has imported all this without it
     if emulated:
         _page_out_cuda()
     signal.signal(signal.SIGCHLD, _reap)

@@ -60,7 +60,7 @@ class ServedModel:
         self.executor = Executor(device, table, self.leases, self.relief.ask, together)
         self._programs = Programs(table)
         self._tell = tell
-        self._ran = CallSums(number, tell)
+        self._ran = CallSums(number, self.executor.single.usage, tell)
         self._merges = MergeSums(number, self.executor.merged.counts, tell)
         self._learned = LearnedMerges(number, self.executor.merged.records, tell)
         self.borrowing = Borrowing(number, tell)
@@ -164,9 +164,10 @@ class ServedModel:
         self.device.adopt_thread()
         server.serve()
 
-    def _after_call(self, lease: int, answer: CallAnswer) -> None:
+    def _after_call(self, lease: int, session: str, answer: CallAnswer) -> None:
         peak_bytes, held_bytes = self.executor.memory.peak_bytes, self.device.held_bytes()
-        self._ran.add(lease, answer, peak_bytes, held_bytes)
+        weights_bytes = sum([image.total_bytes for image in self.executor.images.values()])
+        self._ran.add(lease, session, answer, peak_bytes, held_bytes, weights_bytes)
         self._merges.note()
         self._learned.note()
         self.device.link.report(self._moved)

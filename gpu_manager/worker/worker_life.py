@@ -134,7 +134,13 @@ class _WorkerLife:
         model = self._models.get(order.model)
         if model is not None:
             terms = LeaseTerms(tuple(order.slots), order.of, order.batch, order.vcpus)
-            model.leases.admit(order.lease, order.owner, several=order.several, terms=terms)
+            model.leases.admit(
+                order.lease,
+                order.owner,
+                several=order.several,
+                divided=order.divided,
+                terms=terms,
+            )
 
     def _end(self, order: worker_orders.EndCalls) -> None:
         model = self._models.get(order.model)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hint
 from gpu_manager.worker import data_orders
 from gpu_manager.worker.calls.lease_terms import LeaseTerms
 from torch_shim.errors import BadFrame
+from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import FrameKind
 
 # No number in an order is negative, and none is larger than any count of bytes (or not a number).
@@ -123,14 +124,16 @@ class SetLimit(NamedTuple):
 class AdmitCalls(NamedTuple):
     """Manager to worker: calls of this session under this lease may run.
 
-    If the owner is a function, those of its session whose call comes first, or of `several`. The
-    rest is as in `calls/lease_terms.py`.
+    If the owner is a function, those of its session whose call comes first, or of `several`. Of a
+    lease that is `divided` each session has a part of its own, and is admitted by itself. The rest
+    is as in `calls/lease_terms.py`.
     """
 
     model: int
     lease: int
     owner: str
     several: bool
+    divided: bool
     slots: list[int]
     of: int
     batch: int
@@ -191,7 +194,9 @@ class CallsRan(NamedTuple):
     """Worker to manager: calls ended well since the last of these; the times are per call.
 
     `held_bytes` is what the model has between calls, 0 where memory of calls stays with it. They
-    ran in groups of `together` as one; the time of each is its part of the group's.
+    ran in groups of `together` as one; the time of each is its part of the group's. `metrics` are
+    what the model uses of its GPU (`usage/model_usage.py`), where that is news, else empty.
+    `session` is whose they were, if their lease is divided.
     """
 
     model: int
@@ -202,6 +207,8 @@ class CallsRan(NamedTuple):
     peak_bytes: int
     held_bytes: int
     together: int
+    metrics: list[float]
+    session: str
 
 
 class CallsMerged(NamedTuple):
@@ -350,12 +357,12 @@ def admitting(
     model: int,
     lease: int,
     owner: str,
-    several: bool,  # noqa: FBT001 - as it travels
+    several_divided: tuple[bool, bool],
     terms: LeaseTerms,
 ) -> AdmitCalls:
     """The order that admits a lease's calls on these terms."""
     slots = list(terms.slots), terms.of
-    return AdmitCalls(model, lease, owner, several, *slots, terms.batch, terms.vcpus)
+    return AdmitCalls(model, lease, owner, *several_divided, *slots, terms.batch, terms.vcpus)
 
 
 def read(kind: FrameKind, meta: Any) -> WorkerOrder:
@@ -368,7 +375,7 @@ def read(kind: FrameKind, meta: Any) -> WorkerOrder:
         raise BadFrame(f"{kind.name} with other fields than {order._fields}")
     for name, expected, value in zip(order._fields, fields, meta, strict=True):
         if not _fits(value, expected):
-            raise BadFrame(f"{kind.name}: {name} is {value!r:.60}")
+            raise BadFrame(f"{kind.name}: {name} is {shown(value)}")
     return order(*meta)
 
 

@@ -18,7 +18,7 @@ from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from gpu_manager.worker.device.pool.pool_build import PoolNotBuilt, pool_library
 from gpufaas.options.gpu_node import POLICY
 from scheduler.api import Status
-from scheduler.core.core import make_core
+from scheduler.core.core import Core, make_core
 from scheduler.service.driver.driver import Driver
 from scheduler.service.driver.loop_clocks import LoopClock
 
@@ -33,6 +33,7 @@ class EmbeddedNode:
 
     manager: GpuManager
     driver: Driver
+    core: Core
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -54,12 +55,13 @@ async def embedded_node(
 ) -> AsyncIterator[EmbeddedNode]:
     """Run a node within the context; at the end it is drained and closed."""
     loop = asyncio.get_running_loop()
-    driver = Driver(make_core(policy, _EVICTION), LoopClock(loop), logging.getLogger("scheduler"))
+    core = make_core(policy, _EVICTION)
+    driver = Driver(core, LoopClock(loop), logging.getLogger("scheduler"))
     try:
         async with GpuManager(
             settings, driver, make_runtime or worker_processes(settings)
         ) as manager:
-            yield EmbeddedNode(manager, driver)
+            yield EmbeddedNode(manager, driver, core)
     finally:
         driver.close()
 

@@ -18,6 +18,8 @@ import httptools
 from gpufaas.options.http_url import HttpUrl, http_url
 
 NO_ANSWER = 0
+# Too many requests; service unavailable.
+REFUSALS = frozenset({429, 503})
 _FIRST_FINAL = 200
 _CONNECT_S = 5.0
 # The server may be about to close a connection that was idle for longer.
@@ -35,6 +37,8 @@ class DueCall(NamedTuple):
 OnEnded = Callable[[DueCall, int, str], None]
 # The function's index, the status and the body of its answer.
 OnAnswer = Callable[[int, int, bytes], None]
+# The function's index, the status of a refusal and its Retry-After, empty without one.
+OnRefusal = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,10 @@ def target_at(text: str) -> LoadTarget:
 
 
 class GatewayConnections:
-    """Connections to one gateway; `on_ended` gets every call once, `on_answer` what it answers."""
+    """Connections to one gateway; `on_ended` gets every call once.
+
+    `on_answer` gets every answer, `on_refusal` those that put the caller off.
+    """
 
     def __init__(
         self,
@@ -72,6 +79,7 @@ class GatewayConnections:
         most: int,
         timeout_s: float,
         on_answer: OnAnswer | None = None,
+        on_refusal: OnRefusal | None = None,
     ) -> None:
         self._target = target
         self._requests = requests
@@ -79,6 +87,7 @@ class GatewayConnections:
         self._most = most
         self._timeout_s = timeout_s
         self._on_answer = on_answer
+        self._on_refusal = on_refusal
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()
@@ -172,7 +181,9 @@ class GatewayConnections:
             self._make(connection, call)
 
     def _connection(self) -> "_Connection":
-        return _Connection(self) if self._on_answer is None else _Reading(self, self._on_answer)
+        if self._on_answer is None and self._on_refusal is None:
+            return _Connection(self)
+        return _Reading(self, self._on_answer, self._on_refusal)
 
     def _report_failure(self, call: DueCall, reason: str) -> None:
         if not self._closed:
@@ -238,18 +249,30 @@ class _Connection(asyncio.Protocol):
 
 
 class _Reading(_Connection):
-    """Reads the answers' bodies too; the parser would call `on_body` of every connection."""
+    """Reads headers and bodies too; the parser would call `on_header` of every connection."""
 
-    def __init__(self, owner: GatewayConnections, on_answer: OnAnswer) -> None:
+    def __init__(
+        self, owner: GatewayConnections, on_answer: OnAnswer | None, on_refusal: OnRefusal | None
+    ) -> None:
         super().__init__(owner)
         self._on_answer = on_answer
-        self._body = b""
+        self._on_refusal = on_refusal
+        self._retry_after = self._body = b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"retry-after":
+            self._retry_after = value
 
     def on_body(self, body: bytes) -> None:
-        self._body += body
+        if self._on_answer is not None:
+            self._body += body
 
     def _end(self, status: int, reason: str) -> None:
-        body, self._body = self._body, b""
+        body, retry_after = self._body, self._retry_after.decode("latin-1")
+        self._retry_after = self._body = b""
         if self._call is not None and status:
-            self._on_answer(self._call.function, status, body)
+            if self._on_answer is not None:
+                self._on_answer(self._call.function, status, body)
+            if self._on_refusal is not None and status in REFUSALS:
+                self._on_refusal(self._call.function, status, retry_after)
         super()._end(status, reason)

@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gpufaas.load.arrivals import Arrival
-from gpufaas.load.http_callers import NO_ANSWER, DueCall, GatewayConnections, LoadTarget, OnAnswer
+from gpufaas.load.http_callers import (
+    NO_ANSWER,
+    DueCall,
+    GatewayConnections,
+    LoadTarget,
+    OnAnswer,
+    OnRefusal,
+)
 from gpufaas.load.pacing import PreciseTimer
 from gpufaas.load.statistics import CallTally
 
@@ -23,7 +30,7 @@ class TrafficPlan:
     """The calls to make: either at `arrivals`, or by `clients` one after another.
 
     Clients call the functions of `choices` until the time or the choices end. `on_answer` gets the
-    body of every answer, of whatever status.
+    body of every answer, of whatever status, `on_refusal` the Retry-After of every refusal.
     """
 
     target: LoadTarget
@@ -35,6 +42,7 @@ class TrafficPlan:
     clients: int = 0
     choices: Iterator[int] = field(default_factory=lambda: iter(()))
     on_answer: OnAnswer | None = None
+    on_refusal: OnRefusal | None = None
 
 
 @dataclass(slots=True)
@@ -72,6 +80,7 @@ class _LoadRun:
             most=_connections(),
             timeout_s=plan.timeout_s,
             on_answer=plan.on_answer,
+            on_refusal=plan.on_refusal,
         )
         self._next = 0
         self._sending = True

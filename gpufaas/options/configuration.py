@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 from cache_manager import eviction
 from cache_manager.tiers import exits
 from common.addresses import host_and_port
-from common.errors import BadAddress
+from common.errors import BadAddress, BadSize
 from common.gpu_wishes import PROCESS, RUNTIMES
 from common.sizes import parse_size
 from gateway_ext.settings import GatewaySettings
@@ -44,6 +44,7 @@ class StackNode:
     store_memory: str = ""
     host_eviction: str = "lru"
     gpu_overlap: int = 1
+    gpu_concurrency: int = 1
     gpu_slots: int = 1
     gpu_vcpus: str = ""
     spare_contexts: str = ""
@@ -180,7 +181,7 @@ def _parsed(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number without end
         raise CommandError(f"{path}: {error}") from error
 
 
@@ -241,7 +242,7 @@ def _value(kind: object, name: str, value: object, where: str) -> object:
         found = read(value)
         if isinstance(found, int | float) and not 0 <= found < float("inf"):
             raise ValueError("it may not be negative")
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError, BadSize) as error:
         raise CommandError(f"{where}: {name} = {value!r}: {error}") from error
     return found
 

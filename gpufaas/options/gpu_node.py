@@ -18,6 +18,7 @@ _EACH_GPU = "/gpu"
 _MOST_OVERLAP = 64
 _MOST_SPARE = 16
 _MOST_VCPUS = 4096
+GPU_CONCURRENCY = "leases a GPU holds whose calls run at the same time (1)"
 GPU_SLOTS = "slots of each GPU, with a lease and an equal part of its compute each (1)"
 SPARE_CONTEXTS = "workers that wait with a context on each GPU, at most (1; of emulated ones 4)"
 
@@ -43,6 +44,7 @@ def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warnin
     add("--policy", default=POLICY, help=f"one of {', '.join(policies.available())} ({POLICY})")
     overlap = "leases a GPU holds at once; it runs one at a time (1, or GPUFAAS_GPU_OVERLAP)"
     add("--gpu-overlap", metavar="N", help=overlap)
+    add("--gpu-concurrency", metavar="N", help=GPU_CONCURRENCY)
     add("--gpu-slots", metavar="N", help=GPU_SLOTS)
     vcpus = "virtual CPUs for the leases of each GPU (with several slots its part of the machine's)"
     add("--gpu-vcpus", metavar="N", help=vcpus)
@@ -68,6 +70,7 @@ def node_settings(
         store_memory_bytes=_size(options.store_memory),
         host_eviction=options.host_eviction,
         gpu_overlap=gpu_overlap(options.gpu_overlap, options.environment),
+        gpu_concurrency=gpu_concurrency(options.gpu_concurrency, options.environment),
         gpu_slots=gpu_slots(options.gpu_slots, options.environment),
         gpu_vcpus=gpu_vcpus(options.gpu_vcpus),
         spare_contexts=spare_contexts(options.spare_contexts),
@@ -86,6 +89,12 @@ def gpu_overlap(flag: str | None, environment: Mapping[str, str]) -> int:
     """The number of leases that a GPU holds at once; the flag overrides the environment."""
     text = flag if flag is not None else environment.get("GPUFAAS_GPU_OVERLAP") or "1"
     return _number_from_one("GPU overlap", text, _MOST_OVERLAP)
+
+
+def gpu_concurrency(flag: str | None, environment: Mapping[str, str]) -> int:
+    """The number of leases whose calls a GPU runs at once; the flag overrides the environment."""
+    text = flag if flag is not None else environment.get("GPUFAAS_GPU_CONCURRENCY") or "1"
+    return _number_from_one("GPU concurrency", text, _MOST_OVERLAP)
 
 
 def gpu_slots(flag: str | None, environment: Mapping[str, str]) -> int:

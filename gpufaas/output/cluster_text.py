@@ -5,6 +5,7 @@ from typing import Any
 
 from common.sizes import format_size
 from gpufaas.output.hosting_text import unusual_hosting
+from gpufaas.output.request_text import configuration_text
 
 _MOST_MODELS = 4
 _BAR = 20
@@ -62,6 +63,7 @@ def _gpus(cluster: dict[str, Any]) -> Iterator[str]:
         yield (
             f"{gpu['id']:<{width}}  {bar} {sizes:<19}  {_state(gpu):<9} {queued:>5}  {_models(gpu)}"
         ).rstrip()
+        yield from _wide_leases(gpu)
 
 
 def _state(gpu: dict[str, Any]) -> str:
@@ -73,6 +75,17 @@ def _state(gpu: dict[str, Any]) -> str:
     if any(lease["loading"] for lease in leases):
         return "loading"
     return f"busy {len(leases)}" if leases else "idle"
+
+
+def _wide_leases(gpu: dict[str, Any]) -> Iterator[str]:
+    """The leases on several slots, or with a configuration: one line each."""
+    for slot in gpu["slots"]:
+        for lease in slot["leases"]:
+            more, given = lease.get("more_slots", ()), lease.get("configuration")
+            if more or given:
+                slots = ", ".join([slot["id"], *more])
+                how = f": {configuration_text(given)}" if given else ""
+                yield f"  lease of {', '.join(lease['models'])} on {slots}{how}"
 
 
 def _models(gpu: dict[str, Any]) -> str:

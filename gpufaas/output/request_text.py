@@ -26,7 +26,27 @@ def decision_text(why: Explanation) -> str:
     left_out = len(why.candidates) - _MOST_CANDIDATES
     if left_out > 0:
         lines.append(f"  and {left_out} later ones")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_weighed(why)])
+
+
+def _weighed(why: Explanation) -> list[str]:
+    """The terms of the slots that the policy weighed: seconds gained by each, and their sum."""
+    weighed = [each for each in why.candidates if each.terms is not None]
+    names = list(dict.fromkeys(name for each in weighed for name in each.terms or ()))
+    if not names:
+        return []
+    widths = [max(9, len(name) + 2) for name in names]
+    heads = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+    lines = [f"  {'weighed':<12}{'gain s':>9}{heads}"]
+    for each in weighed:
+        terms = each.terms or {}
+        cells = "".join(
+            f"{terms.get(name, 0.0):>+{width}.2f}"
+            for name, width in zip(names, widths, strict=True)
+        )
+        mark = "  <- chosen" if each.slot == why.chosen else ""
+        lines.append(f"  {each.slot:<12}{sum(terms.values()):>+9.2f}{cells}{mark}")
+    return lines
 
 
 def _copy_head(why: Explanation) -> str:
@@ -70,6 +90,12 @@ def rest_text(rest: dict[str, Any]) -> str:
     return f"{rest['stage']} of {rest['place']}{left}"
 
 
+def configuration_text(configuration: dict[str, Any]) -> str:
+    """What a lease was given for: a batch, on virtual CPUs and slots."""
+    batch, vcpus, slots = (configuration[part] for part in ("batch", "vcpus", "vgpus"))
+    return f"configured for a batch of {batch}, with vCPUs: {vcpus}, slots: {slots}"
+
+
 def _ended(request: dict[str, Any]) -> str:
     waited_s, total_s = request["waited_s"], request["total_s"]
     waited = "no lease so far" if waited_s is None else f"first lease after {waited_s:.3f} s"
@@ -85,8 +111,10 @@ def _used(used: dict[str, Any]) -> str:
 
 
 def _decision(decision: dict[str, Any]) -> list[str]:
-    where = f"{decision['what']}, {decision['slot']}, after {decision['after_s']:.3f} s"
-    lines = [f"{where}: {decision['rule']}"]
+    slots = ", ".join([decision["slot"], *decision.get("more_slots", ())])
+    lines = [f"{decision['what']}, {slots}, after {decision['after_s']:.3f} s: {decision['rule']}"]
+    if decision.get("configuration"):  # older schedulers do not say it
+        lines.append(f"  {configuration_text(decision['configuration'])}")
     if decision["why"] is not None:
         lines.append(decision_text(_explanation(decision["why"])))
     came = decision["came"]

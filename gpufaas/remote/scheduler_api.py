@@ -40,6 +40,10 @@ class SchedulerApi:
         """The answer to a PUT of a JSON object; CommandError says why there is none."""
         return self._request("PUT", path, json.dumps(body).encode())
 
+    def delete(self, path: str) -> Any:
+        """The answer to a DELETE; CommandError says why there is none."""
+        return self._request("DELETE", path, None)
+
     def _request(self, method: str, path: str, body: bytes | None) -> Any:
         failure: CommandError = NoAnswer("no scheduler named")
         for url in self._urls:

@@ -71,6 +71,7 @@ class StackPlan:
             *("--scheduler", self.scheduler_url, "--node", self.node_name),
             *("--listen", self.node_address, "--devices", node.devices),
             *("--gpu-overlap", str(node.gpu_overlap), "--gpu-slots", str(node.gpu_slots)),
+            *("--gpu-concurrency", str(node.gpu_concurrency)),
             *("--host-eviction", node.host_eviction, "--runtime", node.runtime),
             *(("--gpu-vcpus", node.gpu_vcpus) if node.gpu_vcpus else ()),
             *("--emulate-load", node.emulate_load, "--emulate-run", node.emulate_run),

@@ -50,7 +50,7 @@ class EventReader:
                 self._set(None, "the gateway ended the stream")
             except CommandError as error:
                 self._set(None, str(error))
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
                 self._last_id = ""  # our state may be wrong: request the whole state again
                 self._set(None, f"an event cannot be read: {error!r}")
             self._stopped.wait(self._pause_s)

@@ -112,7 +112,15 @@ def _lease(lease: Item, now_s: float) -> StyledLine:
     since = "" if since_s is None else f" for {seconds(max(0.0, now_s - since_s))}"
     left = "" if end_s is None else f", expected to end in {seconds(max(0.0, end_s - now_s))}"
     who = f"{plain(lease['request'] or '?')}  {plain(lease['function'] or 'a prefetch')}"
-    return [StyledText(f"{who}{since}{left}")]
+    return [StyledText(f"{who}{since}{left}{_given(lease)}")]
+
+
+def _given(lease: Item) -> str:
+    """The slots and the configuration of a lease that is not one request on one slot."""
+    batch, slots = lease.get("batch"), lease.get("slots", 1)
+    if batch is None:
+        return f", on {slots} slots" if slots > 1 else ""
+    return f", a batch of {batch} with vCPUs: {lease['vcpus']}, slots: {slots}"
 
 
 # -- functions ----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from scheduler.client.granted_lease import GrantedLease
 from scheduler.client.scheduler_urls import SchedulerUrls
 from scheduler.model.errors import BadValue, SchedulerUnreachable
 from scheduler.model.events import LeaseUsed
+from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import LeaseId, Request, RequestId
 from scheduler.wire.caller_stream import (
     GREETING_S,
@@ -30,14 +31,17 @@ from scheduler.wire.caller_stream import (
     AskLease,
     CallerUp,
     Cancel,
+    FunctionTerms,
     GiveBack,
     Granted,
+    Holds,
     Leads,
     Present,
     Ran,
     Recalled,
     Refused,
     SentAway,
+    ToldTerms,
     pack_up,
     read_down,
 )
@@ -52,8 +56,10 @@ _REPEATED_S = 12.0
 _MOST_REPEATED = 4_000
 # Reports that no leader has heard wait for the next one, so many at most.
 _MOST_REPORTS = 1_000
-# Calls in one frame; each takes about 250 bytes.
+# Calls in one frame; each takes about 250 bytes, and what a lease is held for less.
 _MOST_CALLS = 1_000
+# Functions whose terms are in one frame.
+_MOST_FUNCTIONS = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _Broken = OSError, LineBroken, StreamRefused, BadValue
 
@@ -103,7 +109,7 @@ class LeaseClient:
         self._caller = secrets.token_hex(16)
         self._numbers = count(1)
         self._questions: dict[int, _Question] = {}
-        self._held: dict[LeaseId, None] = {}
+        self._held: dict[LeaseId, dict[RequestId, None]] = {}
         self._given_back: deque[_GivenBack] = deque(maxlen=_MOST_REPEATED)
         self._cancelled: dict[RequestId, float] = {}
         self._line: FrameLine | None = None
@@ -111,6 +117,8 @@ class LeaseClient:
         self._without_leader_s = 0.0
         self._staying: asyncio.Task[None] | None = None
         self._unreported: deque[LeaseUsed] = deque(maxlen=_MOST_REPORTS)
+        self._terms: dict[str, OwnerTerms] = {}
+        self._tells_terms = False
         self.keeper: LeaseKeeper | None = None
 
     async def __aenter__(self) -> Self:
@@ -151,13 +159,26 @@ class LeaseClient:
         call = next(self._numbers)
         return await self._ask(call, request, lambda: AskAgain(call, request))
 
-    def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
-        """The holder no longer needs the GPU, or (with `may_return`) may need it again later."""
+    def release(
+        self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
+    ) -> None:
+        """The holder no longer needs the GPU, or (with `may_return`) may need it again later.
+
+        Of a lease that several requests have, only the named one gives it back.
+        """
         if not may_return:
-            self._held.pop(lease, None)
-        message = GiveBack(lease, may_return)
+            self._drop(lease, request)
+        message = GiveBack(lease, may_return, request)
         self._given_back.append(_GivenBack(time.monotonic(), message))
         self._send(message)
+
+    def _drop(self, lease: LeaseId, request: RequestId | None) -> None:
+        """Hold a lease no more; of one that others share, only this request's part."""
+        holders = self._held.get(lease, {})
+        if request is not None:
+            holders.pop(request, None)
+        if request is None or not holders:
+            self._held.pop(lease, None)
 
     def report(self, reports: Sequence[LeaseUsed]) -> None:
         """Tell what ran under leases that are kept; their calls are in order."""
@@ -180,6 +201,20 @@ class LeaseClient:
             del self._cancelled[next(iter(self._cancelled))]
         self._send(Cancel(request))
 
+    def tell_terms(self, function: str, terms: OwnerTerms | None) -> None:
+        """Tell what a function says of itself, this leader and the following ones; None: nothing.
+
+        Questions that are asked after this are answered by these terms.
+        """
+        if terms == self._terms.get(function):
+            return
+        if terms is None:
+            del self._terms[function]
+        else:
+            self._terms[function] = terms
+        self._tells_terms = True
+        self._send(ToldTerms((FunctionTerms(function, terms),)))
+
     # -- questions --------------------------------------------------------------------------------
 
     async def _ask(
@@ -193,6 +228,8 @@ class LeaseClient:
             return await answer
         except asyncio.CancelledError:
             self.cancel(request)  # also if the lease was granted a moment ago
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self._drop(answer.result().placement.lease, request)
             raise
         finally:
             self._questions.pop(call, None)
@@ -254,8 +291,12 @@ class LeaseClient:
         """Use this line: repeat what its leader may not know, and ask what is unanswered."""
         self._line, self._term = line, term
         since_s = min(self._without_leader_s, time.monotonic()) - _REPEATED_S
+        held = [(lease, each) for lease, found in self._held.items() for each in found]
+        for begin in range(0, len(held), _MOST_CALLS):
+            self._send(Holds(tuple(held[begin : begin + _MOST_CALLS])))
         if self._unreported:
             self.report(())
+        self._tell_all_terms()
         for at_s, message in self._given_back:
             if at_s >= since_s:
                 self._send(message)
@@ -264,6 +305,15 @@ class LeaseClient:
                 self._send(Cancel(request))
         for question in self._questions.values():
             self._send(question.make())
+
+    def _tell_all_terms(self) -> None:
+        """Nothing is sent by a client without any: a scheduler that is older reads no terms."""
+        if not self._tells_terms:
+            return
+        told = [FunctionTerms(function, terms) for function, terms in self._terms.items()]
+        for begin in range(0, max(1, len(told)), _MOST_FUNCTIONS):
+            part = tuple(told[begin : begin + _MOST_FUNCTIONS])
+            self._send(ToldTerms(part, begins=begin == 0))
 
     async def _listen(self, line: FrameLine, at: str) -> bool:
         sent_away: list[SentAway] = []
@@ -296,7 +346,7 @@ class LeaseClient:
         question = self._questions.get(granted.call)
         if question is None or question.answer.done():
             return  # it was cancelled, and so is its request
-        self._held[lease] = None
+        self._held.setdefault(lease, {})[question.request] = None
         if len(self._held) > MOST_LEASES:
             del self._held[next(iter(self._held))]
         question.answer.set_result(

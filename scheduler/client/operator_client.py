@@ -80,6 +80,10 @@ class OperatorClient:
         """Why a request was placed where it was, and how it ended."""
         return await self._fields(f"/explain/{quote(request)}")
 
+    async def model(self, model: str) -> Mapping[str, Any]:
+        """One model: what it needs, its times, and the GPUs that hold it."""
+        return await self._fields(f"/models/{quote(model)}")
+
     async def bill(self, by: str, last_s: float) -> Mapping[str, Any]:
         """Who used what in the last seconds: by function, namespace or model (docs/billing.md)."""
         return await self._fields(f"/bill?by={quote(by, safe='')}&last_s={last_s}")

@@ -5,12 +5,12 @@ from itertools import islice
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from cache_manager.residency.gpu_cache import GpuCache
-from scheduler.core.state import gpu_rooms
+from scheduler.core.state import gpu_rooms, side_by_side
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.loadable_slots import LoadableSlots
 from scheduler.core.state.pending import Bundle, Pending
-from scheduler.core.state.rankings import SlotRanking
-from scheduler.core.state.request_queue import RequestQueue
+from scheduler.core.state.queues.request_queue import RequestQueue
+from scheduler.core.state.rankings import SlotRanking, first_beyond, first_with_local_work
 from scheduler.core.state.slots import Gpu, Slot
 from scheduler.core.state.unmet_demand import UnmetDemand
 from scheduler.core.state.visits import Visits
@@ -55,11 +55,11 @@ class ClusterView(View):
     def _next_idle(self, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]) -> Slot | None:
         """The least used slot with room that its local queue or the global one has work for."""
         cluster = self._cluster
-        best = _first_with_local_work(cluster.ready, passed, aside) if cluster.ready else None
+        best = first_with_local_work(cluster.ready, passed, aside) if cluster.ready else None
         waiting = cluster.waiting
         if waiting.count:
             for size_class, ranking in enumerate(cluster.idle):
-                slot = _first(ranking, passed, aside)
+                slot = first_beyond(ranking, passed, aside)
                 if slot is None or (best is not None and _used(best) < _used(slot)):
                     continue
                 if waiting.first(size_class) is not None:
@@ -86,6 +86,9 @@ class ClusterView(View):
     def busy_holder(self, request: RequestView) -> SlotView | None:
         return self._cluster.busy_holder(_pending(request).bundle)
 
+    def busy_holders(self, request: RequestView) -> Sequence[SlotView]:
+        return gpu_rooms.busy_holders(self._cluster, _pending(request).bundle)
+
     def is_hit(self, request: RequestView, slot: SlotView) -> bool:
         return _own(slot).holds(request.models)
 
@@ -107,6 +110,16 @@ class ClusterView(View):
     def run_s(self, request: RequestView, slot: SlotView) -> float:
         pending = _pending(request)
         return self._cluster.run_s(pending.bundle, pending.request.batch, _own(slot))
+
+    def slowdown(self, request: RequestView, slot: SlotView) -> float:
+        return side_by_side.slowdown(self._cluster, _pending(request).models, _own(slot))
+
+    def disturbs(self, request: RequestView, slot: SlotView) -> float:
+        models = _pending(request).models
+        return side_by_side.prolonged_s(self._cluster, models, _own(slot), self.now)
+
+    def slows(self, request: RequestView, slot: SlotView) -> float:
+        return side_by_side.worst_slowed(self._cluster, _pending(request).models, _own(slot))
 
     def room(self, slot: SlotView) -> GpuRoom:
         return gpu_rooms.room_of(_own(slot).gpu)
@@ -168,7 +181,7 @@ class ClusterView(View):
             yield hit, slot
 
     def unheld(self, most: int) -> Sequence[RequestView]:
-        return self._demand().unheld(most)
+        return self._demand().unheld(most, self._could_go)
 
     def most_in_excess(self, most: int) -> Sequence[RequestView]:
         return self._demand().most_in_excess(most)
@@ -185,8 +198,7 @@ class ClusterView(View):
 
     def home_idle(self, request: RequestView) -> Sequence[SlotView]:
         pending = _pending(request)
-        node = gpu_rooms.home_of(self._cluster, pending)
-        return self._idle_on(node, pending.bundle)
+        return self._idle_on(gpu_rooms.home_of(self._cluster, pending), pending.bundle)
 
     def idle_holders(self, request: RequestView, most: int) -> Sequence[SlotView]:
         return gpu_rooms.idle_holders(self._cluster, _pending(request).bundle, most)
@@ -256,7 +268,7 @@ class ClusterView(View):
 
     def overtaken(self, head: RequestView) -> int:
         cluster = self._cluster
-        return cluster.accepted - cluster.waiting.count - _pending(head).number
+        return cluster.accepted - cluster.held - cluster.waiting.count - _pending(head).number
 
     # -- local queues ---------------------------------------------------------------------------
 
@@ -269,9 +281,10 @@ class ClusterView(View):
         fits = self._cluster.index.fits(own.gpu.cache, needs, spare_waiting=False)
         return first if fits else None
 
-    def local_hit(self, slot: SlotView) -> RequestView | None:
+    def local_hit(self, slot: SlotView, within: int = 0) -> RequestView | None:
         own = _own(slot)
-        return self._first_resident(own.local, own) if own.local.count else None
+        hit = self._first_resident(own.local, own) if own.local.count else None
+        return hit if hit is None or not within or own.local.ahead_of(hit) < within else None
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -338,6 +351,13 @@ class ClusterView(View):
                 best = holder
         return best
 
+    def _could_go(self, pending: Pending) -> bool:
+        """Whether some GPU that takes requests could hold its models."""
+        cluster = self._cluster
+        if pending.bundle.size_class >= len(cluster.sizes):
+            return False
+        return not cluster.index.pinned_bytes or self.least_used(pending) is not None
+
     def _first_for_any(self) -> Pending | None:
         cluster = self._cluster
         largest = len(cluster.sizes) - 1
@@ -358,29 +378,6 @@ class ClusterView(View):
                 if (best is None or first.rank < best.rank) and slot.has(bundle.models):
                     best = first
         return best
-
-
-def _first(
-    ranking: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
-) -> Slot | None:
-    slot = ranking.first_idle()
-    if not passed:
-        return slot
-    while slot is not None and slot in passed:
-        ranking.pop()
-        aside.append((ranking, slot))
-        slot = ranking.first_idle()
-    return slot
-
-
-def _first_with_local_work(
-    ready: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
-) -> Slot | None:
-    slot = _first(ready, passed, aside)
-    while slot is not None and not slot.local.count:
-        ready.pop()
-        slot = _first(ready, passed, aside)
-    return slot
 
 
 def _used(slot: Slot) -> tuple[int, str]:

@@ -28,7 +28,8 @@ from scheduler.estimates.profiles import Profiles
 from scheduler.model import events
 from scheduler.model.actions import Action, Refuse
 from scheduler.model.errors import BadEvent, SchedulerError
-from scheduler.model.events import Event, MemoryPressure, PolicySet, SlotFreed, TimerFired
+from scheduler.model.events import Event, MemoryPressure, PolicySet, SlotFreed, TermsSet, TimerFired
+from scheduler.model.owner_terms import OwnerTerms, problem_of
 from scheduler.model.values import CoreSettings, RequestId
 from scheduler.policies.placement_policy import Policy
 
@@ -50,9 +51,11 @@ class Core:
         settings = settings or CoreSettings()
         self.cluster = ClusterState(Profiles(settings), rule)
         self.cluster.largest_bytes = settings.largest_gpu_bytes
+        self.cluster.index.spares_waiting = settings.spares_waiting
         self.visits = Visits()
-        self.placer = Placer(self.cluster, self.visits, settings)
-        self.placer.policy_name = policy_name
+        self._view = ClusterView(self.cluster, self.visits)
+        self.placer = Placer(self.cluster, self.visits, self._view, settings)
+        self._obey(policy, policy_name)
         self.exits = StagedExit(self.cluster, self.placer)
         self.lifecycle = Lifecycle(self.cluster, self.placer, settings.max_waiting)
         self._admin = AdminHandler(self.cluster, self.placer)
@@ -64,19 +67,25 @@ class Core:
             self.placer.idle,
             settings.most_models,
         )
-        self._policy = policy
-        self._view = ClusterView(self.cluster, self.visits)
         self._handlers = self._table()
         self._changes: IndexChanges | None = None
+        self._follow_lead()
 
     @property
     def requests(self) -> Mapping[RequestId, Pending]:
         """Every request that was accepted and has not ended."""
         return self.lifecycle.requests
 
+    @property
+    def terms(self) -> Mapping[str, OwnerTerms]:
+        """The terms of namespaces and functions that are in force."""
+        return self.placer.tenancy.terms
+
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in; the caller carries out the actions in their order."""
         out: list[Action] = []
+        tenancy = self.placer.tenancy
+        tenancy.now = now
         handler, decides = self._handlers[type(event)]
         try:
             handler(event, now, out)
@@ -86,7 +95,9 @@ class Core:
             return out
         if decides or self.placer.disturbed:
             self.placer.disturbed = False
-            if self.cluster.waiting.count or self.cluster.has_ready():
+            if tenancy.on or tenancy.refused:
+                self._decide_in_turn(now, out)
+            elif self.cluster.waiting.count or self.cluster.has_ready():
                 self._decide(now, out)
         if self.placer.standing:
             self.lifecycle.recall(now, out)
@@ -108,11 +119,29 @@ class Core:
         if self.placer.meter is not None:
             self.placer.meter.look(now)
 
+    def _obey(self, policy: Policy, name: str) -> None:
+        self._policy = policy
+        self.placer.policy_name = name
+        self.placer.reasons.obey(policy, name)
+
     def _decide(self, now: float, out: list[Action]) -> None:
         requests = self.lifecycle.requests
         self._view.now = now
         for decision in self._policy.decide(self._view):
             self.placer.apply(decision, requests, now, out)
+
+    def _decide_in_turn(self, now: float, out: list[Action]) -> None:
+        """Let the policy decide on those whose turn it is, and on others while slots are idle."""
+        tenancy, cluster, placer = self.placer.tenancy, self.cluster, self.placer
+        tenancy.retry()
+        again = True
+        while again:
+            tenancy.expose()
+            if tenancy.refused:
+                self.lifecycle.refuse_held_back(out)
+            if cluster.waiting.count or cluster.has_ready():
+                self._decide(now, out)
+            again = tenancy.goes_on() or tenancy.expose_spare(nothing_runs=not placer.leases)
 
     # -- events handled by the core itself --------------------------------------------------------
 
@@ -127,15 +156,34 @@ class Core:
 
     def _policy_set(self, event: PolicySet, now: float, out: list[Action]) -> None:
         try:
-            self._policy = policies.make(event.policy, event.parameters)
+            policy = policies.make(event.policy, event.parameters)
         except SchedulerError as error:
             out.append(Refuse(event, str(error)))
             return
-        self.placer.policy_name = event.policy
+        self._obey(policy, event.policy)
         self.cluster.demand.stop()
         self.cluster.loadable.stop()
         for slot in self.cluster.slots.values():
             self.placer.recall(slot)
+        self._follow_lead()
+
+    def _follow_lead(self) -> None:
+        """What the policy in force says of how far it looks ahead of others' turns."""
+        lead_s = policies.lead_s(self._policy)
+        requests, leases = self.lifecycle.requests.values(), self.placer.leases.values()
+        self.placer.tenancy.set_lead(lead_s, requests, leases)
+
+    def _terms_set(self, event: TermsSet, now: float, out: list[Action]) -> None:
+        problem = problem_of(event.terms) if event.terms is not None else ""
+        if problem:
+            out.append(Refuse(event, problem))
+            return
+        cluster = self.cluster
+        if self.placer.queued > cluster.waiting.count + cluster.held:  # some wait for one slot
+            for slot in cluster.slots.values():
+                self.placer.recall(slot)
+        requests, leases = self.lifecycle.requests.values(), self.placer.leases.values()
+        self.placer.tenancy.set_terms(event.owner, event.terms, requests, leases)
 
     def _timer_fired(self, event: TimerFired, now: float, out: list[Action]) -> None:
         """Nothing to do here: the timer is for the policy, which runs after every event."""
@@ -173,6 +221,7 @@ class Core:
             events.PrefetchAsked: (admin.obey, True),
             events.EvictAsked: (admin.obey, True),
             events.PolicySet: (self._policy_set, True),
+            events.TermsSet: (self._terms_set, True),
             events.TimerFired: (self._timer_fired, True),
         }
 

@@ -1,15 +1,15 @@
 """GPUs that join, drain, are lost, or report what they hold."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from cache_manager.model.ids import GpuId, NodeId
+from cache_manager.model.ids import GpuId, ModelId, NodeId
 from scheduler.core.admin import AdminHandler
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.placer import Placer
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.slots import ActiveLease, Gpu, Slot
-from scheduler.model.actions import Action, Refuse
+from scheduler.model.actions import Action, Demote, Refuse
 from scheduler.model.errors import BadEvent
 from scheduler.model.events import (
     GpuDraining,
@@ -144,7 +144,7 @@ class Fleet:
         for found in snapshot.leases:
             slot = self._cluster.slots[found.slot]
             if found.lease not in slot.leases:
-                self._placer.adopt(found, slot, now)
+                self._lifecycle.adopted_leases.adopt(found, slot, now)
                 self._lifecycle.adopted(found, now, out)
         self.leave_if_drained(gpu)
 
@@ -156,17 +156,11 @@ class Fleet:
         reported = dict(snapshot.residents)
         for model in [model for model in cache.residents if model not in reported]:
             self._cluster.evict(gpu, model)
+        gpu.called_off.clear()
         left_s = {model: context.since_s for model, context in cache.contexts.items()}
         for model in left_s:
             index.drop_context(cache, model)
-        for model, size_bytes in snapshot.residents:  # shrunk models first, to free memory
-            if model in cache.residents and size_bytes < cache.residents[model].bytes:
-                index.resize(cache, model, size_bytes)
-        for model, size_bytes in snapshot.residents:
-            if model in cache.residents:
-                index.resize(cache, model, size_bytes)
-            else:
-                self._admin.take_over(gpu, model, size_bytes, now, out)
+        self._count_residents(gpu, snapshot, now, out)
         for model, size_bytes in snapshot.residents:
             if self._cluster.profiles.report_memory(model, size_bytes):
                 self._admin.resize(model, now, out)
@@ -177,6 +171,20 @@ class Fleet:
         gpu_shares = dict(snapshot.gpu_shares)
         for model, resident in cache.residents.items():
             resident.gpu_share = gpu_shares.get(model, 1.0)
+
+    def _count_residents(
+        self, gpu: Gpu, snapshot: GpuSnapshot, now: float, out: list[Action]
+    ) -> None:
+        """Shrunk models first, to free memory."""
+        index, cache = self._cluster.index, gpu.cache
+        for model, size_bytes in snapshot.residents:
+            if model in cache.residents and size_bytes < cache.residents[model].bytes:
+                index.resize(cache, model, size_bytes)
+        for model, size_bytes in snapshot.residents:
+            if model in cache.residents:
+                index.resize(cache, model, size_bytes)
+            elif not _was_demoted(gpu, model, out):
+                self._admin.take_over(gpu, model, size_bytes, now, out)
 
     def _reconcile_loads(self, gpu: Gpu, snapshot: GpuSnapshot, now: float) -> None:
         """The copy engine is busy with what its manager loads, and nothing else."""
@@ -192,6 +200,18 @@ class Fleet:
             if model in gpu.cache.residents and model not in gpu.loads:
                 tier = index.tier(gpu.spec.node, model)
                 gpu.loads[model] = now + profiles.load_s(model, tier)
+
+
+def _was_demoted(gpu: Gpu, model: ModelId, out: Sequence[Action]) -> bool:
+    """Whether the model has to leave since this report is read, which still has it.
+
+    Models of this GPU that are larger than they were counted need room, and so do the same models
+    on other GPUs, whose turn may come before this one's.
+    """
+    return any(
+        isinstance(action, Demote) and action.gpu == gpu.spec.id and action.model == model
+        for action in out
+    )
 
 
 def _check_owners(event: NodeSnapshot, gpus: Mapping[GpuId, Gpu]) -> None:

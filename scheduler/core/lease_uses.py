@@ -2,8 +2,10 @@
 
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.placer import Placer
+from scheduler.core.state import occupation
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.slots import ActiveLease
+from scheduler.estimates import estimate
 from scheduler.model.actions import Action, Dispatch, Finish, Taken
 from scheduler.model.errors import BadEvent
 from scheduler.model.events import LeaseUsed
@@ -43,7 +45,12 @@ class LeaseUses:
                 out.append(Finish(use.request, RequestOutcome.COMPLETED, "", ended_s))
             else:
                 self._lifecycle.call_runs(request, number, lease)
-                self._placer.runs_on(lease, began_s + dispatch.estimate.run_s, now)
+                occupation.runs_until(self._cluster, lease, began_s + dispatch.estimate.run_s, now)
+        tenancy = self._placer.tenancy
+        if tenancy.on and lease is not None:
+            tenancy.named(lease, event.function, dispatch.estimate.run_s)
+            if tenancy.yields(lease.id):
+                self._placer.standing.given_back(lease.id, tell=True)
 
     def _dispatch(self, event: LeaseUsed, lease: ActiveLease | None) -> Dispatch:
         """What each of these calls would have been dispatched by, had it asked."""
@@ -52,8 +59,9 @@ class LeaseUses:
             raise BadEvent("lease", event.lease)
         if lease is None:
             return dispatch
-        bundle = self._cluster.bundle(lease.models)
-        run_s = self._cluster.run_s(bundle, event.batch, lease.slot)
+        profiles, gpu_type = self._cluster.profiles, lease.slot.gpu.spec.gpu_type
+        beside = lease.slot.neighbours(lease)
+        run_s = estimate.run_s(profiles, lease.models, event.batch, gpu_type, beside)
         return dispatch._replace(estimate=Estimate(0.0, run_s))
 
 

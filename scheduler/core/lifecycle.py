@@ -1,9 +1,10 @@
 """A request's life: accepted, placed, paused, placed again, and ended exactly once."""
 
-from collections import OrderedDict
-
 from cache_manager.model.ids import ModelId
 from cache_manager.tiers import exits
+from scheduler.core.admission import Admission
+from scheduler.core.leases.adopted_leases import AdoptedLeases
+from scheduler.core.leases.early_returns import EarlyReturns
 from scheduler.core.placer import Placer
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.pending import Pending, Standing
@@ -27,14 +28,12 @@ from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, Reque
 _SEQ_STEP = 1 << 40
 # The place of requests that return to the front: before all others, in the order of their return.
 _FRONT = -(1 << 80)
-# How many releases of leases that this core does not know, or no longer knows, are remembered in
-# case a node reports these leases later.
-_MOST_RELEASED = 4096
+_NO_LEASE = LeaseId(0)
 
 # A caller gives a recalled lease back after its call in flight; it is asked again after this time.
 _RECALL_S = 0.25
 
-_IN_A_QUEUE = (Standing.WAITING, Standing.LOCAL)
+_IN_A_QUEUE = (Standing.HELD, Standing.WAITING, Standing.LOCAL)
 
 
 class Lifecycle:
@@ -44,11 +43,9 @@ class Lifecycle:
         self.requests: dict[RequestId, Pending] = {}
         self._cluster = cluster
         self._placer = placer
-        self._max_waiting = max_waiting
-        self._paused: dict[LeaseId, list[Pending]] = {}
-        self._returned: dict[LeaseId, list[Pending]] = {}
-        # The oldest one leaves at every release: a plain dict would look through what was deleted.
-        self._released: OrderedDict[LeaseId, None] = OrderedDict()
+        self.adopted_leases = AdoptedLeases(cluster, placer)
+        self._admission = Admission(placer, self.adopted_leases, max_waiting)
+        self._early = EarlyReturns()
         self._arrivals = 0
         self._fronts = _FRONT
 
@@ -77,7 +74,10 @@ class Lifecycle:
         pending = Pending(request, bundle, self._seq(arrived_s), arrived_s)
         if self._cluster.too_large(bundle):
             self._refuse_too_large(pending, out)
-        elif reason := self._full(request, now):
+        elif over := self._admission.over_quota(pending):
+            reason, again_s = over.reason, over.again_s
+            out.append(Finish(request.id, RequestOutcome.OVER_QUOTA, reason, None, again_s))
+        elif reason := self._admission.full(pending, now):
             out.append(Finish(request.id, RequestOutcome.QUEUE_FULL, reason))
         elif request.deadline_s is not None and request.deadline_s <= now:
             out.append(Finish(request.id, RequestOutcome.EXPIRED, "its deadline had passed"))
@@ -88,36 +88,20 @@ class Lifecycle:
         self._arrivals += 1
         return int(arrived_s * 1e6) * _SEQ_STEP + self._arrivals
 
-    def _full(self, request: Request, now: float) -> str:
-        """Why the queue takes no such request now; empty if it does.
-
-        The wait of a request that names no longest wait is not bounded.
-        """
-        placer, limit = self._placer, self._max_waiting
-        if limit is not None and placer.queued >= limit:
-            return f"{limit} requests wait already"
-        if request.max_wait_s is None or placer.is_promised(request.id):
-            return ""
-        most_s, wait_s = request.max_wait_s, placer.expected_wait_s()
-        if request.deadline_s is not None:
-            most_s = min(most_s, max(0.0, request.deadline_s - now))
-        if wait_s <= most_s:
-            return ""
-        return f"{placer.queued} requests wait, which takes {wait_s:.1f} s"
-
     def _accept(self, pending: Pending, now: float, out: list[Action]) -> None:
         request = pending.request
         if request.deadline_s is not None:
             out.append(SetTimer(request.deadline_s, DeadlinePassed(request.id, request.deadline_s)))
-        self._placer.latest_seq = max(pending.seq, self._placer.latest_seq)
+        if not self._placer.tenancy.order.lead_s:  # else requests are ordered by their turns
+            self._cluster.latest_seq = max(pending.seq, self._cluster.latest_seq)
         self.requests[request.id] = pending
         pending.number = self._cluster.accept(pending.models, now)
         self._placer.idle.asked_for(pending.models, request.exit_rule)
-        lease = self._placer.promised(pending)
+        lease = self.adopted_leases.promised(pending)
         if lease is None:
             self._placer.wait(pending)
         else:
-            self._placer.rejoin(pending, lease, now, out)
+            self.adopted_leases.rejoin(pending, lease, now, out)
 
     def _stranger(self, request: Request) -> ModelId | None:
         """The first model that no node has registered, if the request is for registered ones."""
@@ -129,7 +113,8 @@ class Lifecycle:
     def _repeat(self, pending: Pending, out: list[Action]) -> None:
         """Answer a request that arrived again after a lost answer: with the lease that it holds."""
         lease = self._placer.leases.get(pending.lease) if pending.lease is not None else None
-        if lease is not None and lease.dispatch is not None:
+        has_it = lease is not None and pending.standing is Standing.LEASED
+        if lease is not None and has_it and lease.dispatch is not None:
             out.append(lease.dispatch)
 
     def _refuse_too_large(self, pending: Pending, out: list[Action]) -> None:
@@ -198,20 +183,33 @@ class Lifecycle:
         """End a request wherever it is; a request that has ended already stays as it is."""
         pending = self.requests.get(request)
         if pending is None:
+            self._break_promise(request, reason, out)
             return
         if pending.standing is Standing.LEASED:
             assert pending.lease is not None
             lease = self._placer.leases[pending.lease]
             lease.requests.remove(pending)
-            if not lease.requests:
-                self._placer.standing.given_back(lease.id, tell=True)
-                lease.released = True
-                out.append(EndLease(lease.slot.id, lease.id, reason or "released"))
+            self._end_unneeded(lease, reason, out)
         elif pending.standing is Standing.PAUSED:
-            self._unpause(pending)
+            self._early.unpause(pending)
         else:
             self._placer.take(pending)
         self._finish(pending, outcome, reason, out)
+
+    def _end_unneeded(self, lease: ActiveLease, reason: str, out: list[Action]) -> None:
+        """One request fewer has this lease: it ends with the last one."""
+        if not self._placer.is_needed(lease):
+            self._placer.standing.given_back(lease.id, tell=True)
+            lease.released = True
+            out.append(EndLease(lease.slot.id, lease.id, reason or "released"))
+
+    def _break_promise(self, request: RequestId, reason: str, out: list[Action]) -> None:
+        """End a request's part in a lease that an earlier leader gave to several."""
+        handover = self._placer.handover
+        lease = self._placer.leases.get(handover.promised(request) or _NO_LEASE)
+        if lease is not None and lease.is_shared:
+            handover.take(request)
+            self._end_unneeded(lease, reason, out)
 
     def _finish(
         self,
@@ -222,14 +220,15 @@ class Lifecycle:
         ended_s: float | None = None,
     ) -> None:
         self.requests.pop(pending.request.id, None)
-        for lease in pending.gave_back:
-            _drop(self._returned, lease, pending)
+        self._early.ended(pending)
+        if self._placer.tenancy.on:
+            self._placer.tenancy.finished(pending.request.id)
         out.append(Finish(pending.request.id, outcome, reason, ended_s))
 
     def cut_off(self, lease: ActiveLease, after: AfterLoss, reason: str, out: list[Action]) -> None:
         """The GPU work of a lease is lost: its unfinished requests fail or wait again."""
         if lease.released:
-            self._remember_release(lease.id)  # the order to end it may not have reached its manager
+            self._placer.handover.release(lease.id)  # its manager may not know that it is to end
             self._conclude(lease, out)
             lease.requests.clear()
             return
@@ -245,10 +244,12 @@ class Lifecycle:
     def lease_released(self, event: LeaseReleased, now: float, out: list[Action]) -> None:
         """The holder no longer needs the lease: order its manager to end it."""
         lease = self._placer.leases.get(event.lease)
-        if not event.may_return:
-            self._done_for_good(event.lease, out)
+        if not event.may_return and self._early.any_of(event.lease):
+            self._done_for_good(event, out)
         if lease is None:
-            self._remember_release(event.lease)
+            self._placer.handover.release(event.lease, event.request)
+            return
+        if lease.is_shared and event.request is not None and self._goes_on(lease, event, out):
             return
         self._placer.standing.given_back(lease.id, tell=event.may_return)
         lease.may_return = event.may_return and (lease.may_return or not lease.released)
@@ -257,40 +258,56 @@ class Lifecycle:
             lease.wanted.clear()
         out.append(EndLease(lease.slot.id, lease.id, "released"))
 
+    def _goes_on(self, lease: ActiveLease, event: LeaseReleased, out: list[Action]) -> bool:
+        """One request of several gives the lease back; False if none is left that has it."""
+        placer, name = self._placer, event.request
+        assert name is not None
+        pending = self.requests.get(name)
+        if pending is None or pending not in lease.requests:  # unknown, or it gave it back before
+            if placer.handover.promised(name) == lease.id:
+                placer.handover.take(name)
+            return placer.is_needed(lease)
+        if len(lease.requests) == 1 and not placer.handover.is_awaited(lease.id):
+            return False
+        lease.requests.remove(pending)
+        if event.may_return and (lease.may_return or not lease.released):
+            self._early.pause(pending)
+        else:
+            self._finish(pending, RequestOutcome.COMPLETED, "", out)
+        return True
+
+    def _done_for_good(self, event: LeaseReleased, out: list[Action]) -> None:
+        """Complete the requests that gave this lease back early, even if they hold another one.
+
+        A holder that releases its first lease for good may not know that another one was granted.
+        """
+        for pending in self._early.of(event.lease, event.request):
+            self._withdraw(pending.id, RequestOutcome.COMPLETED, "", out)
+
     def adopted(self, found: LiveLease, now: float, out: list[Action]) -> None:
         """A node reported a lease in force; its holder may have released it already.
 
         Its requests may have arrived again before the node reported that they hold this lease.
         """
-        if found.lease in self._released:
-            self._placer.leases[found.lease].released = True
+        placer = self._placer
+        left = placer.handover.left(found)
+        if left is None:
+            placer.leases[found.lease].released = True
             out.append(EndLease(found.slot, found.lease, "released before its node reported it"))
             return
-        known = [self.requests[name] for name in found.requests if name in self.requests]
-        queued = [pending for pending in known if pending.standing in _IN_A_QUEUE]
-        for pending in queued:
-            lease = self._placer.promised(pending)
+        placer.handover.promise(left, found.lease)
+        known = [self.requests[name] for name in left if name in self.requests]
+        queued = 0
+        for pending in known:
+            lease = self.adopted_leases.promised(pending)  # of no use to one with another lease
+            if pending.standing not in _IN_A_QUEUE:
+                continue
+            queued += 1
             if lease is not None:
-                self._placer.take(pending)
-                self._placer.rejoin(pending, lease, now, out)
-        if known and not queued and len(known) == len(found.requests):
+                placer.take(pending)
+                self.adopted_leases.rejoin(pending, lease, now, out)
+        if known and not queued and len(known) == len(left):
             out.append(EndLease(found.slot, found.lease, "its requests hold other leases"))
-
-    def _remember_release(self, lease: LeaseId) -> None:
-        """Remember the release in case the lease's node reports the lease as in force later."""
-        self._released[lease] = None
-        if len(self._released) > _MOST_RELEASED:
-            self._released.popitem(last=False)
-
-    def _done_for_good(self, lease: LeaseId, out: list[Action]) -> None:
-        """Complete the requests that gave this lease back early, even if they hold another one.
-
-        A holder that releases its first lease for good may not know that another one was granted.
-        """
-        for pending in self._paused.pop(lease, ()):
-            self._finish(pending, RequestOutcome.COMPLETED, "", out)
-        for pending in self._returned.pop(lease, ()):
-            self._withdraw(pending.id, RequestOutcome.COMPLETED, "", out)
 
     def slot_freed(self, event: SlotFreed, now: float, out: list[Action]) -> None:
         """The manager has ended a lease: its requests are done, unless they may return."""
@@ -309,7 +326,7 @@ class Lifecycle:
         if pending is None:
             out.append(Refuse(event, "this request has ended"))
         elif pending.standing is Standing.PAUSED:
-            self._unpause(pending)
+            self._early.unpause(pending)
             self._to_the_front(pending, out)
         elif lease is not None and lease.may_return:
             if pending not in lease.wanted:
@@ -325,19 +342,12 @@ class Lifecycle:
             if pending in lease.wanted:
                 self._to_the_front(pending, out)
             elif lease.may_return:
-                pending.standing = Standing.PAUSED
-                self._paused.setdefault(lease.id, []).append(pending)
+                self._early.pause(pending)
             else:
                 self._finish(pending, RequestOutcome.COMPLETED, "", out)
 
-    def _unpause(self, pending: Pending) -> None:
-        assert pending.lease is not None
-        _drop(self._paused, pending.lease, pending)
-
     def _to_the_front(self, pending: Pending, out: list[Action]) -> None:
-        assert pending.lease is not None
-        pending.gave_back.append(pending.lease)
-        self._returned.setdefault(pending.lease, []).append(pending)
+        self._early.returns(pending)
         self._fronts += 1
         pending.seq = self._fronts
         self._wait_again(pending, out)
@@ -354,6 +364,14 @@ class Lifecycle:
         if lease is not None:
             self.cut_off(lease, event.requests, event.reason, out)
 
+    def refuse_held_back(self, out: list[Action]) -> None:
+        """End requests that no longer fit, a GPU or a quota, when it is their turn."""
+        refused = self._placer.tenancy.refused
+        while refused:
+            pending, outcome, reason = refused.pop()
+            self._placer.take(pending)
+            self._finish(pending, outcome, reason, out)
+
     def refuse_what_cannot_fit(self, out: list[Action]) -> None:
         """After sizes changed: end requests that fit no GPU, and recall those that wait in vain."""
         cluster = self._cluster
@@ -367,11 +385,3 @@ class Lifecycle:
             for pending in list(lane):
                 self._placer.take(pending)
                 self._refuse_too_large(pending, out)
-
-
-def _drop(table: dict[LeaseId, list[Pending]], lease: LeaseId, pending: Pending) -> None:
-    others = table.get(lease, [])
-    if pending in others:
-        others.remove(pending)
-        if not others:
-            del table[lease]

@@ -7,6 +7,7 @@ from scheduler.core.fleet import Fleet
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.placer import Placer
 from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.side_by_side import SideBySide
 from scheduler.core.state.slots import Gpu
 from scheduler.model.actions import Action, EndLease
 from scheduler.model.errors import BadEvent
@@ -35,6 +36,7 @@ class ModelReports:
         self._lifecycle = lifecycle
         self._fleet = fleet
         self._admin = admin
+        self._side_by_side = SideBySide(cluster)
 
     def run_finished(self, event: RunFinished, now: float, out: list[Action]) -> None:
         """Learn from one measured inference."""
@@ -48,9 +50,11 @@ class ModelReports:
             ran = given._replace(batch=event.batch * together)
             profiles.report_configured(event.model, ran, gpu_type, event.run_s * together)
         if given is None or given.vgpus == 1:
-            profiles.report_run(event.model, event.batch, gpu_type, event.run_s, together)
+            alone = self._side_by_side.is_alone(slot, event, now)
+            report = profiles.report_run if alone else profiles.report_beside
+            report(event.model, event.batch, gpu_type, event.run_s, together)
         if event.peak_bytes is not None:
-            self._measured(event.model, event.peak_bytes, now, out)
+            self._measured(gpu, event.model, event.peak_bytes, now, out)
 
     # -- models ---------------------------------------------------------------------------------
 
@@ -69,19 +73,28 @@ class ModelReports:
         for slot in gpu.slots:
             for lease in slot.leases.values():
                 self._placer.loaded(lease, event.model, now)
-        if event.model not in gpu.cache.residents:
+        if event.model not in gpu.cache.residents and event.model not in gpu.called_off:
             self._admin.take_over(gpu, event.model, event.memory_bytes, now, out)
+        gpu.called_off.discard(event.model)
         resident = gpu.cache.residents.get(event.model)
         if resident is not None:
             resident.gpu_share = event.gpu_share
         if event.shares:
             join(gpu.cache, event.model, self._cluster.index.changes)
         if event.memory_bytes is not None:
-            self._measured(event.model, event.memory_bytes, now, out)
+            self._measured(gpu, event.model, event.memory_bytes, now, out)
 
-    def _measured(self, model: ModelId, peak_bytes: int, now: float, out: list[Action]) -> None:
-        """A model needs more (or, measured for the first time, less) than was estimated."""
-        if not self._cluster.profiles.report_memory(model, peak_bytes):
+    def _measured(
+        self, gpu: Gpu, model: ModelId, peak_bytes: int, now: float, out: list[Action]
+    ) -> None:
+        """A model needs more (or, measured for the first time, less) than was estimated.
+
+        A copy that its node had reported is counted by that report, and may have grown since to
+        what is known from other GPUs.
+        """
+        resident = gpu.cache.residents.get(model)
+        grown = resident is not None and resident.bytes < peak_bytes
+        if not self._cluster.profiles.report_memory(model, peak_bytes) and not grown:
             return
         self._admin.resize(model, now, out)
         self._lifecycle.refuse_what_cannot_fit(out)
@@ -100,6 +113,7 @@ class ModelReports:
                     out.append(EndLease(slot.id, lease.id, reason))
         if event.model in gpu.cache.residents:
             self._cluster.evict(gpu, event.model)
+        gpu.called_off.discard(event.model)
 
     def model_demoted(self, event: ModelDemoted, now: float, out: list[Action]) -> None:
         """Record in which tier a node keeps a model now."""
@@ -107,6 +121,7 @@ class ModelReports:
             gpu = self._fleet.gpu(event.gpu)
             if self._counted_on(gpu, event.model):  # else the model had left before
                 self._cluster.evict(gpu, event.model)
+                gpu.called_off.discard(event.model)
             elif event.model in gpu.cache.contexts:
                 self._cluster.index.drop_context(gpu.cache, event.model)
         if event.tier is not Tier.GPU:

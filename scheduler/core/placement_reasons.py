@@ -1,47 +1,79 @@
 """Explains a placement: the candidate slots as they were at the decision."""
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from operator import itemgetter
 
 from cache_manager.model.ids import ModelId
+from scheduler.core.cluster_view import ClusterView
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.pending import Pending, Standing
 from scheduler.core.state.slots import Slot
-from scheduler.model.values import Estimate, Explanation, SlotCandidate, SlotId
+from scheduler.core.state.visits import Visits
+from scheduler.model.values import Estimate, Explanation, RequestId, SlotCandidate, SlotId
+from scheduler.policies.placement_policy import Policy, RequestView, View
+from scheduler.policies.weighing.weighing_policy import WeighedSlot
+
+_Weighed = Callable[[View, RequestView], Sequence[WeighedSlot]]
 
 
-@dataclass(frozen=True, slots=True)
-class Reasons:
-    """Facts of a decision that only its placer knows."""
+class PlacementReasons:
+    """Explains the placements of the requests that are `watched`, under the policy in force."""
 
-    policy: str
-    rule: str
-    visits: int
-    victims: tuple[ModelId, ...]
+    def __init__(self, view: ClusterView, visits: Visits, watched: Container[RequestId]) -> None:
+        self._view = view
+        self._visits = visits
+        self._watched = watched
+        self._policy = ""
+        self._weighed: _Weighed | None = None
+
+    def obey(self, policy: Policy, name: str) -> None:
+        """Decisions are this policy's from now on."""
+        self._policy = name
+        self._weighed = getattr(policy, "weighed", None)  # see `WeighingPolicy`
+
+    def watches(self, pending: Pending) -> bool:
+        """Whether this request's placements are to be explained."""
+        return pending.request.id in self._watched
+
+    def explain(
+        self,
+        cluster: ClusterState,
+        pending: Pending,
+        slot: Slot,
+        now: float,
+        rule: str,
+        victims: tuple[ModelId, ...],
+        held: tuple[float, str],
+    ) -> Explanation:
+        """All slots that could take the request, soonest finish first; reads every slot.
+
+        It must be asked before the decision is carried out.
+        """
+        waits = pending.standing is Standing.WAITING
+        queue = cluster.waiting if waits else slot.local
+        terms: dict[SlotId, dict[str, float]] = {}
+        if self._weighed is not None and waits:
+            terms = {each.slot: each.terms for each in self._weighed(self._view, pending)}
+        return Explanation(
+            request=pending.request.id,
+            decided_s=now,
+            waited_s=now - pending.arrived_s,
+            policy=self._policy,
+            rule=rule,
+            chosen=slot.id,
+            visits=self._visits.count(pending.seq),
+            queue_length=len(queue),
+            ahead=queue.ahead_of(pending),
+            candidates=_candidates(cluster, pending, now, terms),
+            victims=victims,
+            held_s=held[0],
+            held_for=held[1],
+        )
 
 
-def explain(
-    cluster: ClusterState, pending: Pending, slot: Slot, now: float, reasons: Reasons
-) -> Explanation:
-    """All slots that could have taken the request, soonest finish first; reads every slot."""
-    queue = cluster.waiting if pending.standing is Standing.WAITING else slot.local
-    return Explanation(
-        request=pending.request.id,
-        decided_s=now,
-        waited_s=now - pending.arrived_s,
-        policy=reasons.policy,
-        rule=reasons.rule,
-        chosen=slot.id,
-        visits=reasons.visits,
-        queue_length=len(queue),
-        ahead=queue.ahead_of(pending),
-        candidates=_candidates(cluster, pending, now),
-        victims=reasons.victims,
-    )
-
-
-def _candidates(cluster: ClusterState, pending: Pending, now: float) -> tuple[SlotCandidate, ...]:
+def _candidates(
+    cluster: ClusterState, pending: Pending, now: float, terms: Mapping[SlotId, dict[str, float]]
+) -> tuple[SlotCandidate, ...]:
     """Every slot whose GPU could hold the models, in the order in which the request would end."""
     models, size_class = pending.bundle.models, pending.bundle.size_class
     found: list[tuple[float, SlotId, SlotCandidate]] = []
@@ -60,7 +92,16 @@ def _candidates(cluster: ClusterState, pending: Pending, now: float) -> tuple[Sl
             if slot.awaits(models):
                 wait_s = max(wait_s, slot.serves_at_s(models) - now)
         candidate = SlotCandidate(
-            slot.id, slot.idle, cached, slot.frequency, wait_s, load_s, run_s, copy_wait_s, beside
+            slot.id,
+            slot.idle,
+            cached,
+            slot.frequency,
+            wait_s,
+            load_s,
+            run_s,
+            copy_wait_s,
+            beside,
+            terms.get(slot.id),
         )
         found.append((candidate.finish_s, slot.id, candidate))
     found.sort(key=_SOONEST)

@@ -3,25 +3,29 @@
 from cache_manager.model.ids import ModelId
 from cache_manager.residency.cache_index import LoadPlan
 from scheduler.core.billing.use_meter import UseMeter
-from scheduler.core.loads import Loads
-from scheduler.core.placement_reasons import Reasons, explain
-from scheduler.core.state import occupation
+from scheduler.core.cluster_view import ClusterView
+from scheduler.core.placement_reasons import PlacementReasons
+from scheduler.core.state import occupation, side_by_side
 from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.handover import Handover
 from scheduler.core.state.idle_models import IdleModels
-from scheduler.core.state.pending import Bundle, Pending, Standing
-from scheduler.core.state.queue_pace import QueuePace
+from scheduler.core.state.loads import Loads
+from scheduler.core.state.pending import Bundle, Pending, Standing, of_one_function
+from scheduler.core.state.queues.queue_pace import QueuePace
 from scheduler.core.state.slots import ActiveLease, Slot
 from scheduler.core.state.standing_leases import StandingLeases
 from scheduler.core.state.visits import Visits
+from scheduler.core.tenants.tenancy import Tenancy
 from scheduler.estimates import estimate as estimates
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally, SetTimer
-from scheduler.model.events import LiveLease, TimerFired
+from scheduler.model.events import TimerFired
 from scheduler.model.values import (
     CoreSettings,
     Estimate,
     Explanation,
     LeaseId,
     RequestId,
+    StandingTerms,
 )
 from scheduler.policies.placement_policy import (
     Decision,
@@ -32,7 +36,6 @@ from scheduler.policies.placement_policy import (
     Skip,
 )
 
-_NO_LEASE = LeaseId(0)
 # A timer may fire so much too early.
 _EARLY_S = 0.001
 
@@ -40,23 +43,25 @@ _EARLY_S = 0.001
 class Placer:
     """Applies one decision at a time to the cluster, and returns the actions that carry it out."""
 
-    def __init__(self, cluster: ClusterState, visits: Visits, settings: CoreSettings) -> None:
+    def __init__(
+        self, cluster: ClusterState, visits: Visits, view: ClusterView, settings: CoreSettings
+    ) -> None:
         self.cluster = cluster
         self.visits = visits
         self.standing = StandingLeases(settings.standing)
+        self.tenancy = Tenancy(cluster, self.standing, visits)
         self.idle = IdleModels(settings.exit_rule)
         self._loads = Loads(cluster, self.idle)
         self.leases: dict[LeaseId, ActiveLease] = {}
         self.policy_name = ""
-        self.latest_seq = 0
-        self._watched = settings.explain
-        self._shares = settings.shares_leases
+        self.reasons = PlacementReasons(view, visits, settings.explain)
+        self._counts_dispatches = settings.counts_dispatches
         self.queued = 0
         self.pace = QueuePace()
         self.meter: UseMeter | None = None
         self.disturbed = False
-        self._last_lease = settings.first_lease - 1
-        self._promised: dict[RequestId, LeaseId] = {}
+        self.last_lease = settings.first_lease - 1
+        self.handover = Handover()
         self._wakes_s = 0.0
 
     def apply(
@@ -65,16 +70,14 @@ class Placer:
         """Carry out one decision."""
         slots = self.cluster.slots
         if isinstance(decision, Place | LoadBeside):
-            asked = decision.requests if self._shares else decision.requests[:1]
-            chosen = tuple([requests[request.id] for request in asked])
-            slot = slots[decision.slot.id]
-            self.place(chosen, slot, decision, now, out)
+            chosen = [requests[request.id] for request in decision.requests]
+            self.place(of_one_function(chosen), slots[decision.slot.id], decision, now, out)
         elif isinstance(decision, Queue):
             pending = requests[decision.request.id]
             self.enqueue(pending, slots[decision.slot.id], decision.rule, now, out)
         elif isinstance(decision, Skip):
             before = decision.before
-            boundary = self.latest_seq + 1 if before is None else requests[before.id].seq
+            boundary = self.cluster.latest_seq + 1 if before is None else requests[before.id].seq
             self.visits.skip(boundary, decision.limit)
         elif isinstance(decision, Prefetch):
             self.prefetch(decision.model, slots[decision.slot.id], now, out)
@@ -99,6 +102,8 @@ class Placer:
             assert all(pending.bundle is bundle for pending in chosen), "a batch of several models"
         from_local = first.standing is Standing.LOCAL
         hit = slot.holds(bundle.models)
+        if not hit and self.tenancy.on and not self._has_quota(chosen, slot, out):
+            return
         plan = None if hit else self._plan(bundle, slot, now, spare_waiting=not from_local)
         held_elsewhere = not hit and self.cluster.index.held(bundle.models)
         explanation = self._explain(first, slot, decision.rule, now, plan)
@@ -117,11 +122,10 @@ class Placer:
             under_way_s = self._loads.under_way_s(slot, bundle.models, now)
             estimate = Estimate(under_way_s, estimate.run_s)
         occupation.join(lease, chosen)
-        if not from_local:
+        if not from_local or self._counts_dispatches:
             slot.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)
         alone = len(chosen) == 1
-        may_stand = alone and not beside and not lease.more and lease.configuration is None
         lease.dispatch = Dispatch(
             lease.id,
             slot.id,
@@ -134,8 +138,8 @@ class Placer:
             decision.rule,
             explanation,
             bundle.models,
-            self.standing.terms_for(first, slot) if may_stand else None,
-            first.request.function if alone and first.request.caller else "",
+            self._stands(lease, chosen),
+            first.request.function if lease.is_shared or first.request.caller else "",
             lease.more_ids,
             lease.configuration,
         )
@@ -152,15 +156,6 @@ class Placer:
         slot.frequency += 1
         self.standing.used(lease)
 
-    def runs_on(self, lease: ActiveLease, due_s: float, now: float) -> None:
-        """A call still runs under a lease that its caller keeps: it should end at `due_s`."""
-        slot = lease.slot
-        later_s = max(now, due_s) - max(now, lease.due_s)
-        lease.due_s = max(now, due_s)
-        if not lease.beside:
-            slot.free_s = max(now, max(now, slot.free_s) + later_s)
-            self.cluster.settle(slot)
-
     def prefetch(self, model: ModelId, slot: Slot, now: float, out: list[Action]) -> bool:
         """Load a model without a request; the slot is busy until its manager reports it freed."""
         bundle = self.cluster.bundle((model,))
@@ -169,46 +164,18 @@ class Placer:
         plan = self.cluster.index.plan(slot.gpu.cache, bundle.needs, now)
         if plan is None:
             return False
+        if self.tenancy.on:
+            if not self.tenancy.make_room_ahead(model, plan.loads, slot, out):
+                return False
+            plan = self._plan(bundle, slot, now, spare_waiting=True)
         lease = self._lease(slot, bundle.models)
         load_s = self._loads.order(lease, plan, now, out, prefetch=True)
         self._occupy(lease, now, load_s, 0.0)
         return True
 
-    def promised(self, pending: Pending) -> ActiveLease | None:
-        """The lease that an earlier leader gave this request, if it is still in force."""
-        lease = self.leases.get(self._promised.pop(pending.id, _NO_LEASE))
-        if lease is None or lease.released or lease.models != pending.bundle.models:
-            return None
-        return lease
-
-    def is_promised(self, request: RequestId) -> bool:
-        """Whether an earlier leader gave this request a lease that may be in force."""
-        return request in self._promised
-
-    def rejoin(self, pending: Pending, lease: ActiveLease, now: float, out: list[Action]) -> None:
-        """Give a request that is in no queue its lease again."""
-        slot = lease.slot
-        pending.standing = Standing.LEASED
-        pending.at = slot.id
-        pending.lease = lease.id
-        lease.requests.append(pending)
-        if self.meter is not None:
-            self.meter.named(lease, now)
-        lease.dispatch = Dispatch(
-            lease=lease.id,
-            slot=slot.id,
-            gpu=slot.gpu.spec.id,
-            node=slot.gpu.spec.node,
-            requests=tuple(each.id for each in lease.requests),
-            hit=True,
-            held_elsewhere=False,
-            estimate=Estimate(0.0, 0.0),
-            rule="it was given this lease before",
-            models=lease.models,
-            more_slots=lease.more_ids,
-            configuration=lease.configuration,
-        )
-        out.append(lease.dispatch)
+    def is_needed(self, lease: ActiveLease) -> bool:
+        """Whether some request has not given this lease back."""
+        return bool(lease.requests) or (lease.is_shared and self.handover.is_awaited(lease.id))
 
     def end(self, lease: ActiveLease, now: float) -> None:
         """A lease is over: take it off its slots, and out of all books."""
@@ -216,9 +183,9 @@ class Placer:
         self.standing.ended(lease)
         if self.meter is not None:
             self.meter.ended(lease, now)
-        if self._promised:
-            promised = self._promised.items()
-            self._promised = {request: held for request, held in promised if held != lease.id}
+        if self.tenancy.on:
+            self.tenancy.ended(lease.id)
+        self.handover.ended(lease.id)
         del self.leases[lease.id]
         cache = slot.gpu.cache
         for model in lease.models:
@@ -231,6 +198,7 @@ class Placer:
         """A model that a lease waited for is loaded: correct when its slot will be free."""
         if lease.loading.pop(model, None) is None or lease.loading:
             return
+        lease.there_s = now
         if lease.beside:
             self._computes(lease, now)
             return
@@ -238,34 +206,21 @@ class Placer:
         if due_s != lease.due_s:
             occupation.postpone(self.cluster, lease, due_s, now)
 
-    def adopt(self, found: LiveLease, slot: Slot, now: float) -> None:
-        """Take over a lease that a manager reports and that this core did not grant."""
-        lease_id, models = found.lease, found.models
-        self._promised.update(dict.fromkeys(found.requests, lease_id))
-        lease = ActiveLease(lease_id, slot, models)
-        self.leases[lease_id] = lease
-        more = tuple([self.cluster.slots[other] for other in found.more_slots])
-        occupation.configure(lease, found.configuration, more)
-        occupation.adopt(self.cluster, lease, now)
-        self._last_lease = max(self._last_lease, lease_id)
-        for model in models:
-            self.cluster.index.use(slot.gpu.cache, model, +1)
-        if self.meter is not None:
-            self.meter.began(lease, now)
-
     # -- queues ---------------------------------------------------------------------------------
 
     def enqueue(
         self, pending: Pending, slot: Slot, rule: str, now: float, out: list[Action]
     ) -> None:
         """Move a waiting request to one slot's local queue."""
+        cluster = self.cluster
         explanation = self._explain(pending, slot, rule, now, None)
         self.take(pending)
-        cluster = self.cluster
         pending.standing = Standing.LOCAL
         pending.at = slot.id
         pending.wait_s = cluster.run_s(pending.bundle, pending.request.batch, slot)
-        slot.frequency += 1
+        if slot.at_once:
+            pending.wait_s /= slot.capacity
+        slot.frequency += not self._counts_dispatches
         slot.local_s += pending.wait_s
         slot.given += 1
         slot.local.add(pending, slot.given)
@@ -285,6 +240,9 @@ class Placer:
             self.standing.waits_no_more(pending)
             self.cluster.waiting.remove(pending)
             return
+        if pending.standing is Standing.HELD:
+            self.tenancy.let_go(pending)
+            return
         assert pending.standing is Standing.LOCAL, f"{pending.id} waits in no queue"
         assert pending.at is not None
         slot = self.cluster.slots[pending.at]
@@ -296,20 +254,23 @@ class Placer:
             self.cluster.settle(slot)  # it is free sooner than its ranking entry says
 
     def wait(self, pending: Pending) -> None:
-        """Put a request into the global queue, at its place by arrival."""
+        """Put a request into the global queue, at its place, or hold it back until its turn."""
+        self.queued += 1
+        if self.tenancy.on and not self.tenancy.is_exposed(pending):
+            self.tenancy.hold(pending)
+            return
         pending.standing = Standing.WAITING
         pending.at = None
         pending.lease = None
-        self.queued += 1
         self.standing.waits(pending)
         self.cluster.wait(pending)
 
-    def expected_wait_s(self) -> float:
-        """The seconds that a request that arrives now should wait for a lease."""
+    def expected_wait_s(self, ahead: int | None = None) -> float:
+        """The seconds that a request that arrives now should wait for a lease, behind so many."""
         held_back = self.queued and self.cluster.loadable.running  # slots idle, copy engines do not
         if self.cluster.idle_slots and not held_back:
             return 0.0
-        return self.pace.wait_s(self.queued)
+        return self.pace.wait_s(self.queued if ahead is None else ahead)
 
     def recall(self, slot: Slot) -> None:
         """Move a whole local queue back to the global queue, each request to its old place."""
@@ -323,8 +284,8 @@ class Placer:
     def _lease(
         self, slot: Slot, models: tuple[ModelId, ...], *, beside: bool = False
     ) -> ActiveLease:
-        self._last_lease += 1
-        lease = ActiveLease(LeaseId(self._last_lease), slot, models)
+        self.last_lease += 1
+        lease = ActiveLease(LeaseId(self.last_lease), slot, models)
         lease.beside = beside
         self.leases[lease.id] = lease
         return lease
@@ -356,15 +317,15 @@ class Placer:
     def _computes(self, lease: ActiveLease, now: float) -> None:
         """What a lease was beside the runs for is loaded: from now on it has a part in them.
 
-        If others run there now, the GPU's workers take turns; no further lease is given meanwhile.
+        If others run there now, the GPU's workers take turns, unless the slot's leases run at once;
+        no further lease is given meanwhile.
         """
         slot = lease.slot
-        lease.beside = False
-        slot.copying -= 1
-        lease.begins_s = max(now, slot.free_s)
-        lease.due_s = slot.free_s = lease.begins_s + lease.run_s
+        occupation.computes(lease, now)
         if self.meter is not None:
             self.meter.computes(lease, now)
+        if self.tenancy.on:
+            self.tenancy.computes(lease)
         if slot.computing > slot.capacity:
             self.standing.recall(slot)
         self.cluster.settle(slot)
@@ -376,6 +337,29 @@ class Placer:
         assert plan is not None, f"{bundle.models} cannot fit {slot.gpu.spec.id} now"
         return plan
 
+    def _has_quota(self, chosen: tuple[Pending, ...], slot: Slot, out: list[Action]) -> bool:
+        """Have owners' idle models leave that their quotas leave no room for beside a load.
+
+        Where that is not enough, the requests are held back.
+        """
+        residents = slot.residents
+        loads = [need for need in chosen[0].bundle.needs if need[0] not in residents]
+        if self.tenancy.make_room(chosen, loads, slot, out):
+            return True
+        for pending in chosen:
+            self.take(pending)
+            self.queued += 1
+            self.tenancy.divert(pending)
+        return False
+
+    def _stands(self, lease: ActiveLease, chosen: tuple[Pending, ...]) -> StandingTerms | None:
+        """The terms on which its caller may keep a lease, if it may."""
+        if len(chosen) > 1 or lease.beside or lease.more or lease.configuration is not None:
+            return None
+        if self.tenancy.on and self.tenancy.yields(lease.id):
+            return None
+        return self.standing.terms_for(chosen[0], lease.slot)
+
     def _occupy(self, lease: ActiveLease, now: float, load_s: float, run_s: float) -> None:
         """The lease loads at once, and runs once it is loaded and earlier leases have ended."""
         slot, index = lease.slot, self.cluster.index
@@ -385,15 +369,19 @@ class Placer:
             index.touch(slot.gpu.cache, model, now)
             index.use(slot.gpu.cache, model, +1)
         lease.run_s = run_s
+        if slot.at_once and run_s and not lease.beside:
+            side_by_side.prolong(self.cluster, lease.models, slot, now)
         occupation.occupy(self.cluster, lease, now, load_s)
+        if self.tenancy.on and lease.requests:
+            self.tenancy.granted(lease, lease.requests, max(0.0, lease.due_s - now))
         if self.meter is not None:
             self.meter.began(lease, now)
 
     def _explain(
         self, pending: Pending, slot: Slot, rule: str, now: float, plan: LoadPlan | None
     ) -> Explanation | None:
-        if pending.request.id not in self._watched:
+        if not self.reasons.watches(pending):
             return None
         victims = plan.victims if plan is not None else ()
-        reasons = Reasons(self.policy_name, rule, self.visits.count(pending.seq), victims)
-        return explain(self.cluster, pending, slot, now, reasons)
+        held = self.tenancy.held_back(pending)
+        return self.reasons.explain(self.cluster, pending, slot, now, rule, victims, held)

@@ -17,11 +17,15 @@ from scheduler.estimates.profiles import Profile
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally
 from scheduler.model.errors import BadRecording, BadValue
 from scheduler.model.events import Event
-from scheduler.model.values import CoreSettings, LeaseId, StandingTerms
+from scheduler.model.values import Configuration, CoreSettings, LeaseId, StandingTerms
 from scheduler.wire.codec import Codec
 
 VERSION = 1
 _DIGEST_BYTES = 8
+# Earlier live runs say by this that they gave a lease to one request at a time. Their decisions are
+# the same, except where a policy placed several together: there, their digests differ.
+_FORMER = "shares_leases"
+_UNREADABLE = ValueError, TypeError, KeyError, OverflowError, RecursionError, BadValue
 
 
 class RecordedProfile(NamedTuple):
@@ -36,6 +40,7 @@ class RecordedProfile(NamedTuple):
     measured_runs: tuple[tuple[int, str], ...]
     features: Mapping[str, float]
     usual_run_s: float | None
+    configured_s: Mapping[tuple[Configuration, str], float] = MappingProxyType({})
 
 
 class Beginning(NamedTuple):
@@ -52,7 +57,6 @@ class Beginning(NamedTuple):
     standing: StandingTerms | None = None
     exit_rule: str = "never"
     gaps: Mapping[ModelId, tuple[tuple[int, float], ...]] = MappingProxyType({})
-    shares_leases: bool = True
 
     def core(
         self, policy: str | None = None, parameters: Mapping[str, float] | None = None
@@ -64,7 +68,6 @@ class Beginning(NamedTuple):
             largest_gpu_bytes=self.largest_gpu_bytes,
             standing=self.standing,
             exit_rule=self.exit_rule,
-            shares_leases=self.shares_leases,
         )
         chosen = self.parameters if policy is None else parameters
         core = make_core(policy or self.policy, self.eviction, chosen, settings)
@@ -100,6 +103,7 @@ def recorded_profile(model: ModelId, profile: Profile) -> RecordedProfile:
         tuple(sorted(profile.measured_runs)),
         dict(profile.features),
         profile.usual_run_s,
+        dict(profile.configured_s),
     )
 
 
@@ -126,13 +130,15 @@ def parsed(line: str) -> Beginning | RecordedStep:
     try:
         found = json.loads(line)
         if isinstance(found, dict):
-            beginning = _BEGINNINGS.from_plain(found["begins"])
+            begins = dict(found["begins"])
+            begins.pop(_FORMER, None)
+            beginning = _BEGINNINGS.from_plain(begins)
             if beginning.version != VERSION:
                 raise BadRecording(f"version {beginning.version}; this is version {VERSION}")
             return beginning
         at_s, event, answer = found
         return RecordedStep(float(at_s), _EVENTS.from_plain(event), str(answer))
-    except (ValueError, TypeError, KeyError, BadValue) as error:
+    except _UNREADABLE as error:
         raise BadRecording(f"no line of a recording: {error}") from error
 
 
@@ -151,6 +157,7 @@ def _profile(recorded_profile: RecordedProfile) -> Profile:
     profile.measured_runs = set(recorded_profile.measured_runs)
     profile.features = dict(recorded_profile.features)
     profile.usual_run_s = recorded_profile.usual_run_s
+    profile.configured_s = dict(recorded_profile.configured_s)
     return profile
 
 

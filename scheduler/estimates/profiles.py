@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from itertools import islice
 
 from cache_manager.model.ids import ModelId, Tier
+from scheduler.estimates.interference.learned_interference import Interference
+from scheduler.estimates.interference.resource_metrics import Metrics, mean_of, metrics_of
 from scheduler.model.values import ANY_GPU_TYPE, Configuration, CoreSettings, ModelSpec
 
-# Run times kept of one model, by batch and GPU type: a caller may send every batch that there is.
+# Run times kept of one model, by batch and GPU type, and as many by configuration: a caller may
+# send every batch that there is.
 MOST_RUNS = 64
 # Features kept of one model.
 MOST_FEATURES = 64
@@ -15,7 +18,8 @@ MOST_FEATURES = 64
 class Profile:
     """One model's memory, load seconds by source tier and run seconds by batch and GPU type.
 
-    `configured_s` holds run seconds by configuration and GPU type, as they were measured.
+    `configured_s` holds run seconds by configuration and GPU type, as they were measured. The runs
+    whose times are `stand_ins` all had neighbours.
     """
 
     __slots__ = (
@@ -27,6 +31,7 @@ class Profile:
         "measured_runs",
         "memory_bytes",
         "run_s",
+        "stand_ins",
         "usual_run_s",
         "weights_bytes",
     )
@@ -36,6 +41,7 @@ class Profile:
         self.measured_bytes = 0
         self.measured_loads: set[Tier] = set()
         self.measured_runs: set[tuple[int, str]] = set()
+        self.stand_ins: set[tuple[int, str]] = set()
         self.load_s: dict[Tier, float] = {}
         self.run_s: dict[tuple[int, str], float] = {}
         self.configured_s: dict[tuple[Configuration, str], float] = {}
@@ -59,15 +65,27 @@ class Profile:
             oldest = next(iter(self.run_s))
             del self.run_s[oldest]
             self.measured_runs.discard(oldest)
+            self.stand_ins.discard(oldest)
+
+    def keep_configured(self, key: tuple[Configuration, str], run_s: float) -> None:
+        """Keep the time of a run in a configuration as the latest; beyond the bound one goes."""
+        self.configured_s.pop(key, None)
+        self.configured_s[key] = run_s
+        if len(self.configured_s) > MOST_RUNS:
+            del self.configured_s[next(iter(self.configured_s))]
 
 
 class Profiles:
-    """The profiles of all models; every report corrects one (exponentially weighted)."""
+    """The profiles of all models; every report corrects one (exponentially weighted).
+
+    `interference` is what runs beside others taught.
+    """
 
     def __init__(self, settings: CoreSettings) -> None:
         self._settings = settings
         self._profiles: dict[ModelId, Profile] = {}
         self._changed: set[ModelId] = set()
+        self.interference = Interference()
         self.forgotten = 0
 
     def of(self, model: ModelId) -> Profile:
@@ -116,6 +134,7 @@ class Profiles:
                 profile.load_s[tier] = load_s
         for key, run_s in spec.run_s.items():
             if key not in profile.measured_runs and profile.has_room(key):
+                profile.stand_ins.discard(key)
                 profile.keep_run(key, run_s)
         if spec.run_s and not profile.measured_runs:
             profile.usual_run_s = spec.run_s[min(spec.run_s)]
@@ -181,6 +200,27 @@ class Profiles:
             total_s += self.load_s(model, source)
         return total_s
 
+    def alone_s(self, model: ModelId, batch: int, gpu_type: str) -> float | None:
+        """Seconds of one run that has its GPU to itself, as measured, else declared; or None."""
+        profile = self._profiles.get(model)
+        if profile is None:
+            return None
+        for key in ((batch, gpu_type), (batch, ANY_GPU_TYPE)):
+            run_s = profile.run_s.get(key)
+            if run_s is not None and key not in profile.stand_ins:
+                return run_s
+        return None
+
+    def metrics(self, model: ModelId) -> Metrics | None:
+        """What the model uses of a GPU; None if that was not measured."""
+        profile = self._profiles.get(model)
+        return metrics_of(profile.features) if profile is not None and profile.features else None
+
+    def mean_metrics(self, models: tuple[ModelId, ...]) -> Metrics | None:
+        """What these models use that run one after the other; None if one was not measured."""
+        found = [metrics for model in models if (metrics := self.metrics(model)) is not None]
+        return mean_of(found) if found and len(found) == len(models) else None
+
     def _nearest_run_s(
         self, known: Mapping[tuple[int, str], float], batch: int, gpu_type: str
     ) -> float:
@@ -214,18 +254,33 @@ class Profiles:
         if known is None:
             known = times.get((batch * together, ANY_GPU_TYPE))
         blended_s = whole_s if known == whole_s else self._blend(known, whole_s)
+        if key in profile.stand_ins:
+            profile.stand_ins.remove(key)
+            blended_s = whole_s
         profile.measured_runs.add(key)
         profile.keep_run(key, blended_s)
         profile.usual_run_s = blended_s / together
+
+    def report_beside(
+        self, model: ModelId, batch: int, gpu_type: str, run_s: float, together: int = 1
+    ) -> None:
+        """A run had neighbours: it stands in for one alone while the time of none is known."""
+        profile, key = self.of(model), (batch * together, gpu_type)
+        if self.alone_s(model, batch * together, gpu_type) is not None:
+            return
+        self._changed.add(model)
+        profile.stand_ins.add(key)
+        profile.keep_run(key, self._blend(profile.run_s.get(key), run_s * together))
+        if profile.usual_run_s is None:
+            profile.usual_run_s = run_s
 
     def report_configured(
         self, model: ModelId, configuration: Configuration, gpu_type: str, run_s: float
     ) -> None:
         """A run in this configuration was measured; beyond the bound the oldest is forgotten."""
-        times, key = self.of(model).configured_s, (configuration, gpu_type)
-        times[key] = self._blend(times.pop(key, None), run_s)
-        if len(times) > MOST_RUNS:
-            del times[next(iter(times))]
+        self._changed.add(model)
+        profile, key = self.of(model), (configuration, gpu_type)
+        profile.keep_configured(key, self._blend(profile.configured_s.get(key), run_s))
 
     def report_memory(self, model: ModelId, peak_bytes: int) -> bool:
         """Take over a measured peak: the first replaces the declaration; True if it changed."""

@@ -135,13 +135,15 @@ class EndLease(NamedTuple):
 class Finish(NamedTuple):
     """To the caller: this request has ended for good, with this outcome.
 
-    `at_s` is set if it ended before the core heard of it.
+    `at_s` is set if it ended before the core heard of it. A quota that refused it may have room in
+    `again_s` seconds.
     """
 
     request: RequestId
     outcome: RequestOutcome
     reason: str = ""
     at_s: float | None = None
+    again_s: float | None = None
 
 
 class SetTimer(NamedTuple):

@@ -23,6 +23,7 @@ SchedulerError
 │   └── Unreachable      no scheduler answered
 └── RequestEnded         a request ended while its caller waited for a GPU
     ├── QueueFull        too many requests wait already
+    ├── OverQuota        its namespace or function has used up a quota
     ├── TooLarge         no GPU can hold its models
     ├── Expired          its deadline passed
     ├── Cancelled        its caller or the scheduler cancelled it
@@ -137,6 +138,17 @@ class QueueFull(RequestEnded):
 
     def __init__(self, request: RequestId, reason: str, waiting: int, wait_s: float = 0.0) -> None:
         self.waiting = waiting
+        self.wait_s = wait_s
+        super().__init__(request, reason)
+
+
+class OverQuota(RequestEnded):
+    """A quota of its namespace or function is used up; the reason names the owner and the quota.
+
+    The quota may have room in `wait_s`, or at an unknown time if that is 0.
+    """
+
+    def __init__(self, request: RequestId, reason: str, wait_s: float = 0.0) -> None:
         self.wait_s = wait_s
         super().__init__(request, reason)
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import (
     AfterLoss,
     CallEnd,
@@ -218,10 +219,15 @@ class RunFailed(NamedTuple):
 
 
 class LeaseReleased(NamedTuple):
-    """The holder no longer needs the lease; with `may_return` it may need another one later."""
+    """The holder no longer needs the lease; with `may_return` it may need another one later.
+
+    Of a lease that several requests have, only the named `request` gives it back; without a name
+    all of them do.
+    """
 
     lease: LeaseId
     may_return: bool = False
+    request: RequestId | None = None
 
 
 class LeaseWanted(NamedTuple):
@@ -291,6 +297,16 @@ class PolicySet(NamedTuple):
     parameters: Mapping[str, float] = MappingProxyType({})
 
 
+class TermsSet(NamedTuple):
+    """From now on these terms hold for an owner; None: no terms of its own.
+
+    An owner is a namespace, or a function of it (`namespace/function`), as requests name it.
+    """
+
+    owner: str
+    terms: OwnerTerms | None
+
+
 class TimerFired(NamedTuple):
     """The policy asked to be run again at this time."""
 
@@ -324,5 +340,6 @@ Event = (
     | PrefetchAsked
     | EvictAsked
     | PolicySet
+    | TermsSet
     | TimerFired
 )

@@ -19,6 +19,7 @@ class RequestOutcome(StrEnum):
 
     COMPLETED = "completed"
     QUEUE_FULL = "queue full"
+    OVER_QUOTA = "over quota"
     TOO_LARGE = "too large"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
@@ -106,10 +107,14 @@ class Configuration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
-    """The schedulable unit: room for `leases` leases at a time on its GPU."""
+    """The schedulable unit: room for `leases` leases at a time on its GPU.
+
+    Their calls run `at_once`, or else in turns. A slot that is a part of its GPU has turns.
+    """
 
     id: SlotId
     leases: int = 1
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +199,7 @@ class SlotCandidate:
 
     Its two finish times: the compute is free after `wait_s`, the GPU's copy engine after
     `copy_wait_s`. The load goes on while others run only `beside` them, as the policy has it.
+    A policy that weighs slots by a sum says its `terms`: by name, the seconds that each gains.
     A frozen dataclass would take three times as long to make, one for every slot and request.
     """
 
@@ -206,6 +212,7 @@ class SlotCandidate:
     run_s: float
     copy_wait_s: float = 0.0
     beside: bool = False
+    terms: dict[str, float] | None = None
 
     @property
     def finish_s(self) -> float:
@@ -217,7 +224,10 @@ class SlotCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why one request was placed where it was."""
+    """Why one request was placed where it was.
+
+    Before the policy saw it, it was held back for `held_s`, at last for the reason `held_for`.
+    """
 
     request: RequestId
     decided_s: float
@@ -230,6 +240,8 @@ class Explanation:
     ahead: int
     candidates: tuple[SlotCandidate, ...]
     victims: tuple[ModelId, ...]
+    held_s: float = 0.0
+    held_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +253,9 @@ class CoreSettings:
     not joined yet waits instead of being refused as too large. More than `most_models` models are
     remembered only while they are needed. Without `standing` every lease is for one call.
     Idle models leave by the `exit_rule`, unless their functions name one of their own.
-    Where callers cannot share a lease, it is given to the first of the requests that a policy
-    placed together, and the others wait for leases of their own.
+    A model for which a local queue waits is evicted last, unless `spares_waiting` is off. A slot's
+    frequency counts the requests that it was assigned; with `counts_dispatches` those that it was
+    given to run, so that its local queue does not count. Both are for studies of the thesis.
     """
 
     max_waiting: int | None = None
@@ -256,4 +269,5 @@ class CoreSettings:
     most_models: int = 20_000
     standing: StandingTerms | None = None
     exit_rule: str = "never"
-    shares_leases: bool = True
+    spares_waiting: bool = True
+    counts_dispatches: bool = False

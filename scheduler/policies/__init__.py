@@ -14,7 +14,7 @@ from scheduler.model.errors import BadParameter, UnknownPolicy
 from scheduler.policies.placement_policy import Policy
 
 _LARGEST = 1e15
-_NOT_POLICIES = frozenset({"batching", "gain_terms", "parameter_bounds", "placement_policy"})
+_NOT_POLICIES = frozenset({"parameter_bounds", "placement_policy", "weighing"})
 
 
 class Described(NamedTuple):
@@ -48,6 +48,14 @@ def make(name: str, parameters: Mapping[str, float] | None = None) -> Policy:
 def takes(name: str, parameter: str) -> bool:
     """Whether the policy of that name has such a parameter."""
     return parameter in _parameters(name)
+
+
+def lead_s(policy: Policy) -> float:
+    """How far a policy looks ahead of the first turn, in seconds; 0: it sees all that waits.
+
+    Any policy may have this as a parameter: then namespaces share the GPUs by their weights.
+    """
+    return float(getattr(policy, "lead_s", 0.0))
 
 
 def describe(name: str) -> Described:

@@ -6,7 +6,6 @@ from typing import Annotated, NamedTuple
 
 from scheduler.model.errors import BadParameter
 from scheduler.model.values import Configuration
-from scheduler.policies.batching import StageQueue, profile_of, queues_of, rooms_for
 from scheduler.policies.parameter_bounds import check_bounds
 from scheduler.policies.placement_policy import (
     Decision,
@@ -19,6 +18,7 @@ from scheduler.policies.placement_policy import (
     View,
     Wake,
 )
+from scheduler.policies.weighing.batching import StageQueue, profile_of, queues_of, rooms_for
 from scheduler.workflows.node_choice import NodeRoom, dispatch
 from scheduler.workflows.path_search import cheapest_paths
 from scheduler.workflows.stage_profiles import Choice, Prices
@@ -41,7 +41,7 @@ class _Plan(NamedTuple):
 class Policy:
     """ESG_1Q and ESG_Dispatch (Hui et al., HPDC 2024: appendix B, section 3.4).
 
-    Waiting requests of one application's stage and the same models are a queue; those of no
+    Waiting requests of one function, application's stage and models are a queue; those of no
     workflow are one-stage workflows. Queues are served by their oldest requests, each as a batch:
 
     1. The cheapest `kept` configurations (batch, vCPUs, slots) that end within what is left of the

@@ -26,7 +26,10 @@ class Policy:
     - A visit is one idle GPU that passed the request over in the first scan, whether that scan
       then found a hit or not.
     - Of several idle GPUs that hold the models the least used one is taken (ties: lowest id), as
-      the lists are "sorted by frequency"; of several busy ones the one that is free soonest.
+      the lists are "sorted by frequency"; of several busy ones the one that is free soonest. As it
+      is printed, the loop takes the first one that is free soon enough: only studies set that.
+    - "Another idle GPU" may have a local queue that it has not begun on yet: the hit goes there all
+      the same, and overtakes what waits in that queue, by one run.
     - "The finish time is less than the loading time": the time until the busy GPU could begin the
       request (Algorithm 2's FinishTime and its local queue) against the load on the idle GPU;
       the inference itself is the same on both sides.
@@ -45,23 +48,23 @@ class Policy:
         return decide(view, self.o3_limit)
 
 
-def decide(view: View, limit: int) -> Iterator[Decision]:
-    """Algorithm 7 with this O3 limit."""
+def decide(view: View, limit: int, *, takes_first: bool = False) -> Iterator[Decision]:
+    """Algorithm 7 with this O3 limit; `takes_first` as printed, without choosing the soonest."""
     for slot in view.idle_slots():
         waiting_here = view.local_head(slot)
         if waiting_here is not None:
             yield Place((waiting_here,), slot, "waited for this GPU in its local queue")
         else:
-            yield from _serve(view, slot, limit)
+            yield from _serve(view, slot, limit, takes_first=takes_first)
 
 
-def _serve(view: View, slot: SlotView, limit: int) -> Iterator[Decision]:
+def _serve(view: View, slot: SlotView, limit: int, *, takes_first: bool) -> Iterator[Decision]:
     """The first scan in two parts (requests at the limit come first in the queue), then another."""
     while (head := view.head(slot)) is not None and view.visits_reached(head, limit):
         if view.is_hit(head, slot):
             yield Place((head,), slot, "hit on this idle GPU")
             return
-        placed_here = yield from _balance(view, slot, head)
+        placed_here = yield from _balance(view, slot, head, takes_first=takes_first)
         if placed_here:
             return
     if head is None:
@@ -73,12 +76,14 @@ def _serve(view: View, slot: SlotView, limit: int) -> Iterator[Decision]:
         yield Place((hit,), slot, "hit on this idle GPU")
         return
     while (head := view.head(slot)) is not None:
-        placed_here = yield from _balance(view, slot, head)
+        placed_here = yield from _balance(view, slot, head, takes_first=takes_first)
         if placed_here:
             return
 
 
-def _balance(view: View, slot: SlotView, request: RequestView) -> Generator[Decision, None, bool]:
+def _balance(
+    view: View, slot: SlotView, request: RequestView, *, takes_first: bool
+) -> Generator[Decision, None, bool]:
     """Algorithm 8; true if the request went to this slot."""
     other = view.idle_holder(request)
     if other is not None:
@@ -92,8 +97,19 @@ def _balance(view: View, slot: SlotView, request: RequestView) -> Generator[Deci
             return False
         yield Place((request,), slot, "cached nowhere")
         return True
-    if view.wait_s(busy) < view.load_s(request, slot):
+    load_s = view.load_s(request, slot)
+    if takes_first:
+        busy = _first_soon_enough(view, request, load_s) or busy
+    if view.wait_s(busy) < load_s:
         yield Queue(request, busy, "hit on a busy GPU, sooner than a load here")
         return False
     yield Place((request,), slot, "a load here is sooner than the busy GPUs that hold it")
     return True
+
+
+def _first_soon_enough(view: View, request: RequestView, load_s: float) -> SlotView | None:
+    """The loop of Algorithm 8 as it is printed, over a list of GPUs sorted by frequency."""
+    for busy in view.busy_holders(request):
+        if view.wait_s(busy) < load_s:
+            return busy
+    return None

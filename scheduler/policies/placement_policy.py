@@ -17,6 +17,11 @@ class RequestView(Protocol):
     @property
     def arrived_s(self) -> float: ...
     @property
+    def function(self) -> str:
+        """Whose request it is: requests of one function alone can share a lease."""
+        ...
+
+    @property
     def application(self) -> str:
         """Of which workflow it is a part; empty: of none."""
         ...
@@ -40,6 +45,11 @@ class SlotView(Protocol):
         ...
 
     @property
+    def loadable(self) -> bool:
+        """Whether a load could begin beside its runs, idle or not."""
+        ...
+
+    @property
     def frequency(self) -> int:
         """How many requests it was given."""
         ...
@@ -49,6 +59,7 @@ class SlotView(Protocol):
 class Place:
     """Give these requests of the same models to a slot with room, now.
 
+    Those of another function than the first one go on waiting: they cannot share its lease.
     Their lease occupies `more_slots` with room on the same GPU too, and has what vCPUs the
     configuration says, if the GPU's manager takes one.
     """
@@ -178,6 +189,10 @@ class View(Protocol):
         """
         ...
 
+    def busy_holders(self, request: RequestView) -> Sequence[SlotView]:
+        """All busy slots that hold all the request's models, least used first; costs a sort."""
+        ...
+
     def is_hit(self, request: RequestView, slot: SlotView) -> bool:
         """Whether the slot's GPU holds all the request's models."""
         ...
@@ -203,6 +218,22 @@ class View(Protocol):
 
     def run_s(self, request: RequestView, slot: SlotView) -> float:
         """Seconds of the request's inference there."""
+        ...
+
+    def slowdown(self, request: RequestView, slot: SlotView) -> float:
+        """How many times as long as alone the request should run beside what runs there now.
+
+        It is a part of `run_s`. 1 for a GPU that runs one lease at a time, and where nothing is
+        known of the models or of what they do to each other.
+        """
+        ...
+
+    def disturbs(self, request: RequestView, slot: SlotView) -> float:
+        """Seconds by which the request should prolong the runs there, all of them together."""
+        ...
+
+    def slows(self, request: RequestView, slot: SlotView) -> float:
+        """How many times as long the run there should take that the request slows down most."""
         ...
 
     def room(self, slot: SlotView) -> GpuRoom:
@@ -259,7 +290,7 @@ class View(Protocol):
         ...
 
     def unheld(self, most: int) -> Sequence[RequestView]:
-        """Of each set of models that no GPU holds, the first request; the oldest ones first."""
+        """Of each set of models that no GPU holds but one could, the first request, by age."""
         ...
 
     def most_in_excess(self, most: int) -> Sequence[RequestView]:
@@ -353,8 +384,11 @@ class View(Protocol):
         """The first request of the slot's local queue, if it could begin now."""
         ...
 
-    def local_hit(self, slot: SlotView) -> RequestView | None:
-        """The first request of the slot's local queue whose models are all there."""
+    def local_hit(self, slot: SlotView, within: int = 0) -> RequestView | None:
+        """The first request of the slot's local queue whose models are all there.
+
+        If `within` is not 0, only so many requests of the queue are looked at, the first ones.
+        """
         ...
 
 

@@ -6,20 +6,18 @@ from math import inf
 from typing import Annotated
 
 from scheduler.policies import netgain
-from scheduler.policies.batching import profile_of, slack_s
 from scheduler.policies.parameter_bounds import check_bounds
-from scheduler.policies.placement_policy import Decision, Place, RequestView, View
-from scheduler.workflows.cost_to_go import (
-    WaitingCall,
-    batch_choices,
-    cost_to_go,
-    decide,
-    scarcity_prices,
+from scheduler.policies.placement_policy import Decision, Place, View
+from scheduler.policies.weighing.batching import (
+    NOTHING_AHEAD,
+    fits,
+    members_of,
+    profile_of,
+    scarce_prices,
+    slack_s,
 )
+from scheduler.workflows.cost_to_go import WaitingCall, batch_choices, decide
 from scheduler.workflows.stage_profiles import Prices
-
-# A request's later stages are not known here: its own time was divided off for this stage.
-_NOTHING_AHEAD = cost_to_go(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +26,10 @@ class Policy:
 
     1. NETGAIN decides which request goes where: hits first, a load where it gains most, and nobody
        is overtaken by more than `patience` later requests for each slot.
-    2. Requests of the same application, stage and models join the oldest of them in the batch and
-       configuration that cost least for each: its vCPUs and slots for its time, and 20 times what
-       the request costs alone if it would be later than its time (`workflows/cost_to_go.py`). Of
-       one that is late already only the cost counts.
+    2. Requests of the same function, application, stage and models join the oldest of them in the
+       batch and configuration that cost least for each: its vCPUs and slots for its time, and 20
+       times what the request costs alone if it would be later than its time
+       (`workflows/cost_to_go.py`). Of one that is late already only the cost counts.
     vCPUs and slots count as dearer where they run out. Where one request alone on one slot costs
     least, all is as under NETGAIN.
     """
@@ -51,17 +49,17 @@ class Policy:
 
     def _widened(self, view: View, decision: Place) -> Place:
         first, slot = decision.requests[0], decision.slot
-        members = self._members(view, first)
+        members = members_of(view, first, self.most_batch)
         room = view.room(slot)
-        prices = self._prices(view, room.vcpus, room.free_vcpus)
+        prices = scarce_prices(view, (room,), Prices(self.vcpu_hour, self.vgpu_hour))
         profile = profile_of(view, first, (room,), len(members), prices)
         if len(profile.choices) == 1:
             return decision
         left_s = [slack_s(view, each, slot, self.slo_runs) for each in members]
-        calls = [WaitingCall(each if each > 0.0 else inf, _NOTHING_AHEAD) for each in left_s]
+        calls = [WaitingCall(each if each > 0.0 else inf, NOTHING_AHEAD) for each in left_s]
         for option in decide(batch_choices(profile), calls, None).options:
             given = option.configuration
-            if given.vgpus > len(room.idle) or (room.vcpus and given.vcpus > room.free_vcpus):
+            if not fits(room, given):
                 continue
             if given.batch == given.vgpus == given.vcpus == 1:
                 break
@@ -69,20 +67,3 @@ class Policy:
             rule = f"{decision.rule}, as a batch"
             return Place(tuple(members[: given.batch]), slot, rule, given, more)
         return decision
-
-    def _members(self, view: View, first: RequestView) -> list[RequestView]:
-        """The oldest requests of its queue, if it is the oldest; a younger one goes alone."""
-        like = view.waiting_like(first, 2 * self.most_batch)
-        if not like or like[0] is not first:
-            return [first]
-        same = [
-            each
-            for each in like
-            if each.application == first.application and each.stage == first.stage
-        ]
-        return same[: self.most_batch]
-
-    def _prices(self, view: View, vcpus: int, free_vcpus: int) -> Prices:
-        used = 1.0 - free_vcpus / vcpus if vcpus else 0.0
-        prices = Prices(self.vcpu_hour, self.vgpu_hour)
-        return scarcity_prices(prices, used, 1.0 - max(0.0, view.idle_share()))

@@ -14,6 +14,7 @@ from scheduler.model.errors import (
     ModelsTooLarge,
     NoGpus,
     NotLeading,
+    OverQuota,
     QueueFull,
     RequestExpired,
     RequestFailed,
@@ -38,6 +39,7 @@ class ErrorResponse(NamedTuple):
 # The first row whose type fits the error is used.
 TABLE: tuple[tuple[type[SchedulerError], ErrorResponse], ...] = (
     (QueueFull, ErrorResponse(429, "queue-full", RETRY_S)),
+    (OverQuota, ErrorResponse(429, "over-quota", RETRY_S)),
     (RequestExpired, ErrorResponse(504, "expired")),
     (ModelsTooLarge, ErrorResponse(507, "too-large")),
     (RequestWithdrawn, ErrorResponse(409, "cancelled")),
@@ -84,7 +86,7 @@ def headers(error: SchedulerError) -> dict[str, str]:
     answer = failure(error)
     found = {}
     if answer.again_s is not None:
-        wait_s = error.wait_s if isinstance(error, QueueFull) else 0.0
+        wait_s = error.wait_s if isinstance(error, QueueFull | OverQuota) else 0.0
         found["retry-after"] = str(max(answer.again_s, math.ceil(wait_s)))
     if answer.status == _UNKNOWN_CALLER.status:
         found["www-authenticate"] = 'Basic realm="gpufaas", charset="UTF-8"'

@@ -16,6 +16,7 @@ from common.telemetry.traces import Sink
 from scheduler.api import Placement
 from scheduler.core.billing.use_buckets import UseBuckets
 from scheduler.model.errors import DatastoreError, NotLeading
+from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Request
 from scheduler.service.callers.caller_leases import CallerLeases
 from scheduler.service.callers.caller_streams import CallerStreams
@@ -33,7 +34,9 @@ from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.metrics.gauges import MetricsPage
 from scheduler.service.nodes.node_streams import NodeStreams, turn_away
 from scheduler.service.settings import Settings
-from scheduler.store.datastore import Store
+from scheduler.service.tenants.kept_terms import KeptTerms
+from scheduler.service.tenants.owner_rows import OwnerRow, owner_rows
+from scheduler.store.datastore import Fence, Store
 from scheduler.store.keeper import Keeper
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import Recovered, recover
@@ -75,10 +78,11 @@ class SchedulerService:
         self.leader: LeaderInfo | None = None
         self._candidacy: Leadership | None = None
         self._policy: PolicyInForce | None = None
+        self._terms: KeptTerms | None = None
         self._keeper: Keeper | None = None
         self._met = 0
         self.meters = SchedulerCounters(settings.scheduler.metric_names)
-        self.metrics = MetricsPage(self.meters, self._status, self._own, sink).text
+        self.metrics = MetricsPage(self.meters, self._status, self._own, self._owners, sink).text
         guarded = settings.scheduler.metrics_auth
         self._access = ApiAccess(secret)
         self._leases = CallerLeases()
@@ -172,24 +176,30 @@ class SchedulerService:
             if candidacy is not None:
                 candidacy.saw(met)
 
-        streams = NodeStreams(office.driver, lambda: office.term, self._secret, log, fenced=fenced)
+        streams = NodeStreams(
+            *(office.driver, lambda: office.term, self._secret, log),
+            fenced=fenced,
+            now_s=office.clock.now_s,
+        )
         self._office, self.streams, self._candidacy = office, streams, candidacy
         callers = CallerStreams(office, self._leases, self.meters, self.signed, self._elsewhere)
         self.callers = callers
         self._policy = PolicyInForce(choice, office.decide_by)
+        self._terms = KeptTerms(self._store, office.terms, partial(_fence_of, candidacy), log)
         log.info("%s decides by %s", self.name, choice.name)
         try:
-            async with office.bill.running(partial(self._write_bill, candidacy)):
+            async with self._terms, office.bill.running(partial(self._write_bill, candidacy)):
                 yield office
         finally:
             self._office = self.streams = self._candidacy = self._policy = self.callers = None
+            self._terms = None
             await streams.close()
             office.close()
             await callers.close()
 
     async def _write_bill(self, candidacy: Leadership | None, buckets: UseBuckets) -> int:
         """Write the bill as long as this scheduler leads; returns the bytes."""
-        fence = None if candidacy is None else candidacy.fence
+        fence = _fence_of(candidacy)
         return 0 if fence is None else await write_use(self._store, buckets, fence)
 
     def _configured(self) -> PolicyChoice:
@@ -213,8 +223,10 @@ class SchedulerService:
 
     def signed(self, placement: Placement, request: Request) -> tuple[int, tuple[str, ...], str]:
         """What an answer has beside the placement: term, addresses and a signed token."""
-        term = self.office().term
+        office = self.office()
+        term, lease = office.term, office.core.placer.leases.get(placement.lease)
         addresses = self._addresses(placement.node)
+        shared = lease is not None and lease.is_shared  # each of its requests shows its own token
         claims = LeaseClaims(
             lease=placement.lease,
             request=request.id,
@@ -226,7 +238,7 @@ class SchedulerService:
             expires_s=time.time() + self._settings.scheduler.token_s,
             addresses=addresses_for_token(addresses),
             stands=placement.stands is not None,
-            ahead=placement.hit and request.caller != "",
+            ahead=placement.hit and request.caller != "" and not shared,
         )
         return term, addresses, self._tokens.sign(claims)
 
@@ -236,6 +248,12 @@ class SchedulerService:
         if in_force is None:
             raise NotLeading(self._elsewhere())
         await in_force.choose(self._store, policy, parameters)
+
+    async def set_terms(self, owner: str, terms: OwnerTerms | None) -> None:
+        """Put an owner's terms in force, here and after a restart; None: no longer."""
+        if self._terms is None:
+            raise NotLeading(self._elsewhere())
+        await self._terms.set(owner, terms)
 
     def store_state(self) -> str:
         """The datastore's state in one word."""
@@ -295,6 +313,12 @@ class SchedulerService:
     def _status(self) -> Status | None:
         return None if self._office is None else self._office.driver.status()
 
+    def _owners(self) -> list[OwnerRow]:
+        office, most = self._office, self._settings.scheduler.metric_names
+        if office is None:
+            return []
+        return owner_rows(office.terms, office.core, office.clock.now_s(), most)
+
     def _own(self) -> dict[str, float]:
         health, keeper = self.health(), self._keeper
         return {
@@ -305,6 +329,11 @@ class SchedulerService:
             scheduler_metrics.STORE_UNWRITTEN.name: 0.0 if keeper is None else keeper.unwritten,
             scheduler_metrics.STORE_HEALTHY.name: float(health.store != "lost"),
         }
+
+
+def _fence_of(candidacy: Leadership | None) -> Fence | None:
+    """The fence for a leader's writes; without an election there is none."""
+    return None if candidacy is None else candidacy.fence
 
 
 def _seconds() -> int:

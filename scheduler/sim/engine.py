@@ -1,7 +1,8 @@
 """The core on virtual time: arrivals go in, and placements take no time.
 
 A GPU has two resources, as live: its copy engine loads while its compute runs, where the core
-orders a load beside runs. A slot computes for one lease at a time.
+orders a load beside runs. A slot computes for one lease at a time,
+unless its leases run at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from scheduler.model.values import (
 )
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import BATCH, SimModel
+from scheduler.sim.runs_at_once import RunsAtOnce
 from scheduler.sim.simulation_tally import SimulationTally
 from scheduler.sim.workload import Workload
 
@@ -68,8 +70,11 @@ class Engine:
         self._load_s = 0.0
         self._beside = False
         self._computed_s: dict[SlotId, float] = {}
+        self._at_once = RunsAtOnce(hardware) if hardware.at_once > 1 else None
         self.run_result = SimulationRun(
-            SimulationTally(hardware.gpus, [model.id for model in workload.models])
+            SimulationTally(
+                hardware.gpus, [model.id for model in workload.models], workload.arriving_s
+            )
         )
         for gpu in hardware.specs():
             core.handle(GpuJoined(gpu), 0.0)
@@ -89,6 +94,8 @@ class Engine:
                     carry_out(handle(event, now), now)
                 if loaded is not None:
                     self._compute(loaded, now)
+                elif not events and self._at_once is not None:
+                    self._end_runs(self._at_once, now)
                 continue
             now, model = arrivals[arrived]
             request = Request(RequestId(f"r{arrived}"), model, (model,), BATCH)
@@ -110,7 +117,7 @@ class Engine:
                 self._prepare(action, now)
             elif kind is Demote:
                 assert isinstance(action, Demote)
-                self.run_result.tally.demoted(action.model)
+                self.run_result.tally.left(action.gpu, action.model)
             elif kind is SetTimer:
                 assert isinstance(action, SetTimer)
                 self._push(action.at_s, (action.event,))
@@ -125,24 +132,31 @@ class Engine:
         for load in action.loads:
             load_s = self._models[load.model].load_s
             done_s += load_s
+            self.run_result.tally.loads(action.gpu, load.model, done_s)
             self._push(done_s, (ModelLoaded(action.gpu, load.model, load_s, load.source),))
         self._load_s, self._beside = done_s - now, action.beside
         if action.prefetch:
             self._push(done_s, (SlotFreed(action.slot, action.lease),))
 
     def _dispatch(self, action: Dispatch, now: float) -> None:
-        self.run_result.tally.placed(action)
+        self.run_result.tally.placed(action, now)
         if action.explanation is not None:
             self.run_result.explanations.append(action.explanation)
         if action.hit:
             self._compute(action, now)
-        elif self._beside:  # others run meanwhile
+        elif self._beside or self._at_once is not None:  # others run meanwhile
+            taken_s = self._hardware.load_takes * self._load_s if self._beside else 0.0
+            computed_s = self._computed_s
+            computed_s[action.slot] = max(now, computed_s.get(action.slot, 0.0)) + taken_s
             self._push(now + self._load_s, (), action)
         else:
             self._compute(action, now + self._load_s)
 
     def _compute(self, action: Dispatch, ready_s: float) -> None:
         """Run the requests of a lease once they are ready and the slot's compute is free."""
+        if self._at_once is not None:
+            self._join(self._at_once, action, ready_s)
+            return
         model = self._models[action.models[0]]
         many, slots = len(action.requests), (action.slot, *action.more_slots)
         portion = -(-many // len(slots))
@@ -159,7 +173,28 @@ class Engine:
         ran = RunFinished(action.slot, model.id, BATCH * many, busy_s, None, given)
         self._push(done_s, (ran, SlotFreed(action.slot, action.lease)))
         share = len(slots) / self._hardware.slots
-        self.run_result.tally.answered(action.requests, done_s, run_s * share)
+        self.run_result.tally.answered(action.requests, done_s, run_s, share)
+
+    def _join(self, runs: RunsAtOnce, action: Dispatch, now: float) -> None:
+        """Run the requests of a lease from now on, beside what the slot runs already."""
+        many = len(action.requests)
+        alone_s = self._overhead_s + self._hardware.run_s(
+            self._models[action.models[0]].run_s, many
+        )
+        self._push(runs.begin(action, alone_s, now), ())
+
+    def _end_runs(self, runs: RunsAtOnce, now: float) -> None:
+        """End the runs that are due, and look again when the next one is."""
+        for run in runs.due(now):
+            action, busy_s = run.action, now - run.begun_s
+            many = len(action.requests)
+            ran = RunFinished(action.slot, action.models[0], BATCH * many, busy_s)
+            self.run_result.tally.answered(action.requests, now, run.alone_s)
+            for event in (ran, SlotFreed(action.slot, action.lease)):
+                self._carry_out(self._core.handle(event, now), now)
+        next_s = runs.next_s()
+        if next_s is not None:
+            self._push(next_s, ())
 
     def _declared(self, model: SimModel) -> ModelSpec:
         """What the core is given beforehand: where batches save time, also how much."""

@@ -52,7 +52,7 @@ def table1(profile: str = THESIS) -> dict[str, SimModel]:
     text = _table_text(profile)
     try:
         return _models_of(text)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, csv.Error) as error:
         raise BadWorkload(f"profile {profile}: no table of models: {error!r}") from error
 
 
@@ -103,17 +103,18 @@ def _models_of(text: str) -> dict[str, SimModel]:
     return found
 
 
-def working_set(size: int) -> list[SimModel]:
+def working_set(size: int, *, shares_models: bool = False) -> list[SimModel]:
     """One model a function, from the most to the least used, sizes spread evenly.
 
     The five most used are the thesis's. Each further function takes the next unused model of the
     size class with the fewest so far; when a class has no more, its models come again as separate
-    copies (`vgg11#2`), since each function has weights of its own.
+    copies (`vgg11#2`), since each function has weights of its own; or, where functions share
+    models, the same ones again.
     """
     table = table1()
     chosen = [table[name] for name in MOST_USED[:size]]
     classes = list(dict.fromkeys(model.size_class for model in table.values()))
-    unused = {size_class: _endless(table, size_class) for size_class in classes}
+    unused = {name: _endless(table, name, shares_models=shares_models) for name in classes}
     counts = {name: sum(model.size_class == name for model in chosen) for name in classes}
     while len(chosen) < size:
         fewest = min(classes, key=lambda name: counts[name])
@@ -122,10 +123,12 @@ def working_set(size: int) -> list[SimModel]:
     return chosen
 
 
-def _endless(table: dict[str, SimModel], size_class: str) -> Iterator[SimModel]:
+def _endless(
+    table: dict[str, SimModel], size_class: str, *, shares_models: bool
+) -> Iterator[SimModel]:
     members = [model for model in table.values() if model.size_class == size_class]
     yield from (model for model in members if model.id not in MOST_USED)
     for round_ in count(2):
         for model in members:
-            copy = ModelId(f"{model.id}#{round_}")
-            yield SimModel(copy, size_class, model.memory_bytes, model.load_s, model.run_s)
+            copy = replace(model, id=ModelId(f"{model.id}#{round_}"))
+            yield model if shares_models else copy

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from cache_manager.model.ids import ModelId
+from cache_manager.model.ids import GpuId, ModelId
 from scheduler.model.actions import Dispatch, Prepare
 from scheduler.model.values import RequestId
 from scheduler.sim.summary import Summary
@@ -12,14 +12,18 @@ from scheduler.sim.summary import Summary
 class SimulationTally:
     """Counts during the run; costs a few dictionary accesses a request."""
 
-    def __init__(self, gpus: int, models: Sequence[ModelId]) -> None:
+    def __init__(self, gpus: int, models: Sequence[ModelId], arriving_s: float = 0.0) -> None:
         self._gpus = gpus
+        self._arriving_s = arriving_s
         self._arrived_s: dict[RequestId, float] = {}
         self.latencies: list[float] = []
         self._placements = 0
         self._misses = 0
         self._false_misses = 0
+        self._loaded_false_misses = 0
+        self._loaded_s: dict[ModelId, dict[GpuId, float]] = {model: {} for model in models}
         self._computing_s = 0.0
+        self._computing_arriving_s = 0.0
         self._end_s = 0.0
         self._copies = dict.fromkeys(models, 0)
         self._copy_sums = dict.fromkeys(models, 0)
@@ -31,26 +35,38 @@ class SimulationTally:
     def prepared(self, action: Prepare) -> None:
         """Residency changes with the placement that is about to be counted."""
         for victim in action.victims:
-            self._change_copies(victim, -1)
+            self.left(action.gpu, victim)
         for load in action.loads:
             self._change_copies(load.model, +1)
 
-    def demoted(self, model: ModelId) -> None:
-        """A copy left a GPU for another reason than a placement."""
-        self._change_copies(model, -1)
+    def loads(self, gpu: GpuId, model: ModelId, done_s: float) -> None:
+        """When a load of a placement will be done."""
+        self._loaded_s[model][gpu] = done_s
 
-    def placed(self, action: Dispatch) -> None:
+    def left(self, gpu: GpuId, model: ModelId) -> None:
+        """A copy left a GPU."""
+        self._change_copies(model, -1)
+        self._loaded_s[model].pop(gpu, None)
+
+    def placed(self, action: Dispatch, now: float) -> None:
         """One placement."""
         self._placements += 1
         if not action.hit:
             self._misses += 1
             self._false_misses += action.held_elsewhere
+            self._loaded_false_misses += action.held_elsewhere and self._loaded_elsewhere(
+                action, now
+            )
 
-    def answered(self, requests: Sequence[RequestId], done_s: float, computing_s: float) -> None:
-        """When the requests of a placement will have been answered."""
+    def answered(
+        self, requests: Sequence[RequestId], done_s: float, run_s: float, share: float = 1.0
+    ) -> None:
+        """When the requests of a placement will have been answered, after a run on this share."""
         for request in requests:
             self.latencies.append(done_s - self._arrived_s.pop(request))
-        self._computing_s += computing_s
+        self._computing_s += run_s * share
+        late_s = min(run_s, max(0.0, done_s - self._arriving_s))
+        self._computing_arriving_s += (run_s - late_s) * share
         self._end_s = max(self._end_s, done_s)
 
     def summary(self) -> Summary:
@@ -72,7 +88,21 @@ class SimulationTally:
             duplicates={model: total / placements for model, total in self._copy_sums.items()},
             gpu_busy_ratio=self._computing_s / (self._gpus * self._end_s) if self._end_s else 0.0,
             makespan_s=self._end_s,
+            loaded_false_miss_ratio=self._loaded_false_misses / max(1, self._misses),
+            arriving_busy_ratio=self._busy_while_arriving(),
         )
+
+    def _loaded_elsewhere(self, action: Dispatch, now: float) -> bool:
+        """Whether another GPU has all the models, and is loading none of them."""
+        by_model = [self._loaded_s[model] for model in action.models]
+        return any(
+            gpu != action.gpu and all(gpu in done_s and done_s[gpu] <= now for done_s in by_model)
+            for gpu in by_model[0]
+        )
+
+    def _busy_while_arriving(self) -> float:
+        gpus_s = self._gpus * self._arriving_s
+        return self._computing_arriving_s / gpus_s if gpus_s else 0.0
 
     def _change_copies(self, model: ModelId, change: int) -> None:
         placements = self._placements

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from cache_manager import eviction
 from cache_manager.model.ids import MIB
 from scheduler import policies
-from scheduler.core.core import make_core
+from scheduler.core.core import Core
 from scheduler.model.errors import BadWorkload
-from scheduler.model.values import CoreSettings, Explanation, RequestId
+from scheduler.model.values import Explanation, RequestId
 from scheduler.sim import azure_trace, workload
 from scheduler.sim.engine import Engine, Progress
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import THESIS, on_profile
+from scheduler.sim.readings import Readings
 from scheduler.sim.summary import Summary
 from scheduler.sim.workload import Pattern, Workload
 
@@ -33,6 +34,7 @@ class Traffic:
     trace_start: int = 0
     without_top: int = 0
     profile: str = THESIS
+    shares_models: bool = False
 
     def build(self, seed: int) -> Workload:
         """The requests, and the models with the profile's sizes and times."""
@@ -41,7 +43,14 @@ class Traffic:
 
     def _build(self, seed: int) -> Workload:
         if self.trace is None:
-            return workload.thesis(self.working_set, self.rate, self.minutes, self.pattern, seed)
+            return workload.thesis(
+                self.working_set,
+                self.rate,
+                self.minutes,
+                self.pattern,
+                seed,
+                shares_models=self.shares_models,
+            )
         window = azure_trace.Window(
             self.trace_start, self.minutes, self.working_set, self.without_top
         )
@@ -60,6 +69,7 @@ class Scenario:
     load: Traffic = field(default_factory=Traffic)
     hardware: Hardware = field(default_factory=Hardware)
     seed: int = 1
+    readings: Readings = field(default_factory=Readings)
 
     @property
     def requests(self) -> int:
@@ -111,9 +121,11 @@ def run(
     scenario: Scenario, explain: RequestId | None = None, progress: Progress | None = None
 ) -> ScenarioResult:
     """One simulation."""
-    watched = frozenset([explain]) if explain is not None else frozenset()
-    settings = CoreSettings(explain=watched)
-    core = make_core(scenario.policy, scenario.eviction, scenario.parameters(), settings)
+    readings = scenario.readings
+    policy = readings.policy(scenario.policy, scenario.parameters())
+    settings = readings.core_settings([explain] if explain is not None else [])
+    rule = eviction.make(scenario.eviction)
+    core = Core(policy, rule, settings, policy_name=scenario.policy)
     engine = Engine(core, scenario.hardware, scenario.load.build(scenario.seed))
     done = engine.run(progress)
     return ScenarioResult(scenario, done.tally.summary(), tuple(done.explanations))

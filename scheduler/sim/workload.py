@@ -54,6 +54,11 @@ class Workload:
     models: tuple[SimModel, ...]
     arrivals: tuple[tuple[float, ModelId], ...]
 
+    @property
+    def arriving_s(self) -> float:
+        """When the last minute in which requests arrive ends."""
+        return MINUTE_S * (self.arrivals[-1][0] // MINUTE_S + 1.0) if self.arrivals else 0.0
+
 
 def popularity(size: int) -> list[float]:
     """Shares of the functions of a working set, from the most to the least used; they sum to 1."""
@@ -68,17 +73,21 @@ def popularity(size: int) -> list[float]:
     return [weight / total for weight in weights]
 
 
-def thesis(size: int, rate: int, minutes: int, pattern: Pattern, seed: int) -> Workload:
+def thesis(
+    size: int, rate: int, minutes: int, pattern: Pattern, seed: int, *, shares_models: bool = False
+) -> Workload:
     """Section 5.1: the same number every minute, in the functions' proportions, in random order."""
     _positive("rate", rate)
     _positive("minutes", minutes)
     counts = [apportion(popularity(size), rate) for _ in range(minutes)]
-    return spread(counts, pattern, seed)
+    return spread(counts, pattern, seed, shares_models=shares_models)
 
 
-def spread(counts: Sequence[Sequence[int]], pattern: Pattern, seed: int) -> Workload:
+def spread(
+    counts: Sequence[Sequence[int]], pattern: Pattern, seed: int, *, shares_models: bool = False
+) -> Workload:
     """A workload from each minute's requests by function, the most used function first."""
-    models = working_set(len(counts[0]) if counts else 0)
+    models = working_set(len(counts[0]) if counts else 0, shares_models=shares_models)
     random = Random(seed)
     arrivals: list[tuple[float, ModelId]] = []
     for minute, by_function in enumerate(counts):
@@ -89,7 +98,7 @@ def spread(counts: Sequence[Sequence[int]], pattern: Pattern, seed: int) -> Work
         ]
         random.shuffle(asked)
         arrivals.extend(zip(pattern.times(minute, len(asked), random), asked, strict=True))
-    return Workload(tuple(models), tuple(arrivals))
+    return Workload(tuple(dict.fromkeys(models)), tuple(arrivals))
 
 
 def apportion(weights: Sequence[float], total: int) -> list[int]:

@@ -314,7 +314,11 @@ def _informative(known: Mapping[ModelId, Profile]) -> set[ModelId]:
     return {
         model
         for model, found in known.items()
-        if found.measured_bytes or found.load_s or found.run_s or found.features
+        if found.measured_bytes
+        or found.load_s
+        or found.run_s
+        or found.configured_s
+        or found.features
     }
 
 

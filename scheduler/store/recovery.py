@@ -13,6 +13,7 @@ from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import SchedulerError
 from scheduler.model.events import GpuSnapshot, NodeSnapshot, PinAsked
+from scheduler.model.owner_terms import OwnerTerms
 from scheduler.store.datastore import Store
 from scheduler.store.stored_records import (
     ADMINISTRATOR,
@@ -31,18 +32,20 @@ from scheduler.store.stored_records import (
     policy_choice,
     profile,
 )
+from scheduler.store.terms_records import TERMS, owner_terms
 
 _Value = TypeVar("_Value")
 
 
 @dataclass(slots=True)
 class Recovered:
-    """Profiles, gaps between uses, the order of the latest uses, pinned models, and the policy."""
+    """Profiles, gaps between uses, the order of the latest uses, pinned models, policy, terms."""
 
     profiles: Mapping[ModelId, Profile] = field(default_factory=dict)
     orders: dict[GpuId, GpuOrder] = field(default_factory=dict)
     policy: PolicyChoice | None = None
     gaps: Mapping[ModelId, IdleGaps] = field(default_factory=dict)
+    terms: Mapping[str, OwnerTerms] = field(default_factory=dict)
 
     def restore(self, core: Core) -> None:
         """Give the profiles and the gaps to a fresh core."""
@@ -112,11 +115,16 @@ async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -
         order = sound(stored_key, value, gpu_order)
         if order is not None:
             orders[gpu_of(stored_key)] = order
+    terms: dict[str, OwnerTerms] = {}
+    for stored_key, value in (await store.list(TERMS)).values.items():
+        found_terms = sound(stored_key, value, owner_terms)
+        if found_terms is not None:
+            terms[name(TERMS, stored_key)] = found_terms
     stored = await store.get(POLICY)
     policy = None if stored is None else sound(POLICY, stored, sound_choice)
     # The core forgets the first ones first, where there are too many.
     by_use = sorted(profiles, key=lambda model: (used[model], model))
-    return Recovered({model: profiles[model] for model in by_use}, orders, policy, gaps)
+    return Recovered({model: profiles[model] for model in by_use}, orders, policy, gaps, terms)
 
 
 def sound_choice(value: bytes) -> PolicyChoice:

@@ -10,6 +10,7 @@ from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.state.slots import Gpu, Slot
 from scheduler.estimates.profiles import Profile
+from scheduler.model.values import Configuration
 
 MODELS, GPUS, LRU, FINISH = "models/", "gpus/", "lru/", "finish/"
 OF_GPUS = (GPUS, LRU, FINISH)
@@ -25,6 +26,10 @@ _MOST_LISTED = 2000
 _DECIMALS = 4
 
 StoredRecord = Mapping[str, object]
+
+
+# What reading JSON of any shape and size may raise; an OverflowError is a number without end.
+UNREADABLE = ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError
 
 
 class BadRecord(ValueError):
@@ -125,7 +130,7 @@ def gpu_order(value: bytes) -> GpuOrder:
         pinned = frozenset(ModelId(each["model"]) for each in models if each["pinned"])
         older = int(found.get("older", 0))
         return GpuOrder(tuple(ModelId(str(each["model"])) for each in models), pinned, older)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except UNREADABLE as error:
         raise BadRecord(str(error)) from error
 
 
@@ -157,6 +162,11 @@ def profile_record(profile: Profile, used_unix_s: int, gaps: IdleGaps) -> Stored
                 "measured": (batch, gpu_type) in profile.measured_runs,
             }
             for (batch, gpu_type), run_s in sorted(profile.run_s.items())
+            if (batch, gpu_type) not in profile.stand_ins
+        ],
+        "configured": [
+            {**configuration._asdict(), "gpu_type": gpu_type, "run_s": run_s}
+            for (configuration, gpu_type), run_s in profile.configured_s.items()
         ],
         "usual_run_s": profile.usual_run_s,
         "features": profile.features,
@@ -179,10 +189,13 @@ def profile(value: bytes) -> Profile:
             if run["measured"]:
                 made.measured_runs.add(batch)
             made.keep_run(batch, float(run["run_s"]))
+        for run in found.get("configured", ()):  # which earlier versions did not write
+            sizes = (_positive(run[each]) for each in Configuration._fields)
+            made.keep_configured((Configuration(*sizes), str(run["gpu_type"])), float(run["run_s"]))
         usual = found["usual_run_s"]
         made.usual_run_s = None if usual is None else float(usual)
         made.features = {str(name): float(value) for name, value in found["features"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except UNREADABLE as error:
         raise BadRecord(str(error)) from error
     return made
 
@@ -191,7 +204,7 @@ def idle_gaps(value: bytes) -> IdleGaps:
     """The gaps between a model's uses as they were stored; none in a record without them."""
     try:
         return IdleGaps.of((int(place), float(n)) for place, n in json.loads(value).get("gaps", ()))
-    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+    except UNREADABLE as error:
         raise BadRecord(str(error)) from error
 
 
@@ -199,7 +212,7 @@ def last_used_unix_s(value: bytes) -> int:
     """The hour of a model's last use, by its record."""
     try:
         return int(json.loads(value)["used_unix_s"])
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
+    except UNREADABLE as error:
         raise BadRecord(str(error)) from error
 
 
@@ -229,5 +242,5 @@ def policy_choice(value: bytes) -> PolicyChoice:
         found = json.loads(value)
         parameters = {str(name): float(each) for name, each in found["parameters"].items()}
         return PolicyChoice(str(found["name"]), parameters, str(found["chosen_by"]))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except UNREADABLE as error:
         raise BadRecord(str(error)) from error

@@ -14,10 +14,11 @@ from scheduler.core.billing.use_buckets import (
     UseKey,
 )
 from scheduler.store.datastore import Fence, Store
-from scheduler.store.stored_records import BadRecord, StoredRecord, encoded
+from scheduler.store.stored_records import UNREADABLE, BadRecord, StoredRecord, encoded
 
 BILLS = "bills/"
 _KINDS = {"hour": HOUR_S, "day": DAY_S}
+_DIGITS = 12  # of seconds since 1970
 _NAMES = {length_s: kind for kind, length_s in _KINDS.items()}
 
 
@@ -78,14 +79,14 @@ def use_bucket(value: bytes) -> UseBucket:
             bucket.rows[key] = _whole(amounts, CHARGES)
         for gpu_type, *amounts in found["gpus"]:
             bucket.gpus[str(gpu_type)] = _whole(amounts, 4)
-    except (ValueError, TypeError, KeyError) as error:
+    except UNREADABLE as error:
         raise BadRecord(str(error)) from error
     return bucket
 
 
 def _period(key: str) -> Period:
     kind, _, begin = key.removeprefix(BILLS).partition("/")
-    if kind not in _KINDS or not (begin.isascii() and begin.isdecimal()):
+    if kind not in _KINDS or not (begin.isascii() and begin.isdecimal()) or len(begin) > _DIGITS:
         raise BadRecord("neither an hour nor a day")
     return Period(_KINDS[kind], int(begin))
 

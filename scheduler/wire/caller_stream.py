@@ -11,6 +11,7 @@ import msgpack
 
 from scheduler.model.errors import BadValue
 from scheduler.model.events import LeaseUsed
+from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import LeaseId, Placement, Request, RequestId
 from scheduler.wire.codec import Codec
 from scheduler.wire.refusals import CallRefusal
@@ -54,16 +55,43 @@ class AskAgain(NamedTuple):
 
 
 class GiveBack(NamedTuple):
-    """Up: the caller needs the lease no longer, or (with `may_return`) perhaps again."""
+    """Up: the caller needs the lease no longer, or (with `may_return`) perhaps again.
+
+    Of a lease that several requests have, only the named one gives it back; without a name, all.
+    """
 
     lease: LeaseId
     may_return: bool = False
+    request: RequestId | None = None
+
+
+class Holds(NamedTuple):
+    """Up, after the greeting: which request has which of the leases that the caller holds."""
+
+    requests: tuple[tuple[LeaseId, RequestId], ...]
 
 
 class Ran(NamedTuple):
     """Up: what ran under leases that the caller keeps; the times are relative to now."""
 
     reports: tuple[LeaseUsed, ...]
+
+
+class FunctionTerms(NamedTuple):
+    """What a function says of itself by its annotations; None: nothing any more."""
+
+    function: str
+    terms: OwnerTerms | None
+
+
+class ToldTerms(NamedTuple):
+    """Up: the own terms of functions, from now on.
+
+    If it `begins`, the caller begins anew: what it told before of other functions holds no longer.
+    """
+
+    functions: tuple[FunctionTerms, ...]
+    begins: bool = False
 
 
 class Cancel(NamedTuple):
@@ -111,7 +139,7 @@ class Alive(NamedTuple):
     """Down: the leader lives."""
 
 
-CallerUp = Present | AskLease | AskAgain | GiveBack | Ran | Cancel
+CallerUp = Present | AskLease | AskAgain | GiveBack | Holds | Ran | Cancel | ToldTerms
 CallerDown = Leads | SentAway | Granted | Refused | Recalled | Alive
 _UP: Codec[CallerUp] = Codec(CallerUp)
 _DOWN: Codec[CallerDown] = Codec(CallerDown)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
-from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
+from scheduler.model.values import Configuration, LeaseId, RequestId, RequestOutcome, SlotId
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,33 @@ class ContextStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigurationStatus:
+    """For how many requests together a lease was given, on how many virtual CPUs and slots."""
+
+    batch: int
+    vcpus: int
+    vgpus: int
+
+
+def configuration_status(configuration: Configuration | None) -> ConfigurationStatus | None:
+    """A configuration with its parts by name."""
+    return None if configuration is None else ConfigurationStatus(*configuration)
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """One lease in force; if `released`, only its node's report is still to come."""
+    """One lease in force; if `released`, only its node's report is still to come.
+
+    It occupies `more_slots` of the GPU beside the slot that lists it.
+    """
 
     id: LeaseId
     models: tuple[ModelId, ...]
     requests: tuple[RequestId, ...]
     loading: tuple[ModelId, ...]
     released: bool
+    more_slots: tuple[SlotId, ...] = ()
+    configuration: ConfigurationStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

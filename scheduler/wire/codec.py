@@ -91,9 +91,15 @@ def _number(value: float) -> Plain:
 def _read_number(plain: Plain) -> float:
     if isinstance(plain, str) and plain in _UNENDING:
         return _UNENDING[plain]
-    if type(plain) not in (int, float) or not math.isfinite(plain):
+    if type(plain) not in (int, float):
         raise BadValue(f"{_shown(plain)} is no number")
-    return float(plain)
+    try:
+        number = float(plain)
+    except OverflowError as error:  # a whole number that no float holds
+        raise BadValue("a number is too large") from error
+    if not math.isfinite(number):
+        raise BadValue(f"{_shown(plain)} is no number")
+    return number
 
 
 def _read_none(plain: Plain) -> None:

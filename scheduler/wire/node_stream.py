@@ -346,7 +346,7 @@ class MessageChannel(Generic[Sent, Received]):
             raise BadValue("a message is [number, seen, [name, fields]]")
         number, seen, body = plain
         if type(number) is not int or type(seen) is not int or not 0 <= seen <= self._last:
-            raise BadValue(f"message {number!r:.40} has seen {seen!r:.40} of {self._last}")
+            raise BadValue(f"numbers of messages are whole, and {self._last} were sent at most")
         if 0 < number <= self.seen:
             return None
         if number and number != self.seen + 1:

@@ -9,6 +9,7 @@ from scheduler.model.errors import (
     GivenBack,
     ModelsTooLarge,
     NoGpus,
+    OverQuota,
     QueueFull,
     RequestEnded,
     RequestExpired,
@@ -36,6 +37,7 @@ class CallRefusal(NamedTuple):
 _WIRE_NAMES: dict[type[SchedulerError], str] = {
     NoGpus: "NoGpus",
     QueueFull: "QueueFull",
+    OverQuota: "OverQuota",
     ModelsTooLarge: "TooLarge",
     RequestExpired: "Expired",
     RequestWithdrawn: "Cancelled",
@@ -57,7 +59,7 @@ def refusal(error: SchedulerError) -> CallRefusal:
         needed_bytes=error.needed_bytes if isinstance(error, ModelsTooLarge) else 0,
         largest_bytes=error.largest_bytes if isinstance(error, ModelsTooLarge) else 0,
         deadline_s=error.deadline_s if isinstance(error, RequestExpired) else None,
-        wait_s=error.wait_s if isinstance(error, QueueFull) else 0.0,
+        wait_s=error.wait_s if isinstance(error, QueueFull | OverQuota) else 0.0,
     )
 
 
@@ -65,6 +67,7 @@ _MAKERS: dict[str, Callable[[CallRefusal, RequestId], SchedulerError]] = {
     _REFUSED: lambda sent, _: EventRefused(None, sent.reason),
     "NoGpus": lambda _, __: NoGpus(),
     "QueueFull": lambda sent, request: QueueFull(request, sent.reason, sent.waiting, sent.wait_s),
+    "OverQuota": lambda sent, request: OverQuota(request, sent.reason, sent.wait_s),
     "TooLarge": lambda sent, request: ModelsTooLarge(
         request, sent.reason, sent.needed_bytes, sent.largest_bytes
     ),

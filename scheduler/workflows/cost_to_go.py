@@ -124,15 +124,23 @@ def batch_choices(stage: StageProfile) -> BatchChoices:
 
 
 def decide(
-    choices: BatchChoices, waiting: Sequence[WaitingCall], interval_s: float | None
+    choices: BatchChoices,
+    waiting: Sequence[WaitingCall],
+    interval_s: float | None,
+    miss_worth: float = MISS_WORTH,
 ) -> BatchDecision:
     """Run some of these calls now, or wait for the next ones, which come at this interval.
 
-    The calls are ordered: those of a batch are the first ones.
+    The calls are ordered: those of a batch are the first ones. A missed deadline counts as
+    `miss_worth` times what the call costs alone.
     """
     alone = min(choice.cost for choice in choices[min(choices)])
     now = sorted(
-        (_worth(choice, batch.members, moved_s, alone), not is_local, choice.configuration)
+        (
+            _worth(choice, batch.members, moved_s, alone, miss_worth),
+            not is_local,
+            choice.configuration,
+        )
         for size, its_choices in choices.items()
         if size <= len(waiting)
         for batch in (_batch(waiting[:size]),)
@@ -140,12 +148,20 @@ def decide(
         for choice in its_choices
     )
     if interval_s is not None:
-        later = _least_later(choices, waiting, interval_s, alone)
+        later = _least_later(choices, waiting, interval_s, alone, miss_worth)
         if later < now[0][0] * (1.0 - LEAST_SAVED):
             return BatchDecision((), waits=True)
     return BatchDecision(
         tuple(BatchOption(each, not far) for _, far, each in now[:MOST_OPTIONS]), waits=False
     )
+
+
+def worth_of(
+    choice: Choice, calls: Sequence[WaitingCall], miss_worth: float, alone: float
+) -> float:
+    """What a choice on the preferred node costs each of these calls, missed deadlines included."""
+    batch = _batch(calls)
+    return _worth(choice, batch.members, batch.local_s, alone, miss_worth)
 
 
 def _batch(calls: Iterable[WaitingCall]) -> _Batch:
@@ -164,7 +180,11 @@ def _batch(calls: Iterable[WaitingCall]) -> _Batch:
 
 
 def _least_later(
-    choices: BatchChoices, calls: Sequence[WaitingCall], interval_s: float, alone: float
+    choices: BatchChoices,
+    calls: Sequence[WaitingCall],
+    interval_s: float,
+    alone: float,
+    miss_worth: float,
 ) -> float:
     """The lowest worth of a batch that is larger than all that wait, when it has filled."""
     best = inf
@@ -176,12 +196,15 @@ def _least_later(
         waited_s = more * interval_s
         batch = _batch(call._replace(left_s=call.left_s - waited_s) for call in calls)
         batch.members.append(_Member(more, fresh.left_s, fresh.ahead))
-        worths = (_worth(each, batch.members, batch.local_s, alone) for each in its_choices)
+        moved_s = batch.local_s
+        worths = (_worth(c, batch.members, moved_s, alone, miss_worth) for c in its_choices)
         best = min(best, *worths)
     return best
 
 
-def _worth(choice: Choice, members: Iterable[_Member], moved_s: float, alone: float) -> float:
+def _worth(
+    choice: Choice, members: Iterable[_Member], moved_s: float, alone: float, miss_worth: float
+) -> float:
     """The cost for each call of the batch, to the end of its workflow."""
     takes_s = choice.time_s + moved_s
     cost = choice.cost * takes_s / choice.time_s
@@ -192,6 +215,6 @@ def _worth(choice: Choice, members: Iterable[_Member], moved_s: float, alone: fl
         if rest == inf:
             fastest_s = takes_s + ahead.times_s[0]
             late = 1.0 + (fastest_s - left_s) / fastest_s
-            rest = ahead.least + MISS_WORTH * late * (ahead.least + alone)
+            rest = ahead.least + miss_worth * late * (ahead.least + alone)
         total += its_many * rest
     return cost + total / many

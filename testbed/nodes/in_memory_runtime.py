@@ -44,6 +44,7 @@ class InMemoryHosted:
         self.limit_bytes = order.limit_bytes
         self.together_bytes = order.together_bytes
         self.admitted: set[int] = set()
+        self.parts: dict[int, set[str]] = {}  # of divided leases
         self.holders: dict[int, str] = {}  # by lease, whose calls may run
         self.hangs = False  # as a stopped process does
         self.data: dict[str, bytes] = {}  # that functions put here, by handle
@@ -62,10 +63,18 @@ class InMemoryHosted:
         return self.host.pid
 
     def admit(
-        self, lease: int, owner: str, *, several: bool = False, terms: LeaseTerms = USUAL_TERMS
+        self,
+        lease: int,
+        owner: str,
+        *,
+        several: bool = False,
+        divided: bool = False,
+        terms: LeaseTerms = USUAL_TERMS,
     ) -> None:
         del several
         self.admitted.add(lease)
+        if divided:
+            self.parts.setdefault(lease, set()).add(owner)
         self.terms[lease] = terms
         self.holders[lease] = owner
 
@@ -156,10 +165,11 @@ class InMemoryHosted:
     # -- what a test makes it do --------------------------------------------------------------
 
     async def call(
-        self, lease: int, run_s: float = 0.01, need_bytes: int = 0
+        self, lease: int, run_s: float = 0.01, need_bytes: int = 0, session: str = ""
     ) -> PressureAnswer | None:
         """One call, as a worker serves it; the relief where it needed one."""
         assert lease in self.admitted, f"lease {lease} is not in force"
+        assert session in self.parts.get(lease, ("",)), f"lease {lease} is not {session}'s"
         ended = self._calls[lease] = asyncio.Event()
         relief = None
         if need_bytes > self.limit_bytes:
@@ -168,6 +178,8 @@ class InMemoryHosted:
             await asyncio.sleep(run_s)
             self.memory_bytes = max(self.memory_bytes, need_bytes)
             if not self.closed.done():
+                if session:
+                    self._runtime.observer.called(self, lease, session, run_s)
                 self._runtime.observer.ran(self, lease, 1, run_s, self.memory_bytes)
         ended.set()
         del self._calls[lease]

@@ -3,10 +3,12 @@
 import asyncio
 import secrets
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
+import torch_shim
 from cache_manager.model.ids import MIB
 from common.addresses import UnixAddress
 from gpu_manager.api import MakeRuntime, NodeSettings
@@ -45,6 +47,22 @@ class NodeThread:
     def credential(self, function: str = "function", tenant: str = "team") -> str:
         """A credential for a function of a tenant."""
         return self.node.credential(tenant, function)
+
+    def environment(
+        self, base: Mapping[str, str], credential: str, tracing: str = "wait"
+    ) -> dict[str, str]:
+        """The environment of a function that uses the first GPU of this node."""
+        device = self.node.manager.devices[0]
+        return dict(base) | {
+            "PYTHONPATH": str(Path(torch_shim.__file__).parent / "activate"),
+            "CUDA_VISIBLE_DEVICES": "",  # a function has no GPU
+            "GPUFAAS_ENABLED": "1",
+            "GPUFAAS_ADDRESS": self.address,
+            "GPUFAAS_CREDENTIAL": credential,
+            "GPUFAAS_GPU_MEMORY": str(device.memory_bytes),
+            "GPUFAAS_GPU_NAME": device.name,
+            "GPUFAAS_TRACING": tracing,
+        }
 
     def run(self, work: Callable[[EmbeddedNode], T]) -> T:
         """Call a function with the node on the node's own thread."""

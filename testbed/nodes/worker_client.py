@@ -165,8 +165,8 @@ class FunctionClient:
                     raise
         raise AssertionError("every lease ended before its first call")
 
-    def release(self) -> None:
-        self.control.notify(FrameKind.RELEASE, {"lease": self.lease})
+    def release(self, request: str | None = None) -> None:
+        self.control.notify(FrameKind.RELEASE, {"lease": self.lease, "request": request})
 
     def close(self) -> None:
         self.control.close()

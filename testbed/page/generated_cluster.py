@@ -21,6 +21,8 @@ from testbed.page.generated_parts import (
     a_gpu,
     explained,
     letter,
+    measured,
+    poisson,
 )
 
 _WAIT_FOR_HOLDER_S = 2.0  # after which a request runs on a GPU that lacks its model
@@ -47,10 +49,11 @@ class GeneratedCluster:
         self.policy: dict[str, Any] = {"name": "lalbo3", "parameters": {"o3_limit": 25}}
         self.letters = {number: letter(number, self._began_s) for number in (3, 4, 9)}
         self.workflows: list[Json] = []
+        self.owners: Json = {"count": 0, "rows": []}
         self.rate = gpus / 1.25
         self.ordered: list[tuple[str, str, str | None]] = []
-        for _ in range(200):
-            self._go_on(self._at_s + 0.2)  # so that there is a past
+        for _ in range(200):  # so that there is a past
+            self._go_on(self._at_s + 0.2)
 
     # -- as the page asks -------------------------------------------------------------------------
 
@@ -66,6 +69,7 @@ class GeneratedCluster:
             "queue": self._queue(),
             "totals": self._totals(),
             "dead_letters": self._letters(), "workflows": self.workflows,
+            "owners": self.owners,
             "alerts": self._alerts(),
         }  # fmt: skip
         newest = sorted(self.decisions.values(), key=lambda one: -one["number"])[:100]
@@ -110,6 +114,9 @@ class GeneratedCluster:
             raise Declined(404, f"there is no request among the latest: {request!r}")
         return explained(found, list(self.gpus), self._random, self._at_s)
 
+    async def model(self, model: str) -> Json:
+        return measured(self._function(model))
+
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
         known = {policy["name"]: policy for policy in POLICIES}
         if name not in known:
@@ -121,9 +128,7 @@ class GeneratedCluster:
         self.policy = {"name": name, "parameters": defaults | dict(parameters)}
 
     async def order(self, model: str, verb: str, gpu: str | None) -> None:
-        function = next((one for one in self.functions if one.model == model), None)
-        if function is None:
-            raise Declined(404, f"there is no model {model!r}")
+        function = self._function(model)
         if gpu is not None and gpu not in self.gpus:
             raise Declined(404, f"there is no GPU {gpu!r}")
         self.ordered.append((model, verb, gpu))
@@ -152,6 +157,12 @@ class GeneratedCluster:
 
     # -- how it goes on ---------------------------------------------------------------------------
 
+    def _function(self, model: str) -> GeneratedFunction:
+        for each in self.functions:
+            if each.model == model:
+                return each
+        raise Declined(404, f"there is no model {model!r}")
+
     def _obey(self, holders: list[GeneratedGpu], function: GeneratedFunction, verb: str) -> None:
         for gpu in holders:
             if verb != "evict":
@@ -168,7 +179,7 @@ class GeneratedCluster:
         """Some requests arrive, some end, some begin."""
         span_s = min(5.0, now_s - self._at_s)
         self._at_s = now_s
-        for _ in range(self._poisson(self.rate * span_s)):
+        for _ in range(poisson(self._random, self.rate * span_s)):
             self._arrive(self._popular(), now_s - self._random.random() * span_s)
         for gpu in self.gpus.values():
             if gpu.running is not None and gpu.running.end_s <= now_s:
@@ -272,7 +283,7 @@ class GeneratedCluster:
             leases.append({
                 "request": running.request, "function": running.function.name,
                 "models": [running.function.model], "since_s": running.since_s,
-                "expected_end_s": running.end_s,
+                "expected_end_s": running.end_s, "slots": 2, "batch": 2, "vcpus": 3,
             })  # fmt: skip
         return {
             "id": gpu.id,
@@ -371,18 +382,9 @@ class GeneratedCluster:
             })  # fmt: skip
         return found
 
-    # -- how it begins ----------------------------------------------------------------------------
-
     def _popular(self) -> GeneratedFunction:
         """A few are called often, most of them seldom."""
-        place = int(self._random.paretovariate(0.8)) - 1
-        return self.functions[min(len(self.functions) - 1, place)]
-
-    def _poisson(self, mean: float) -> int:
-        count, left = 0, self._random.expovariate(1.0)
-        while left < mean:
-            count, left = count + 1, left + self._random.expovariate(1.0)
-        return count
+        return self.functions[min(len(self.functions), int(self._random.paretovariate(0.8))) - 1]
 
 
 def empty() -> GeneratedCluster:

@@ -155,6 +155,30 @@ def a_gpu(
     return gpu
 
 
+def poisson(chance: random.Random, mean: float) -> int:
+    """How many of what comes at random times come in a span in which `mean` are expected."""
+    count, left = 0, chance.expovariate(1.0)
+    while left < mean:
+        count, left = count + 1, left + chance.expovariate(1.0)
+    return count
+
+
+def measured(function: GeneratedFunction) -> Json:
+    """A function's model with its times, as the scheduler shows one."""
+    run_s = function.run_s
+    configured = [
+        {"batch": 4, "vcpus": 2, "vgpus": n, "gpu_type": "H200 1/7", "run_s": 3 * run_s / n}
+        for n in (1, 2)
+    ]
+    return {
+        "model": function.model,
+        "memory_bytes": function.bytes,
+        "load_s": {"host": function.load_s, "disk": 4 * function.load_s},
+        "run_s": {"1 on H200 1/7": run_s},
+        "configured": configured,
+    }
+
+
 def explained(
     decision: Mapping[str, Any], gpus: list[str], chance: random.Random, now_s: float
 ) -> Json:
@@ -169,6 +193,8 @@ def explained(
         }
         for gpu in [decision["gpu"], *(g for g in gpus if g != decision["gpu"])][:64]
     ]  # fmt: skip
+    for candidate in candidates[:3]:
+        candidate["terms"] = {"waiting": chance.uniform(1, 9), "load": -candidate["load_s"]}
     came = {
         "lease": decision["number"], "load_s": load_s, "failed_loads": {},
         "loaded_from": {} if decision["hit"] else {decision["models"][0]: "host"},
@@ -191,7 +217,8 @@ def explained(
             "after_s": decision["waited_s"], "what": "placed", "rule": decision["rule"],
             "slot": decision["gpu"], "gpu": decision["gpu"],
             "node": decision["gpu"].partition("/")[0], "hit": decision["hit"],
-            "held_elsewhere": decision["false_miss"],
+            "held_elsewhere": decision["false_miss"], "more_slots": [f"{decision['gpu']}.1"],
+            "configuration": {"batch": 2, "vcpus": 3, "vgpus": 2},
             "estimate": {"load_s": load_s, "run_s": 0.5}, "why": why, "came": came,
         }],
     }  # fmt: skip

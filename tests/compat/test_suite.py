@@ -16,7 +16,8 @@ from tests.compat.lanes import batches, run_in_lanes
 from tests.compat.page import page
 from tests.compat.rows import Row, add_row, in_order, read_rows, row_of
 from tests.compat.run import Report, Run, Settings, Verdict, run_entry
-from tests.compat.warm import WarmProcessEnded, WarmRunner, warm
+from tests.compat.warm import Warm, WarmRunner, warm
+from tests.kit.programs.warm_process import WarmProcessEnded, warm_process
 
 ONES = {"a": torch.ones(3), "n": [1, "x", None]}
 STATS = (
@@ -206,9 +207,10 @@ def test_forked_program_has_its_own_arguments_streams_and_exit_status(tmp_path: 
 @pytest.mark.timeout(120)
 def test_forked_program_is_killed_when_it_takes_too_long(tmp_path: Path) -> None:
     endless = program(tmp_path, "import time; time.sleep(1000)")
-    with warm(Settings(limit_s=1), ("json",)) as run:
-        assert run(endless, tmp_path / "results.pt").status == -9
-        assert run(program(tmp_path, "pass"), tmp_path / "results.pt").status == 0
+    with warm_process(("json",)) as process:
+        brief, patient = (Warm(process, Settings(limit_s=limit_s)) for limit_s in (1, 60))
+        assert brief(endless, tmp_path / "results.pt").status == -9
+        assert patient(program(tmp_path, "pass"), tmp_path / "results.pt").status == 0
 
 
 @pytest.mark.timeout(120)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from gpufaas.errors import CommandError
 from gpufaas.remote.scheduler_api import request_story
-from tests.e2e.stack import PATIENCE_S, Rest, Stack
+from tests.e2e.stack import PATIENCE_S, Reached, Rest
 from tests.kit.waiting import wait_until
 
 _OK = 200
@@ -112,7 +112,7 @@ def _once(connection: http.client.HTTPConnection, asked: Asked) -> tuple[int, st
         return 0, repr(error)
 
 
-def warm(up: Stack, rest: Rest, asked: Asked) -> None:
+def warm(up: Reached, rest: Rest, asked: Asked) -> None:
     """Call a function until the gateway asks for its GPU: its models are traced and known then."""
 
     def placed() -> bool:

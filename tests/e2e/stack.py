@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -24,6 +24,19 @@ from tests.kit.waiting import wait_until
 PATIENCE_S = 60.0
 _MARK = "E2E_STACK"  # in the environment of `up`, and of what inherits it
 _DEVICES = ("--devices", "cpu:2", "--gpu-memory", "2GiB", "--store-memory", "1GiB")
+
+
+class Reached(Protocol):
+    """A system whose gateway and scheduler are asked, wherever its processes are."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def password(self) -> str: ...
+
+    @property
+    def scheduler(self) -> SchedulerApi: ...
 
 
 class Stack:
@@ -168,7 +181,7 @@ class Stack:
 class Rest:
     """HTTP towards a gateway; it keeps no connection, so that nothing has to be closed."""
 
-    def __init__(self, stack: Stack, *, password: str | None = None) -> None:
+    def __init__(self, stack: Reached, *, password: str | None = None) -> None:
         secret = stack.password if password is None else password
         kept = httpx.Limits(max_keepalive_connections=0)
         self.http = httpx.Client(base_url=stack.url, timeout=PATIENCE_S, limits=kept, verify=False)

@@ -18,9 +18,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.calls.model_memory import OPERATOR_ERRORS
 from tests.fuzz.arguments import NotStorable
 from tests.fuzz.cases import Case, Cases
+from tests.fuzz.merged_cases import Differs
 
 PATTERNS = (0xA5, 0x5A)
 _SET_DEATH_SIGNAL = 1  # of prctl
@@ -28,7 +30,7 @@ _MALLOC_PATTERN = -6  # M_PERTURB of mallopt
 _MOST_BYTES = 64 << 20  # of one tensor
 _PROCESS_BYTES = 2 << 30
 _WORD = struct.Struct("<Q")
-_FAILED, _FAILED_OTHERWISE = 1, 2
+_FAILED, _FAILED_OTHERWISE, _DIFFERED = 1, 2, 3
 _POLL_S = 0.02
 
 
@@ -143,8 +145,10 @@ def _limit() -> None:
 def _digest(cases: Cases, case: Case) -> int:
     try:
         given, arguments = cases.call(case)
-    except (*OPERATOR_ERRORS, MemoryError, NotStorable):
+    except (*OPERATOR_ERRORS, MemoryError, NotStorable, CallRefused):
         return _FAILED
+    except Differs:
+        return _DIFFERED
     except BaseException:  # noqa: BLE001 - that is what is looked for
         return _FAILED_OTHERWISE
     finally:
@@ -192,10 +196,13 @@ def _compared(cases: Cases, chosen: Sequence[Case], lanes: Sequence[_Lane]) -> O
         elif _FAILED_OTHERWISE in results:
             what = "it raises what the worker does not expect of an operator"
             outcome.findings.append(Finding(case, what, _arguments(cases, case)))
+        elif _DIFFERED in results:
+            what = "it gives something else when it runs with others"
+            outcome.findings.append(Finding(case, what, _arguments(cases, case)))
         elif results[0] != results[1]:
             what = "its result depends on what memory held before"
             outcome.findings.append(Finding(case, what, _arguments(cases, case)))
-        elif results[0] > _FAILED:
+        elif results[0] > _DIFFERED:
             outcome.gave_results.add(case.name)
     return outcome
 

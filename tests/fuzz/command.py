@@ -16,6 +16,7 @@ import torch
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from tests.fuzz.cases import Case, Cases
 from tests.fuzz.children import Outcome, run
+from tests.fuzz.merged_cases import MergedCases
 from tests.fuzz.planted import PlantedTable
 
 _QUICK_CASES = 6
@@ -26,7 +27,8 @@ def main() -> int:
     options = _parser().parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    cases = Cases(PlantedTable() if options.planted else OperatorTable(torch.device("cpu")))
+    kind = MergedCases if options.merged else Cases
+    cases = kind(PlantedTable() if options.planted else OperatorTable(torch.device("cpu")))
     names = [name for name in cases.names if options.only in name]
     first, begun_s, found = options.first, time.monotonic(), 0
     works: set[str] = set()
@@ -71,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help="operators whose name has this in it")
     parser.add_argument("--limit", type=float, default=5.0, help="seconds that a case may take")
     parser.add_argument("--planted", action="store_true", help="call faulty operators instead")
+    parser.add_argument("--merged", action="store_true", help="as calls that run as one")
     parser.add_argument("--idle", action="store_true", help="name operators that always failed")
     return parser
 

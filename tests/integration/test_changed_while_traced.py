@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.kit.processes.executed_programs import counts_of, execute
+from tests.kit.programs.executed_programs import counts_of, execute
 
 CHANGING = """
 import time

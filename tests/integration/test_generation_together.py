@@ -3,11 +3,9 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import torch_shim
 from common.gpu_wishes import AS_MEASURED, GpuWishes
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.node.settings import EmulatedTimes
@@ -64,17 +62,8 @@ print(wrong, report.counts.local_operators)
 
 def _environment(node: NodeThread) -> dict[str, str]:
     identity = FunctionIdentity("team", "writer", GpuWishes(merged=AS_MEASURED))
-    return {
-        **os.environ,  # noqa: TID251 - what a process that the test starts gets
-        "PYTHONPATH": str(Path(torch_shim.__file__).parent / "activate"),
-        "CUDA_VISIBLE_DEVICES": "",
-        "GPUFAAS_ENABLED": "1",
-        "GPUFAAS_ADDRESS": node.address,
-        "GPUFAAS_CREDENTIAL": node.run(lambda it: it.manager.credentials.issue(identity)),
-        "GPUFAAS_GPU_MEMORY": str(1 << 30),
-        "GPUFAAS_GPU_NAME": "emulated",
-        "GPUFAAS_TRACING": "wait",
-    }
+    credential = node.run(lambda it: it.manager.credentials.issue(identity))
+    return node.environment(os.environ, credential)  # noqa: TID251 - a process of the test's
 
 
 @pytest.mark.parametrize("cache", ["growing", "static"])

@@ -27,7 +27,7 @@ from tests.kit.waiting import eventually
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
 RECORDED = ROOT / "tests" / "recordings" / "every-policy.jsonl"
-NEWER = {"beside", "esg", "togo"}  # policies that came after the recording
+NEWER = {"beside", "esg", "fair", "gain", "pairs", "togo"}  # policies that came after the recording
 HARDWARE = Hardware(gpus=8)
 
 

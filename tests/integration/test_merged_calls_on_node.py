@@ -16,7 +16,7 @@ from testbed.nodes.manager_client import SealedWeights
 from testbed.nodes.node_thread import NodeThread, node_thread
 from testbed.nodes.worker_client import ADD, FunctionClient
 from tests.integration.test_node import model
-from tests.kit.processes.executed_programs import KILL_WORKERS, execute
+from tests.kit.programs.executed_programs import KILL_WORKERS, execute
 from tests.kit.waiting import wait_until
 from torch_shim.wire.programs import Program, ProgramStep, Ref, Tuple
 

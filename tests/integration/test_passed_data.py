@@ -2,11 +2,10 @@
 
 import json
 import os
-import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -14,102 +13,58 @@ import pytest
 
 from gpufaas.local.held_ports import HeldPort
 from tests.kit.network.certificates import self_signed
-from tests.kit.processes.daemons import Daemon
 from tests.kit.processes.runtime_process import runtime
-from tests.kit.processes.two_nodes import ACTIVATE, Program, TwoNodes
+from tests.kit.processes.two_nodes import ACTIVATE, TwoNodes
+from tests.kit.programs.data_functions import (
+    DataFunction,
+    SharedNode,
+    data_function,
+    kill_workers,
+    one_node,
+    open_data,
+    shared_node,
+)
 from tests.kit.waiting import wait_until
 
-# Evaluates each line that it hears; what it says is JSON.
-FUNCTION = """
-import json, sys, torch
-from torch_shim.data.function_data import drop, get, put, settle
-from torch_shim.process_report import report
-torch.set_grad_enabled(False)
-
-class Scale(torch.nn.Module):
-    def __init__(self, scale):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.full((256,), scale))
-
-    def forward(self, x):
-        return x * self.weight
-
-class Grow(Scale):
-    def forward(self, x):
-        x.add_(1)
-        return (x * self.weight).sum()
-
-there = torch.arange(256 * 1024.0).view(-1, 256)
-double = Scale(2.0).cuda()
-triple = Scale(3.0).cuda()
-grow = Grow(1.0).cuda()
-kept = {}
-
-def bytes_moved():
-    return report.counts.bytes_in + report.counts.bytes_out
-
-for line in sys.stdin:
-    try:
-        exec(line)
-        said = kept.pop("say", None)
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-    print(json.dumps(said), flush=True)
-"""
 GONE = "DataUnavailable: there is no such data"
-
-
-class Function:
-    """A function of a namespace, which does what a test says."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-
-    def do(self, *lines: str) -> None:
-        """Run lines; none of them fails."""
-        for line in lines:
-            assert json.loads(self._program.ask(line)) is None, line
-
-    def say(self, expression: str) -> object:
-        """What an expression is, or the error that it raises."""
-        found: object = json.loads(self._program.ask(f"kept['say'] = {expression}"))
-        return found
-
-    def put(self, expression: str) -> str:
-        handle = self.say(f"put({expression})")
-        assert isinstance(handle, str)
-        assert "Error" not in handle, handle
-        return handle
-
-    def kill(self) -> None:
-        self._program.kill()
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[TwoNodes]:
+    """One of a test's own."""
     with TwoNodes(tmp_path) as found:
         found.scheduler()
         yield found
 
 
-def function(
-    cluster: TwoNodes, address: str, name: str = "program", tenant: str = "team"
-) -> Function:
-    return Function(cluster.program(FUNCTION, address, name, tenant))
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], SharedNode]]:
+    """Nodes by their runtimes, each made when it is needed."""
+    with ExitStack() as stack:
+
+        @cache
+        def node_of(runtime: str) -> SharedNode:
+            folder = tmp_path_factory.mktemp("t")
+            return stack.enter_context(shared_node(folder, "--runtime", runtime))
+
+        yield node_of
 
 
-def one_node(cluster: TwoNodes, *options: str) -> tuple[str, Daemon]:
-    """The address of a node's manager, and its process."""
-    address = f"unix:{cluster.folder / 'n.sock'}"
-    return address, cluster.node("n", address, *options, memory="2GiB")
+@pytest.fixture
+def node(
+    nodes: Callable[[str], SharedNode], request: pytest.FixtureRequest
+) -> Iterator[SharedNode]:
+    """A node whose models have a process each, or that of the runtime that a test names."""
+    found = nodes(getattr(request, "param", "process"))
+    yield found
+    found.clear()
 
 
-@pytest.mark.parametrize("runtime", ["process", "stream"])
+@pytest.mark.parametrize("node", ["process", "stream"], indirect=True)
 def test_result_is_used_by_another_function_and_its_bytes_do_not_cross(
-    cluster: TwoNodes, runtime: str
+    node: SharedNode,
 ) -> None:
-    address, manager = one_node(cluster, "--runtime", runtime)
-    one, other = function(cluster, address, "one"), function(cluster, address, "other")
+    one, other = node.function("one"), node.function("other")
     one.do("kept['x'] = there.cuda()", "double(kept['x'])")
     other.do("triple(there.cuda())")
 
@@ -119,7 +74,7 @@ def test_result_is_used_by_another_function_and_its_bytes_do_not_cross(
     before = other.say("bytes_moved()")
     other.do(f"kept['y'] = get({handle!r})", "kept['z'] = triple(kept['y'])")
     assert other.say("bytes_moved()") == before
-    assert not open_data(manager)  # the workers have it, the manager does not
+    assert not open_data(node.manager)  # the workers have it, the manager does not
     one.do(f"drop({handle!r})", "kept.clear()", "settle()")
     other.do("kept['z'] = triple(kept['y'])")  # who has taken it has it
     assert other.say("torch.equal(kept['z'].cpu(), there * 6)") is True
@@ -129,10 +84,9 @@ def test_result_is_used_by_another_function_and_its_bytes_do_not_cross(
     assert other.say("torch.equal(kept['y'].cpu(), there * 2)") is True
 
 
-@pytest.mark.parametrize("runtime", ["process", "stream"])
-def test_nobody_sees_what_others_write_to_their_tensor(cluster: TwoNodes, runtime: str) -> None:
-    address, _ = one_node(cluster, "--runtime", runtime)
-    one, other = function(cluster, address, "one"), function(cluster, address, "other")
+@pytest.mark.parametrize("node", ["process", "stream"], indirect=True)
+def test_nobody_sees_what_others_write_to_their_tensor(node: SharedNode) -> None:
+    one, other = node.function("one"), node.function("other")
     one.do("kept['x'] = double(there.cuda())")
     other.do("grow(there.cuda())", "triple(there.cuda())")
     handle = one.put("kept['x']")
@@ -146,10 +100,9 @@ def test_nobody_sees_what_others_write_to_their_tensor(cluster: TwoNodes, runtim
 
 
 def test_data_that_a_worker_was_given_alone_is_found_and_dropped_at_once(
-    cluster: TwoNodes,
+    node: SharedNode,
 ) -> None:
-    address, _ = one_node(cluster)
-    one, other = function(cluster, address, "one"), function(cluster, address, "other")
+    one, other = node.function("one"), node.function("other")
     one.do("kept['x'] = double(there.cuda())")
     one.put("kept['x']")  # asks the manager, who lets the worker do the next ones
     assert one.say("[drop(put(kept['x'])) for _ in range(20)] == [None] * 20") is True
@@ -164,13 +117,12 @@ def test_data_that_a_worker_was_given_alone_is_found_and_dropped_at_once(
     wait_until(partial(is_gone, other, brief), "its time is over")
 
 
-def is_gone(reader: Function, handle: str) -> bool:
+def is_gone(reader: DataFunction, handle: str) -> bool:
     return str(reader.say(f"type(get({handle!r})).__name__")).startswith(GONE)
 
 
-def test_values_of_all_kinds_come_as_they_were_put(cluster: TwoNodes) -> None:
-    address, _ = one_node(cluster)
-    one, other = function(cluster, address, "one"), function(cluster, address, "other")
+def test_values_of_all_kinds_come_as_they_were_put(node: SharedNode) -> None:
+    one, other = node.function("one"), node.function("other")
     one.do("kept['y'] = double(there.cuda())")
     handle = one.put("{'y': kept['y'], 'cpu': there, 'b': b'abc', 'n': [1, (2.5, None, 'x')]}")
     other.do(f"kept['v'] = get({handle!r})")
@@ -184,10 +136,8 @@ def test_values_of_all_kinds_come_as_they_were_put(cluster: TwoNodes) -> None:
     assert str(one.say("put(object())")).startswith("UnsuitableData: the value cannot be put")
 
 
-def test_handles_of_others_forged_or_over_are_all_the_same(cluster: TwoNodes) -> None:
-    address, _ = one_node(cluster)
-    one = function(cluster, address, "one")
-    stranger = function(cluster, address, "one", "strangers")
+def test_handles_of_others_forged_or_over_are_all_the_same(node: SharedNode) -> None:
+    one, stranger = node.function("one"), node.function("one", "strangers")
     handle, staying = one.put("b'secret'"), one.put("double(there.cuda())")
     brief = one.put("b'brief', 0.05")
     time.sleep(0.1)
@@ -207,18 +157,18 @@ def test_handles_of_others_forged_or_over_are_all_the_same(cluster: TwoNodes) ->
 
 
 def test_data_on_a_worker_outlives_its_function_and_its_models_eviction(
-    cluster: TwoNodes,
+    node: SharedNode,
 ) -> None:
-    address, _ = one_node(cluster)
-    one, other = function(cluster, address, "one"), function(cluster, address, "other")
-    handle = one.put("double(there.cuda())")
-    one.kill()
+    one, other = node.function("one"), node.function("other")
+    leaving = data_function(node.cluster, node.address, "leaving")
+    handle = leaving.put("double(there.cuda())")
+    leaving.kill()
     assert other.say(f"torch.equal(get({handle!r}).cpu(), there * 2)") is True
+    other.do(f"drop({handle!r})")
 
-    third = function(cluster, address, "third")
-    handle = third.put("double(there.cuda())")
-    small = third.put("double(there[:128].cuda())")  # of memory that is sealed
-    evict_all(cluster)
+    handle = one.put("double(there.cuda())")
+    small = one.put("double(there[:128].cuda())")  # of memory that is sealed
+    evict_all(node.cluster)
     assert other.say(f"torch.equal(get({small!r}).cpu(), there[:128] * 2)") is True
     assert other.say(f"torch.equal(triple(get({handle!r})).cpu(), there * 6)") is True
 
@@ -236,11 +186,10 @@ def evict_all(cluster: TwoNodes) -> None:
     wait_until(evicted, "every model is evicted", within_s=30.0)
 
 
-def test_data_of_a_worker_that_is_killed_is_gone_and_all_else_is_not(cluster: TwoNodes) -> None:
-    address, manager = one_node(cluster)
-    one, other = function(cluster, address, "one"), function(cluster, address, "other")
+def test_data_of_a_worker_that_is_killed_is_gone_and_all_else_is_not(node: SharedNode) -> None:
+    one, other = node.function("one"), node.function("other")
     handle, saved = one.put("double(there.cuda())"), one.put("there")
-    kill_workers(manager)
+    kill_workers(node.manager)
     wait_until(
         lambda: str(other.say(f"get({handle!r}).cpu().sum().item()")).startswith(GONE),
         "it is gone",
@@ -249,18 +198,6 @@ def test_data_of_a_worker_that_is_killed_is_gone_and_all_else_is_not(cluster: Tw
     assert other.say(f"torch.equal(get({saved!r}), there)") is True
     handle = one.put("double(there.cuda())")
     assert other.say(f"torch.equal(get({handle!r}).cpu(), there * 2)") is True
-
-
-def children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-    return [int(child) for child in found.split()]
-
-
-def kill_workers(manager: Daemon) -> None:
-    """Kill every process that has a model, or may get one."""
-    for server in children(manager.pid):
-        for worker in children(server):
-            os.kill(worker, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("wire", ["unix", "tls"])
@@ -274,7 +211,7 @@ def test_data_goes_to_another_node_and_is_gone_with_its_own(cluster: TwoNodes, w
         options += ["--key", str(key), "--advertise", f"tls:{site}"]
     a = cluster.node("a", a_sock, *options, memory="2GiB")
     cluster.node("b", b_sock, memory="2GiB")
-    one, other = function(cluster, a_sock, "one"), function(cluster, b_sock, "other")
+    one, other = data_function(cluster, a_sock, "one"), data_function(cluster, b_sock, "other")
     host, large = one.put("{'x': there}"), one.put("b'y' * 40_000_001")
     assert host.startswith("a.")
     other.do(f"kept['v'] = get({host!r})")
@@ -296,7 +233,7 @@ def test_data_is_spilled_when_memory_is_short_and_leaves_nothing_behind(
 ) -> None:
     spill = tmp_path / "spill"
     address, manager = one_node(cluster, "--spill", str(spill), "--data-memory", "4MiB")
-    one, other = function(cluster, address, "one"), function(cluster, address, "other")
+    one, other = data_function(cluster, address, "one"), data_function(cluster, address, "other")
     handles = [one.put(f"bytes([{number}]) * 1_500_000") for number in range(6)]
     for number, handle in enumerate(handles):
         assert other.say(f"set(get({handle!r})) == {{{number}}}") is True
@@ -305,17 +242,6 @@ def test_data_is_spilled_when_memory_is_short_and_leaves_nothing_behind(
     for handle in handles:
         one.do(f"drop({handle!r})")
     wait_until(lambda: not open_data(manager), "no memory or file is open", within_s=30.0)
-
-
-def open_data(manager: Daemon) -> list[str]:
-    """The memory and files of data that the node's manager has open."""
-    found = []
-    for entry in Path(f"/proc/{manager.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # it was closed meanwhile
-            target = str(entry.readlink())
-            if "gpufaas-data" in target or "/spill/data/" in target:
-                found.append(target)
-    return found
 
 
 MAKER = """

@@ -3,10 +3,16 @@
     policy lalbo3 o3_limit=3          the policy in force (the first line), or from now on
     rule lru                          the eviction rule, before anything else
     model bert 1024 load 2 run 1      size in MB, seconds
+    model bert 1024 load 2 run 1 4:2  ... of which a batch of 4 runs together in 2 s
     gpu g0 8192                       a GPU of one slot joins; size in MB
+    gpu g0 8192 slots 4 vcpus 16      ... of slots g0.0 to g0.3, with vCPUs for its leases
     gpu g0 8192 holds bert, gpt       ... with these models, the least recently used first
+    pair g0 8192                      ... whose slot runs two leases at once; `holds` as above
+    slows bert gpt 1.5                bert was seen to take so many times as long beside gpt
     at 1.5                            time goes on to this second
     request r0 bert                   a request for this model (or these models) arrives
+    request r0 bert of app/stage slo 3     ... of a workflow's stage, which may take 3 s
+    request r0 bert of app/stage slo 3 near g0      ... whose stage before ran on g0's node
     cancel r0 | expire r0             the caller goes away | the deadline passes
     free g0                           g0's manager ends its lease
     free g0 r1                        ... the one that it gave this request
@@ -19,11 +25,13 @@
 `pytest --rewrite` writes the answers of today into the file: read the difference before you commit.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.core.core import make_core
+from scheduler.estimates.interference.resource_metrics import METRICS, Metrics
 from scheduler.model.actions import (
     Action,
     Demote,
@@ -55,7 +63,14 @@ from scheduler.model.events import (
     SlotFreed,
     UnpinAsked,
 )
-from scheduler.model.values import AfterLoss, GpuSpec, ModelSpec, RequestId, SlotId
+from scheduler.model.values import (
+    ANY_GPU_TYPE,
+    AfterLoss,
+    GpuSpec,
+    ModelSpec,
+    RequestId,
+    SlotId,
+)
 from tests.kit.cores.builders import gpu, model, request
 from tests.kit.cores.core_world import World
 
@@ -103,21 +118,50 @@ class _Stage:
 
     def _do_policy(self, name: str, *settings: str) -> list[Action]:
         pairs = (setting.split("=") for setting in settings)
-        parameters = {key: int(value) for key, value in pairs}
+        parameters = {key: float(value) for key, value in pairs}
         if self._world is None:
             self._world = World(make_core(name, self._rule, parameters))
             return []
         return self._there.send(PolicySet(name, parameters))
 
     def _do_model(
-        self, name: str, size: str, _load: str, load: str, _run: str, run: str
+        self, name: str, size: str, _load: str, load: str, _run: str, run: str, *batches: str
     ) -> list[Action]:
-        spec = model(name, memory_mb=int(size), load_s=float(load), run_s=float(run))
+        alone: dict[tuple[int, str], float] = {(1, ANY_GPU_TYPE): float(run)}
+        more = {
+            (int(batch), ANY_GPU_TYPE): float(run_s)
+            for batch, run_s in (each.split(":") for each in batches)
+        }
+        spec = model(name, memory_mb=int(size), load_s=float(load), run_s=alone | more)
         self._models[name] = spec
         return self._there.send(ModelRegistered(spec))
 
-    def _do_gpu(self, name: str, size: str, *holds: str) -> list[Action]:
-        spec = gpu(name, memory_mb=int(size))
+    def _do_gpu(self, name: str, size: str, *more: str) -> list[Action]:
+        words = list(takewhile(lambda word: word != "holds", more))
+        given = _pairs(words, "slots", "vcpus")
+        slots, vcpus = int(given.get("slots", 1)), int(given.get("vcpus", 0))
+        spec = gpu(name, memory_mb=int(size), slots=slots, vcpus=vcpus)
+        return self._join(spec, more[len(words) :])
+
+    def _do_pair(self, name: str, size: str, *holds: str) -> list[Action]:
+        return self._join(gpu(name, memory_mb=int(size), leases=2, at_once=True), holds)
+
+    def _do_slows(self, model: str, other: str, factor: str) -> list[Action]:
+        """As sixteen runs would teach, with metrics that tell the two models apart."""
+        profiles = self._there.core.cluster.profiles
+        metrics = [self._metrics_of(name) for name in (model, other)]
+        for _ in range(16):
+            profiles.interference.observe(ANY_GPU_TYPE, metrics[0], [metrics[1]], float(factor))
+        return []
+
+    def _metrics_of(self, name: str) -> Metrics:
+        place = list(self._models).index(name)
+        metrics = tuple([float(number == place) for number in range(len(METRICS))])
+        features = dict(zip(METRICS, metrics, strict=True))
+        self._there.send(ModelRegistered(ModelSpec(ModelId(name), features=features)))
+        return metrics
+
+    def _join(self, spec: GpuSpec, holds: tuple[str, ...]) -> list[Action]:
         if not holds:
             return self._there.send(GpuJoined(spec))
         return self._there.send(self._report(spec, " ".join(holds[1:]).split(", ")))
@@ -131,8 +175,16 @@ class _Stage:
         self._there.now = float(second)
         return []
 
-    def _do_request(self, name: str, *models: str) -> list[Action]:
-        return self._there.send(RequestArrived(request(name, *models)))
+    def _do_request(self, name: str, *words: str) -> list[Action]:
+        models = list(takewhile(lambda word: word not in {"of", "slo", "near"}, words))
+        given = _pairs(words[len(models) :], "of", "slo", "near")
+        application, _, stage = given.get("of", "").partition("/")
+        near = given.get("near")
+        asked = request(name, *models, near=None if near is None else gpu(near).node)
+        slo_s = float(given["slo"]) if "slo" in given else None
+        function = f"function-of-{'-'.join(models)}"  # else no two requests could share a lease
+        asked = asked._replace(function=function, application=application, stage=stage)
+        return self._there.send(RequestArrived(asked._replace(slo_s=slo_s)))
 
     def _do_cancel(self, name: str) -> list[Action]:
         return self._there.send(RequestCancelled(RequestId(name)))
@@ -174,6 +226,13 @@ class _Stage:
         return self._there.send(PrefetchAsked(ModelId(name), GpuId(there)))
 
 
+def _pairs(words: Sequence[str], *known: str) -> dict[str, str]:
+    """The value behind each of these words."""
+    found = dict(zip(words[::2], words[1::2], strict=True))
+    assert set(found) <= set(known), f"{' '.join(words)}: {', '.join(known)} are known"
+    return found
+
+
 def _told(actions: list[Action]) -> Iterator[str]:
     """One line an action; a dispatch tells its preparation with it."""
     prepared: list[str] = []
@@ -188,7 +247,11 @@ def _told(actions: list[Action]) -> Iterator[str]:
         elif isinstance(action, Dispatch):
             who = ", ".join(action.requests)
             how = "hit" if action.hit else "; ".join(["miss", *prepared])
-            yield f"{who} -> {action.slot}, {how}  ({action.rule})"
+            where = ", ".join([action.slot, *action.more_slots])
+            if action.configuration is not None:
+                batch, vcpus, vgpus = action.configuration
+                how += f"; configured for {batch} on vCPUs: {vcpus}, slots: {vgpus}"
+            yield f"{who} -> {where}, {how}  ({action.rule})"
         elif isinstance(action, EnqueueLocally):
             yield f"{action.request} -> local queue of {action.slot}  ({action.rule})"
         elif isinstance(action, Finish):

@@ -4,6 +4,7 @@ Before torch is imported, the hook reads only the environment. Unless GPUFAAS_EN
 nothing.
 """
 
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -53,9 +54,15 @@ def _patch_after(loader: importlib.abc.Loader) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        execute(module)
-        vars(loader).pop("exec_module", None)
-        importlib.import_module(f"{_PACKAGE}.start").after_import()
+        collects = gc.isenabled()
+        gc.disable()  # as collector_pause.py says, which this file cannot import yet
+        try:
+            execute(module)
+            vars(loader).pop("exec_module", None)
+            importlib.import_module(f"{_PACKAGE}.start").after_import()
+        finally:
+            if collects:
+                gc.enable()
 
     vars(loader)["exec_module"] = exec_module
 

@@ -20,6 +20,7 @@ from torch_shim.encoding.random_operators import argument
 from torch_shim.errors import BadFrame, NoWeights, RemoteFailure
 from torch_shim.leases import request_context
 from torch_shim.process_report import report
+from torch_shim.raised_failures import error_of
 from torch_shim.remote.remote_program import RemoteProgram
 from torch_shim.remote.single_operators import run_there
 from torch_shim.tensors import write_epochs
@@ -92,7 +93,7 @@ class Graph:
                     f"CUDA out of memory. {failure.message}"
                 ) from failure
             if failure.failure not in _RUNS_LOCALLY:
-                raise RuntimeError(f"CUDA error: {failure}") from failure
+                raise error_of(failure) from failure
             reason = f"{failure.failure}: {failure.message}"[:200]
             self._place = line_of_operator(self._module, failure.message)
             outputs = self.run_locally(args, reason)

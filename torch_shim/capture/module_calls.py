@@ -5,6 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from torch_shim.capture import operator_counts
 from torch_shim.capture.background import BackgroundTracer
 from torch_shim.capture.root_modules import Root, Roots, root_of_module
 from torch_shim.capture.traces.pauses import at_imports, pauses
+from torch_shim.collector_pause import without_collections
 from torch_shim.data import function_data
 from torch_shim.leases import request_context
 from torch_shim.patching import replace
@@ -157,7 +159,9 @@ class ModuleCalls:
 
     def _import(self) -> None:
         # A lock of its own: calls that run locally meanwhile take the other one.
-        with self._import_lock, at_imports():
+        # In the background other threads go on, and what they leave is to be collected.
+        pause = nullcontext() if self._in_background else without_collections()
+        with self._import_lock, at_imports(), pause:
             capture = importlib.import_module("torch_shim.capture.capture")
             self._made = self._made or capture.Capture(
                 self._roots, self._native, self._tracer, in_background=self._in_background

@@ -6,7 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
-from torch_shim.errors import BadFrame, DataUnavailable, RemoteFailure, WireError
+from torch_shim.errors import (
+    BadFrame,
+    DataUnavailable,
+    DataUnreachable,
+    RemoteFailure,
+    WireError,
+)
 from torch_shim.leases.managers import Nodes
 from torch_shim.wire.arena import Buffer
 from torch_shim.wire.control_connection import ControlConnection
@@ -212,4 +218,4 @@ def _refuse(error: RemoteFailure | WireError) -> NoReturn:
         if error.failure not in _REFUSALS:
             raise error
         raise DataUnavailable(error.message) from error
-    raise DataUnavailable(f"this node's GPU manager cannot be reached: {error}") from error
+    raise DataUnreachable(f"this node's GPU manager cannot be reached: {error}") from error

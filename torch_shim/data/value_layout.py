@@ -14,7 +14,7 @@ from torch_shim.errors import BadFrame, UnsuitableData
 from torch_shim.remote.transfer import NAME_OF
 from torch_shim.tensors.handles import CudaTensor
 from torch_shim.wire.arena import layout_of, span_of
-from torch_shim.wire.bounded_msgpack import MessageBounds, unpack_bounded
+from torch_shim.wire.bounded_msgpack import MessageBounds, shown, unpack_bounded
 from torch_shim.wire.protocol import MOST_ABOUT_BYTES, places_behind
 
 _VERSION = 1
@@ -165,7 +165,7 @@ class DescribedValue:
         if not isinstance(node, list):
             if node is None or isinstance(node, bool | int | float | str):
                 return node
-            raise BadFrame(f"data with {node!r:.40}")
+            raise BadFrame(f"data with {shown(node)}")
         match node:
             case [str(kind), list(items)] if kind in (_LIST, _TUPLE):
                 made = [self._value(item, tensor, content, depth + 1) for item in items]
@@ -179,7 +179,7 @@ class DescribedValue:
                 place = self._place(number)
                 return tensor(place, _layout(layout, place.size_bytes))
             case _:
-                raise BadFrame(f"data with {node!r:.60}")
+                raise BadFrame(f"data with {shown(node)}")
 
     def _place(self, number: int) -> Place:
         if not 0 <= number < len(self._places):
@@ -202,7 +202,7 @@ def _place(place: Any, size_bytes: int) -> Place:
         case [str(handle), int(size)] if size >= 0:
             return PartLeaf(handle, size)
         case _:
-            raise BadFrame(f"data with a leaf at {place!r:.60}")
+            raise BadFrame(f"data with a leaf at {shown(place)}")
 
 
 def _layout(fields: list[Any], size_bytes: int) -> TensorLayout:
@@ -217,7 +217,7 @@ def _layout(fields: list[Any], size_bytes: int) -> TensorLayout:
                         return found
         case _:
             pass
-    raise BadFrame(f"data with a tensor {fields!r:.80}")
+    raise BadFrame(f"data with a tensor {shown(fields)}")
 
 
 def _entry(item: Any) -> tuple[str | int, Any]:
@@ -225,7 +225,7 @@ def _entry(item: Any) -> tuple[str | int, Any]:
         case [str(key) | int(key), value]:
             return key, value
         case _:
-            raise BadFrame(f"data with an entry {item!r:.60}")
+            raise BadFrame(f"data with an entry {shown(item)}")
 
 
 def _size_of(leaf: Leaf) -> int:

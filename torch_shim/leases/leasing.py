@@ -46,11 +46,11 @@ class ProcessLeases:
         Raise RemoteFailure if it is refused, WireError if this node's GPU manager is unreachable.
         """
         given = request_context.current()
-        if given is not None:
-            found = self.presented_by(given).lease_for(batch, bring)
-            if found is not None:
-                return found
-        return self._acquired_lease(batch, bring)
+        presented = None if given is None else self.presented_by(given).lease_for(batch, bring)
+        found = presented or self._acquired_lease(batch, bring)
+        if found.lease.peer.has_unused:
+            self._nodes.sweep_later()
+        return found
 
     @property
     def requests(self) -> int:
@@ -103,7 +103,7 @@ class ProcessLeases:
             try:
                 return self._follow(found, batch, bring)
             except (RemoteFailure, WireError) as error:
-                own.release(found.number)
+                own.release(found.number, request_context.claims_of(found.token).request)
                 if isinstance(error, RemoteFailure) and error.failure != FailureKind.LEASE:
                     raise
                 log.warning("lease %d on node %s is unusable: %s", found.number, found.node, error)
@@ -118,7 +118,8 @@ class ProcessLeases:
         model = bring(session)
         lease = session.acquire(model.digest, batch, found.token)
         assert isinstance(lease, ModelLease), "a token is for one node"
-        self._nodes.own.report_claimed(found.number)
+        request = request_context.claims_of(found.token).request
+        self._nodes.own.report_claimed(found.number, request)
         return SessionLease(session, model, lease)
 
 

@@ -19,7 +19,10 @@ _AT_ONCE_S = 0.0
 
 
 class Nodes:
-    """One session for each GPU manager; idle sessions with other nodes are closed."""
+    """One session for each GPU manager; idle sessions with other nodes are closed.
+
+    So are, sooner, channels of all sessions that only a burst of calls needed.
+    """
 
     def __init__(self, address: str, credential: str, idle_s: float = IDLE_S) -> None:
         self.own = ManagerSession(address, credential, CONNECT_TIMEOUT_S)
@@ -76,6 +79,13 @@ class Nodes:
         """The number of sessions with other nodes' managers."""
         return len(self._others)
 
+    def sweep_later(self) -> None:
+        """See to it that channels are closed that are not used."""
+        if self._timer is None:
+            with self._lock:
+                if self._timer is None:
+                    self._start_timer()
+
     def close(self) -> None:
         """Close all sessions."""
         self._stop_timer()
@@ -121,9 +131,11 @@ class Nodes:
                 self._timer = None
 
     def _sweep(self) -> None:
-        """Close sessions that are idle for too long; repeat while any session is open."""
-        since_s = time.monotonic() - self._idle_s
-        idle = [found for found in list(self._others.values()) if found.retire_if_idle(since_s)]
+        """Close what is idle for too long; repeat while there is anything to close."""
+        now_s, others = time.monotonic(), list(self._others.values())
+        idle = [found for found in others if found.retire_if_idle(now_s - self._idle_s)]
+        since_s = now_s - self._idle_s / 4
+        unused = [peer.close_unused(since_s) for peer in self.peers()]
         with self._lock:
             for session in idle:
                 if self._others.get(session.address) is session:
@@ -131,7 +143,7 @@ class Nodes:
             if self._timer is None:
                 return
             self._timer = None
-            if self._others:
+            if self._others or any(unused):
                 self._start_timer()
 
 

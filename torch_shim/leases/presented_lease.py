@@ -192,7 +192,7 @@ class PresentedLease:
         assert session is not None, "a call was answered"
         self._returned, self._returns = frozenset(self._models), False
         try:
-            session.give_back(leases)
+            session.give_back(leases, self._claims.request)
         except WireError as error:
             log.info("a lease was not given back, because it has ended: %s", error)
 
@@ -219,9 +219,9 @@ class PresentedLease:
             digest = bring(there).digest
             lease = there.acquire(digest, batch, found.token)
         except (RemoteFailure, WireError):
-            session.release(found.number)
+            session.release(found.number, self._claims.request)
             raise
         assert isinstance(lease, ModelLease), "a token is for one node"
-        session.report_claimed(found.number)
+        session.report_claimed(found.number, self._claims.request)
         self._claimed.session, self._token = there, found.token
         self._claimed.leases[digest] = lease

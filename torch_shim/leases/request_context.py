@@ -35,13 +35,15 @@ class TokenClaims(NamedTuple):
     """What a token says of its lease; nothing, if it is no token.
 
     A lease that `stands` is for several requests. Number and GPU of a lease are given if its node
-    lets calls in without being shown the token.
+    lets calls in without being shown the token. Several requests may share one, each with a token
+    of its own: whoever gives it back names the `request`.
     """
 
     node: str | None = None
     stands: bool = False
     lease: int = 0
     gpu: str = ""
+    request: str | None = None
 
 
 class RequestLease:
@@ -157,10 +159,11 @@ def claims_of(token: str) -> TokenClaims:
     try:
         claims = json.loads(base64.urlsafe_b64decode(body + "=="))
         node, lease, gpu = claims["node"], claims.get("lease"), claims.get("gpu")
-        stands = claims.get("stands", False)
-    except (ValueError, LookupError, TypeError, AttributeError):
+        stands, request = claims.get("stands", False), claims.get("request")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return TokenClaims()
     known = type(lease) is int and 0 < lease < _MOST_LEASES and isinstance(gpu, str)
     if not known or claims.get("ahead") is not True:
         lease, gpu = 0, ""
-    return TokenClaims(node if isinstance(node, str) else None, stands is True, lease, gpu)
+    node, request = (each if isinstance(each, str) else None for each in (node, request))
+    return TokenClaims(node, stands is True, lease, gpu, request)

@@ -19,6 +19,7 @@ from torch_shim.wire.arena import (
     span_of,
     tensor_over,
 )
+from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.protocol import ALIGNMENT, places_behind
@@ -159,7 +160,7 @@ class Results:
         """Return an output as it is to be made: an OutputView, or a value without a tensor."""
         if not isinstance(described, list):
             if described is not None and not isinstance(described, bool | int | float):
-                raise BadFrame(f"an output: {described!r:.80}")
+                raise BadFrame(f"an output: {shown(described)}")
             return described
         found = _read_view(described)
         if found.source < 0:
@@ -204,10 +205,10 @@ def _parts(entries: Any, first: int) -> list[tuple[int, int]]:
     found = []
     for entry in entries:
         if not isinstance(entry, list) or len(entry) != _PART_FIELDS:
-            raise BadFrame(f"part of a result: {entry!r:.60}")
+            raise BadFrame(f"part of a result: {shown(entry)}")
         offset, size = entry[first], entry[first + 1]
         if type(offset) is not int or type(size) is not int or size < 0 or offset < STAYS:
-            raise BadFrame(f"part of a result: {entry!r:.60}")
+            raise BadFrame(f"part of a result: {shown(entry)}")
         found.append((offset, size))
     return found
 
@@ -251,7 +252,7 @@ def _input(args: Sequence[Any], position: Any) -> torch.Tensor:
     """Return the tensor among a call's inputs that a result names."""
     found = args[position] if type(position) is int and 0 <= position < len(args) else None
     if not isinstance(found, torch.Tensor):
-        raise BadFrame(f"a result names input {position!r:.40}, which is no tensor")
+        raise BadFrame(f"a result names input {shown(position)}, which is no tensor")
     return found
 
 
@@ -266,12 +267,12 @@ def _read_view(described: list[Any]) -> OutputView:
         source, name, shape, strides, offset = described[:_VIEW_FIELDS]
         numbers = [source, offset, *shape, *strides]
         if {type(number) for number in numbers} != {int} or min(numbers[1:]) < 0:
-            raise BadFrame(f"an output: {described!r:.80}")
+            raise BadFrame(f"an output: {shown(described)}")
         dtype = _DTYPE_OF[name]
         span = 1
         for size, stride in zip(shape, strides, strict=True):
             span = span + (size - 1) * stride if size and span else 0
     except (LookupError, TypeError, ValueError) as error:
-        raise BadFrame(f"an output: {described!r:.80}") from error
+        raise BadFrame(f"an output: {shown(described)}") from error
     end_bytes = (offset + span) * dtype.itemsize if span else 0
     return OutputView(source, dtype, shape, strides, offset, end_bytes)

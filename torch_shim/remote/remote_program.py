@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_shim.errors import BadFrame, ManagerUnreachable, RemoteFailure, WireError
+from torch_shim.errors import BadFrame, RemoteFailure, WireError
 from torch_shim.leases import request_context
 from torch_shim.leases.presented_lease import SessionLease
 from torch_shim.process_report import report
@@ -78,8 +78,9 @@ class RemoteProgram:
         lease_for: Callable[[int], SessionLease],
         run_there: RunThere,
     ) -> list[Any]:
-        """Return the outputs that a worker computes; raise RemoteFailure if no worker does.
+        """Return the outputs that a worker computes.
 
+        Raise RemoteFailure if no worker does, ManagerUnreachable if no GPU manager answers.
         `lease_for` returns a lease for a batch size, and a new one when the former has ended;
         `run_there` runs operators on what stays with the worker.
         """
@@ -108,9 +109,7 @@ class RemoteProgram:
                 _bring_from_others(args, bound, lease.peer)
                 channel = session.channel(lease, batch)
             except WireError as error:
-                if isinstance(error, ManagerUnreachable) and not broken.crashes:
-                    raise
-                broken.crashed(error)
+                broken.of_manager(error)
                 continue
             if channel is None:
                 lease.over = True
@@ -323,7 +322,9 @@ class _Answer(NamedTuple):
         if entry[0] == STAYS or (key and entry[2]):
             mark = write_epochs.mark_storage(write_epochs.storage_of(output), key)
             self.peer.kept.result(mark.key, (mark.epoch, write_epochs.version_of(output)))
-            return entry[0] != STAYS
+            if entry[0] != STAYS:  # else its `AbsentBytes` says when nobody needs it
+                mark.held_by(self.peer)
+                return True
         return False
 
     def stay_changed(self, value: torch.Tensor) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch_shim.errors import RemoteFailure
 from torch_shim.leases.presented_lease import SessionLease
 from torch_shim.process_report import report
+from torch_shim.raised_failures import error_of
 from torch_shim.remote.remote_program import RemoteProgram
 from torch_shim.tensors.dispatch import Operator
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
@@ -64,7 +65,7 @@ def run_there(lease_for: LeaseFor, func: Operator, args: Sequence[Any], kwargs: 
             (result,) = program.run(tensors, lease_for, partial(run_there, lease_for))
     except RemoteFailure as failure:
         if failure.failure == FailureKind.LOST:
-            raise RuntimeError(f"CUDA error: {failure}") from failure
+            raise error_of(failure) from failure
         report.local_call(f"{failure.failure}: {failure.message}"[:200], 1, "an operator")
         return None
     return become_cuda(result)

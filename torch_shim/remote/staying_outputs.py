@@ -10,6 +10,7 @@ from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import AbsentBytes, RunThere, storage_without_bytes
 from torch_shim.tensors.handles import CudaTensor
 from torch_shim.wire.arena import tensor_over
+from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.worker_peer import WorkerPeer
 
 # A smaller output is sent: asking for it later would cost more than its bytes.
@@ -69,7 +70,7 @@ class StayingOutputs:
     def output(self, number: int, size_bytes: int) -> torch.UntypedStorage:
         """Return the storage of an output that stayed."""
         if type(size_bytes) is not int or size_bytes <= 0:
-            raise BadFrame(f"an output of {size_bytes!r:.40} bytes stays with the worker")
+            raise BadFrame(f"an output of {shown(size_bytes)} bytes stays with the worker")
         mark = write_epochs.WriteMark(self._first_key + number)
         storage = storage_without_bytes(mark, size_bytes)
         looked = partial(self._habits.look, number, size_bytes)

@@ -169,6 +169,7 @@ class Shipment:
         key, content = 0, (0, 0)
         if size >= KEEP_FROM_BYTES and isinstance(value, CudaTensor):  # writes to others go unseen
             mark = write_epochs.marked(value)
+            mark.held_by(self._peer)  # it may keep a copy
             content = (mark.epoch, write_epochs.version_of(value))
             held = self._kept.epochs.get(mark.key)
             if mark.untracked:

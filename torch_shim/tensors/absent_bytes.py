@@ -16,6 +16,7 @@ import torch
 
 from torch_shim.errors import BadFrame, RemoteFailure
 from torch_shim.process_report import report
+from torch_shim.raised_failures import error_of
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.dispatch import Operator, names
 from torch_shim.wire.arena import LentPages, ProtectedMemory, flat, tensor_over
@@ -54,7 +55,7 @@ class Arrived(Protocol):
         """Held while the file is mapped, if it is to be given back."""
 
 
-class BytesHolder(Protocol):
+class BytesHolder(write_epochs.StorageHolder, Protocol):
     """A worker that has bytes which this process has not."""
 
     sole: set[int]
@@ -68,9 +69,6 @@ class BytesHolder(Protocol):
 
     def fetch(self, key: int, channel: Any) -> Arrived:
         """Return the bytes of a key; RemoteFailure if they are lost."""
-
-    def drop(self, key: int) -> None:
-        """Note that nobody needs the bytes any more; safe in a finalizer."""
 
 
 class MadeByCall(Protocol):
@@ -122,7 +120,10 @@ class AbsentBytes:
             return
         try:
             self._fetch(holder, channel)
-        except (RemoteFailure, BadFrame) as failure:
+        except RemoteFailure as failure:
+            if not self._restore(failure):
+                raise error_of(failure, f"{failure}. {_REMEDY}") from failure
+        except BadFrame as failure:
             if not self._restore(failure):
                 raise RuntimeError(f"CUDA error: {failure}. {_REMEDY}") from failure
         report.add("bytes_out", len(self._memory))
@@ -153,7 +154,7 @@ class AbsentBytes:
             self.call.restore()
         except RemoteFailure as second:
             reason = f"{failure}; it cannot be computed again, since {second.message}"
-            raise RuntimeError(f"CUDA error: {reason}. {_REMEDY}") from second
+            raise error_of(second, f"{reason}. {_REMEDY}") from second
         return not self._still_absent()
 
     def _note_here(self) -> None:
@@ -171,9 +172,11 @@ class AbsentBytes:
         return self.absent
 
     def __del__(self) -> None:
-        if self.absent and self.holder is not None:
+        if self.holder is None:
+            return
+        if self.absent:
             waiting.pop(self.key, None)
-            self.holder.drop(self.key)
+        self.holder.drop(self.key)  # after a look it has a copy
 
 
 # The storages whose bytes are absent, by key: while there are none, operators skip the check.

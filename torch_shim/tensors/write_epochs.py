@@ -8,7 +8,7 @@ marked storage reports to be on the GPU.
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,17 +24,37 @@ _numbers = itertools.count(1)
 # write assigns a new value, so that racing threads cannot restore an old one.
 writes = 0
 
+_MOST_HOLDERS = 4
+
+
+class StorageHolder(Protocol):
+    """Who may have a copy of storages, by key."""
+
+    def drop(self, key: int) -> None:
+        """Note that this process needs a storage no more; safe in a finalizer."""
+        ...
+
 
 class WriteMark:
-    """The record of writes to one storage."""
+    """The record of writes to one storage, and of who may have a copy of it."""
 
-    __slots__ = ("absent", "epoch", "key", "untracked")
+    __slots__ = ("_holders", "absent", "epoch", "key", "untracked")
 
     def __init__(self, key: int = 0) -> None:
         self.epoch = next(_numbers)
         self.key = key or self.epoch  # unique in this process
         self.untracked = False  # True if another process can write to the storage
         self.absent: Any = None  # an `AbsentBytes`, if only a worker had the bytes at some time
+        self._holders: tuple[StorageHolder, ...] = ()
+
+    def held_by(self, holder: StorageHolder) -> None:
+        """Have this holder told when the storage is gone; only the last few are, as others end."""
+        if holder not in self._holders:
+            self._holders = (*self._holders[1 - _MOST_HOLDERS :], holder)
+
+    def __del__(self) -> None:
+        for holder in self._holders:
+            holder.drop(self.key)
 
 
 def mark_of(tensor: torch.Tensor) -> WriteMark | None:

@@ -14,6 +14,7 @@ from torch_shim.errors import BadFrame
 # Smaller messages cannot contain enough entries to matter; counting them would slow every call.
 _UNCOUNTED_BYTES = 2 << 10
 _SHOWN_CHARACTERS = 200
+_SHOWN_OF_VALUE, _SHOWN_ENTRIES = 80, 16
 
 Collection = TypeVar("Collection", bound=Sized)
 
@@ -51,6 +52,21 @@ def unpack_bounded(
     # A list or a map as the key of a map is a TypeError.
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise BadFrame(f"msgpack: {error}"[:_SHOWN_CHARACTERS]) from error
+
+
+def shown(value: Any) -> str:
+    """Enough of a value of a message for the text of an error, however large or deep it is.
+
+    The interpreter's stack does not suffice to show what is nested as deeply as messages may be.
+    """
+    if isinstance(value, list | dict):
+        few = list(value)[:_SHOWN_ENTRIES]
+        if isinstance(value, dict) or any(isinstance(each, list | dict) for each in few):
+            return f"a {type(value).__name__} of {len(value)}"
+        return f"[{', '.join(map(shown, few))}]"[:_SHOWN_OF_VALUE]
+    if isinstance(value, str | bytes):
+        return repr(value[:_SHOWN_OF_VALUE])
+    return repr(value)[:_SHOWN_OF_VALUE]
 
 
 class _EntryCount:

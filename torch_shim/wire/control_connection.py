@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_shim.errors import ConnectionLost, RemoteFailure, WireError
+from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.dialing import CONNECT_TIMEOUT_S, connect
 from torch_shim.wire.frame_socket import Buffer, Frame, FrameSocket
 from torch_shim.wire.protocol import VERSION, FrameKind
@@ -198,7 +199,7 @@ class ControlConnection:
         waiting = self._waiting.pop(number, None) if type(number) is int else None
         if waiting is None:
             frame.close_descriptors()
-            raise ConnectionLost(f"an answer without a request: {frame.meta!r:.80}")
+            raise ConnectionLost(f"an answer without a request: {shown(frame.meta)}")
         waiting.frame = frame
         waiting.done.set()
         return True

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch_shim.errors import BadFrame, ConnectionLost, RemoteFailure
 from torch_shim.wire.arena import Arena
+from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.frame_socket import Buffer, Frame, FrameSocket
 from torch_shim.wire.protocol import MOST_BINDINGS, FrameKind
 
@@ -16,6 +17,7 @@ class DataChannel:
     def __init__(self, wire: FrameSocket) -> None:
         self.wire = wire
         self.broken = False
+        self.idle_since_s = 0.0  # while no thread uses it
         self.arena: Arena | None = None
         self.defined: set[int] = set()
         self.bound: dict[int, list[int]] = {}  # of each program, the latest last
@@ -74,7 +76,7 @@ class DataChannel:
             case [str(handle)]:
                 return handle
             case other:
-                raise BadFrame(f"the answer to PUBLISH: {other!r:.60}")
+                raise BadFrame(f"the answer to PUBLISH: {shown(other)}")
 
     def take(self, handle: str, key: int) -> tuple[int, bytes]:
         """Have the worker keep data that was published there, under this key.
@@ -85,7 +87,7 @@ class DataChannel:
             case [int(size_bytes), bytes(about)] if size_bytes > 0:
                 return size_bytes, about
             case other:
-                raise BadFrame(f"the answer to TAKE: {other!r:.60}")
+                raise BadFrame(f"the answer to TAKE: {shown(other)}")
 
     def take_file(self, key: int, start: int, size_bytes: int, descriptor: int) -> None:
         """Have the worker keep data that lies in a file, under this key."""
@@ -155,4 +157,4 @@ def read_left(meta: Any, size_bytes: int) -> Iterator[tuple[int, int, int, int]]
             ):
                 yield key, epoch, offset, size
             case _:
-                raise BadFrame(f"what a worker left: {entry!r:.60}")
+                raise BadFrame(f"what a worker left: {shown(entry)}")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_shim.errors import ConnectionLost, ManagerUnreachable, RemoteFailure
+from torch_shim.errors import ConnectionLost, ManagerUnreachable, QuotaUsedUp, RemoteFailure
 from torch_shim.process_report import report
 from torch_shim.wire import call_timings
 from torch_shim.wire.control_connection import ControlConnection, ManagerAnswer
@@ -211,28 +211,29 @@ class ManagerSession:
         found = control.ask(FrameKind.WHERE, {"token": token}).fields
         return LeaseElsewhere(found["lease"], found["node"], tuple(found["addresses"]), token)
 
-    def report_claimed(self, number: int) -> None:
+    def report_claimed(self, number: int, request: str | None) -> None:
         """Report that a lease elsewhere is claimed there, so it does not end with this session."""
         control = self._control
         if control is None or not control.supports(FrameKind.CLAIMED):
             return
         try:
-            control.notify(FrameKind.CLAIMED, {"lease": number})
+            control.notify(FrameKind.CLAIMED, {"lease": number, "request": request})
         except ConnectionLost as error:  # the manager has forgotten the session and the lease
             log.info("the claim of a lease elsewhere was not sent to %s: %s", self.address, error)
 
-    def release(self, number: int) -> None:
+    def release(self, number: int, request: str | None) -> None:
         """Release a lease that was granted on another node and will not be used."""
-        self.control.notify(FrameKind.RELEASE, {"lease": number})
+        self.control.notify(FrameKind.RELEASE, {"lease": number, "request": request})
 
-    def give_back(self, leases: Sequence[ModelLease]) -> None:
+    def give_back(self, leases: Sequence[ModelLease], request: str | None) -> None:
         """Give a lease back; its request may reacquire one. `leases` have the same number."""
         control = self._control
         held = [lease for lease in leases if self.holds(lease)]
         for lease in leases:
             lease.over = True
         if held and control is not None:
-            control.notify(FrameKind.RELEASE, {"lease": held[0].number, "may_return": True})
+            given_back = {"lease": held[0].number, "may_return": True, "request": request}
+            control.notify(FrameKind.RELEASE, given_back)
 
     def channel(self, lease: ModelLease, batch: int) -> DataChannel | None:
         """Return a channel of this lease for one call; None if the lease has ended."""
@@ -322,7 +323,12 @@ class ManagerSession:
         timing = call_timings.current()
         if timing is not None:
             more["trace"] = timing.header
-        return self.control.ask(FrameKind.ACQUIRE, fields | {"follow": True} | more)
+        try:
+            return self.control.ask(FrameKind.ACQUIRE, fields | {"follow": True} | more)
+        except RemoteFailure as failure:
+            if failure.failure == FailureKind.OVER_QUOTA:
+                raise QuotaUsedUp(failure.message) from failure
+            raise
 
     def _known(self) -> list[str]:
         """Return the workers with an open channel; forget those that closed their channels."""

@@ -171,7 +171,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Program:
         _check_size(steps, parts)
         return Program(
             _count_of(inputs),
-            tuple(Constant(str(d), tuple(map(int, s)), bytes(b)) for d, s, b in constants),
+            tuple(_constant(*entry) for entry in constants),
             _steps(steps),
             _tagged(output),
             bool(random),
@@ -184,6 +184,14 @@ def unpack(data: bytes | bytearray | memoryview) -> Program:
         RecursionError,
     ) as error:
         raise BadFrame(f"program: {error}") from error
+
+
+def _constant(dtype: Any, shape: Any, data: Any) -> Constant:
+    if not isinstance(data, bytes):  # `bytes` of a number is as many zeros
+        raise BadFrame("program: a constant without bytes")
+    if any(type(size) is not int for size in shape):
+        raise BadFrame("program: the shape of a constant")
+    return Constant(str(dtype), tuple(shape), data)
 
 
 def _check_size(steps: list[Any], parts: list[Any]) -> None:
@@ -231,5 +239,5 @@ def _tagged(value: Any, depth: int = 0) -> Any:
         return value
     ((number, items),) = value.items()
     if not isinstance(number, int) or not 0 <= number < len(_TAGS):
-        raise BadFrame(f"program: unknown kind of value {number!r}")
+        raise BadFrame(f"program: unknown kind of value {number!r:.40}")
     return _TAGS[number](*(_tagged(item, depth + 1) for item in items))

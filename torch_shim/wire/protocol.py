@@ -163,6 +163,7 @@ class FailureKind(StrEnum):
     OUT_OF_MEMORY = "out of memory"
     TOO_LARGE = "too large for any GPU"
     QUEUE_FULL = "queue full"
+    OVER_QUOTA = "over quota"
     EXPIRED = "deadline passed"
     CANCELLED = "cancelled"
     OPERATOR = "operator failed"

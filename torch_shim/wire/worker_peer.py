@@ -4,6 +4,7 @@ import logging
 import mmap
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch_shim.errors import BadFrame, ConnectionLost, RemoteFailure
 from torch_shim.wire.arena import LentPages
+from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.data_channel import DataChannel, read_left
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.memory.shared_blocks import SharedBlock, shared_blocks
@@ -54,6 +56,7 @@ class WorkerStorages:
         """Record that the worker no longer keeps the storages with these keys."""
         for key in keys:
             self.epochs.pop(key, None)
+            self.sent.pop(key, None)
 
 
 class WorkerPeer:
@@ -93,10 +96,29 @@ class WorkerPeer:
         """Add a channel to the idle ones, after its use or when it is new."""
         with self._lock:
             if not channel.broken and not self._lost:
+                channel.idle_since_s = time.monotonic()
                 self._idle.append(channel)
                 self._changed.notify()
                 return
         self._close(channel)
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether more than one channel is idle."""
+        return len(self._idle) > 1
+
+    def close_unused(self, since_s: float) -> bool:
+        """Close the channels that no thread has needed since then, but keep one that is idle.
+
+        Each costs the worker a thread, and the manager two sockets if it is on another machine.
+        Return whether others are unused.
+        """
+        with self._lock:
+            count = sum(channel.idle_since_s < since_s for channel in self._idle[:-1])
+            unused, self._idle = self._idle[:count], self._idle[count:]
+        for channel in unused:
+            channel.close()
+        return self.has_unused
 
     def mark_lost(self) -> None:
         """Close the channels, because the worker has ended."""
@@ -137,7 +159,7 @@ class WorkerPeer:
                 return None
             case [int(number)] if number > 0 and self.takes_files_back:
                 return LentPages(partial(self.drop, -number))
-        raise BadFrame(f"the file of an answer: {numbers!r:.60}")
+        raise BadFrame(f"the file of an answer: {shown(numbers)}")
 
     def share(self, block: SharedBlock, channel: DataChannel) -> bool:
         """Have the worker map a block, unless it does already; whether calls may name it."""
@@ -273,7 +295,7 @@ class WorkerPeer:
             self.mark_lost()
             return self._fetch_left(key)
         if not isinstance(frame.meta, list) or not frame.meta:
-            raise BadFrame(f"the answer to FETCH: {frame.meta!r:.60}")
+            raise BadFrame(f"the answer to FETCH: {shown(frame.meta)}")
         lent = self.lent(frame.meta[1:])
         self.sole.discard(key)
         return Fetched(frame.descriptors[0] if frame.descriptors else None, frame.body, lent)

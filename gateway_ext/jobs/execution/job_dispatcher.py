@@ -23,6 +23,8 @@ Handle = Callable[[Job], Awaitable[JobEnding]]
 
 # How soon a failed request to the queue is repeated, for example while the disk is full.
 _QUEUE_RETRY = BackOff(first_s=0.5, most_s=10.0, jitter=0.0)
+# Jobs of a shared queue are due by the wall clock, which may be set: so often it is looked at.
+_LOOK_S = 10.0
 # A job that meets a defect of the gateway may meet it every time: attempts are bounded.
 _DEFECT_ATTEMPTS = 10
 
@@ -55,7 +57,7 @@ class JobDispatcher:
         self._log = log
         self._defect_s = defect_s
         self._running: Counter[JobLane] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order of their starts
         self._changed = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         queue.watch(self._changed.set)
@@ -114,19 +116,19 @@ class JobDispatcher:
 
     async def _wait(self, wait_s: float | None) -> None:
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(None if wait_s is None else min(wait_s, _LOOK_S)):
                 await self._changed.wait()
         except TimeoutError:
-            return  # a job is due
+            return  # a job is due, or may be by now
 
     def _begin(self, job: Job) -> None:
         lane = self._lane_of(job)
         self._running[lane] += 1
         task = asyncio.create_task(self._run(job), name=f"job {job.number}")
-        self._tasks.add(task)
+        self._tasks[task] = None
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
             self._running[lane] -= 1
             if not self._running[lane]:
                 del self._running[lane]

@@ -1,6 +1,5 @@
 """Runs the jobs of one gateway: calls and callbacks, each with a concurrency of their own."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from logging import Logger
@@ -74,22 +73,23 @@ class JobWorker:
     def start(self) -> None:
         """Start running jobs."""
         settings, chance, rule = self._settings, Random(), self._settings.callback_rule
+        now_s = self._queue.now_s
         self._session = callback_session(rule, settings.callback_timeout_s)
-        caller = JobCaller(self._calls, self._queue, self._policy_of, time.time, chance)
+        caller = JobCaller(self._calls, self._queue, self._policy_of, now_s, chance)
         patience = settings.callback_patience
-        sender = CallbackSender(self._session, rule, patience, time.time, chance, self._tracer)
+        sender = CallbackSender(self._session, rule, patience, now_s, chance, self._tracer)
         self._dispatchers = [
             JobDispatcher(
                 *(self._queue, JobKind.CALL, settings.calls, caller.handle),
                 lane_of=lambda job: call_lane(job.call.function),
-                now_s=time.time,
+                now_s=now_s,
                 log=self._log,
                 defect_s=settings.defect_s,
             ),
             JobDispatcher(
                 *(self._queue, JobKind.CALLBACK, settings.callbacks, sender.handle),
                 lane_of=lambda job: callback_lane(job.call.callback_url),
-                now_s=time.time,
+                now_s=now_s,
                 log=self._log,
                 defect_s=settings.defect_s,
             ),

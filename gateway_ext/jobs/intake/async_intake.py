@@ -1,13 +1,11 @@
 """Accepts async calls: the answer is 202 once the job is stored, not before."""
 
-import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 from uuid import uuid4
 
-from common.http.asgi import Header, Message, Receive, Scope, Send, send_response, send_text
+from common.http.asgi import Header, Receive, Scope, Send, send_response, send_text
 from common.telemetry.traces import SpanKind
 from gateway_ext.calls.call_headers import DATA
 from gateway_ext.error_statuses import headers_of, status_of
@@ -16,12 +14,12 @@ from gateway_ext.errors import (
     CallerGone,
     GatewayError,
     TooLarge,
-    TooSlow,
     Unknown,
     WrongMethod,
 )
+from gateway_ext.jobs.intake.arriving_body import read_body
 from gateway_ext.jobs.intake.callback_addresses import CallbackRule
-from gateway_ext.jobs.queue.job_queue import BodySpool, JobQueue
+from gateway_ext.jobs.queue.job_queue import JobQueue
 from gateway_ext.jobs.queue.job_values import AsyncCall
 from gateway_ext.model import FunctionId
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, trace_headers_in
@@ -110,8 +108,17 @@ class AsyncIntake:
         try:
             # Arriving bodies reserve space, or many at once would fill the disk.
             with self._queue.tally.reserve(call.function, head_bytes + length_bytes) as room:
-                await self._read_in_time(
-                    receive, body, lambda size_bytes: room.grow_to(head_bytes + size_bytes)
+
+                async def take(piece: bytes) -> None:
+                    room.grow_to(head_bytes + body.size_bytes + len(piece))
+                    await body.write(piece)
+
+                await read_body(
+                    receive,
+                    take,
+                    most_bytes=self._max_body_bytes,
+                    body_s=self._body_s,
+                    pause_s=self._pause_s,
                 )
             # The queue reserves the space itself, and nothing else runs in between.
             # False means that the same call is stored already, which answers the client as well.
@@ -139,7 +146,7 @@ class AsyncIntake:
             path=slash + rest or b"/",
             query=scope["query_string"],
             headers=headers.kept,
-            queued_at_s=time.time(),
+            queued_at_s=self._queue.now_s(),
             callback_url=headers.callback_url,
         )
 
@@ -157,38 +164,6 @@ class AsyncIntake:
             call_id=values.get(b"x-call-id", b"")[:_CALL_ID_BYTES].decode("latin-1"),
             callback_url=self._callback_rule.checked(url) if url else "",
         )
-
-    async def _read_in_time(
-        self, receive: Receive, body: BodySpool, hold: Callable[[int], None]
-    ) -> None:
-        try:
-            async with asyncio.timeout(self._body_s):
-                await self._read(receive, body, hold)
-        except TimeoutError as error:
-            raise TooSlow(self._body_s) from error
-
-    async def _read(self, receive: Receive, body: BodySpool, hold: Callable[[int], None]) -> None:
-        size_bytes = 0
-        more = True
-        while more:
-            message = await self._next(receive)
-            if message["type"] == "http.disconnect":
-                raise CallerGone
-            chunk: bytes = message.get("body", b"")
-            more = message.get("more_body", False)
-            size_bytes += len(chunk)
-            if size_bytes > self._max_body_bytes:
-                raise TooLarge(self._max_body_bytes)
-            hold(size_bytes)
-            if chunk:
-                await body.write(chunk)
-
-    async def _next(self, receive: Receive) -> Message:
-        try:
-            async with asyncio.timeout(self._pause_s):
-                return await receive()
-        except TimeoutError as error:
-            raise TooSlow(self._pause_s) from error
 
 
 class AsyncWorkflowIntake(AsyncIntake):

@@ -118,6 +118,10 @@ class JetStreamQueue(JobQueue):
             tally = self.tally
             self._log.info("job queue: %d calls wait, %d dead", tally.calls.total(), tally.dead)
 
+    def now_s(self) -> float:
+        """The machine's clock, on which the gateways that share the queue agree."""
+        return time.time()
+
     def watch(self, notify: Callable[[], None]) -> None:
         """Call `notify` whenever another job can be claimed."""
         self._index.watchers.append(notify)

@@ -51,6 +51,10 @@ class JobQueue(Protocol):
         """Whether the store of the queue cannot be reached now."""
         ...
 
+    def now_s(self) -> float:
+        """The time, since 1970, on the clock by which jobs are stored and due."""
+        ...
+
     def watch(self, notify: Callable[[], None]) -> None:
         """Call `notify` in the event loop whenever another job waits."""
         ...

@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from uuid import uuid4
@@ -60,7 +61,9 @@ class FileSpool:
 
     def __init__(self, folder: Path, inline_bytes: int, most_bytes: int) -> None:
         self._path = folder / uuid4().hex
-        self._body = BodyBuffer(self._open, inline_bytes, most_bytes)
+        # Not a method of this object: both would keep each other, and the body, for a while.
+        opened = partial(_opened, self._path)
+        self._body = BodyBuffer(opened, inline_bytes, most_bytes)
         self._kept = False
 
     @property
@@ -92,9 +95,6 @@ class FileSpool:
             with suppress(OSError):  # the next start removes what remains
                 self._path.unlink(missing_ok=True)
 
-    def _open(self) -> BinaryIO:
-        return self._path.open("xb", buffering=0)
-
     def _sync(self) -> None:
         file = self._body.file
         # The file is closed already where only the sync of its folder failed before.
@@ -105,6 +105,10 @@ class FileSpool:
             os.fsync(file.fileno())
             file.close()
         sync_folder(self._path.parent)
+
+
+def _opened(path: Path) -> BinaryIO:
+    return path.open("xb", buffering=0)
 
 
 def sync_folder(folder: Path) -> None:

@@ -22,6 +22,9 @@ from gateway_ext.jobs.sqlite.body_files import KeptBody
 from gateway_ext.jobs.sqlite.committer import Transaction
 from gateway_ext.model import FunctionId
 
+# No job is put off for longer: what is due later was stored when the machine's clock was wrong.
+_LONGEST_WAIT_S = 2 * 3600.0
+
 
 class ClaimedRow(NamedTuple):
     """The row of a claimed job, and its body."""
@@ -61,11 +64,18 @@ class QueueTables:
     def __init__(self, bodies: Path) -> None:
         self._bodies = bodies
 
-    def prepare(self, transaction: Transaction) -> QueueCensus:
-        """Create the tables, release claims of a dead process, and list all jobs."""
+    def prepare(self, now_s: float, transaction: Transaction) -> QueueCensus:
+        """Create the tables, release claims of a dead process, and list all jobs.
+
+        A job that is due when none can be is due now.
+        """
         job_rows.create(transaction.db, self._bodies)
         transaction.db.execute(
             f"UPDATE jobs SET state = {job_rows.WAITING} WHERE state = {job_rows.CLAIMED}"
+        )
+        transaction.db.execute(
+            f"UPDATE jobs SET due_at_s = ? WHERE state = {job_rows.WAITING} AND due_at_s > ?",
+            (now_s, now_s + _LONGEST_WAIT_S),
         )
         named = job_rows.files_named(transaction.db)
         transaction.obsolete += [path for path in self._bodies.iterdir() if path.name not in named]

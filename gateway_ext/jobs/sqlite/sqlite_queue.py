@@ -38,6 +38,7 @@ from gateway_ext.jobs.sqlite.queue_tables import (
     QueueCensus,
     QueueTables,
 )
+from gateway_ext.jobs.sqlite.steady_clock import SteadyClock
 
 
 class SqliteQueue(JobQueue):
@@ -50,6 +51,7 @@ class SqliteQueue(JobQueue):
         self._limits = limits
         self._log = log
         self._tally = JobTally(limits)
+        self._clock = SteadyClock()
         self._changes = QueueTables(self._bodies)
         self._committer = Committer(folder / "jobs.sqlite", self._prepare)
         self._found = QueueCensus((), ())
@@ -78,6 +80,10 @@ class SqliteQueue(JobQueue):
         self._found = QueueCensus((), ())
         calls, dead = self._tally.calls.total(), self._tally.dead
         self._log.info("job queue: %d calls wait, %d dead", calls, dead)
+
+    def now_s(self) -> float:
+        """The time of this process, whatever the machine's clock is set to meanwhile."""
+        return self._clock.now_s()
 
     def watch(self, notify: Callable[[], None]) -> None:
         """Call `notify` whenever another job waits."""
@@ -197,7 +203,7 @@ class SqliteQueue(JobQueue):
     # -- in the event loop -----------------------------------------------------------------------
 
     def _prepare(self, turn: Transaction) -> None:
-        self._found = self._changes.prepare(turn)
+        self._found = self._changes.prepare(self.now_s(), turn)
 
     def _file(self, kept: KeptBody) -> Path | None:
         return None if kept.file is None else self._bodies / kept.file

@@ -1,8 +1,5 @@
 """Bodies of requests that create containers and networks. Pure."""
 
-import hashlib
-import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -14,11 +11,7 @@ from gateway_ext.openfaas import function_options, quantities
 from gateway_ext.providers.docker.docker_settings import DockerSettings
 from gateway_ext.providers.docker.engine.engine_client import FUNCTION, RELEASE
 from gateway_ext.providers.docker.release_store import Release
-from gateway_ext.providers.function_environment import (
-    runtime_defaults,
-    runtime_settings,
-    without_shim_path,
-)
+from gateway_ext.providers.function_environment import container_environment
 
 SECRETS = "/var/openfaas/secrets"
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*(:\d+)?(/[a-zA-Z0-9][a-zA-Z0-9._-]*)*(:[\w.-]+)?"
@@ -31,9 +24,6 @@ _SHARES_OF_A_CORE = 1024
 _MOST_LABELS_BYTES = 64 << 10  # the Engine repeats them in every answer about a container
 _TMP = "rw,nosuid,nodev,mode=1777,size={}"
 _NANOS = 1_000_000_000
-# The injected variables that a running container cannot do without: if one of them changes, the
-# container is replaced.
-_LASTING = ("GPUFAAS_ENABLED", "GPUFAAS_ADDRESS", "GPUFAAS_CREDENTIAL")
 
 
 def check(deployment: Deployment) -> None:
@@ -54,12 +44,6 @@ def ignored(deployment: Deployment) -> list[str]:
     return [one for one in deployment.constraints if not function_options.is_gpu_constraint(one)]
 
 
-def lasting(injected: Mapping[str, str]) -> str:
-    """A digest of the injected variables, which hides their values."""
-    pairs = [(name, injected[name]) for name in _LASTING if name in injected]
-    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:16] if pairs else ""
-
-
 def container(
     release: Release,
     settings: DockerSettings,
@@ -74,7 +58,8 @@ def container(
     return {
         "Image": release.image.id,
         "Env": [
-            f"{name}={value}" for name, value in _environment(deployment, injected, cores).items()
+            f"{name}={value}"
+            for name, value in container_environment(deployment, injected, cores).items()
         ],
         "Labels": {
             **deployment.labels,
@@ -113,19 +98,6 @@ def filler(image: str, volume: str, labels: Mapping[str, str]) -> dict[str, Any]
         "Labels": dict(labels),
         "HostConfig": {"NetworkMode": "none", "Mounts": [mount]},
     }
-
-
-def _environment(deployment: Deployment, injected: Mapping[str, str], cores: int) -> dict[str, str]:
-    options = function_options.of(deployment)
-    limits = deployment.limits
-    limit = min(math.ceil(quantities.cpus(limits.cpu)), cores) if limits and limits.cpu else None
-    defaults = {
-        **runtime_defaults(options),
-        **({"fprocess": deployment.process} if deployment.process else {}),
-        **({"OMP_NUM_THREADS": str(limit)} if limit else {}),
-    }
-    ours = runtime_settings(options) | without_shim_path(injected)
-    return {**defaults, **deployment.environment, **ours}
 
 
 def _resources(deployment: Deployment, cores: int) -> dict[str, int]:

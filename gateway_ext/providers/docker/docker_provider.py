@@ -27,6 +27,7 @@ from gateway_ext.providers.docker.engine.engine_transport import EngineTransport
 from gateway_ext.providers.docker.image_pulls import ImagePulls
 from gateway_ext.providers.docker.release_store import Release, ReleaseRecord, ReleaseStore
 from gateway_ext.providers.docker.secret_volumes import SecretVolumes
+from gateway_ext.providers.function_environment import injected_digest
 from gateway_ext.providers.managed.managed_provider import ManagedProvider
 
 log = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
     def _renewed(self, record: ReleaseRecord) -> ReleaseRecord:
         """A new release if the variables that activate the shim have changed, else the record."""
         release = record.release
-        injected = container_spec.lasting(self._parts.injected(release.deployment))
+        injected = injected_digest(self._parts.injected(release.deployment))
         if injected == release.injected:
             return record
         before = record.before if record.before is not None else release
@@ -181,7 +182,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
         super()._forget(function)
 
     def _release(self, deployment: Deployment, image: EngineImage | None) -> Release:
-        injected = container_spec.lasting(self._parts.injected(deployment))
+        injected = injected_digest(self._parts.injected(deployment))
         return Release(token_hex(6), deployment, image, injected)
 
     async def _new_record(self, release: Release, wanted: int) -> ReleaseRecord:

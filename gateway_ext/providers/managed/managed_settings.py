@@ -9,7 +9,8 @@ class ManagedSettings:
 
     `start_timeout_s` bounds the time until an instance is ready, `drain_s` the time that calls in
     flight get before it is stopped, `stop_s` the time between asking it to end and killing it.
-    A dead instance is replaced after `first_pause_s`, which doubles up to `longest_pause_s`.
+    An instance that has died after a long life is replaced at once, another one after
+    `first_pause_s`, which doubles up to `longest_pause_s`.
     """
 
     log_bytes: int = 2 << 20

@@ -22,8 +22,8 @@ class NamespaceFile:
             return
         try:
             read = json.loads(self._path.read_bytes())
-            self._made = {name: Namespace(name, *maps) for name, maps in read.items()}
-        except (ValueError, TypeError, AttributeError) as error:
+            self._made = {name: Namespace(name, *map(dict, maps)) for name, maps in read.items()}
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ProviderFailed(f"{self._path} is damaged: {error}") from error
 
     def all(self) -> Sequence[Namespace]:

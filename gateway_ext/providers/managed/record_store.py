@@ -108,5 +108,5 @@ class RecordStore(ABC, Generic[R]):
                 continue
             try:
                 yield self._read(json.loads(path.read_bytes()), folder)
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
                 raise ProviderFailed(f"{path} is damaged: {error}") from error

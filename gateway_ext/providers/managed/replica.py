@@ -1,4 +1,4 @@
-"""One replica: replaces its instance when that ends, with growing pauses between deaths."""
+"""One replica: replaces its instance when that ends, with growing pauses between early deaths."""
 
 import asyncio
 import logging
@@ -75,11 +75,11 @@ class Replica(Generic[I]):
             if self._leaving.is_set():
                 return
             if loop.time() - started_s > _LIVED_LONG_S:
-                pause_s, self._deaths = settings.first_pause_s, 0
+                pause_s, self._deaths = 0.0, 0
             self._note_death(why, pause_s)
             self._context.changed()
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, settings.longest_pause_s)
+            pause_s = min(max(2 * pause_s, settings.first_pause_s), settings.longest_pause_s)
 
     async def _run_instance(self) -> str:
         """Run one instance to its end; returns the reason of the end."""

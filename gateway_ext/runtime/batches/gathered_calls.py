@@ -1,6 +1,9 @@
 """Calls that wait to be given to the handler together: those that came with one lease."""
 
 import asyncio
+import base64
+import functools
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
@@ -9,6 +12,8 @@ from gateway_ext.runtime.batches.batch_ports import BatchMember
 from gateway_ext.runtime.runtime_settings import BatchSettings
 
 _LEASE = "x-gpu-lease"
+# Calls that wait, and some that came with the same leases before.
+_MOST_TOKENS = 256
 
 # Starts a batch of these calls; calls back in the loop once the next one may begin.
 Start = Callable[[Sequence[BatchMember], Callable[[], None]], None]
@@ -29,7 +34,8 @@ class GatheredCalls:
     """Gathers calls for batches; all of it runs in the loop.
 
     One batch of a lease is under way at a time, while the next one gathers. A lease is for one GPU,
-    so batches of two leases are for two. Calls without a lease are one group.
+    so batches of two leases are for two. Calls without a lease are one group. Those that share a
+    lease may each have a token of their own, which names it.
     """
 
     def __init__(
@@ -43,7 +49,7 @@ class GatheredCalls:
 
     def add(self, call: BatchMember) -> None:
         """Let the call wait for its batch."""
-        lease = call.event.headers.get(_LEASE, "")
+        lease = _lease_of(call)
         group = self._groups.setdefault(lease, _Group())
         group.waiting[call] = self._loop.time()
         call.holder = self
@@ -54,7 +60,7 @@ class GatheredCalls:
 
     def left(self, call: BatchMember) -> None:
         """The call waits no more: its client has left, or its time is up."""
-        group = self._groups.get(call.event.headers.get(_LEASE, ""))
+        group = self._groups.get(_lease_of(call))
         if group is not None:
             group.waiting.pop(call, None)
 
@@ -93,3 +99,18 @@ class GatheredCalls:
     def _next(self, lease: str, group: _Group) -> None:
         group.runs = False
         self._look(lease, group)
+
+
+def _lease_of(call: BatchMember) -> str:
+    """The call's lease, by its number and node; what is no token stands for itself."""
+    token = call.event.headers.get(_LEASE, "")
+    return _named_by(token) if token else ""
+
+
+@functools.lru_cache(maxsize=_MOST_TOKENS)
+def _named_by(token: str) -> str:
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(token.rpartition(".")[0] + "=="))
+        return f"{claims['node']} {claims['lease']} {claims['function']}"
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return token

@@ -7,7 +7,6 @@ and only its author knows that it may be repeated.
 
 import asyncio
 import base64
-import binascii
 import json
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
@@ -50,7 +49,7 @@ def examples_in(folder: Path) -> list[ExampleCall]:
     try:
         found = json.loads(path.read_bytes())
         calls = [_call(one) for one in (found if isinstance(found, list) else [found])]
-    except (ValueError, TypeError, AttributeError, binascii.Error) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BadExample(f"{FILE}: {error}") from error
     if len(calls) > _MOST_CALLS:
         raise BadExample(f"{FILE} has more than {_MOST_CALLS} calls")

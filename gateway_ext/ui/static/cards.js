@@ -1,6 +1,6 @@
 // The dialogs behind a bar: a model on a GPU with its orders, and a GPU with all its models.
 
-import { order } from "./api.js";
+import { ask, order, Refused } from "./api.js";
 import { attempt, open, twice } from "./dialog.js";
 import { facts, h } from "./dom.js";
 import { ago, bytes, count, few, NOTHING, seconds, several, share } from "./format.js";
@@ -16,6 +16,7 @@ export function openModel(feed, gpuId, model) {
   const { resident } = look();
   if (!resident) return;
   const about = h("div");
+  const times = h("div");
   const pin = h("button", { type: "button", class: "button" });
   const evict = twice("Evict from here", "Evict: press once more", () => run("evict"));
   const elsewhere = prefetchForm(feed.state, model, (gpu) => run("prefetch", gpu));
@@ -24,6 +25,7 @@ export function openModel(feed, gpuId, model) {
     "div",
     null,
     about,
+    times,
     h("div", { class: "actions" }, pin, evict),
     hint,
     elsewhere,
@@ -38,6 +40,33 @@ export function openModel(feed, gpuId, model) {
   };
   pin.addEventListener("click", () => run(look().resident?.pinned ? "unpin" : "pin"));
   refresh();
+  void drawTimes(times, model);
+}
+
+/** The times that the scheduler places by, as they are now. */
+async function drawTimes(node, model) {
+  let found;
+  try {
+    found = await ask(pathOf(model));
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    node.replaceChildren(h("p", { class: "hint", text: error.message }));
+    return;
+  }
+  const loads = Object.entries(found.load_s).map(([tier, s]) => `${seconds(s)} from ${tier}`);
+  const runs = Object.entries(found.run_s).map(([key, s]) => `${seconds(s)} for ${key}`);
+  const configured = found.configured.map(
+    (one) =>
+      `${seconds(one.run_s)} for ${one.batch} on ${several(one.vcpus, "vCPU")}, ` +
+      `${several(one.vgpus, "part")} of ${one.gpu_type}`,
+  );
+  node.replaceChildren(
+    facts([
+      ["Load", loads.length ? listed(loads) : NOTHING],
+      ["Run", runs.length ? listed(runs) : NOTHING],
+    ]),
+    ...(configured.length ? listing("Runs by configuration", configured, "") : []),
+  );
 }
 
 function drawModel({ gpu, resident, state, about, pin, evict, hint }) {
@@ -163,7 +192,13 @@ function waiters(gpu) {
 
 function holder(lease, now) {
   const since = seconds(Math.max(0, now - lease.since_s));
-  return `${by(lease)}, for ${since}, expected to end in ${ending(lease, now)}`;
+  return `${by(lease)}, for ${since}, expected to end in ${ending(lease, now)}${given(lease)}`;
+}
+
+/** The slots and the configuration of a lease that is not one request on one slot. */
+function given({ slots = 1, batch = null, vcpus }) {
+  if (batch === null) return slots > 1 ? `, on ${several(slots, "slot")}` : "";
+  return `, a batch of ${batch} on ${several(vcpus, "vCPU")} and ${several(slots, "slot")}`;
 }
 
 const ending = (lease, now) =>

@@ -59,7 +59,8 @@ function used({ gpu_s, gpu_byte_s, cost }) {
 
 function decision(one, at, explained, label) {
   const number = explained.decisions.length > 1 ? `${at + 1}. ` : "";
-  const what = one.what === "queued" ? `Queued for ${one.slot}` : `Placed on ${one.slot}`;
+  const slots = [one.slot, ...(one.more_slots ?? [])].join(", ");
+  const what = one.what === "queued" ? `Queued for ${slots}` : `Placed on ${slots}`;
   return h(
     "section",
     { class: "step" },
@@ -77,6 +78,7 @@ function decision(one, at, explained, label) {
             ? ". A false miss: another GPU had the models."
             : ". A miss: no GPU had all the models.",
     ),
+    ...(one.configuration ? [h("p", { text: configured(one.configuration) })] : []),
     ...(one.why
       ? why(one.why, label)
       : [
@@ -87,6 +89,10 @@ function decision(one, at, explained, label) {
         ]),
     ...(one.came ? came(one, label) : []),
   );
+}
+
+function configured({ batch, vcpus, vgpus }) {
+  return `Configured for a batch of ${batch}, on ${several(vcpus, "vCPU")} and ${several(vgpus, "slot")}.`;
 }
 
 function why(explained, label) {
@@ -101,8 +107,42 @@ function why(explained, label) {
   const sorted = explained.candidates
     .map(finished)
     .sort((a, b) => a.finish_s - b.finish_s || (a.slot === explained.chosen ? -1 : 1));
-  return [h("p", { text }), victims, candidates(sorted, explained.chosen)].filter(Boolean);
+  return [
+    h("p", { text }),
+    victims,
+    candidates(sorted, explained.chosen),
+    weighed(sorted, explained.chosen),
+  ].filter(Boolean);
 }
+
+/** What each term of the policy's sum gains at the slots that it weighed; null if it has no sum. */
+function weighed(sorted, chosen) {
+  const slots = sorted.filter((one) => one.terms);
+  const names = [...new Set(slots.flatMap((one) => Object.keys(one.terms)))];
+  if (names.length === 0) return null;
+  const head = ["Weighed", ...names, "Gain"].map((text, at) =>
+    h("th", { scope: "col", class: at === 0 ? "" : "number", text }),
+  );
+  const rows = slots.map((one) => {
+    const gains = names.map((name) => one.terms[name] ?? 0);
+    const all = gains.reduce((sum, gain) => sum + gain, 0);
+    return h(
+      "tr",
+      { class: one.slot === chosen ? "chosen" : "" },
+      h("th", { scope: "row", text: one.slot }),
+      ...[...gains, all].map((gain) => h("td", { class: "number", text: signed(gain) })),
+    );
+  });
+  return h(
+    "table",
+    { class: "small weighed" },
+    h("caption", null, "Seconds gained at the slots that the policy weighed"),
+    h("thead", null, h("tr", null, ...head)),
+    h("tbody", null, ...rows),
+  );
+}
+
+const signed = (gain) => `${gain < 0 ? "−" : "+"}${Math.abs(gain).toFixed(2)}`;
 
 /** A load beside runs: the compute may be free while the copy engine is busy, and during the load. */
 function finished(one) {

@@ -10,6 +10,7 @@ import { drawFunctions, startFunctions } from "./functions.js";
 import { drawGpus, startGpus } from "./gpus.js";
 import { drawLetters, startLetters } from "./letters.js";
 import { drawFigures, drawHistory, startOverview } from "./overview.js";
+import { drawOwners, startOwners } from "./owners.js";
 import { drawPolicy, startPolicy } from "./policy.js";
 import { drawQueue, startQueue } from "./queue.js";
 import { drawWorkflows, startWorkflows } from "./workflows.js";
@@ -24,6 +25,7 @@ const PARTS = [
   [["gpus"], (state) => drawGpus(state.gpus.values())],
   [["queue"], (state) => drawQueue(state.queue)],
   [["functions"], (state) => drawFunctions(state.functions)],
+  [["owners"], (state) => drawOwners(state.owners)],
   [["workflows"], (state) => drawWorkflows(state.workflows)],
   [["decisions", "now"], (state) => drawDecisions(state.decisions, state.now)],
   [["dead_letters", "now"], (state) => drawLetters(state.dead_letters, state.now)],
@@ -53,6 +55,7 @@ startGpus({
   openGpu: (gpu) => openGpu(feed, gpu),
 });
 startQueue();
+startOwners();
 startFunctions(feed);
 startDecisions(feed);
 startLetters();

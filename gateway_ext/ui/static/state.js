@@ -17,6 +17,7 @@ export class State {
   dead_letters = { count: 0, items: [] };
   alerts = [];
   workflows = [];
+  owners = { count: 0, rows: [] };
 
   /** Replace the whole state. */
   replace(received) {

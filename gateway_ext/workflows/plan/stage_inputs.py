@@ -141,7 +141,10 @@ def each_input(sent: StageInput) -> list[StageInput]:
     if len(value) > MOST_ELEMENTS:
         raise Unmeetable(f"it would be called for more than {MOST_ELEMENTS} elements")
     kept = [header for header in sent.headers if header[0] != CONTENT_TYPE]
-    bodies = [json.dumps(item, ensure_ascii=False).encode("utf-8", "replace") for item in value]
+    try:
+        bodies = [_element(item) for item in value]
+    except (ValueError, RecursionError) as error:  # a number that is too large, or too deep
+        raise Unmeetable(f"an element is no JSON: {str(error)[:200]}") from error
     return [StageInput([*kept, JSON_TYPE], sent.query, body) for body in bodies]
 
 
@@ -160,6 +163,11 @@ def stage_answer(status: int, headers: Iterable[Header], body: bytes) -> StageAn
     if encoding and encoding.lower() != b"identity":
         raise Unmeetable(f"its answer is encoded: {encoding[:40].decode('latin-1')}")
     return StageAnswer(status, body, kind, _handles_in(found))
+
+
+def _element(item: Any) -> bytes:
+    text = json.dumps(item, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "replace")
 
 
 def _handles_in(headers: Iterable[Header]) -> tuple[bytes, ...]:

@@ -44,6 +44,16 @@ class PlannedStage:
     by_handle: bool = False
     each: bool = False
 
+    @property
+    def is_later(self) -> bool:
+        """Whether it follows other stages."""
+        return any(source != REQUEST for source in self.sources)
+
+    @property
+    def must_succeed(self) -> bool:
+        """Whether each run calls it, once, and fails with it."""
+        return self.when is None and not self.retries and not self.optional
+
 
 @dataclass(frozen=True, slots=True)
 class WorkflowPlan:

@@ -25,6 +25,14 @@ class StageRecord:
     why: str = ""
 
 
+def _now_s() -> float:
+    return time.monotonic()  # the function of the moment: a simulation has a clock of its own
+
+
+def _unix_s() -> float:
+    return time.time()
+
+
 @dataclass(slots=True)
 class RunRecord:
     """One run of a workflow; `status` is that of its answer, 0 while it runs."""
@@ -33,8 +41,8 @@ class RunRecord:
     call_id: str
     slo_s: float | None = None
     stages: dict[str, StageRecord] = field(default_factory=dict)
-    began_s: float = field(default_factory=time.monotonic)
-    began_at_s: float = field(default_factory=time.time)
+    began_s: float = field(default_factory=_now_s)
+    began_at_s: float = field(default_factory=_unix_s)
     ended_s: float = 0.0
     status: int = 0
     why: str = ""

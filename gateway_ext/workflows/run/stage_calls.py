@@ -135,7 +135,13 @@ class StageCalls:
             limit = f"the workflow did not end within {self._plan.timeout_s:g} s"
             raise StageFailed(stage.name, _TOO_LONG, limit)
         within_s = left_s if stage.timeout_s is None else min(left_s, stage.timeout_s)
-        part = CallPart(str(self._plan.id), stage.name, within_s, self._budget_s(stage.name))
+        part = CallPart(
+            str(self._plan.id),
+            stage.name,
+            within_s,
+            self._budget_s(stage.name),
+            later=stage.is_later,
+        )
         path = f"{PREFIX}{stage.function}".encode()
         headers = [*sent.headers, *self._own_headers]
         try:

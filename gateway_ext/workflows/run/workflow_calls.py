@@ -45,8 +45,12 @@ class WorkflowCalls:
     ) -> AsyncIterator[WorkflowAnswer]:
         """The answer of a run, also of one that failed; WorkflowsBusy if there is no room for it.
 
-        The run ends with the context.
+        Busy if a stage that will be called would be refused now: the stages before it would be
+        computed in vain. The run ends with the context.
         """
+        for stage in plan.stages.values():
+            if stage.must_succeed:
+                self._services.invoke.check_wait(stage.function)
         parent = trace_headers_in(headers)
         with self.limits.run() as share:
             share.hold(len(body))

@@ -131,7 +131,7 @@ class KnowledgeFiles:
         if len(never) > MOST_FORBIDDEN or len(records) > MOST_KNOWN:
             raise ValueError("more than we ever write")
         for digest, why in never.items():
-            if not is_name(digest) or why not in _REASONS:
+            if not is_name(digest) or not isinstance(why, str) or why not in _REASONS:
                 raise ValueError(f"{digest:.80} is never merged for {why!r:.40}")
         known.forbid(never.items())
         known.learn(map(_record, records))

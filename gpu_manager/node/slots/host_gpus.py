@@ -47,17 +47,24 @@ def host_gpu(
     )
     ledger = Ledger(device.memory_bytes, context_bytes)
     # Turns also with one lease at a time: one whose models were loaded beside its runs may join it.
-    return HostGpu(device, spec, ledger, turns=make_turns(), paths=GpuPaths(gates))
+    turns = None if any(slot.at_once for slot in slots) else make_turns()
+    return HostGpu(device, spec, ledger, turns=turns, paths=GpuPaths(gates))
 
 
 def _slots(device: GpuDevice, settings: NodeSettings) -> tuple[SlotSpec, ...]:
     """The GPU's slots; none where it is one slot of its own name with a single lease."""
     overlap, number = settings.gpu_overlap, settings.gpu_slots
+    at_once = settings.gpu_concurrency
     if not 1 <= number <= MOST_SLOTS:
         raise BadSetting("GPU slots", str(number), f"a number from 1 to {MOST_SLOTS} is expected")
     if number > 1 and overlap > 1:
         detail = "a slot that is a part of a GPU holds one lease; the overlap must be 1"
         raise BadSetting("GPU slots", str(number), detail)
+    if at_once > 1 and max(number, overlap) > 1:
+        detail = "calls run at once on a whole GPU; slots and overlap must be 1"
+        raise BadSetting("GPU concurrency", str(at_once), detail)
+    if at_once > 1:
+        return (SlotSpec(SlotId(device.id), at_once, at_once=True),)
     if number == 1 or not device.is_divisible:
         return (SlotSpec(SlotId(device.id), overlap),) if overlap > 1 else ()
     if device.kind == "cuda" and not _MPS_PIPES.exists():

@@ -6,13 +6,15 @@ It has all worker processes of the node: also those that other models may join.
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.gpu_wishes import PROCESS
 from common.liveness import LivenessTimes
 from gpu_manager.errors import LoadFailure, NoWorker
+from gpu_manager.runtimes.process.worker_users import WorkerUsers
 from gpu_manager.runtimes.runtime import LoadOrder, Observer
 from gpu_manager.runtimes.workers.empty_process import EmptyProcess
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker, ForkServer
@@ -65,7 +67,7 @@ class ProcessRuntime:
             emulated=emulated, pool=settings.pool_library, liveness=settings.liveness
         )
         self._pool = Pool(self._server, kinds, settings.pool)
-        self._uids: dict[str, int] = {}
+        self._users = WorkerUsers(_FIRST_UID, _UIDS)
         self._hosting: set[HostingWorker] = set()
         self._empty: set[EmptyProcess] = set()
 
@@ -125,18 +127,19 @@ class ProcessRuntime:
                 return await self._load_first(order, emptied, None, begin_s, shared=shared)
             except WireError as error:
                 log.warning("an empty worker was lost while it loaded %s: %s", order.model, error)
-        assign, begin_s = self._assign(order.tenant), now_s()
-        try:
-            worker = await self._pool.take(order.device, order.model)
-            return await self._load_first(order, worker, assign, begin_s, shared=shared)
-        except WireError as error:
-            log.warning("a worker was lost while it loaded %s: %s", order.model, error)
-        begin_s = now_s()
-        try:
-            worker = await self._pool.take(order.device, order.model, fresh=True)
-            return await self._load_first(order, worker, assign, begin_s, shared=shared)
-        except WireError as error:
-            raise NoWorker(order.model, f"lost twice while loading: {error}") from error
+        with self._assign(order) as assign:
+            begin_s = now_s()
+            try:
+                worker = await self._pool.take(order.device, order.model)
+                return await self._load_first(order, worker, assign, begin_s, shared=shared)
+            except WireError as error:
+                log.warning("a worker was lost while it loaded %s: %s", order.model, error)
+            begin_s = now_s()
+            try:
+                worker = await self._pool.take(order.device, order.model, fresh=True)
+                return await self._load_first(order, worker, assign, begin_s, shared=shared)
+            except WireError as error:
+                raise NoWorker(order.model, f"lost twice while loading: {error}") from error
 
     def host_of(self, model: ModelInWorker) -> HostingWorker | None:
         """The worker that has this model."""
@@ -176,6 +179,9 @@ class ProcessRuntime:
         shared: bool,
     ) -> ModelInWorker:
         """`begin_s` is when the worker was asked for."""
+        if assign is not None and assign.uid:
+            self._users.take(order.tenant)
+            worker.exited.add_done_callback(lambda _: self._users.give_back(order.tenant))
         host = HostingWorker(
             order, worker, self._observer, self._keep, shared=shared, is_assigned=assign is None
         )
@@ -205,10 +211,21 @@ class ProcessRuntime:
         empty.closed.add_done_callback(lambda _: self._empty.discard(empty))
         return empty
 
-    def _assign(self, tenant: str) -> worker_orders.Assign:
-        uid = 0
-        if self._settings.change_user and os.geteuid() == 0:
-            uid = self._uids.setdefault(tenant, _FIRST_UID + len(self._uids) % _UIDS)
-        return worker_orders.Assign(
-            uid, self._settings.descriptors, self._settings.processes, [], slots=1
-        )
+    @contextmanager
+    def _assign(self, order: LoadOrder) -> Iterator[worker_orders.Assign]:
+        """Makes a worker the tenant's; meanwhile the tenant's user stays the same.
+
+        NoWorker if other tenants have all users: a worker shares its user with none of them.
+        """
+        settings, tenant = self._settings, order.tenant
+        limits = settings.descriptors, settings.processes
+        if not (settings.change_user and os.geteuid() == 0):
+            yield worker_orders.Assign(0, *limits, [], slots=1)
+            return
+        uid = self._users.take(tenant)
+        if uid is None:
+            raise NoWorker(order.model, f"workers of {_UIDS} other tenants have all users")
+        try:
+            yield worker_orders.Assign(uid, *limits, [], slots=1)
+        finally:
+            self._users.give_back(tenant)

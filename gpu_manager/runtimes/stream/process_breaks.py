@@ -65,7 +65,7 @@ class ProcessBreaks:
                 return _checked(json.loads(file.read(_MOST_BYTES)))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log.warning("%s: %s: no model has broken a process, then", self._path, error)
             return {}
 

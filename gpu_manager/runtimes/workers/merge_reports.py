@@ -1,9 +1,13 @@
 """Reads a worker's reports of merged calls, which are checked: it has read what tenants sent."""
 
+import logging
+
 from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.worker import worker_orders
 from gpu_manager.worker.merging.known_merges import KnownRecord, is_name
 from gpu_manager.worker.merging.merge_records import Singly
+
+log = logging.getLogger(__name__)
 
 _REASONS = frozenset(map(str, Singly))  # the only ones that are counted
 
@@ -21,3 +25,12 @@ def learned_records(order: worker_orders.MergesLearned) -> list[KnownRecord]:
     """The records; ValueError unless all can be what a worker has measured."""
     pairs = zip(order.names, order.records, strict=True)
     return [KnownRecord.of_row(name, row) for name, row in pairs]
+
+
+def records_to_keep(order: worker_orders.MergesLearned, worker: str) -> list[KnownRecord]:
+    """The records; none if any of them cannot be what a worker has measured."""
+    try:
+        return learned_records(order)
+    except ValueError as error:
+        log.warning("worker %s: a record of merged calls: %s", worker, error)
+        return []

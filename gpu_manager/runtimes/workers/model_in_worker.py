@@ -22,7 +22,7 @@ from gpu_manager.runtimes.runtime import (
 )
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from gpu_manager.runtimes.workers.image_loads import send_image, spans_of
-from gpu_manager.runtimes.workers.merge_reports import learned_records, merged_sums
+from gpu_manager.runtimes.workers.merge_reports import merged_sums, records_to_keep
 from gpu_manager.worker import data_orders, worker_orders
 from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
 from torch_shim.errors import WireError
@@ -176,11 +176,17 @@ class ModelInWorker:
     # -- calls ----------------------------------------------------------------------------------
 
     def admit(
-        self, lease: int, owner: str, *, several: bool = False, terms: LeaseTerms = USUAL_TERMS
+        self,
+        lease: int,
+        owner: str,
+        *,
+        several: bool = False,
+        divided: bool = False,
+        terms: LeaseTerms = USUAL_TERMS,
     ) -> None:
         """Admit calls of this session, or of this function's sessions, under this lease."""
         self._admitted.add(lease)
-        self._send(worker_orders.admitting(self.number, lease, owner, several, terms))
+        self._send(worker_orders.admitting(self.number, lease, owner, (several, divided), terms))
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         """Admit no further call of the lease, and wait until none is in flight."""
@@ -238,8 +244,7 @@ class ModelInWorker:
     def borrowed(self, handle: str, found: BorrowedByCall | None) -> None:
         """Answer the worker's wish for another one's data."""
         if found is None:
-            none = data_orders.DataBorrowed(self.number, handle, False, 0, 0, b"", b"", False)
-            self._send(none)
+            self._send(data_orders.DataBorrowed(self.number, handle, False, 0, 0, b"", b"", False))
             return
         size_bytes, offset, token = found.lent.size_bytes, found.lent.offset, found.lent.token
         place = self.number, handle, True, size_bytes, offset, token
@@ -311,14 +316,18 @@ class ModelInWorker:
             out_of_memory = order.out_of_memory
             self.fail(LoadFailure(self._worker.name, order.detail, out_of_memory=out_of_memory))
         elif isinstance(order, worker_orders.CallsRan):
+            if order.session:
+                self._observer.called(self, order.lease, order.session, order.run_s)
             self._memory_bytes = max(self._memory_bytes, order.peak_bytes)
             peak_bytes, held_bytes = self._memory_bytes, order.held_bytes
             ran = order.lease, order.batch, order.run_s, peak_bytes, order.calls, held_bytes
             self._observer.ran(self, *ran, together=max(1, order.together))
+            self._observer.usage.used(self, order.metrics)
         elif isinstance(order, worker_orders.CallsMerged):
             self._observer.merged(self, merged_sums(order))
         elif isinstance(order, worker_orders.MergesLearned):
-            self._note_learned(order)
+            records = records_to_keep(order, self._worker.name)
+            self._observer.learned(self, records)
         elif isinstance(order, worker_orders.CallsClaimed):
             self._observer.claimed(self, order.lease, order.session)
         elif isinstance(order, worker_orders.CallsEnded):
@@ -330,14 +339,6 @@ class ModelInWorker:
             self._pressures.start(self._relieve(order))
         else:
             self._handle_data(order, descriptors)
-
-    def _note_learned(self, order: worker_orders.MergesLearned) -> None:
-        try:
-            records = learned_records(order)
-        except ValueError as error:
-            log.warning("worker %s: a record of merged calls: %s", self._worker.name, error)
-            return
-        self._observer.learned(self, records)
 
     def _handle_data(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int]) -> None:
         data = self._observer.data

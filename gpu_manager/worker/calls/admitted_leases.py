@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
+from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import FailureKind
 
 # A call may overtake the order that admits it, for they come over two sockets.
@@ -32,21 +33,32 @@ class AdmittedLeases:
         self._patience_s = patience_s
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._in_force: dict[int, str] = {}  # the session, or function, that has each lease
+        self._in_force: dict[int, set[str]] = {}  # the sessions, or function, that have each lease
+        self._divided: set[int] = set()  # leases in force of which each session has its own part
         self._unclaimed: dict[int, bool] = {}  # a function's leases; if several sessions use it
         self._ended: deque[int] = deque(maxlen=_REMEMBERED)
         self._under_way: dict[int, int] = {}
         self._terms: dict[int, LeaseTerms] = {}  # of leases in force, or with calls under way
 
     def admit(
-        self, lease: int, owner: str, *, several: bool = False, terms: LeaseTerms = USUAL_TERMS
+        self,
+        lease: int,
+        owner: str,
+        *,
+        several: bool = False,
+        divided: bool = False,
+        terms: LeaseTerms = USUAL_TERMS,
     ) -> None:
         """Calls of this session under this lease may run, on these terms.
 
-        If the owner is a function: those of its session whose call comes first, or of several.
+        If the owner is a function: those of its session whose call comes first, or of several. A
+        `divided` lease has the owners that were admitted before, too.
         """
         with self._lock:
-            self._in_force[lease] = owner
+            before = self._in_force.get(lease, set()) if divided else set()
+            self._in_force[lease] = before | {owner}
+            if divided:
+                self._divided.add(lease)
             self._unclaimed[lease] = several
             self._terms[lease] = terms
             self._changed.notify_all()
@@ -55,6 +67,7 @@ class AdmittedLeases:
         """Let no further call in; `ended` is called at once where none is under way."""
         with self._lock:
             self._in_force.pop(lease, None)
+            self._divided.discard(lease)
             self._unclaimed.pop(lease, None)
             self._ended.append(lease)
             over = lease not in self._under_way
@@ -71,7 +84,7 @@ class AdmittedLeases:
     def check(self, lease: int) -> None:
         """Refuse the call unless its lease is still in force."""
         if lease not in self._in_force:
-            raise CallRefused(FailureKind.LEASE, f"lease {lease!r:.40} is not in force here")
+            raise CallRefused(FailureKind.LEASE, f"lease {shown(lease)} is not in force here")
 
     def enter(self, lease: int, session: str, function: str) -> None:
         """A call of this function's session begins; every one that was let in must leave.
@@ -83,16 +96,20 @@ class AdmittedLeases:
             if lease not in self._in_force:
                 self._changed.wait_for(lambda: self._is_known(lease), self._patience_s)
             self.check(lease)
-            owner = self._in_force[lease]
-            if owner not in (session, function):
+            owners = self._in_force[lease]
+            if owners.isdisjoint((session, function)):
                 raise CallRefused(FailureKind.LEASE, f"lease {lease} is another session's")
             self._under_way[lease] = self._under_way.get(lease, 0) + 1
             several = self._unclaimed.pop(lease, None)
-            first = several is not None and owner != session
+            first = several is not None and session not in owners
             if first and not several:
-                self._in_force[lease] = session
+                self._in_force[lease] = {session}
         if first:
             self._tell_claimed(lease, session)
+
+    def reported_session(self, lease: int, session: str) -> str:
+        """The session, if calls under its lease are reported for each session by itself."""
+        return session if lease in self._divided else ""
 
     def leave(self, lease: int) -> None:
         """A call has been answered."""

@@ -11,6 +11,7 @@ from gpu_manager.worker.program.channel_state import Binding, ChannelState
 from gpu_manager.worker.program.recorded_runs import Mode
 from gpu_manager.worker.program.tensor_specs import DTYPES
 from torch_shim.wire.arithmetic import Arithmetic, read_arithmetic
+from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import FailureKind
 
 _OPTIONAL = [None, None, None, None, "", None, None, False]  # what a field that is left out is
@@ -84,7 +85,7 @@ def read_options(options: Any) -> Options:
     autocast, rng, keys, default, trace, sent, stay, repeats = options + _OPTIONAL[len(options) :]
     arithmetic = Arithmetic() if sent is None else read_arithmetic(sent)
     if arithmetic is None:
-        raise CallRefused(FailureKind.BAD_FRAME, f"no settings of arithmetic: {sent!r:.80}")
+        raise CallRefused(FailureKind.BAD_FRAME, f"no settings of arithmetic: {shown(sent)}")
     if not isinstance(trace, str) or len(trace) > _TRACE_CHARACTERS:
         raise CallRefused(FailureKind.BAD_FRAME, "a trace is a short text")
     if autocast is not None:
@@ -113,7 +114,7 @@ def _read_residents(sent: Any) -> Residents | None:
             numbers = [*dropped, *(number for entry in wanted for number in _pair(entry))]
             if _are_numbers(numbers):
                 return Residents(first, least, dict(wanted), dropped, bool(more))
-    raise CallRefused(FailureKind.BAD_FRAME, f"what stays: {sent!r:.80}")
+    raise CallRefused(FailureKind.BAD_FRAME, f"what stays: {shown(sent)}")
 
 
 def _are_numbers(values: list[Any]) -> bool:
@@ -127,5 +128,5 @@ def _pair(entry: Any) -> Any:
 def _dtype(name: Any) -> torch.dtype:
     found = DTYPES.get(name) if isinstance(name, str) else None
     if found is None or not found.is_floating_point:
-        raise CallRefused(FailureKind.BAD_FRAME, f"no dtype {name!r:.40} to compute in")
+        raise CallRefused(FailureKind.BAD_FRAME, f"no dtype {shown(name)} to compute in")
     return found

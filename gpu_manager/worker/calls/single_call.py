@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,8 +20,10 @@ from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import TensorInput
 from gpu_manager.worker.program.inputs import InputReader, Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun
+from gpu_manager.worker.usage.model_usage import ModelUsage
 from torch_shim.wire.protocol import FailureKind
 
+Found = TypeVar("Found")
 # Looks at what a run gave before it is delivered, and at whether it wrote to inputs or constants.
 Look = Callable[[Inputs, ProgramRun, bool], None]
 
@@ -46,6 +49,7 @@ class SingleCalls:
         self._table = table
         self._leases = leases
         self._images = images
+        self.usage = ModelUsage(emulated=device.device.type == "cpu")
 
     def use_terms(self, terms: LeaseTerms) -> None:
         """Compute on a lease's slots from now on: with fewer of them it takes longer in proportion.
@@ -112,13 +116,16 @@ class SingleCalls:
         before = versions_of(program.constants)
         changed: list[TensorInput] | None = None
         try:
-            begun_s = time.perf_counter()
+            begun, begun_s = self.usage.begin(), time.perf_counter()
             run = self._run_within_limit(call, inputs)
             written = inputs.changed()
             refuse_reshaped(written)
             rng = call.options.rng
             rng = None if rng is None else self.device.seeded(rng)
-            times[2] = self.emulated_s(time.perf_counter() - begun_s)
+            spent_s = time.perf_counter() - begun_s
+            times[2] = self.emulated_s(spent_s)
+            moved = inputs.received_bytes, sum_of_bytes(run.outputs)
+            self.usage.ran(begun, program.counts, (spent_s, times[2]), moved)
             if look is not None:
                 look(inputs, run, bool(written) or versions_of(program.constants) != before)
             answer = self.delivered(asked, inputs, run, written, times, rng)
@@ -162,9 +169,15 @@ class SingleCalls:
                 time.sleep(least_s - spent_s)
         return max(spent_s, least_s)
 
+    def entered_and_left(self, work: Callable[[], Found]) -> Found:
+        """Run a program, and leave what it entered and did not leave: its thread's modes."""
+        try:
+            return work()
+        finally:
+            self._table.reset()
+
     def tidy(self, program: BuiltProgram, before: list[int]) -> None:
-        """After a run: leave what it entered; renew constants that it wrote to."""
-        self._table.reset()
+        """After a run: renew constants that it wrote to."""
         if program.constants and versions_of(program.constants) != before:
             program.constants = program.fresh_constants()
 
@@ -203,7 +216,9 @@ class SingleCalls:
         def seeded() -> ProgramRun:
             if call.options.rng is not None:
                 self._seed(call.options.rng)
-            return self.memory.graphs.run(call.program, call.binding, inputs, mode)
+            return self.entered_and_left(
+                lambda: self.memory.graphs.run(call.program, call.binding, inputs, mode)
+            )
 
         return self.memory.run(call, inputs, shapes, seeded)
 
@@ -218,6 +233,11 @@ def refuse_reshaped(written: Sequence[TensorInput]) -> None:
     """CallRefused where an input that a program wrote to got another shape by that."""
     if not all(entry.keeps_its_shape() for entry in written):
         raise CallRefused(FailureKind.OPERATOR, "an input got another shape in place")
+
+
+def sum_of_bytes(outputs: Sequence[Any]) -> int:
+    """What a program gave in tensors."""
+    return sum(each.nbytes for each in outputs if isinstance(each, torch.Tensor))
 
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:

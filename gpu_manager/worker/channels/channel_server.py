@@ -79,7 +79,7 @@ class Programs:
 class CallObservers(NamedTuple):
     """Callbacks of a channel for what the manager must learn."""
 
-    ran: Callable[[int, CallAnswer], None]
+    ran: Callable[[int, str, CallAnswer], None]  # also whose, of a lease that is divided
     note: Callable[[str, str], None]  # and the trace that it is about, if that is known
     lost: Callable[[], object] = lambda: None  # the worker cannot use its GPU any more
     borrow: Callable[[str], BorrowedData | None] = lambda _: None  # data of another worker
@@ -308,7 +308,8 @@ class ChannelServer:
                 result = answer.result
                 meta = [result.storages, result.views, result.changed, answer.rng, answer.times]
                 self._send(FrameKind.RESULT, meta + delivery.meta(), delivery)
-            self._reports.ran(call.lease, answer)
+            session = self._leases.reported_session(call.lease, self._session)
+            self._reports.ran(call.lease, session, answer)
         finally:
             self._leases.leave(call.lease)
 

@@ -24,7 +24,9 @@ from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.device.pool.pool_floor import SharedPool
 from gpu_manager.worker.device.pool.pooled_memory import PooledMemory
 from gpu_manager.worker.device.process_memory import EmulatedMemory, ProcessMemory
-from gpu_manager.worker.device.shares.thread_share import ThreadShare
+from gpu_manager.worker.device.shares.compute_thread import ComputeThread
+from gpu_manager.worker.device.shares.thread_share import ThreadShare, compute_alone
+from gpu_manager.worker.device.shares.work_length import WorkLength
 from gpu_manager.worker.device.worker_device import WorkRecorder
 from gpu_manager.worker.lending.lent_files import LentFile, LentFiles
 from gpu_manager.worker.lending.lent_memory import read_file
@@ -34,7 +36,6 @@ Result = TypeVar("Result")
 
 _ASKED = re.compile(r"allocate (\d+) bytes")
 _BESIDE = "beside other models"  # the pool's words
-_PARALLEL_COPY_BYTES = 1 << 20
 
 
 class CpuArithmetic:
@@ -75,6 +76,8 @@ class CpuArithmetic:
         self._all_threads = all_threads or torch.get_num_threads()
         self._share = ThreadShare(1.0, self._all_threads)
         self._served = 1.0, 0
+        self._compute_thread = ComputeThread()
+        self._length = WorkLength()
 
     def part(self, model: int) -> "CpuArithmetic":
         """The part of one of several models, which come from one pool."""
@@ -103,13 +106,11 @@ class CpuArithmetic:
         if self._served != (share, threads):
             self._served = share, threads
             self._share = ThreadShare(share, self._all_threads, threads)
-        if torch.get_num_threads() != self._share.threads:
-            self._share.adopt_thread()
 
     def adopt_thread(self) -> None:
-        """What this thread allocates counts as this model's; it computes with the model's share."""
+        """What this thread allocates counts as this model's; it has no helpers of its own."""
         self._memory.adopt_thread()
-        self._share.adopt_thread()
+        compute_alone()
 
     def overhead_bytes(self) -> int:
         """The context, and what was taken since the beginning."""
@@ -150,6 +151,8 @@ class CpuArithmetic:
         self._weights_bytes = self._limit_bytes = 0
         self._memory.lift()
         self._share = ThreadShare(1.0, self._all_threads)
+        self._compute_thread.end()
+        self._length = WorkLength()
         self.release()
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
@@ -273,11 +276,23 @@ class CpuArithmetic:
             self._memory.watch()
         try:
             with self._share.computing(), self._memory.computing():
-                result = work()
+                result = self._compute(work)
         except (MemoryError, RuntimeError) as error:
             self._check_shortage(error)
             raise
         return result, self._peak_bytes() if measure else 0
+
+    def _compute(self, work: Callable[[], Result]) -> Result:
+        """Do it in this thread alone, or, what is long, in the one that has helpers."""
+        helped = self._share.threads > 1 and self._length.is_long
+        begun_s = time.perf_counter()
+        result = self._compute_thread.run(work, self._adopt_compute_thread) if helped else work()
+        self._length.note(time.perf_counter() - begun_s, helped=helped)
+        return result
+
+    def _adopt_compute_thread(self) -> None:
+        self._memory.adopt_thread()
+        self._share.adopt_thread()
 
     def seed(self, state: bytes) -> None:
         """Set the default generator to exactly this state."""
@@ -293,13 +308,11 @@ class CpuArithmetic:
         places: list[memoryview],
         rank: TransferRank = TransferRank.CALL,
     ) -> None:
-        """Copy; large parts by several threads."""
+        """Copy."""
         if self.link.is_limited:
             self.link.pass_output(self._owner, sum(part.numel() for part in parts), rank)
         for part, place in zip(parts, places, strict=True):
-            if part.numel() >= _PARALLEL_COPY_BYTES:
-                torch.frombuffer(place, dtype=torch.uint8).copy_(part)
-            elif part.numel():
+            if part.numel():
                 target = ctypes.addressof(ctypes.c_char.from_buffer(place))
                 ctypes.memmove(target, part.data_ptr(), part.numel())
 

@@ -4,16 +4,30 @@ What a program's calls have apart is found out on copies, before such a group fi
 """
 
 import math
+import threading
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from gpu_manager.worker.merging.merged_run import run_merged
-from gpu_manager.worker.merging.step_plan import KnownSteps, leaves_of, plan_steps, users_of
-from gpu_manager.worker.merging.step_run import StepFunctions, StepRun, Uneven
+from gpu_manager.worker.merging.merged_run import loops_over, run_merged, writes_to_shared
+from gpu_manager.worker.merging.step_plan import (
+    KnownSteps,
+    leaves_of,
+    made_for,
+    plan_steps,
+    users_of,
+)
+from gpu_manager.worker.merging.step_run import (
+    StepFunctions,
+    StepRun,
+    Uneven,
+    WritesElsewhere,
+    WritesShared,
+)
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.tensor_specs import view
@@ -21,6 +35,7 @@ from torch_shim.wire.programs import Ref
 
 _MOST_PROGRAMS, _MOST_PLANS = 4096, 64
 _STEPS_PER_DOUBLING = 4  # of a group's bytes: each step's need of memory is measured
+_listening_to_warnings = threading.Lock()  # the process has one list of them
 _MOST_FORCED = 64  # steps that have to run apart although they touch weights
 
 
@@ -32,13 +47,15 @@ class Found(NamedTuple):
     """What a group gave, and how long it ran.
 
     Outputs that are not `lasting` lie beside those of other calls. In a trial `copies` are what
-    stood in for the inputs that the program writes to, by position.
+    stood in for the inputs that the program writes to, by position; it `loops` over the calls where
+    torch has no rule for an operator.
     """
 
     outputs: list[tuple[Any, ...]]
     lasting: bool
     spent_s: float
     copies: Sequence[dict[int, torch.Tensor]]
+    loops: bool = False
 
 
 class _Program:
@@ -87,7 +104,7 @@ class GroupRuns:
         found = self._programs.get(program.digest)
         if found is None:
             return not own
-        return own <= found.steps.inputs and (found.plan is not None or not found.steps.inputs)
+        return own <= found.steps.inputs and (found.plan is not None or not found.steps.any_own)
 
     def key_of(self, digest: str, calls: Sequence[Inputs]) -> Hashable:
         """Equal for groups of the same need of memory, or nearly so where shapes grow."""
@@ -106,15 +123,34 @@ class GroupRuns:
         self, program: BuiltProgram, calls: Sequence[Inputs], layouts: Sequence[Any]
     ) -> Found:
         """The same with copies of what the program writes to, watched first if need be."""
+        with _listening_to_warnings, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = self._try(program, calls, layouts, caught)
+            return found._replace(loops=loops_over(caught))
+
+    def _try(
+        self,
+        program: BuiltProgram,
+        calls: Sequence[Inputs],
+        layouts: Sequence[Any],
+        caught: list[warnings.WarningMessage],
+    ) -> Found:
+        """Run it on copies; what was `caught` is of the last run alone."""
         own = _own(calls)
         known = self._programs.get(program.digest)
-        if known is None and own and len(self._programs) < _MOST_PROGRAMS:
-            known = self._programs[program.digest] = _Program()
         if known is None:
-            return self._timed(program, None, calls, layouts, [{}] * len(calls))
+            full = len(self._programs) >= _MOST_PROGRAMS
+            if full or not own:
+                try:
+                    return self._timed(program, None, calls, layouts, [{}] * len(calls))
+                except RuntimeError as error:
+                    if full or not writes_to_shared(error):
+                        raise
+            known = self._programs[program.digest] = _Program()
         known.add(own)
         if known.plan is None:
             self._watch(program, known, calls)
+        caught.clear()
         return self._timed(program, known, calls, layouts, _copies(calls, known.steps.written))
 
     def _timed(
@@ -126,7 +162,7 @@ class GroupRuns:
         copies: Sequence[dict[int, torch.Tensor]],
     ) -> Found:
         begun_s = time.perf_counter()
-        apart = known is not None and bool(known.steps.inputs)
+        apart = known is not None and known.steps.any_own
         if known is not None and apart:
             outputs = self._run(program, known, calls, _with(calls, copies), layouts)
         else:
@@ -169,6 +205,11 @@ class GroupRuns:
                 known.steps.writes |= _step_run(program, known, calls, values).watch(plan)
             except Uneven as uneven:
                 self._force(program, known, uneven)
+            except WritesShared as shared:
+                makers = made_for(program.source, shared.step)
+                if not makers or makers <= known.steps.made:
+                    raise WritesElsewhere from shared
+                known.steps.made |= makers
             else:
                 break
         plan = _functions(program, known, calls, one_by_one=False)

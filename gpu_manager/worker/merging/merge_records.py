@@ -157,19 +157,24 @@ class MergeRecord:
         found = [each.known(size) for size, each in self._sizes.items()]
         return KnownRecord(name, self._single_s, tuple(each for each in found if each is not None))
 
-    def plan(self, there: int) -> Plan | Singly:
+    def plan(self, there: int, *, may_compare: bool = True) -> Plan | Singly:
         """The group to make of so many calls, or why there should be none."""
         if self.outputs is None:
             return Singly.UNKNOWN
         fitting = {size: found for size, found in self._sizes.items() if size <= there}
         paying = [size for size, found in fitting.items() if found.pays]
         best = min(paying, key=lambda size: fitting[size].mean_s / size, default=0)
-        for size, found in reversed(fitting.items()):
+        for size, found in reversed(fitting.items()) if may_compare else ():
             if size > max(paying, default=0) and found.is_due():
                 return Plan(size, compares=True)
         if best:
             return Plan(best, compares=False)
         return max(fitting.items())[1].why_not if fitting else Singly.LEFT_OVER
+
+    @property
+    def pays(self) -> bool:
+        """Whether groups of some size are faster than single calls."""
+        return any(found.pays for found in self._sizes.values())
 
     def note_single(self, run_s: float) -> None:
         """A call ran singly."""

@@ -1,8 +1,6 @@
 """Answers the call that has the turn, and others in line with it where running as one pays."""
 
-import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +12,7 @@ from gpu_manager.worker.calls.single_call import SingleCalls, refuse_reshaped, v
 from gpu_manager.worker.merging import merged_run
 from gpu_manager.worker.merging.attention_rules import attention_rules
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
+from gpu_manager.worker.merging.comparison_pace import ComparisonPace, checked_places
 from gpu_manager.worker.merging.group_runs import Found, GroupRuns, OtherShapes
 from gpu_manager.worker.merging.likeness import lasting_name, why_singly
 from gpu_manager.worker.merging.merge_records import (
@@ -33,7 +32,6 @@ from torch_shim.wire.protocol import FailureKind
 
 SMALLEST = 2  # calls in a group
 _MOST_TOLD = 1024  # programs that are never merged, to the manager
-_listening_to_warnings = threading.Lock()  # the process has one list of them
 
 
 class _Member(NamedTuple):
@@ -65,6 +63,7 @@ class MergedCalls:
     def __init__(self, single: SingleCalls) -> None:
         self.counts = MergeCounts()
         self.most = USUAL_MOST  # calls in a group; below 2: calls are never merged
+        self.pace = ComparisonPace()
         self._single = single
         self.records = MergeRecords()
         self._runs = GroupRuns()
@@ -76,13 +75,20 @@ class MergedCalls:
             return self._single.run(first.asked, first.asked_s)
         plan = self._plan(first, line)
         if not isinstance(plan, Plan):
+            like = first.likeness is not None
+            if plan is not None and not (like and self._record(first).pays):
+                line.note_single(first)
             return self._alone(first, plan)
-        others = line.take_like(first, plan.size - 1)
+        others, again = line.take_like(first, plan.size - 1), list[CallInLine]()
         try:
-            self._answer_all([first, *others], plan)
+            again = self._answer_all([first, *others], plan)
         finally:
             left = [call for call in others if not call.is_done]
+            for call in left:
+                call.stands_alone = call not in again
             line.put_back(left)
+        if first.is_done and not plan.compares:
+            line.note_group(first)
         return first.outcome() if first.is_done else self._alone(first, None)
 
     def forbid(self, digest: str, why: Singly) -> None:
@@ -106,7 +112,7 @@ class MergedCalls:
         most = min(self.most, first.asked.terms.batch or self.most)
         if most < SMALLEST:
             return Singly.OFF
-        return self._record(first).plan(min(there, most))
+        return self._record(first).plan(min(there, most), may_compare=self.pace.is_due())
 
     def _alone(self, call: CallInLine, why: Singly | None) -> CallAnswer:
         """Run it singly, and learn from that what merged runs have to be like."""
@@ -150,22 +156,26 @@ class MergedCalls:
 
     # -- groups ---------------------------------------------------------------------------------
 
-    def _answer_all(self, calls: list[CallInLine], plan: Plan) -> None:
-        """Answer calls as one; those that are not done afterwards have to run singly."""
+    def _answer_all(self, calls: list[CallInLine], plan: Plan) -> list[CallInLine]:
+        """Answer calls as one; give those that wait for another group.
+
+        All others that are not done afterwards have to run singly.
+        """
         record = self._record(calls[0])
         try:
             members = [found for call in calls if (found := self._read(call)) is not None]
         except OutOfMemory:
             self._short(record, len(calls))
-            return
+            return []
         group = _Group(self._with_tensors_of_their_own(members), record)
         if group.size < SMALLEST:
-            return
+            return []
         program = calls[0].asked.call.program
-        if plan.compares or not self._runs.is_ready(program, group.inputs):
-            self._compare(group)
-        else:
+        if not plan.compares and self._runs.is_ready(program, group.inputs):
             self._merge(group)
+            return []
+        with self.pace.comparing():
+            return self._compare(group)
 
     def _read(self, call: CallInLine) -> _Member | None:
         """Admit a call and read its inputs; None where it is refused, and thereby done."""
@@ -230,36 +240,38 @@ class MergedCalls:
             self._single.settle_all(asked, member.inputs, changed)
             self._done(member.waiting, answer)
 
-    def _compare(self, group: _Group) -> None:
-        """Run the calls as one and singly; they are answered by the latter."""
+    def _compare(self, group: _Group) -> list[CallInLine]:
+        """Run the calls as one, and some singly, which that answers; give the others."""
         digest = group.members[0].waiting.asked.call.program.digest
-        with _listening_to_warnings, warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                found = self._run(group, self._runs.try_out)
-            except REFUSALS as error:
-                self._note_refusal(group, error, first=True)
-                return
+        try:
+            found = self._run(group, self._runs.try_out)
+        except REFUSALS as error:
+            self._note_refusal(group, error, first=True)
+            return []
         if found is None:
-            return
+            return []
         merged_s = max(found.spent_s, self._single.least_s)
-        if merged_run.loops_over(caught):
+        if found.loops:
             self.forbid(digest, Singly.NO_RULE)
             self._singly(Singly.NO_RULE, group)
-            return
-        self.counts.compared += group.size
+            return []
+        checked = checked_places(group.size)
+        self.counts.compared += len(checked)
         answers = []
-        for member, outputs, copies in zip(group.members, found.outputs, found.copies, strict=True):
-            answers.append(self._compared(member, outputs, copies))
+        for place in checked:
+            member = group.members[place]
+            answers.append(self._compared(member, found.outputs[place], found.copies[place]))
             lost = member.waiting.error
             if isinstance(lost, ContextLost):  # the others' calls are not to blame
                 raise lost if member is group.members[0] else _blameless(lost)
         if any(equal is False for _, equal in answers):
             self.forbid(digest, Singly.DIFFERS)
         elif all(equal for _, equal in answers):
-            group.record.note_compared(group.size, merged_s, sum(spent for spent, _ in answers))
+            singles_s = sum(spent for spent, _ in answers) * group.size / len(checked)
+            group.record.note_compared(group.size, merged_s, singles_s)
         else:
             group.record.note_failed(group.size)
+        return [member.waiting for member in group.members]
 
     def _compared(
         self, member: _Member, merged: Sequence[Any], copies: dict[int, torch.Tensor]
@@ -306,7 +318,7 @@ class MergedCalls:
 
         def work() -> Found:
             with computing(self._single.device, call.options.mode()):
-                return how(program, group.inputs, outputs)
+                return self._single.entered_and_left(lambda: how(program, group.inputs, outputs))
 
         try:
             found, need_bytes = memory.attempt(shapes, work)

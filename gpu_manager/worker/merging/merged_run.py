@@ -27,6 +27,8 @@ TOLERANCES = {
 }
 # What torch says where an operator has no rule for a batch and is called once for each call.
 _LOOPS = "batching rule"
+# What it says where something is written, for each call, to what all calls have.
+_OF_WRITES = ("out-of-place operators", "in-place", "doesn't match the broadcast shape")
 _TENSOR = object()  # stands where an output is a tensor
 
 
@@ -87,6 +89,12 @@ def run_merged(
 def loops_over(caught: Sequence[warnings.WarningMessage]) -> bool:
     """Whether some operator ran once for each call, by what torch said meanwhile."""
     return any(_LOOPS in str(warning.message) for warning in caught)
+
+
+def writes_to_shared(error: Exception) -> bool:
+    """Whether a run failed since it writes to what all calls have, by what torch says."""
+    text = str(error)
+    return any(words in text for words in _OF_WRITES)
 
 
 def differs(single: Sequence[Any], merged: Sequence[Any]) -> bool:

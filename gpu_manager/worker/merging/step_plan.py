@@ -27,6 +27,12 @@ class KnownSteps:
     written: set[int] = field(default_factory=set)  # of these: inputs that the program writes to
     steps: set[int] = field(default_factory=set)  # that run apart although they touch weights
     writes: set[int] = field(default_factory=set)  # steps that write to their first argument
+    made: set[int] = field(default_factory=set)  # steps that make, of nothing, what is written to
+
+    @property
+    def any_own(self) -> bool:
+        """Whether calls have anything apart."""
+        return bool(self.inputs or self.made)
 
 
 class Undo(NamedTuple):
@@ -90,6 +96,37 @@ def users_of(program: Program, numbers: Sequence[int], value: int) -> set[int]:
     return {number for number in numbers if value in references(_parts(program.steps[number]))}
 
 
+def makers_of(program: Program, value: int) -> set[int]:
+    """The steps that a value comes from, the first ones among them."""
+    first = program.inputs + len(program.constants)
+    found: set[int] = set()
+    values = [value]
+    while values:
+        number = values.pop() - first
+        if number >= 0 and number not in found:
+            found.add(number)
+            values += references(_parts(program.steps[number]))
+    return found
+
+
+def made_for(program: Program, writer: int) -> set[int]:
+    """The steps that make what this step writes to, of nothing that is sent.
+
+    And those that make what others like it write to, so that one look finds the caches of all
+    layers.
+    """
+    first = program.inputs + len(program.constants)
+    found: set[int] = set()
+    for number, step in enumerate(program.steps):
+        target, *_ = (*step.arguments, None)
+        if step.operator == program.steps[writer].operator and isinstance(target, Ref):
+            makers = makers_of(program, target.number)
+            used = [value for each in makers for value in references(_parts(program.steps[each]))]
+            if number == writer or all(value >= first for value in used):
+                found |= makers
+    return found
+
+
 def leaves_of(output: Any) -> list[Any]:
     """The leaves of a program's output, in order: references and values."""
     if isinstance(output, Mapping):
@@ -110,7 +147,9 @@ def _apart(
     for number, used in enumerate(uses):
         meets_weights = not shared.isdisjoint(used)
         forced = number in known.steps or number in known.writes
-        is_apart = not own.isdisjoint(used) and (forced or not meets_weights)
+        is_apart = number in known.made or (
+            not own.isdisjoint(used) and (forced or not meets_weights)
+        )
         found.append(is_apart)
         if is_apart:
             own.add(first + number)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 
 from gpu_manager.worker.merging.merge_records import Layout
-from gpu_manager.worker.merging.merged_run import OtherOutputs, as_laid_out
+from gpu_manager.worker.merging.merged_run import OtherOutputs, as_laid_out, writes_to_shared
 from gpu_manager.worker.merging.step_plan import Segment
-from gpu_manager.worker.program.build import Run
 from gpu_manager.worker.program.tensor_specs import identity
+from gpu_manager.worker.usage.counted_operators import Run
 from torch_shim.wire.programs import Ref
 
 _functorch = torch._C._functorch  # noqa: SLF001 - what torch's own vmap calls
@@ -28,6 +28,14 @@ class Uneven(Exception):
         super().__init__(f"value {value}")
         self.segment = segment
         self.value = value
+
+
+class WritesShared(Exception):
+    """A step writes, for each call, to a value that the program makes once for all calls."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"step {step}")
+        self.step = step
 
 
 class WritesElsewhere(Exception):
@@ -83,7 +91,13 @@ class StepRun:
             own = self._apart.keys() & {*segment.takes}
             before = self._look(segment) if segment.apart else []
             copies = len(self._copies)
-            self._segment(step)
+            try:
+                self._segment(step)
+            except RuntimeError as error:
+                target = _target(segment)
+                if segment.apart or target not in self._shared or not writes_to_shared(error):
+                    raise
+                raise WritesShared(segment.numbers[0]) from error
             if any(_version(copy) != version for copy, version in self._copies[copies:]):
                 raise Uneven(segment, segment.takes[0])  # it writes to what is each call's own
             if segment.apart and _wrote(segment, own, before):
@@ -230,8 +244,7 @@ def _wrote(
     wrote = [(value, tensor) for value, tensor, state in before if _version(tensor) != state[0]]
     if not wrote:
         return False
-    first, *_ = (*segment.steps.steps[0].arguments, None)
-    target = segment.takes[first.number] if isinstance(first, Ref) else None
+    target = _target(segment)
     # The versions of other views of the same memory rise as well.
     storages = {identity(each.untyped_storage()) for value, each in wrote if value == target}
     others = {identity(tensor.untyped_storage()) for _, tensor in wrote} - storages
@@ -239,6 +252,12 @@ def _wrote(
     if target not in own or others or reshaped:
         raise WritesElsewhere
     return True
+
+
+def _target(segment: Segment) -> int | None:
+    """The number of the value that is the step's first argument, if it is one."""
+    first, *_ = (*segment.steps.steps[0].arguments, None)
+    return segment.takes[first.number] if isinstance(first, Ref) else None
 
 
 class _Unlike(Exception):

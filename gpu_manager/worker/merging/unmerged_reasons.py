@@ -3,7 +3,7 @@
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.merging.group_runs import OtherShapes
 from gpu_manager.worker.merging.merge_records import Singly
-from gpu_manager.worker.merging.merged_run import OtherOutputs
+from gpu_manager.worker.merging.merged_run import OtherOutputs, writes_to_shared
 from gpu_manager.worker.merging.step_run import WritesElsewhere
 
 # A group that failed so runs singly.
@@ -16,7 +16,6 @@ _WHY = {
 }
 _OF_VALUES = ("data-dependent control flow", ".item()", "dynamic shape")
 _OF_RULES = ("Batching rule not implemented", "batching rule")
-_OF_WRITES = ("vmap: inplace", "in-place", "doesn't match the broadcast shape")
 _OF_CHANCE = "randomness"
 
 
@@ -30,6 +29,6 @@ def reason_of(error: Exception) -> Singly:
         return Singly.VALUES
     if _OF_CHANCE in text:
         return Singly.RANDOM
-    if any(words in text for words in _OF_WRITES):
+    if writes_to_shared(error):
         return Singly.WRITES
     return Singly.NO_RULE if any(words in text for words in _OF_RULES) else Singly.FAILED

@@ -78,10 +78,11 @@ _MATH = _words(
     log log10 log1p log2 modf pow prod radians remainder sin sinh sqrt tan tanh trunc"""
 )
 _ATTRIBUTES = _words(
-    """H T device dtype imag is_leaf is_meta is_nested is_quantized is_sparse itemsize layout mH mT
-    names nbytes ndim real requires_grad shape values indices eigenvalues eigenvectors Q R L U S
-    Vh LU pivots sign logabsdet solution residuals rank singular_values hist bin_edges mantissa
-    exponent counts inverse_indices P X min max eps tiny smallest_normal resolution bits"""
+    """H T device dtype imag is_leaf is_meta is_mps is_nested is_quantized is_sparse is_xla is_xpu
+    itemsize layout mH mT names nbytes ndim real requires_grad shape values indices eigenvalues
+    eigenvectors Q R L U S Vh LU pivots sign logabsdet solution residuals rank singular_values
+    hist bin_edges mantissa exponent counts inverse_indices P X min max eps tiny smallest_normal
+    resolution bits"""
 )
 
 

@@ -15,6 +15,7 @@ from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.tensor_specs import DTYPES
 from gpu_manager.worker.shared_memory.borrowing_operators import may_borrow
+from gpu_manager.worker.usage.counted_operators import OperatorCounts, Run, counting
 from torch_shim.wire.programs import (
     Complex,
     Constant,
@@ -51,8 +52,6 @@ _HIGHER_ORDER = "h:"  # the operators that call parts
 _MOST_NESTED = 16  # parts in parts
 _AUTOCAST = "t:torch.amp.autocast_mode._enter_autocast"  # tells the devices apart itself
 
-Run = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]
-
 
 class BuiltProgram:
     """A program ready to run: `run(inputs, constants)` gives its output's leaves in order."""
@@ -74,7 +73,18 @@ class BuiltProgram:
         self._device = table.device
         self.constants = self.fresh_constants()
         parts = _Parts(program.parts, table)
-        self.run: Run = _Writer(program, len(program.constants), table, parts).function()
+        writer = _Writer(program, len(program.constants), table, parts)
+        self.run: Run = writer.function()
+        self._operator_names = writer.operator_names
+        self.counts: OperatorCounts | None = None  # of a run, once one was counted
+
+    def counted_run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """A run whose operators are counted; those in parts are not."""
+        counts = OperatorCounts()
+        names = {} if self.has_parts else self._operator_names
+        found = counting(self.run, names, counts)(inputs, self.constants)
+        self.counts = counts
+        return found
 
     def fresh_constants(self) -> list[torch.Tensor]:
         """The program's own tensors, as they were sent."""
@@ -127,6 +137,7 @@ class _Writer:
         self._table = table
         self._parts = parts
         self._device = table.device
+        self.operator_names: dict[str, str] = {}  # in the table: operators, as programs name them
         self._values: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
         self._defined = program.inputs + constants
@@ -202,7 +213,9 @@ class _Writer:
                 for name, value in step.named.items()
             )
             arguments.append(f"**{{{', '.join(pairs)}}}")
-        return f"{self._value(found)}({', '.join(arguments)})"
+        name = self._value(found)
+        self.operator_names[name] = step.operator
+        return f"{name}({', '.join(arguments)})"
 
     def _expression(self, value: Any) -> str:
         """Source for an argument: references by number, everything else from the table."""

@@ -13,6 +13,7 @@ from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.tensor_specs import TensorSpec, identity
 from gpu_manager.worker.shared_memory.function_blocks import FunctionBlocks
 from gpu_manager.worker.shared_memory.result_files import FileBudget, ResultFiles
+from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import MOST_BINDINGS, FailureKind
 
 
@@ -264,7 +265,7 @@ class ChannelState:
         """The program of this number."""
         found = self._programs.get(number) if type(number) is int else None
         if found is None:
-            raise CallRefused(FailureKind.MISSING, f"program {number!r:.40}", {"missing": []})
+            raise CallRefused(FailureKind.MISSING, f"program {shown(number)}", {"missing": []})
         return found
 
     def bind(self, program: int, binding: Binding) -> None:
@@ -283,7 +284,7 @@ class ChannelState:
         known = self._bindings.get(program)
         found = known.get(number) if known is not None and type(number) is int else None
         if known is None or found is None or found.gone:
-            raise CallRefused(FailureKind.MISSING, f"binding {number!r:.40}", {"missing": []})
+            raise CallRefused(FailureKind.MISSING, f"binding {shown(number)}", {"missing": []})
         known.move_to_end(number)
         return found
 

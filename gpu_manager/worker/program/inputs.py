@@ -16,6 +16,7 @@ from gpu_manager.worker.program.channel_state import (
     positions_of,
 )
 from gpu_manager.worker.program.tensor_specs import read_spec, view
+from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import FailureKind
 
 IMAGE, KEPT, AREA = 0, 1, 2
@@ -46,6 +47,11 @@ class Inputs:
         self._received = {entry.held for entry in sent if entry.held.image is None}
         self._tensors = [entry.tensor for entry in self.given]
         self._versions = self._now()
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that came with the call."""
+        return sum(entry.tensor.nbytes for entry in self.sent if entry.held.image is None)
 
     def refilled(self, area: memoryview) -> "Inputs":
         """The same tensors for another call, with what is in the area now."""
@@ -127,7 +133,7 @@ class InputReader:
             elif entry is None:
                 continue
             else:
-                raise CallRefused(FailureKind.BAD_FRAME, f"input {position} is {entry!r:.40}")
+                raise CallRefused(FailureKind.BAD_FRAME, f"input {position} is {shown(entry)}")
         self._check_missing()
         for entry in binding.given if binding is not None else ():
             if described[entry.position] is not None:
@@ -146,7 +152,7 @@ class InputReader:
         given = []
         for position, entry in sorted(described.items()):
             if type(position) is not int or not 0 <= position < count:
-                raise CallRefused(FailureKind.BAD_FRAME, f"no input {position!r:.40}")
+                raise CallRefused(FailureKind.BAD_FRAME, f"no input {shown(position)}")
             found = self._tensor(position, entry)
             if found is not None:
                 given.append(found)
@@ -161,7 +167,7 @@ class InputReader:
     def _tensor(self, position: int, described: Any) -> TensorInput | None:
         """The tensor and its storage; None where that is not here any more."""
         if not isinstance(described, list) or len(described) < _TENSOR_FIELDS:
-            raise CallRefused(FailureKind.BAD_FRAME, f"tensor {described!r:.60}")
+            raise CallRefused(FailureKind.BAD_FRAME, f"tensor {shown(described)}")
         source, dtype, shape, strides, offset = described[:_TENSOR_FIELDS]
         spec = read_spec(dtype, shape, strides, offset)
         held = self._source(source)
@@ -169,12 +175,12 @@ class InputReader:
 
     def _source(self, source: Any) -> InputStorage | None:
         if not isinstance(source, list) or not source or len(source) > _BLOCK_FIELDS:
-            raise CallRefused(FailureKind.BAD_FRAME, f"source {source!r:.60}")
+            raise CallRefused(FailureKind.BAD_FRAME, f"source {shown(source)}")
         kind, *rest = source
         if kind == IMAGE and len(source) == _IMAGE_FIELDS:
             return self._weights(*rest)
         if not all(type(number) is int and number >= 0 for number in rest):
-            raise CallRefused(FailureKind.BAD_FRAME, f"source {source!r:.60}")
+            raise CallRefused(FailureKind.BAD_FRAME, f"source {shown(source)}")
         if kind == KEPT and len(source) == _KEPT_FIELDS:
             key, epoch = rest
             self._lasting = False
@@ -197,12 +203,12 @@ class InputReader:
                 raise CallRefused(FailureKind.BAD_FRAME, f"no block {rest[-1]}")
             self._lasting = False
             return self._sent(block.memory, *rest)
-        raise CallRefused(FailureKind.BAD_FRAME, f"source {source!r:.60}")
+        raise CallRefused(FailureKind.BAD_FRAME, f"source {shown(source)}")
 
     def _weights(self, digest: Any, offset: Any, size_bytes: Any) -> InputStorage:
         image = self._images.get(digest) if isinstance(digest, str) else None
         if image is None or type(offset) is not int or type(size_bytes) is not int:
-            raise CallRefused(FailureKind.UNKNOWN_MODEL, f"no image {digest!r:.80} in this worker")
+            raise CallRefused(FailureKind.UNKNOWN_MODEL, f"no image {shown(digest)} in this worker")
         storage = image.storage(offset, size_bytes)
         if storage is None:
             raise CallRefused(

@@ -106,6 +106,8 @@ class Graphs:
 
     def _step_by_step(self, program: BuiltProgram, inputs: Inputs, mode: Mode) -> ProgramRun:
         with computing(self._device, mode):
+            if program.counts is None:
+                return ProgramRun(program.counted_run(inputs.values), {}, lasting=True)
             return ProgramRun(program.run(inputs.values, program.constants), {}, lasting=True)
 
     def _watched(self, key: Any, program: BuiltProgram, inputs: Inputs, mode: Mode) -> ProgramRun:

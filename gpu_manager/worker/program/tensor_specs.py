@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpu_manager.worker.call_errors import CallRefused
+from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import FailureKind
 
 DTYPES: dict[str, torch.dtype] = {
@@ -41,7 +42,7 @@ def read_spec(name: Any, shape: Any, strides: Any, offset: Any) -> TensorSpec:
         or not 0 <= offset < _MAX_OFFSET
     ):
         raise CallRefused(
-            FailureKind.BAD_FRAME, f"tensor {name!r:.20} {shape!r:.60} {strides!r:.60}"
+            FailureKind.BAD_FRAME, f"tensor {shown(name)} {shown(shape)} {shown(strides)}"
         )
     elements, span = 1, 1
     for size, stride in zip(shape, strides, strict=True):

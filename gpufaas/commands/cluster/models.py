@@ -38,6 +38,7 @@ _CLUSTER_HEAD = (
     "A MINUTE",
     "STAGES",
 )
+_CONFIGURED_HEAD = ("BATCH", "VCPUS", "VGPUS", "GPU TYPE", "RUN")
 _ORDERS = {
     "evict": "take a model out of GPU memory",
     "pin": "keep a model in GPU memory; with --gpu, load it there if needed",
@@ -50,6 +51,7 @@ _MINUTE_S, _HOUR_S = 60, 3600
 def add_parser(commands: Commands) -> None:
     """Describe the commands' options."""
     parser = commands.add_parser("models", help="the models that a GPU manager or cluster holds")
+    parser.add_argument("model", nargs="?", help="this one alone; a cluster's with all its facts")
     _add_common_options(parser)
     parser.set_defaults(run=_models)
     for name, help_text in _ORDERS.items():
@@ -75,10 +77,15 @@ def _names_scheduler(options: argparse.Namespace) -> bool:
 
 def _models(options: argparse.Namespace) -> int:
     if _names_scheduler(options):
-        found = scheduler_api(options).get("/models")
-        print(json.dumps(found, indent=1) if options.json else cluster_table(found))
+        api = scheduler_api(options)
+        found = _named(api.get("/models"), options.model, ("model",))
+        if options.model:
+            found = [api.get(f"/models/{in_path(each['model'])}") for each in found]
+        show = cluster_details if options.model else cluster_table
+        print(json.dumps(found, indent=1) if options.json else show(found))
         return 0
     rows = _request_manager(options, do="models")["models"]
+    rows = _named(rows, options.model, ("model", "label"))
     print(json.dumps(rows, indent=1) if options.json else table(rows))
     return 0
 
@@ -101,6 +108,24 @@ def _request_manager(options: argparse.Namespace, **fields: str | None) -> dict[
     return request_admin(address, options.credential, **fields)
 
 
+def _named(
+    rows: list[dict[str, Any]], name: str | None, fields: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """Those of this name, or whose id or its last part begins with it; all without a name."""
+    if not name:
+        return rows
+    found = [
+        row
+        for row in rows
+        if any(name in (row[key], *row[key].split(", ")) for key in fields)
+        or row["model"].startswith(name)
+        or row["model"].rpartition("/")[2].startswith(name)
+    ]
+    if not found:
+        raise CommandError(f"there is no model {name!r}")
+    return found
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """A GPU manager's models, one line for each model and GPU."""
     return columns([_HEAD, *(_line(row) for row in rows)])
@@ -109,6 +134,27 @@ def table(rows: list[dict[str, Any]]) -> str:
 def cluster_table(models: list[dict[str, Any]]) -> str:
     """A cluster's models, one line each, with the GPUs that hold them (`*`: pinned)."""
     return columns([_CLUSTER_HEAD, *(_cluster_line(model) for model in models)])
+
+
+def cluster_details(models: list[dict[str, Any]]) -> str:
+    """Models of a cluster, one below the other."""
+    return "\n\n".join(map(cluster_detail, models))
+
+
+def cluster_detail(model: dict[str, Any]) -> str:
+    """A line for each fact, its measured times by configuration, and what it uses of a GPU."""
+    parts = [columns(list(zip(_CLUSTER_HEAD, _cluster_line(model), strict=True)))]
+    if model.get("configured"):
+        parts.append(columns([_CONFIGURED_HEAD, *map(_configured_line, model["configured"])]))
+    features = [(name, f"{value:.4g}") for name, value in model.get("features", {}).items()]
+    if features:
+        parts.append(columns([("USES OF A GPU", ""), *features]))
+    return "\n\n".join(parts)
+
+
+def _configured_line(run: dict[str, Any]) -> tuple[str, ...]:
+    sizes = (str(run[each]) for each in ("batch", "vcpus", "vgpus"))
+    return (*sizes, run["gpu_type"], f"{run['run_s']:.3g} s")
 
 
 def _cluster_line(model: dict[str, Any]) -> tuple[str, ...]:

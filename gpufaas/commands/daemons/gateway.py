@@ -22,6 +22,7 @@ from gateway_ext.api import (
     make_provider,
 )
 from gpufaas.daemons.garbage_collection import freeze_started_objects
+from gpufaas.daemons.malloc_arenas import share_one_arena
 from gpufaas.daemons.shim_environment import ShimEnvironment
 from gpufaas.daemons.trace_settings import span_exporter
 from gpufaas.errors import CommandError
@@ -53,7 +54,7 @@ def add_parser(commands: Commands) -> None:
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
     add("--listen", metavar="HOST:PORT", help="where to answer HTTP (127.0.0.1:8080)")
     add("--role", help="gateway, or provider behind the gateway of OpenFaaS (gateway)")
-    add("--provider", help="what runs functions: process, docker or upstream (process)")
+    add("--provider", help="what runs functions: process, docker, kubernetes or upstream")
     add("--upstream-url", metavar="URL", help="of the provider that runs functions")
     add("--builds", metavar="DIR", help="where shrinkwrapped builds are (build)")
     add("--state-dir", metavar="DIR", help="where functions, builds and jobs are kept")
@@ -71,6 +72,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    share_one_arena()
     environment: Mapping[str, str] = options.environment
     flags = {
         "gateway.listen": options.listen,

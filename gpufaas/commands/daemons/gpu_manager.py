@@ -16,6 +16,7 @@ from gpu_manager.api import GpuManager, NodeSettings
 from gpu_manager.credentials import load_secret
 from gpufaas.daemons.cluster_node import cluster_node
 from gpufaas.daemons.embedded_node import embedded_node
+from gpufaas.daemons.malloc_arenas import share_one_arena
 from gpufaas.local.log_format import FORMATS, configure_logs
 from gpufaas.options.cluster_secret import default_secret_file
 from gpufaas.options.gpu_node import add_device_options, node_settings
@@ -70,6 +71,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    share_one_arena()
     form = options.log_format or options.environment.get("GPUFAAS_LOG_FORMAT") or FORMATS[0]
     configure_logs(options.log_level, form)
     asyncio.run(_serve(_settings(options), options))

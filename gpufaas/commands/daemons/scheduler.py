@@ -16,6 +16,7 @@ from cache_manager import eviction
 from cache_manager.tiers import exits
 from common.addresses import address_text, host_and_port
 from gpufaas.daemons.garbage_collection import freeze_started_objects
+from gpufaas.daemons.malloc_arenas import share_one_arena
 from gpufaas.daemons.trace_settings import span_exporter
 from gpufaas.errors import CommandError
 from gpufaas.etcd.own_password import USER
@@ -76,6 +77,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    share_one_arena()
     flags = {
         "policy": options.policy,
         "parameters": options.parameters,

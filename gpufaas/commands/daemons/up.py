@@ -21,7 +21,12 @@ from gpufaas.etcd.own_server import find_etcd
 from gpufaas.local.held_ports import HeldPort, claimed_port, free_address
 from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
 from gpufaas.options.configuration import AllSettings, read_settings
-from gpufaas.options.gpu_node import EMULATED_PATHS, GPU_SLOTS, SPARE_CONTEXTS
+from gpufaas.options.gpu_node import (
+    EMULATED_PATHS,
+    GPU_CONCURRENCY,
+    GPU_SLOTS,
+    SPARE_CONTEXTS,
+)
 from gpufaas.options.subparsers import Commands
 from gpufaas.stack.example_functions import show_examples
 from gpufaas.stack.kept_etcd import kept_etcd
@@ -63,6 +68,7 @@ def add_parser(commands: Commands) -> None:
     add("--store-memory", metavar="SIZE", help="host memory for weights (a quarter of the free)")
     add("--spill", metavar="DIR", help="folder for weights that memory has no room for (none)")
     add("--gpu-overlap", metavar="N", help="requests that may share a GPU's lease (1)")
+    add("--gpu-concurrency", metavar="N", help=GPU_CONCURRENCY)
     add("--gpu-slots", metavar="N", help=GPU_SLOTS)
     add("--spare-contexts", metavar="N", help=SPARE_CONTEXTS)
     add("--runtime", choices=RUNTIMES, help="how models without a wish are hosted (process)")
@@ -126,6 +132,7 @@ def _settings(options: argparse.Namespace) -> AllSettings:
         "node.store_memory": options.store_memory,
         "node.spill": options.spill,
         "node.gpu_overlap": options.gpu_overlap,
+        "node.gpu_concurrency": options.gpu_concurrency,
         "node.gpu_slots": options.gpu_slots,
         "node.spare_contexts": options.spare_contexts,
         "node.runtime": options.runtime,

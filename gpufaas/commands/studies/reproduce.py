@@ -12,6 +12,8 @@ from gpufaas.options.subparsers import Commands
 from gpufaas.output.generated_blocks import page_of_blocks, with_blocks
 from gpufaas.output.optional_pictures import CHAPTER, ESG, SAGE, load_pictures, make_folder
 from gpufaas.output.progress_bar import ProgressBar
+from scheduler.sim.grounds.ground_study import GroundPlan, default_ground_plan, evaluate_grounds
+from scheduler.sim.grounds.page.ground_blocks import ground_blocks
 from scheduler.sim.latency_bound import average_latency_bound
 from scheduler.sim.papers.esg.esg_experiments import EsgPlan, default_esg_plan, evaluate_esg
 from scheduler.sim.papers.esg.page.esg_blocks import esg_blocks
@@ -23,20 +25,37 @@ from scheduler.sim.papers.interference.interference_experiments import (
 from scheduler.sim.papers.interference.page.interference_blocks import interference_blocks
 from scheduler.sim.papers.sage.page.sage_blocks import sage_blocks
 from scheduler.sim.papers.sage.sage_experiments import SagePlan, default_sage_plan, evaluate
-from scheduler.sim.papers.thesis import beyond, calibrate, experiments, printed_figures
+from scheduler.sim.papers.thesis import (
+    beyond,
+    calibrate,
+    experiments,
+    printed_figures,
+    reading_tables,
+)
 from scheduler.sim.papers.thesis.beyond import LoadFamily
 from scheduler.sim.papers.thesis.calibrate import Point
 from scheduler.sim.papers.thesis.experiments import Setting
 from scheduler.sim.papers.thesis.generated_parts import Evaluation, generated_parts
 from scheduler.sim.papers.thesis.printed_figures import Paper
+from scheduler.sim.papers.thesis.reading_tables import MeasuredVariant, ReadVariant
+from scheduler.sim.readings import Readings
+from scheduler.sim.tenants.tenant_blocks import tenant_blocks
+from scheduler.sim.tenants.tenant_experiments import (
+    TenantPlan,
+    default_tenant_plan,
+    evaluate_tenants,
+)
 
 _TITLE = "Evaluation: the thesis's experiments, simulated"
 _SAGE_TITLE = "Evaluation: SAGE's experiments, simulated"
 _ESG_TITLE = "Evaluation: ESG's experiments, simulated"
 _INTERFERENCE_TITLE = "Evaluation: interference-aware pairs, simulated"
+_POLICIES_TITLE = "Evaluation: one policy on the grounds of all"
+_TENANTS_TITLE = "Evaluation: tenants, simulated"
 _THESIS, _SAGE, _ESG, _INTERFERENCE = "thesis", "sage", "esg", "interference"
-_PAPERS = (_THESIS, _SAGE, _ESG, _INTERFERENCE)
-_SEEDS = 5
+_TENANTS = "tenants"  # no paper's, but our own study
+_PAPERS = (_THESIS, _SAGE, _ESG, _INTERFERENCE, _TENANTS)
+_SEEDS = 20
 _BEST = 10
 
 
@@ -49,13 +68,16 @@ class ReproductionPlan:
     by_memory: Sequence[Setting]
     around_seeds: int
     families: Sequence[LoadFamily]
+    variants: Sequence[ReadVariant]
 
 
 def default_plan(seeds: int) -> ReproductionPlan:
     """The command's plan."""
     by_arrivals, by_memory = calibrate.around(calibrate.CHOSEN)
     families = beyond.families()
-    return ReproductionPlan(seeds, by_arrivals, by_memory, calibrate.AROUND_SEEDS, families)
+    variants = reading_tables.variants(calibrate.CHOSEN)
+    around_seeds = calibrate.AROUND_SEEDS
+    return ReproductionPlan(seeds, by_arrivals, by_memory, around_seeds, families, variants)
 
 
 def add_parser(commands: Commands) -> None:
@@ -70,12 +92,13 @@ def add_parser(commands: Commands) -> None:
         "--out",
         default="docs",
         metavar="DIR",
-        help="folder of evaluation.md, and of evaluation/{sage,esg,interference}.md (docs)",
+        help="folder of evaluation.md and, by --paper or --policies, evaluation/*.md (docs)",
     )
+    add("--policies", action="store_true", help="instead: every policy on every other's ground")
     add(
         "--calibrate",
         action="store_true",
-        help="only search for the setting nearest to the thesis's figures, print the best (thesis)",
+        help="only search for the setting with most of the claims, print the best (thesis)",
     )
     parser.set_defaults(run=_run)
 
@@ -87,15 +110,22 @@ def _run(options: argparse.Namespace) -> int:
     started_s = time.monotonic()
     if options.paper != _THESIS and (options.seeds is not None or options.calibrate):
         raise CommandError("--seeds and --calibrate are of the thesis's evaluation alone")
-    if options.paper == _SAGE:
+    if options.policies:
+        if options.paper != _THESIS or options.seeds is not None or options.calibrate:
+            raise CommandError("--policies stands alone, beside --out")
+        print(write_grounds(make_folder(options.out), default_ground_plan()))
+    elif options.paper == _SAGE:
         print(write_sage(make_folder(options.out), default_sage_plan()))
     elif options.paper == _ESG:
         print(write_esg(make_folder(options.out), default_esg_plan()))
     elif options.paper == _INTERFERENCE:
         print(write_interference(make_folder(options.out), default_interference_plan()))
+    elif options.paper == _TENANTS:
+        print(write_tenants(make_folder(options.out), default_tenant_plan()))
     elif options.calibrate:
-        nearest = search(printed_figures.load(), calibrate.coarse(), calibrate.SEEDS)
-        print(f"Nearest: {nearest}; in use: {calibrate.CHOSEN}.")
+        paper, readings = printed_figures.load(), calibrate.all_readings()
+        found = search(paper, calibrate.coarse(), readings, calibrate.SEEDS)
+        print(f"Best: {found}; in use: {calibrate.CHOSEN}.")
     else:
         print(write(make_folder(options.out), default_plan(seeds)))
     print(f"It took {time.monotonic() - started_s:.0f} s.", file=sys.stderr)
@@ -106,15 +136,14 @@ def write(out: Path, plan: ReproductionPlan) -> Path:
     """Simulate the plan, and write the page's generated parts and pictures into the folder."""
     chapter_pictures = load_pictures(CHAPTER)
     paper = printed_figures.load()
-    with ProgressBar("runs of chapter 5", shown=True) as bar:
-        (measured,) = experiments.measure([calibrate.CHOSEN], paper, plan.seeds, bar.update)
+    by_reading = _by_reading(paper, plan)
     by_arrivals, by_memory = _around(paper, plan)
     with ProgressBar("runs beyond the thesis", shown=True) as bar:
         found = beyond.run(plan.families, average_latency_bound, bar.update)
-    chapter_pictures.draw_chapter(out / "pictures", measured, paper)
+    chapter_pictures.draw_chapter(out / "pictures", by_reading[0].measured, paper)
     evaluation = Evaluation(
         paper,
-        measured,
+        by_reading,
         plan.seeds,
         by_arrivals,
         by_memory,
@@ -150,11 +179,32 @@ def write_interference(out: Path, plan: InterferencePlan) -> Path:
     return _write_page(folder / "interference.md", _INTERFERENCE_TITLE, blocks)
 
 
-def search(paper: Paper, first: Sequence[Setting], seeds: tuple[int, int, int]) -> Setting:
-    """The nearest setting after three narrowing rounds, whose best settings are printed."""
+def write_grounds(out: Path, plan: GroundPlan) -> Path:
+    """Simulate all policies on all grounds, and write the generated parts of their page."""
+    with ProgressBar("runs of policies", shown=True) as bar:
+        evaluation = evaluate_grounds(plan, bar.update)
+    folder = make_folder(str(out / "evaluation"))
+    return _write_page(folder / "gain.md", _POLICIES_TITLE, ground_blocks(evaluation))
+
+
+def write_tenants(out: Path, plan: TenantPlan) -> Path:
+    """Simulate tenants that share a cluster, and write the generated parts of their page."""
+    evaluation = evaluate_tenants(plan, _announce)
+    folder = make_folder(str(out / "evaluation"))
+    return _write_page(folder / "tenants.md", _TENANTS_TITLE, tenant_blocks(evaluation))
+
+
+def search(
+    paper: Paper,
+    first: Sequence[Setting],
+    readings: Sequence[Readings],
+    seeds: tuple[int, int, int, int],
+) -> Setting:
+    """The best setting after four narrowing rounds, whose best settings are printed."""
     coarse = _search("coarse grid", first, paper, seeds[0])
-    fine = _search("fine grid", calibrate.fine(coarse), paper, seeds[1])
-    last = _search("last round", calibrate.last(fine), paper, seeds[2])
+    read = _search("readings", calibrate.read(coarse, readings), paper, seeds[1])
+    fine = _search("fine grid", calibrate.fine(read), paper, seeds[2])
+    last = _search("last round", calibrate.last(fine), paper, seeds[3])
     return calibrate.best(last, 1)[0].setting
 
 
@@ -166,6 +216,14 @@ def _write_page(path: Path, title: str, parts: Mapping[str, str]) -> Path:
 
 def _announce(what: str) -> None:
     print(f"simulating {what}", file=sys.stderr)
+
+
+def _by_reading(paper: Paper, plan: ReproductionPlan) -> list[MeasuredVariant]:
+    """Chapter 5 under each reading, the one in use first."""
+    settings = [variant.setting for variant in plan.variants]
+    with ProgressBar("runs of chapter 5", shown=True) as bar:
+        measured = experiments.measure(settings, paper, plan.seeds, bar.update)
+    return [MeasuredVariant(*pair) for pair in zip(plan.variants, measured, strict=True)]
 
 
 def _around(paper: Paper, plan: ReproductionPlan) -> tuple[list[Point], list[Point]]:
@@ -180,11 +238,11 @@ def _search(name: str, settings: Sequence[Setting], paper: Paper, seeds: int) ->
     with ProgressBar(f"runs of the {name}", shown=True) as bar:
         found = calibrate.points(settings, paper, seeds, bar.update)
     print(f"The best {_BEST} of {len(settings)} settings, {name}, {seeds} seeds:")
-    print(f"{'distance':>9}{'claims':>9}{'table 2':>9}{'table 3':>9}  setting")
+    print(f"{'reproduced':>11}{'distance':>9}{'claims':>9}{'table 2':>9}{'table 3':>9}  setting")
     for point in calibrate.best(found, _BEST):
         apart = point.distance
         print(
-            f"{apart.total:>9.3f}{apart.claims:>9.3f}{apart.table2:>9.3f}{apart.table3:>9.3f}"
+            f"{point.reproduced:>11}{apart.total:>9.3f}{apart.claims:>9.3f}{apart.table2:>9.3f}{apart.table3:>9.3f}"
             f"  {point.setting}"
         )
     print()

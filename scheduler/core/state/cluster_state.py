@@ -8,8 +8,8 @@ from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.cache_index import CacheIndex
 from scheduler.core.state.loadable_slots import LoadableSlots
 from scheduler.core.state.pending import Bundle, Pending
+from scheduler.core.state.queues.request_queue import BundleLane, RequestQueue
 from scheduler.core.state.rankings import HolderRanking, SlotRanking
-from scheduler.core.state.request_queue import BundleLane, RequestQueue
 from scheduler.core.state.slots import Gpu, Slot
 from scheduler.core.state.unmet_demand import UnmetDemand
 from scheduler.estimates import estimate
@@ -39,7 +39,7 @@ class ClusterState:
         self.ready = SlotRanking()
         self.demand = UnmetDemand(self.waiting, self.is_held, self._excess_s)
         self.loadable = LoadableSlots()
-        self.accepted = self.idle_slots = self.active_slots = 0
+        self.accepted = self.held = self.idle_slots = self.active_slots = self.latest_seq = 0
         self._idle_holders: dict[Bundle, HolderRanking] = {}
         self._busy_holders: dict[Bundle, HolderRanking] = {}
         self._bundles: dict[tuple[ModelId, ...], Bundle] = {}
@@ -143,11 +143,10 @@ class ClusterState:
     def join(self, spec: GpuSpec) -> Gpu:
         """Add a GPU; its slots begin as the least used one here, not at zero."""
         self.largest_bytes = max(self.largest_bytes, spec.memory_bytes)
-        cache = self.index.add_gpu(spec.id, spec.node, spec.memory_bytes)
-        gpu = Gpu(spec, cache)
+        gpu = Gpu(spec, self.index.add_gpu(spec.id, spec.node, spec.memory_bytes))
         lowest = min((slot.frequency for slot in self.slots.values()), default=0)
         for slot_spec in spec.slot_specs():
-            slot = Slot(slot_spec.id, gpu, slot_spec.leases, RequestQueue())
+            slot = Slot(slot_spec, gpu)
             slot.frequency = lowest
             gpu.slots.append(slot)
             self.idle_slots += 1
@@ -271,6 +270,7 @@ class ClusterState:
         """Free a model's memory; the GPU no longer counts as a holder."""
         self.index.evict(gpu.cache, model)
         self._residency_changed(model)
+        gpu.called_off |= gpu.loads.keys() & {model}
         self.load_ended(gpu, model)
 
     def load_ended(self, gpu: Gpu, model: ModelId) -> None:

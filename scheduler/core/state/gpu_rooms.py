@@ -40,6 +40,18 @@ def idle_holders(cluster: ClusterState, bundle: Bundle, most: int) -> list[Slot]
     return found
 
 
+def busy_holders(cluster: ClusterState, bundle: Bundle) -> list[Slot]:
+    """The busy slots that hold all these models, least used first."""
+    busy = [
+        slot
+        for gpu in cluster.index.holders(bundle.models[0])
+        for slot in cluster.gpus[gpu].slots
+        if not slot.idle and slot.holds(bundle.models)
+    ]
+    busy.sort(key=_used)
+    return busy
+
+
 def measured(
     profiles: Profiles, model: ModelId, gpu_type: str, each: int
 ) -> Sequence[Configuration]:
@@ -49,3 +61,7 @@ def measured(
         for found, its_type in profiles.of(model).configured_s
         if its_type == gpu_type and found.batch % each == 0
     ]
+
+
+def _used(slot: Slot) -> tuple[int, str]:
+    return slot.frequency, slot.id

@@ -2,7 +2,7 @@
 
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.pending import Pending, Standing
-from scheduler.core.state.slots import ActiveLease, Slot
+from scheduler.core.state.slots import ActiveLease, EndedRun, Slot
 from scheduler.model.values import Configuration
 
 
@@ -31,6 +31,7 @@ def join(lease: ActiveLease, chosen: tuple[Pending, ...]) -> None:
         pending.at = lease.slot.id
         pending.lease = lease.id
     lease.requests.extend(chosen)
+    lease.is_shared = len(chosen) > 1
 
 
 def occupy(cluster: ClusterState, lease: ActiveLease, now: float, load_s: float) -> None:
@@ -39,16 +40,54 @@ def occupy(cluster: ClusterState, lease: ActiveLease, now: float, load_s: float)
     if lease.beside:
         slot.copying += 1
         lease.begins_s, lease.due_s = now, now + load_s + run_s
+    elif slot.at_once:
+        lease.begins_s, lease.due_s = now, now + load_s + run_s
     else:
         lease.begins_s = max(now, slot.free_s)
         for other in lease.more:
             lease.begins_s = max(lease.begins_s, other.free_s)
         lease.due_s = slot.free_s = max(lease.begins_s, now + load_s) + run_s
     slot.leases[lease.id] = lease
+    lease.there_s = _there_s(lease, now)
+    if slot.at_once:
+        slot.free_s = slot.room_s(now)
     cluster.settle(slot)
     for other in lease.more:
         other.free_s = lease.due_s
         cluster.settle(other)
+
+
+def _there_s(lease: ActiveLease, now: float) -> float:
+    """When its models should all be there, those included that others load."""
+    there_s, loads = now, lease.slot.gpu.loads
+    if loads:
+        for model in lease.models:
+            there_s = max(there_s, loads.get(model, 0.0))
+    return there_s
+
+
+def computes(lease: ActiveLease, now: float) -> None:
+    """What it was beside its slot's runs for is loaded: from now on it has a part in them."""
+    slot = lease.slot
+    lease.beside = False
+    slot.copying -= 1
+    if slot.at_once:
+        lease.begins_s, lease.due_s = now, now + lease.run_s
+        slot.free_s = slot.room_s(now)
+    else:
+        lease.begins_s = max(now, slot.free_s)
+        lease.due_s = slot.free_s = lease.begins_s + lease.run_s
+
+
+def runs_until(cluster: ClusterState, lease: ActiveLease, due_s: float, now: float) -> None:
+    """One more call runs under it, which should end at `due_s`."""
+    slot = lease.slot
+    later_s = max(now, due_s) - max(now, lease.due_s)
+    lease.due_s = max(now, due_s)
+    if lease.beside:
+        return
+    slot.free_s = slot.room_s(now) if slot.at_once else max(now, max(now, slot.free_s) + later_s)
+    cluster.settle(slot)
 
 
 def postpone(cluster: ClusterState, lease: ActiveLease, due_s: float, now: float) -> None:
@@ -56,16 +95,16 @@ def postpone(cluster: ClusterState, lease: ActiveLease, due_s: float, now: float
     later_s = due_s - lease.due_s
     lease.due_s = due_s
     for slot in (lease.slot, *lease.more):
-        slot.free_s = max(now, slot.free_s + later_s)
+        slot.free_s = slot.room_s(now) if slot.at_once else max(now, slot.free_s + later_s)
         cluster.settle(slot)
 
 
 def adopt(cluster: ClusterState, lease: ActiveLease, now: float) -> None:
     """A lease of unknown length that was in force before."""
-    lease.begins_s = lease.due_s = now
+    lease.begins_s = lease.due_s = lease.there_s = now
     lease.slot.leases[lease.id] = lease
     for slot in (lease.slot, *lease.more):
-        slot.free_s = max(slot.free_s, now)
+        slot.free_s = slot.room_s(now) if slot.at_once else max(slot.free_s, now)
         cluster.settle(slot)
 
 
@@ -77,6 +116,9 @@ def release(cluster: ClusterState, lease: ActiveLease, now: float) -> None:
         slot.gpu.vcpus_used -= lease.configuration.vcpus
     if lease.beside:
         slot.copying -= 1
+    elif slot.at_once:
+        slot.ended.append(EndedRun(lease.models, lease.there_s, now))
+        slot.free_s = slot.room_s(now)
     else:
         _freed(slot, lease, now)
     cluster.settle(slot)

@@ -7,8 +7,9 @@ from scheduler.model.values import LeaseId, Request, RequestId, SlotId
 
 
 class Standing(Enum):
-    """Where an accepted request is."""
+    """Where an accepted request is; HELD: policies do not see it until it is its turn."""
 
+    HELD = auto()
     WAITING = auto()
     LOCAL = auto()
     LEASED = auto()
@@ -74,6 +75,10 @@ class Pending:
         return self.request.id
 
     @property
+    def function(self) -> str:
+        return self.request.function
+
+    @property
     def application(self) -> str:
         return self.request.application
 
@@ -88,3 +93,11 @@ class Pending:
     @property
     def models(self) -> tuple[ModelId, ...]:
         return self.bundle.models
+
+
+def of_one_function(chosen: list[Pending]) -> tuple[Pending, ...]:
+    """Those of the first one's function: sessions of one function alone can share a lease."""
+    if len(chosen) == 1:
+        return (chosen[0],)
+    function = chosen[0].request.function
+    return tuple([each for each in chosen if each.request.function == function])

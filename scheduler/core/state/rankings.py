@@ -140,5 +140,30 @@ class SlotRanking:
         heappop(self._entries)
 
 
+def first_beyond(
+    ranking: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
+) -> Slot | None:
+    """The first idle slot that was not passed; the others go aside, with their ranking."""
+    slot = ranking.first_idle()
+    if not passed:
+        return slot
+    while slot is not None and slot in passed:
+        ranking.pop()
+        aside.append((ranking, slot))
+        slot = ranking.first_idle()
+    return slot
+
+
+def first_with_local_work(
+    ready: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
+) -> Slot | None:
+    """The first of these whose local queue has work."""
+    slot = first_beyond(ready, passed, aside)
+    while slot is not None and not slot.local.count:
+        ready.pop()
+        slot = first_beyond(ready, passed, aside)
+    return slot
+
+
 def _overgrown(entries: int, live: int) -> bool:
     return entries > 2 * live + _COMPACT_BEYOND

@@ -1,14 +1,18 @@
 """GPUs, their slots and the leases in force on them."""
 
+from collections import deque
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cache_manager.model.ids import ModelId
 from cache_manager.residency.gpu_cache import GpuCache
 from scheduler.core.state.pending import Pending
-from scheduler.core.state.request_queue import RequestQueue
+from scheduler.core.state.queues.request_queue import RequestQueue
 from scheduler.model.actions import Dispatch
-from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId
+from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId, SlotSpec
+
+# Of a slot whose leases run at once: what a run's time is compared with may have ended before it.
+_MOST_ENDED = 64
 
 
 class Relisting(Protocol):
@@ -21,10 +25,12 @@ class ActiveLease:
     """One lease in force on a slot; without requests it is a prefetch, or was adopted.
 
     `loading` holds, for each model that is being loaded, when its load should end. The run may
-    begin at `begins_s`, when the slot's earlier leases have ended, and should end at `due_s`.
+    begin at `begins_s`, when the slot's earlier leases have ended, and should end at `due_s`. Its
+    models are there, as far as is known, from `there_s` on.
     While a lease is `beside` the slot's runs, its models are being copied, and it has no part in
     the slot's compute. It occupies the `more` slots of its GPU as well: `slot` alone lists it, and
-    these count it as taken.
+    these count it as taken. One that `is_shared` was given to several requests: it ends when all of
+    them have given it back.
     """
 
     __slots__ = (
@@ -34,6 +40,7 @@ class ActiveLease:
         "dispatch",
         "due_s",
         "id",
+        "is_shared",
         "loading",
         "may_return",
         "models",
@@ -42,6 +49,7 @@ class ActiveLease:
         "requests",
         "run_s",
         "slot",
+        "there_s",
         "wanted",
     )
 
@@ -54,6 +62,7 @@ class ActiveLease:
         self.more: tuple[Slot, ...] = ()
         self.configuration: Configuration | None = None
         self.beside = False
+        self.is_shared = False
         self.released = False
         self.may_return = False
         self.wanted: list[Pending] = []
@@ -61,6 +70,7 @@ class ActiveLease:
         self.begins_s = 0.0
         self.run_s = 0.0
         self.due_s = 0.0
+        self.there_s = 0.0
 
     @property
     def more_ids(self) -> tuple[SlotId, ...]:
@@ -79,13 +89,15 @@ class Gpu:
     `loads` are the models that are being loaded, until they are there, and when each load should
     end; a load outlives the lease that it was ordered for. `arriving` are those of them that are
     loaded beside runs: requests for them wait, as the slot's compute serves others meanwhile.
-    `vcpus_used` are those that the configurations of its leases say.
+    `called_off` have to leave since they were being loaded: a report that one is there may still be
+    on its way. `vcpus_used` are those that the configurations of its leases say.
     """
 
     __slots__ = (
         "active",
         "arriving",
         "cache",
+        "called_off",
         "draining",
         "loads",
         "silent",
@@ -105,6 +117,7 @@ class Gpu:
         self.slots: list[Slot] = []
         self.loads: dict[ModelId, float] = {}
         self.arriving: set[ModelId] = set()
+        self.called_off: set[ModelId] = set()
         self.vcpus_used = 0
 
     @property
@@ -113,18 +126,29 @@ class Gpu:
         return max(self.loads.values()) if self.loads else 0.0
 
 
+class EndedRun(NamedTuple):
+    """What a lease that has ended had on its slot, and when."""
+
+    models: tuple[ModelId, ...]
+    begun_s: float
+    ended_s: float
+
+
 class Slot:
     """One schedulable unit, the leases it holds, and its local queue.
 
     `frequency` counts the requests it was given. `free_s` is when its leased work should be done.
     `idle` says whether there is room for one more lease; the cluster keeps it up to date. `copying`
     counts the leases that are beside its runs: they take no room. `taken` counts the leases of
-    other slots of its GPU that occupy it too.
+    other slots of its GPU that occupy it too. Its leases run in turns, or `at_once`: then `free_s`
+    is when there should be room for one more, and `ended` are the latest of those that have ended.
     """
 
     __slots__ = (
+        "at_once",
         "capacity",
         "copying",
+        "ended",
         "free_s",
         "frequency",
         "given",
@@ -139,15 +163,17 @@ class Slot:
         "unlisted",
     )
 
-    def __init__(self, slot: SlotId, gpu: Gpu, capacity: int, local: RequestQueue) -> None:
-        self.id = slot
+    def __init__(self, spec: SlotSpec, gpu: Gpu) -> None:
+        self.id = spec.id
         self.gpu = gpu
-        self.capacity = capacity
+        self.capacity = spec.leases
+        self.at_once = spec.at_once and len(gpu.spec.slot_specs()) == 1
+        self.ended: deque[EndedRun] = deque(maxlen=_MOST_ENDED)
         self.copying = 0
         self.taken = 0
         self.idle = True
         self.leases: dict[LeaseId, ActiveLease] = {}
-        self.local = local
+        self.local = RequestQueue()
         self.local_s = 0.0
         self.free_s = 0.0
         self.frequency = 0
@@ -188,24 +214,32 @@ class Slot:
         """Seconds until `available_s`; overdue leases count as ending now."""
         return max(0.0, self.free_s - now) + self.local_s
 
-    def neighbours(self) -> tuple[ModelId, ...]:
-        """The models of the leases beside which one more lease of this slot would run.
+    def room_s(self, now: float) -> float:
+        """When there should be room for one more lease, of a slot whose leases run at once."""
+        short = self.computing - self.capacity
+        if short < 0:
+            return now
+        ends = sorted([lease.due_s for lease in self.leases.values() if not lease.beside])
+        return max(now, ends[short]) if short < len(ends) else now
 
-        A slot with room for one lease runs its next lease after, not beside, its present one.
+    def runs_beside(self, own: ActiveLease | None = None) -> list[ActiveLease]:
+        """The leases beside which its `own` one runs, or else one more lease would.
+
+        None where leases run in turns: calls of one run between, not beside, those of another. One
+        more lease begins when there is room: then those have ended that should end first.
         """
-        slots = self.gpu.slots
-        if len(slots) == 1 and self.capacity == 1:
-            return ()
-        return tuple(
-            [
-                model
-                for slot in slots
-                if slot is not self or self.capacity > 1
-                for lease in slot.leases.values()
-                if not lease.beside
-                for model in lease.models
-            ]
-        )
+        if not self.at_once or not self.leases:
+            return []
+        runs = [each for each in self.leases.values() if not each.beside and each is not own]
+        surplus = len(runs) + 1 - self.capacity
+        if surplus > 0:
+            runs.sort(key=_due_s)
+            del runs[:surplus]
+        return runs
+
+    def neighbours(self, own: ActiveLease | None = None) -> tuple[tuple[ModelId, ...], ...]:
+        """The models of each of these leases."""
+        return tuple([lease.models for lease in self.runs_beside(own)]) if self.at_once else ()
 
     @property
     def residents(self) -> Mapping[ModelId, object]:
@@ -239,3 +273,7 @@ class Slot:
                 if model in gpu.arriving and gpu.loads[model] > at_s:
                     at_s = gpu.loads[model]
         return at_s
+
+
+def _due_s(lease: ActiveLease) -> float:
+    return lease.due_s

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
 from scheduler.core.state.pending import Bundle, Pending
-from scheduler.core.state.request_queue import BundleLane, RequestQueue
+from scheduler.core.state.queues.request_queue import BundleLane, RequestQueue
 from scheduler.core.state.slots import Slot
 
 _COMPACT_BEYOND = 64
@@ -71,13 +71,13 @@ class UnmetDemand:
 
     # -- questions ------------------------------------------------------------------------------
 
-    def unheld(self, most: int) -> Sequence[Pending]:
-        """First requests of lanes whose models no GPU holds, the oldest first."""
-        return _first(self._unheld, most, self._rank_if_unheld)
+    def unheld(self, most: int, could_go: Callable[[Pending], bool]) -> Sequence[Pending]:
+        """First requests of lanes whose models no GPU holds but one could, the oldest first."""
+        return _first(self._unheld, most, self._rank_if_unheld, could_go)
 
     def most_in_excess(self, most: int) -> Sequence[Pending]:
         """First requests of lanes whose waiting work per holder exceeds one more load."""
-        return _first(self._excesses, most, self._excess_if_held)
+        return _first(self._excesses, most, self._excess_if_held, _always)
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -106,20 +106,30 @@ def _first_rank(lane: BundleLane) -> int:
     return lane.first.rank
 
 
+def _always(_: Pending) -> bool:
+    return True
+
+
 def _first(
-    heap: list[tuple[Key, BundleLane]], most: int, present_key: Callable[[BundleLane], Key | None]
+    heap: list[tuple[Key, BundleLane]],
+    most: int,
+    present_key: Callable[[BundleLane], Key | None],
+    wanted: Callable[[Pending], bool],
 ) -> list[Pending]:
-    """The first lanes of a heap by their present keys; drops outdated and duplicate entries."""
-    found: dict[BundleLane, Key] = {}
+    """The first wanted lanes of a heap by their present keys; drops what is outdated or double."""
+    looked_at: dict[BundleLane, Key] = {}
+    found: list[Pending] = []
     while heap and len(found) < most:
         entry, lane = heappop(heap)
-        present = present_key(lane) if lane.first is not None and lane not in found else None
+        present = present_key(lane) if lane.first is not None and lane not in looked_at else None
         if present is None:
             continue
         if present > entry:
             heappush(heap, (present, lane))
-        else:
-            found[lane] = present
-    for lane, present in found.items():
+            continue
+        looked_at[lane] = present
+        if lane.first is not None and wanted(lane.first):
+            found.append(lane.first)
+    for lane, present in looked_at.items():
         heappush(heap, (present, lane))
-    return [lane.first for lane in found if lane.first is not None]
+    return found

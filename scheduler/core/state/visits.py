@@ -28,6 +28,10 @@ class Visits:
         self._trim(limit)
         heappushpop(boundaries, boundary)
 
+    def clear(self) -> None:
+        """Forget all visits: requests have another order from now on."""
+        self._boundaries.clear()
+
     def reached(self, seq: int, limit: int) -> bool:
         """Whether the request at `seq` was passed over `limit` times or more."""
         if limit <= 0:

@@ -1,6 +1,6 @@
 """What a model uses of a GPU while it runs alone: the 13 metrics of Kim and Kim (2020)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 
 # Their names in a profile's features, in the paper's order (its Table III).
@@ -27,3 +27,15 @@ def metrics_of(features: Mapping[str, float]) -> Metrics | None:
     """A profile's metrics in their order; None unless all are there, finite and not negative."""
     found = tuple([features.get(name, -1.0) for name in METRICS])
     return found if all(isfinite(each) and each >= 0 for each in found) else None
+
+
+def scaled(metrics: Metrics, part: float) -> Metrics:
+    """The metrics of what runs for a part of the time."""
+    return tuple([part * each for each in metrics])
+
+
+def mean_of(several: Sequence[Metrics]) -> Metrics:
+    """The metrics of models that run one after the other, each as long."""
+    if len(several) == 1:
+        return several[0]
+    return tuple([sum(values) / len(several) for values in zip(*several, strict=True)])

@@ -10,6 +10,9 @@ from scheduler.estimates.interference.ridge_regression import RidgeRegression
 LEAST_OBSERVED = 8
 # Predictions stay between these: a run beside another is hardly faster, and rarely this slow.
 LEAST, MOST = 0.9, 8.0
+# Predictions are of use if their mean square error is at most this part of that of the belief that
+# nothing slows anything down.
+_WORTH = 0.5
 
 
 class Fit(NamedTuple):
@@ -69,6 +72,14 @@ class Slowdowns:
         observed = len(self._rows)
         mean = self._sum / observed if observed else 1.0
         return Fit(observed, self._regression.left_out_mse(), mean)
+
+    def is_of_use(self) -> bool:
+        """Whether predictions are much better than to expect no slowdown; costs a look at all."""
+        error = self._regression.left_out_mse()
+        if error is None or len(self._rows) < LEAST_OBSERVED:
+            return False
+        ignored = sum((seen - 1.0) ** 2 for _, _, seen in self._rows) / len(self._rows)
+        return error <= _WORTH * ignored
 
     def _anew(self) -> RidgeRegression:
         inputs = 1 + (3 if self._products else 2) * len(METRICS)

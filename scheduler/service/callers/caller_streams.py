@@ -31,12 +31,14 @@ from scheduler.wire.caller_stream import (
     Cancel,
     GiveBack,
     Granted,
+    Holds,
     Leads,
     Present,
     Ran,
     Recalled,
     Refused,
     SentAway,
+    ToldTerms,
     pack_down,
     read_up,
 )
@@ -86,7 +88,10 @@ class CallerStreams:
             line.max_frame_bytes = MAX_FRAME_BYTES
             line.send(pack_down(Leads(self._office.term)))
             self.lines[line] = present.caller
-            with self._leases.present(self._office, present.caller, present.leases):
+            with (
+                self._leases.present(self._office, present.caller, present.leases),
+                self._office.callers_terms.present(present.caller),
+            ):
                 await self._serve_stream(line, present.caller)
         except (BadValue, LineBroken) as error:
             log.info("a caller's stream: %s", error)
@@ -151,18 +156,24 @@ class _CallerStream:
         """Take a message in; BadValue ends the stream."""
         message = read_up(frame)
         if isinstance(message, GiveBack):
-            self._office.driver.release(message.lease, may_return=message.may_return)
-            if not message.may_return:
-                self._leases.released(message.lease)
+            lease, may_return, request = message
+            self._office.driver.release(lease, request, may_return=may_return)
+            if not may_return:
+                self._leases.released(lease, request)
             self._meters.answered["/release", _OK] += 1
         elif isinstance(message, Ran):
             now_s = self._office.clock.now_s()
             for report in message.reports:
                 self._office.driver.report(shifted(check_report(report), now_s))
             self._meters.answered["/ran", _OK] += 1
+        elif isinstance(message, Holds):
+            for lease, request in message.requests:
+                self._leases.granted(self._office, self._caller, lease, request)
         elif isinstance(message, Cancel):
             self._cancel(message.request)
             self._meters.answered["/cancel", _OK] += 1
+        elif isinstance(message, ToldTerms):
+            self._office.callers_terms.take(self._caller, message)
         elif isinstance(message, AskLease | AskAgain):
             self._begin(message)
         else:
@@ -232,7 +243,7 @@ class _CallerStream:
             if pending is None:  # it ended while its answer was being made
                 raise RequestWithdrawn(question.request, "it has ended")
             request = pending.request
-        self._leases.granted(office, self._caller, placement.lease)
+        self._leases.granted(office, self._caller, placement.lease, request.id)
         return Granted(question.call, placement, *self._signed(placement, request))
 
 

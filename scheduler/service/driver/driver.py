@@ -26,22 +26,14 @@ from scheduler.model.actions import (
     Refuse,
     SetTimer,
 )
-from scheduler.model.errors import (
-    EventRefused,
-    GivenBack,
-    ModelsTooLarge,
-    QueueFull,
-    RequestEnded,
-    RequestExpired,
-    RequestFailed,
-    RequestWithdrawn,
-)
+from scheduler.model.errors import EventRefused, RequestWithdrawn
 from scheduler.model.events import Event, GpuJoined, NodeSnapshot, RunFailed
 from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, RequestOutcome, SlotId
 from scheduler.service.driver.callers import WaitingCallers
 from scheduler.service.driver.contention import Contention
 from scheduler.service.driver.event_log import DecisionLog
 from scheduler.service.driver.node_links import NodeLinks
+from scheduler.service.driver.request_errors import error_of
 from scheduler.service.driver.survey import gpus_of
 from scheduler.service.driver.timers import Timers
 from scheduler.wire.cluster_status import DecisionCounts, Status
@@ -137,9 +129,11 @@ class Driver:
             raise EventRefused(event, "this request has ended")
         return await self._placement(pending.request, event)
 
-    def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
-        """The holder no longer needs the GPU, or (with `may_return`) may need it again later."""
-        self.report(events.LeaseReleased(lease, may_return))
+    def release(
+        self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
+    ) -> None:
+        """The holder no longer needs the GPU, or may need it again; see `Scheduler.release`."""
+        self.report(events.LeaseReleased(lease, may_return, request))
 
     def cancel(self, request: RequestId) -> None:
         """The caller went away: end the request, wherever it is."""
@@ -179,7 +173,7 @@ class Driver:
             gpus=gpus_of(self._core),
             nodes=self._links.nodes(),
             waiting=waiting,
-            waiting_locally=placer.queued - waiting,
+            waiting_locally=placer.queued - waiting - self._core.cluster.held,
             counts=self.counts(),
         )
 
@@ -225,7 +219,7 @@ class Driver:
             self._callers.leave(request.id, call)
             raise
         if isinstance(answer, AcquireEnded):
-            raise self._error(request, answer)
+            raise error_of(request, answer, self._core)
         return answer.placement
 
     def _gives_back(self, request: RequestId) -> bool:
@@ -235,23 +229,6 @@ class Driver:
             return False
         lease = self._core.placer.leases.get(pending.lease)
         return pending.standing is Standing.PAUSED or (lease is not None and lease.released)
-
-    def _error(self, request: Request, ended: AcquireEnded) -> RequestEnded:
-        outcome, reason = ended.outcome, ended.reason
-        if outcome is RequestOutcome.QUEUE_FULL:
-            placer = self._core.placer
-            return QueueFull(request.id, reason, placer.queued, placer.expected_wait_s())
-        if outcome is RequestOutcome.TOO_LARGE:
-            cluster = self._core.cluster
-            needed_bytes = cluster.bundle(request.models).bytes
-            return ModelsTooLarge(request.id, reason, needed_bytes, cluster.largest_bytes)
-        if outcome is RequestOutcome.EXPIRED:
-            return RequestExpired(request.id, reason, request.deadline_s)
-        if outcome is RequestOutcome.CANCELLED:
-            return RequestWithdrawn(request.id, reason)
-        if outcome is RequestOutcome.FAILED:
-            return RequestFailed(request.id, reason)
-        return GivenBack(request.id, "its last lease was released for good")
 
     async def _ask(self, event: Event) -> None:
         """Submit one order and wait until the core handled it; raises its refusal."""
@@ -332,7 +309,8 @@ class Driver:
             self._end_lease(action.slot, action)
         elif isinstance(action, Finish):
             self._timers.ended(action.request)
-            self._callers.answer(AcquireEnded(action.request, action.outcome, action.reason))
+            ended = AcquireEnded(action.request, action.outcome, action.reason, action.again_s)
+            self._callers.answer(ended)
         elif isinstance(action, SetTimer):
             self._timers.set(action)
         elif isinstance(action, Recall):

@@ -10,6 +10,7 @@ from scheduler.wire.cluster_status import (
     LeaseStatus,
     ResidentStatus,
     SlotStatus,
+    configuration_status,
 )
 
 
@@ -68,4 +69,6 @@ def _lease(lease: ActiveLease) -> LeaseStatus:
         requests=tuple(pending.id for pending in lease.requests),
         loading=tuple(lease.loading),
         released=lease.released,
+        more_slots=tuple(slot.id for slot in lease.more),
+        configuration=configuration_status(lease.configuration),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from cache_manager.http.residency_routes import Holder, ModelShown
+from cache_manager.http.residency_routes import ConfiguredRun, Holder, ModelShown
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
@@ -25,6 +25,12 @@ class LeaderResidency:
         core, now_s = office.core, office.clock.now_s()
         known = core.cluster.profiles.known()
         return [_model(core, model, known[model], now_s) for model in sorted(known)]
+
+    def model(self, model: ModelId) -> ModelShown:
+        """One of them."""
+        office = self._office()
+        profile = office.core.cluster.profiles.known()[model]
+        return _model(office.core, model, profile, office.clock.now_s())
 
     def named(self, name: str) -> ModelId:
         """Find a model by its id, or by the beginning of the id or of its last part."""
@@ -66,6 +72,10 @@ def _model(core: Core, model: ModelId, profile: Profile, now_s: float) -> ModelS
         memory_bytes=profile.memory_bytes,
         load_s={tier_name(tier): seconds for tier, seconds in sorted(profile.load_s.items())},
         run_s={f"{batch} on {kind}": s for (batch, kind), s in sorted(profile.run_s.items())},
+        configured=[
+            ConfiguredRun(*configuration, gpu_type, run_s)
+            for (configuration, gpu_type), run_s in sorted(profile.configured_s.items())
+        ],
         rate=index.rate(model, now_s),
         waiting=sum(lane.waiting for lane in lanes if lane is not None),
         holders=[
@@ -81,4 +91,5 @@ def _model(core: Core, model: ModelId, profile: Profile, now_s: float) -> ModelS
             for cache, resident in residents
         ],
         rests=model_rests(core, (model,), now_s),
+        features=profile.features,
     )

@@ -104,7 +104,7 @@ class HotPath:
             raise self._ended(office, error) from error
         finally:
             presence.end()
-        self._callers.granted(office, _caller(scope), placement.lease)
+        self._callers.granted(office, _caller(scope), placement.lease, request.id)
         return await self._placed(send, placement, request)
 
     async def _wanted(self, scope: Scope, receive: Receive, send: Send) -> int:
@@ -120,14 +120,14 @@ class HotPath:
             raise self._ended(office, error) from error
         finally:
             presence.end()
-        self._callers.granted(office, _caller(scope), placement.lease)
+        self._callers.granted(office, _caller(scope), placement.lease, request_id)
         return await self._placed(send, placement, _request(office, request_id))
 
     async def _release(self, scope: Scope, receive: Receive, send: Send) -> int:
         office = self._leading.office()
-        lease, may_return = request_bodies.release(await _body(scope, receive))
-        office.driver.release(lease, may_return=may_return)
-        self._callers.released(lease)
+        released = request_bodies.release(await _body(scope, receive))
+        office.driver.report(released)
+        self._callers.released(released.lease, released.request)
         return await _nothing(send)
 
     async def _cancel(self, scope: Scope, receive: Receive, send: Send) -> int:
@@ -171,7 +171,7 @@ class HotPath:
                 if not office.has_gpus:
                     await office.some_gpu()
                 placement = await office.driver.acquire(request)
-            self._callers.granted(office, _caller(scope), placement.lease)
+            self._callers.granted(office, _caller(scope), placement.lease, request.id)
             await line({"state": "placed"} | self._answer(placement, request))
         except CancelledError:
             return presence.lost()

@@ -7,6 +7,7 @@ from pydantic_core import from_json
 from cache_manager.model.ids import ModelId, NodeId
 from cache_manager.tiers import exits
 from scheduler.model.errors import MalformedRequest
+from scheduler.model.events import LeaseReleased
 from scheduler.model.values import LeaseId, Request, RequestId
 from scheduler.service.request_bounds import LONGEST_NAME, MOST_MODELS, MOST_S, MOST_WHOLE
 
@@ -71,15 +72,17 @@ def request(body: bytes) -> RequestId:
     return RequestId(_name(_fields(body, frozenset({"request"})), "request"))
 
 
-def release(body: bytes) -> tuple[LeaseId, bool]:
-    """The lease that is given back, and whether its request may come back."""
-    fields = _fields(body, frozenset({"lease", "may_return"}))
+def release(body: bytes) -> LeaseReleased:
+    """The lease that is given back, whether its request may come back, and which one it is."""
+    fields = _fields(body, frozenset({"lease", "may_return", "request"}))
     may_return = fields.get("may_return", False)
     if not isinstance(may_return, bool):
         raise MalformedRequest("may_return: true or false")
     if "lease" not in fields:
         raise MalformedRequest("lease: missing")
-    return LeaseId(_whole(fields, "lease", 0, least=1)), may_return
+    request = _text(fields, "request", None)
+    named = None if request is None else RequestId(request)
+    return LeaseReleased(LeaseId(_whole(fields, "lease", 0, least=1)), may_return, named)
 
 
 def presence(body: bytes) -> tuple[str, tuple[LeaseId, ...]]:

@@ -34,6 +34,7 @@ from scheduler.service.http.lease_routes import (
     unknown_caller,
 )
 from scheduler.service.http.operator_routes import OperatorService, router
+from scheduler.service.http.quota_routes import QuotaService, quota_router
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.wire.node_stream import node_of_path
 
@@ -49,14 +50,14 @@ _ABOUT = """Places requests on GPUs. Programs call `POST /acquire` (JSON: `reque
 `models`, and optionally `batch`, `deadline_in_s`, `waited_s`, `priority`, `application`, `stage`,
 `slo_s`, `near`), which waits and answers with a lease, its GPU, its node's addresses and a signed
 token; `?progress=1` streams JSON lines meanwhile. `POST /wanted` and `/cancel` take `request`,
-`POST /release` takes `lease` and `may_return`. Going away cancels the request. The leases of a
-caller who keeps `POST /presence` open end with that connection.
+`POST /release` takes `lease`, `may_return` and `request`. Going away cancels the request. The
+leases of a caller who keeps `POST /presence` open end with that connection.
 
 Credentials: `Authorization: Bearer TOKEN`, or basic with the user `admin` or `caller` and the
 token as password; `gpufaas token` prints it. Errors have `error`, `message` and facts."""
 
 
-class ServiceApplication(OperatorService, Leading, Protocol):
+class ServiceApplication(OperatorService, QuotaService, Leading, Protocol):
     """The service as its application uses it."""
 
     def health(self) -> Health:
@@ -112,6 +113,7 @@ def _management(
     view = [*schemes, Depends(_lets_in(access, ApiRole.CALLER))]
     change = [*schemes, Depends(_lets_in(access, ApiRole.ADMIN))]
     app.include_router(router(service, view, change))
+    app.include_router(quota_router(service, view, change))
     app.include_router(feed_router(service, meters, view))
     app.include_router(models_router(LeaderResidency(service.office), view, change))
     _add_health(app, service)

@@ -22,6 +22,7 @@ from uuid import uuid4
 from scheduler.model.errors import DatastoreError, Fenced, LeaseGone, StoreUnavailable
 from scheduler.service.leadership.process_identity import has_ended, name_of_this_process
 from scheduler.store.datastore import Fence, Store, StoreLease
+from scheduler.store.stored_records import UNREADABLE
 
 LEADER = "leader"
 ELECTION = "election"
@@ -285,7 +286,7 @@ def decoded(value: bytes | None) -> LeaderInfo | None:
             id=str(found["id"]),
             process=str(found["process"]),
         )
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except UNREADABLE:
         return None
 
 

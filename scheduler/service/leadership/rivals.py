@@ -14,7 +14,7 @@ from logging import Logger
 from scheduler.model.errors import DatastoreError
 from scheduler.service.leadership.election import Leadership
 from scheduler.store.datastore import Store, StoreLease
-from scheduler.store.stored_records import key
+from scheduler.store.stored_records import UNREADABLE, key
 
 CANDIDATES = "candidates/"
 
@@ -70,6 +70,6 @@ async def _stay_known(store: Store, name: str, url: str, log: Logger) -> None:
 def _urls(values: Iterable[bytes]) -> list[str]:
     found: list[str] = []
     for value in values:
-        with suppress(ValueError, TypeError, KeyError):
+        with suppress(*UNREADABLE):
             found.append(str(json.loads(value)["url"]))
     return found

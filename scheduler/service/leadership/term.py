@@ -8,11 +8,13 @@ from common.telemetry.traces import Sink
 from scheduler.core.billing.use_buckets import UseBuckets
 from scheduler.core.core import Core, make_core
 from scheduler.core.recording import VERSION, Beginning, recorded_profile
-from scheduler.model.actions import Action, Refuse
+from scheduler.core.tenants.quotas import refused_by
+from scheduler.model.actions import Action, Finish, Refuse
 from scheduler.model.errors import NoGpus
 from scheduler.model.events import Event as CoreEvent
-from scheduler.model.events import GpuJoined, NodeSnapshot, PolicySet
-from scheduler.model.values import CoreSettings, LeaseId
+from scheduler.model.events import GpuJoined, NodeSnapshot, PolicySet, TermsSet
+from scheduler.model.owner_terms import OwnerTerms
+from scheduler.model.values import CoreSettings, LeaseId, RequestOutcome
 from scheduler.service.billing.bill_collector import BillCollector
 from scheduler.service.driver.driver import Driver, Observer
 from scheduler.service.driver.loop_clocks import MonotonicClock
@@ -22,14 +24,14 @@ from scheduler.service.history.request_spans import RequestTraces
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.metrics.decision_counts import DecisionCounting
 from scheduler.service.settings import Settings
+from scheduler.service.tenants.terms_book import TermsBook
+from scheduler.service.tenants.told_terms import CallersTerms
 from scheduler.store.recovery import Recovered
 from scheduler.store.stored_records import PolicyChoice
 
 log = logging.getLogger("scheduler")
 
 _TERM_BITS = 32
-# Callers release leases, not requests: one release of a shared lease would end it for the others.
-_SHARES_LEASES = False
 
 
 def first_lease(term: int) -> LeaseId:
@@ -65,7 +67,6 @@ class Office:
                 largest_gpu_bytes=serving.largest_gpu_bytes,
                 standing=serving.standing,
                 exit_rule=settings.exit_rule,
-                shares_leases=_SHARES_LEASES,
             ),
         )
         explained.slots = self.core.cluster.slots
@@ -93,6 +94,8 @@ class Office:
         if recorder is not None:
             recorder.begins(self._beginning(settings))
         self.driver: Driver = _Restoring(recovered, self.core, self.clock, log, self._observe)
+        self.terms = TermsBook(self._set_terms, recovered.terms)
+        self.callers_terms = CallersTerms(self.terms)
         self._grace = Event()
         self._grace_over = loop.call_later(serving.attach_grace_s, self._grace.set)
 
@@ -117,6 +120,9 @@ class Office:
         name, parameters = choice.name, choice.parameters
         if self.core.placer.policy_name != name or self.parameters != parameters:
             await self.driver.set_policy(name, parameters)
+
+    def _set_terms(self, owner: str, terms: OwnerTerms | None) -> None:
+        self.driver.report(TermsSet(owner, terms))
 
     @property
     def has_gpus(self) -> bool:
@@ -146,7 +152,6 @@ class Office:
             profiles=tuple(recorded_profile(model, profile) for model, profile in profiles.items()),
             standing=settings.scheduler.standing,
             exit_rule=settings.exit_rule,
-            shares_leases=_SHARES_LEASES,
             gaps=self.core.placer.idle.all_gaps(),
         )
 
@@ -157,6 +162,9 @@ class Office:
         self.traces(now, event, actions, took_s)
         if self._recorder is not None:
             self._recorder(now, event, actions)
+        for action in actions:
+            if isinstance(action, Finish) and action.outcome is RequestOutcome.OVER_QUOTA:
+                self.terms.count_refusal(*refused_by(action.reason))
         kind = type(event)
         if kind in _BRING_GPUS and self.has_gpus:
             self._grace.set()

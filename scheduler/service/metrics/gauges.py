@@ -1,11 +1,12 @@
 """The metrics page of a scheduler: its counters, and gauges of its present state."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from common.telemetry.metrics import BoundedNames, Labels, Metric, MetricFamily, Values, gauge, page
 from common.telemetry.traces import NO_COUNTS, Sink
 from scheduler.service.metrics import scheduler_metrics
 from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.tenants.owner_rows import OwnerRow
 from scheduler.wire.cluster_status import GpuStatus, Status
 
 Own = Callable[[], Mapping[str, float]]
@@ -14,7 +15,8 @@ Own = Callable[[], Mapping[str, float]]
 class MetricsPage:
     """Answers a scrape; a standby shows only the metrics of its own process.
 
-    `own` has the values of metrics without labels, by name.
+    `own` has the values of metrics without labels, by name, `owners` as many owners as may have
+    metrics of their own.
     """
 
     def __init__(
@@ -22,9 +24,11 @@ class MetricsPage:
         meters: SchedulerCounters,
         status: Callable[[], Status | None],
         own: Own,
+        owners: Callable[[], Sequence[OwnerRow]],
         sink: Sink | None = None,
     ) -> None:
         self._sink = sink
+        self._owners = owners
         self._meters = meters
         self._status = status
         self._own = own
@@ -49,6 +53,7 @@ class MetricsPage:
             yield from _cluster(status)
             yield from _gpus(status)
             yield from _copies(status, self._meters.models)
+            yield from owner_families(self._owners())
 
 
 _OWN = (
@@ -126,3 +131,32 @@ def _copies(status: Status, names: BoundedNames) -> Iterator[Values]:
     yield gauge(scheduler_metrics.COPIES, [((names.of(model),), n) for model, n in copies.items()])
     yield gauge(scheduler_metrics.DUPLICATES, [((), duplicates)])
     yield gauge(scheduler_metrics.DUPLICATE_BYTES, [((), duplicate_bytes)])
+
+
+def owner_families(owners: Sequence[OwnerRow]) -> Iterator[Values]:
+    """What owners use of their quotas."""
+    used, limits, refused = [], [], []
+    for row in owners:
+        for quota, (term, amount) in _quotas(row).items():
+            used.append(((row.owner, quota), amount))
+            if term is not None:
+                limits.append(((row.owner, quota), float(term)))
+        refused += [((row.owner, quota), float(n)) for quota, n in row.use.refused.items()]
+    yield gauge(scheduler_metrics.OWNER_USED, used)
+    yield gauge(scheduler_metrics.OWNER_LIMIT, limits)
+    yield gauge(scheduler_metrics.OWNER_REFUSED, refused)
+    weights = [((row.owner,), row.terms.weight) for row in owners]
+    yield gauge(scheduler_metrics.OWNER_WEIGHT, weights)
+    held_back = [((row.owner,), row.use.held_back) for row in owners]
+    yield gauge(scheduler_metrics.OWNER_HELD_BACK, held_back)
+
+
+def _quotas(row: OwnerRow) -> Mapping[str, tuple[float | None, float]]:
+    """The limit and the use of each quota."""
+    terms, use = row.terms, row.use
+    return {
+        "gpu_seconds": (terms.gpu_s, use.gpu_s),
+        "resident_bytes": (terms.resident_bytes, use.resident_bytes),
+        "leases": (terms.leases, use.leases),
+        "waiting": (terms.waiting, use.waiting),
+    }

@@ -88,6 +88,25 @@ DECIDED = _times(
     "decision_seconds", "Placement time: from an event to the core's answer", _DECISIONS_S, "policy"
 )
 
+# -- owners: namespaces and functions that have terms (docs/tenants.md) ----------------------------
+
+OWNER_USED = _gauge(
+    "owner_used",
+    "What an owner uses of a quota: gpu_seconds, resident_bytes, leases, waiting",
+    "owner",
+    "quota",
+)
+OWNER_LIMIT = _gauge(
+    "owner_limit", "An owner's quotas; those without a limit are not here", "owner", "quota"
+)
+OWNER_WEIGHT = _gauge("owner_weight", "An owner's weight", "owner")
+OWNER_HELD_BACK = _gauge(
+    "owner_held_back_requests", "An owner's waiting requests that may not be placed yet", "owner"
+)
+OWNER_REFUSED = _counter(
+    "owner_refused_requests", "Requests of this term that were over quota", "owner", "quota"
+)
+
 # -- GPU time ------------------------------------------------------------------------------------
 
 GPU_HELD = _counter("gpu_lease_seconds", "Seconds of leases that have ended, by GPU", "gpu")

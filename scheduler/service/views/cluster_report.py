@@ -113,9 +113,9 @@ def cluster(office: Office, name: str, store: str) -> ClusterShown:
 
 
 def queue(office: Office, most: int) -> QueueShown:
-    """The first `most` waiting requests of the global queue, then of the local ones."""
+    """The first `most` waiting requests of the global queue, then local ones and held back ones."""
     core, now_s = office.core, office.clock.now_s()
-    standing = {Standing.WAITING: 0, Standing.LOCAL: 1}
+    standing = {Standing.WAITING: 0, Standing.LOCAL: 1, Standing.HELD: 2}
     waiting = [p for p in core.requests.values() if p.standing in standing]
     waiting.sort(key=lambda pending: (standing[pending.standing], pending.at or "", pending.rank))
     local = sum(pending.standing is Standing.LOCAL for pending in waiting)

@@ -6,7 +6,6 @@ from cache_manager.http.residency_routes import ModelRest
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import (
-    Configuration,
     Explanation,
     LeaseId,
     RequestId,
@@ -16,6 +15,7 @@ from scheduler.model.values import (
 from scheduler.service.history.history import Decided, Happened, RequestRecord
 from scheduler.service.views.call_use import UseShown
 from scheduler.service.views.cluster_report import of_lease
+from scheduler.wire.cluster_status import ConfigurationStatus, configuration_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class LeaseShown:
 class DecisionShown:
     """One decision, seconds after the arrival: a lease, or a place in a slot's local queue.
 
-    `why` holds the candidates with their estimates if the cluster is small enough to keep them.
+    `why` holds the candidates with their estimates if the cluster is small enough to keep them. A
+    lease occupies `more_slots` beside its `slot`.
     """
 
     after_s: float
@@ -61,7 +62,7 @@ class DecisionShown:
     why: Explanation | None
     came: LeaseShown | None
     more_slots: tuple[SlotId, ...] = ()
-    configuration: Configuration | None = None
+    configuration: ConfigurationStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def _decision(record: RequestRecord, decided: Decided) -> DecisionShown:
         why=action.explanation,
         came=None if happened is None else _lease(happened),
         more_slots=action.more_slots,
-        configuration=action.configuration,
+        configuration=configuration_status(action.configuration),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cache_manager.model.ids import ModelId
 from scheduler.core.core import Core
 from scheduler.core.state.pending import Pending
-from scheduler.core.state.request_queue import RequestQueue
+from scheduler.core.state.queues.request_queue import RequestQueue
 from scheduler.core.state.slots import ActiveLease, Gpu
 from scheduler.model.values import RequestId
 from scheduler.service.driver.hosting import hosting_of
@@ -48,13 +48,20 @@ class ContextGlance(NamedTuple):
 
 
 class LeaseGlance(NamedTuple):
-    """A lease in force; unknown fields are None, for example of an earlier leader's lease."""
+    """A lease in force; unknown fields are None, for example of an earlier leader's lease.
+
+    It has so many of the GPU's `slots`. With a configuration it is for a `batch` of so many
+    requests, on so many virtual CPUs.
+    """
 
     request: RequestId | None
     function: str | None
     models: tuple[ModelId, ...]
     since_s: float | None
     expected_end_s: float | None
+    slots: int = 1
+    batch: int | None = None
+    vcpus: int | None = None
 
 
 class QueuedGlance(NamedTuple):
@@ -160,12 +167,16 @@ class Glances:
     def _lease(self, lease: ActiveLease) -> LeaseGlance:
         since_s = self._history.dispatched_s(lease.id)
         first = lease.requests[0] if lease.requests else None
+        given = lease.configuration
         return LeaseGlance(
             request=None if first is None else first.id,
             function=None if first is None else first.request.function,
             models=lease.models,
             since_s=None if since_s is None else round(since_s + self._since_1970_s, 3),
             expected_end_s=round(lease.due_s + self._since_1970_s, 3) if lease.due_s else None,
+            slots=1 + len(lease.more),
+            batch=None if given is None else given.batch,
+            vcpus=None if given is None else given.vcpus,
         )
 
     def _utilisation(self, gpu: str, *, busy: bool) -> float | None:

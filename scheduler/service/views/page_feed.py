@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -11,11 +12,13 @@ from pydantic_core import to_json
 from scheduler.service.history.recent_requests import DecisionRow, RecentRequests
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.tenants.owner_rows import owner_rows
 from scheduler.service.views.glance import Glances, GpuGlance, in_order, lengths
 from scheduler.service.views.versions import Versions
 
 _HEAD = 50
 _MOST_FUNCTIONS = 50
+_MOST_OWNERS = 200
 _SHARES = (0.5, 0.95, 0.99)
 _MINUTE_S, _SHORT_S = 60.0, 10.0
 # Two observers share the state that was read at most this long ago.
@@ -70,6 +73,7 @@ class PageFeed:
             "parameters": self._office.parameters,
             "queue": self._queue(),
             "totals": self._totals(),
+            "owners": self._owners(),
             "gpus": [gpu.plain() for gpu in self._gpus.since(seen).values()],
             "gpus_gone": self._gpus.gone_since(seen) if seen else [],
             "decisions": [row._asdict() for row in self._rows.since(seen).values()],
@@ -126,7 +130,7 @@ class PageFeed:
         waiting, visits = core.cluster.waiting, core.visits
         return {
             "length": waiting.count,
-            "local": core.placer.queued - waiting.count,
+            "local": core.placer.queued - waiting.count - core.cluster.held,
             "head": [
                 {
                     "request": pending.id,
@@ -142,6 +146,12 @@ class PageFeed:
                 for function, count in lengths(waiting)[:_MOST_FUNCTIONS]
             ],
         }
+
+    def _owners(self) -> dict[str, Any]:
+        """Namespaces and functions with terms; the first ones, where there are many."""
+        office = self._office
+        rows = owner_rows(office.terms, office.core, office.clock.now_s(), _MOST_OWNERS)
+        return {"count": len(office.terms), "rows": [asdict(row) for row in rows]}
 
     def _totals(self) -> dict[str, Any]:
         counts = self._office.driver.counts()

@@ -7,7 +7,7 @@ holds, runs), so that another policy can be given the same world.
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
@@ -217,6 +217,7 @@ class FollowedLease:
     behind: set[LeaseId] = field(default_factory=set)
     runs: list[tuple[float, MeasuredRun]] = field(default_factory=list)
     released_s: float | None = None
+    given_back_s: dict[RequestId, float] = field(default_factory=dict)  # of one that they share
     may_return: bool = False
     end_ordered_s: float | None = None
     freed_s: float | None = None
@@ -240,6 +241,13 @@ class FollowedLease:
             held_s = max(usual_s, end_s - from_s)
             return RecordedHold(held_s, self.gpu_type, callers_wait)
         return self._whole(callers_wait=callers_wait)
+
+    def part(self, hold: RecordedHold, name: RequestId) -> RecordedHold:
+        """What one of its requests held of it: less, if that gave it back before the last one."""
+        given_back_s = self.given_back_s.get(name)
+        if given_back_s is None or self.released_s is None:
+            return hold
+        return replace(hold, held_s=max(0.0, hold.held_s - (self.released_s - given_back_s)))
 
     @property
     def is_open(self) -> bool:

@@ -134,7 +134,7 @@ class RecordingReader:
         if hold is None:
             return
         for name in seen.names:
-            self._world.requests[name].holds.append(hold)
+            self._world.requests[name].holds.append(seen.part(hold, name))
         if hold.failure is None and not seen.is_open:
             times.add_hold(seen.models, seen.batch, hold.held_s)
         if hold.ending_s is not None:
@@ -173,10 +173,21 @@ class RecordingReader:
         seen = self._seen.get(event.lease)
         if seen is None:
             self._outside(event, at_s)
+        elif self._goes_on(seen, event, at_s):
+            return
         elif seen.released_s is None:
             seen.released_s, seen.may_return = at_s, event.may_return
         elif not event.may_return and seen.done_after_s is None:
             seen.done_after_s = at_s - seen.released_s
+
+    def _goes_on(self, seen: FollowedLease, event: LeaseReleased, at_s: float) -> bool:
+        """Whether others have the lease after one of its requests has given it back."""
+        if event.request is None or len(seen.names) == 1:
+            return False
+        name = self._names.of(event.request)
+        if name is not None and name in seen.names:
+            seen.given_back_s.setdefault(name, at_s)
+        return len(seen.given_back_s) < len(seen.names)
 
     def _wanted(self, event: LeaseWanted, at_s: float) -> None:
         name = self._names.of(event.request)

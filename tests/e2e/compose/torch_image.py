@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import cast
@@ -22,11 +22,13 @@ from tests.kit.engines.docker_engine import Engine
 
 TORCH = "gpufaas-test/torch:3.11"
 
+_UNFILLED = "gpufaas-test/torch:unfilled"
 _WANTED = ("msgpack", "nvidia-ml-py", "safetensors", "torch", "torchvision")
 _PACKAGES = "usr/local/lib/python3.11/dist-packages"
-# Compilers for GPUs, kernels of cuDNN, headers, and other packages' scripts.
+# Compilers for GPUs, kernels of cuDNN, headers, and other packages' scripts. What pip has compiled
+# of Python stays, as in any image: it would be compiled again by every process that imports it.
 _LEFT_OUT = re.compile(
-    r"^triton/|libcudnn_(adv|cnn|engines|heuristic|ops)|libcusolverMg|__pycache__|^\.\./"
+    r"^triton/|libcudnn_(adv|cnn|engines|heuristic|ops)|libcusolverMg|^\.\./"
     r"|^torch/(include|test)/|^nvidia/.*(/include/|\.a$|nvshmem_device)"
 )
 
@@ -35,30 +37,50 @@ def torch_image(engine: Engine) -> str:
     """Its name, with the image in this Engine.
 
     The layer is imported without torch, whose files are then linked into it: it would take a
-    minute to send three gigabytes through an archive.
+    minute to send three gigabytes through an archive. An image of this name has all of them.
     """
+    if engine.has_image(TORCH):
+        return TORCH
     if sys.version_info[:2] != (3, 11):
         needs.lacking("needs Python 3.11, as the base image has it: it is given this one's torch")
     base_image(engine)
     with tempfile.TemporaryDirectory() as context:
         Path(context, "Dockerfile").write_text(f"FROM {BASE}\nRUN mkdir -p /{_PACKAGES}/torch\n")
-        engine.docker("build", "--quiet", "--tag", TORCH, context)
-    driver = cast("dict[str, dict[str, str]]", engine.inspect(TORCH)["GraphDriver"])
-    layer = Path(driver["Data"]["UpperDir"])
+        engine.docker("build", "--quiet", "--tag", _UNFILLED, context)
+    driver = cast("dict[str, dict[str, str]]", engine.inspect(_UNFILLED)["GraphDriver"])
+    fill_with_torch([Path(driver["Data"]["UpperDir"])])
+    engine.docker("tag", _UNFILLED, TORCH)
+    return TORCH
+
+
+def fill_with_torch(layers: Iterable[Path]) -> None:
+    """Link torch's files into the one of these layers that is for them.
+
+    A layer may have some of them already: of somebody who was cut off, or does the same meanwhile.
+    """
+    (layer,) = [each for each in layers if (each / _PACKAGES / "torch").is_dir()]
     for name, path in _files():
         place = layer / _PACKAGES / name
         place.parent.mkdir(parents=True, exist_ok=True)
         _link(path, place)
-    return TORCH
 
 
 def _link(path: Path, place: Path) -> None:
     try:
         place.hardlink_to(path.resolve())
+    except FileExistsError:
+        pass  # no file is seen there before it is whole
     except OSError as error:
         if error.errno != errno.EXDEV:  # the Engine's files may lie on another file system
             raise
-        shutil.copy2(path, place)
+        _copy(path, place)
+
+
+def _copy(path: Path, place: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+        whole = Path(scratch, place.name)
+        shutil.copy2(path, whole)
+        whole.replace(place)
 
 
 def _files() -> Iterator[tuple[str, Path]]:

@@ -6,7 +6,7 @@ import pytest
 
 from testbed.page.browser import Browser
 from testbed.page.generated_cluster import GeneratedCluster, empty
-from testbed.page.generated_parts import GeneratedGpu
+from testbed.page.generated_parts import GeneratedGpu, GeneratedRun
 from testbed.page.page_world import PASSWORD, USER
 from testbed.page.served_page import calm, served
 from tests.e2e.page.conftest import Opener
@@ -138,9 +138,27 @@ def test_explanation_is_told_when_a_decision_is_opened(
     for words in (newest["request"], newest["rule"], "Estimated finish", "Measured", "host"):
         if words != "host" or not newest["hit"]:
             assert words in text, text
+    assert f"Placed on {newest['gpu']}, {newest['gpu']}.1," in text
+    assert "Configured for a batch of 2, on 3 vCPUs and 2 slots." in text
     assert newest["gpu"] in page.text("dialog[open] tr.chosen")
     rows = page.run("document.querySelectorAll('dialog[open] .candidates tbody tr').length")
     assert rows == len(cluster.gpus)
+    weighed = page.text("dialog[open] .weighed")
+    assert "waiting" in weighed
+    assert newest["gpu"] in weighed
+
+
+def test_lease_tells_its_slots_and_configuration_when_its_gpu_is_opened(
+    opened: Opener, url: str, cluster: GeneratedCluster
+) -> None:
+    gpu, _ = gpu_with_models(cluster)
+    (function, *_) = (held.function for held in gpu.residents.values())
+    gpu.running = GeneratedRun("r", function, 0.0, 0.0, 1e12, 0.0, True, 1)
+    page = opened(url)
+    page.click(f'.gpu[data-gpu="{gpu.id}"] .gpu-name')
+    page.until(IS_OPEN)
+    words = "a batch of 2 on 3 vCPUs and 2 slots"
+    page.until(f"document.querySelector('dialog[open]').textContent.includes('{words}')")
 
 
 def test_model_is_pinned_evicted_and_brought_back_when_ordered(

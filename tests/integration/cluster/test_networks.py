@@ -34,9 +34,7 @@ def net(request: pytest.FixtureRequest) -> Iterator[Network]:
 def test_host_is_out_of_reach_until_it_is_healed_when_it_was_cut_off(
     net: Network, tmp_path: Path
 ) -> None:
-    host, _, port = net.listens_at("one").partition(":")
-    serve = (sys.executable, "-u", "-m", "http.server", "--bind", host, port)
-    server = Daemon(net.command("one", *serve), tmp_path / "log", "Serving HTTP")
+    server = Daemon(net.command("one", *_serve(net)), tmp_path / "log", "Serving HTTP")
     server.start()
     try:
         server.answers()
@@ -52,6 +50,36 @@ def test_host_is_out_of_reach_until_it_is_healed_when_it_was_cut_off(
             assert not _answers(net)
     finally:
         server.kill()
+
+
+def test_host_is_out_of_reach_one_way_or_slow_until_it_is_healed(tmp_path: Path) -> None:
+    net = NameSpaces(("one",))
+    try:
+        net.make()
+    except NoNetwork as error:
+        pytest.skip(f"needs network name spaces: {error}")
+    server = Daemon(net.command("one", *_serve(net)), tmp_path / "log", "Serving HTTP")
+    server.start()
+    try:
+        server.answers()
+        with net.inside():
+            for pair in ((HERE, "one"), ("one", HERE)):
+                net.cut_one_way(*pair)
+                assert not _answers(net)
+                net.heal()
+                assert _answers(net)
+            net.slow("one")
+            assert _answers(net)
+            net.heal()
+            assert _answers(net)
+    finally:
+        server.kill()
+        net.end()
+
+
+def _serve(net: Network) -> tuple[str, ...]:
+    host, _, port = net.listens_at("one").partition(":")
+    return (sys.executable, "-u", "-m", "http.server", "--bind", host, port)
 
 
 def _answers(net: Network) -> bool:

@@ -1,4 +1,4 @@
-"""Tests of this folder run where containers of the worker's Docker Engine can be reached."""
+"""Tests of this folder run where containers of a Docker Engine of their own can be reached."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.docker.world import Images
-from tests.kit.engines.docker_engine import Engine
+from tests.kit.engines.docker_base_image import base_image
+from tests.kit.engines.docker_engine import Engine, engine
 
 # Without what the first one waits for: the base image, should it have to be made.
 _ONE_S = 240
@@ -17,6 +18,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(_ONE_S, func_only=True))
             item.add_marker(pytest.mark.docker)
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[Engine]:
+    """Not the worker's: a stack of ours that is up there has a network and labels of one name."""
+    with engine() as found:
+        base_image(found)
+        yield found
 
 
 @pytest.fixture(scope="session")

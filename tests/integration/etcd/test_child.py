@@ -48,6 +48,20 @@ async def test_an_etcd_keeps_its_data_when_it_is_started_again(tmp_path: Path) -
         assert server.process.returncode is not None
 
 
+async def test_an_etcd_keeps_few_writes_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes a snapshot when it drops writes; by its own setting after 100,000 of them."""
+    monkeypatch.setattr(own_server, "KEPT_WRITES", 20)
+    data = tmp_path / "new"
+    async with etcd_server(data, LOG) as server:
+        store = EtcdStore(EtcdSettings((server.url,)), LOG)
+        for number in range(40):
+            await store.put("a", b"%d" % number)
+        await eventually(lambda: bool(list(data.rglob("*.snap"))))
+        await store.close()
+
+
 async def test_an_etcd_listens_on_loopback_alone_and_lets_nobody_read_its_data(
     tmp_path: Path,
 ) -> None:

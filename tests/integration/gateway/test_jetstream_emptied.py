@@ -6,19 +6,28 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
 import nats
 import pytest
+from nats.js.errors import NotFoundError
 
 from gateway_ext.errors import ClaimLost
 from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
 from gateway_ext.jobs.execution.lane_fairness import LaneLimits
 from gateway_ext.jobs.jetstream.jetstream_queue import JetStreamQueue
 from gateway_ext.jobs.jetstream.records.job_numbers import JobNumbers
-from gateway_ext.jobs.jetstream.records.job_record import RecordState, decode, encode, key_of
+from gateway_ext.jobs.jetstream.records.job_record import (
+    JobRecord,
+    RecordState,
+    decode,
+    encode,
+    key_of,
+)
+from gateway_ext.jobs.jetstream.streams.job_streams import stream_config
 from gateway_ext.jobs.queue.job_bodies import whole
 from gateway_ext.jobs.queue.job_values import AsyncCall, CallResult, JobNumber, call_lane
 from tests.kit.engines.nats_servers import (
@@ -235,6 +244,48 @@ async def test_mark_is_removed_only_while_its_number_is_not_another_jobs(
         await asyncio.sleep(3.0)
         jobs = await queue.claim([call_lane(ECHO)] * (mark + 1), 1e12)
         assert sorted(job.call.id for job in jobs) == sorted(["0-0", *ids])
+
+
+async def all_records(server: NatsServer, call_id: str) -> list[JobRecord]:
+    """Everything that the stream has where the record of this call stands, oldest first."""
+    found = []
+    client = await nats.connect(server.url)
+    try:
+        stream = client.jetstream()
+        last = (await stream.stream_info("gpufaas_jobs")).state.last_seq
+        for seq in range(1, last + 1):
+            with suppress(NotFoundError):
+                message = await stream.get_msg("gpufaas_jobs", seq)
+                if message.subject == subject_of(call_id):
+                    found.append(decode(message.data or b""))
+    finally:
+        await client.close()
+    return found
+
+
+async def test_record_that_a_killed_server_has_beside_the_mark_goes_with_it(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    # A server of a stream without this limit keeps what was replaced, as one that was killed may.
+    client = await nats.connect(server.url)
+    jobs = stream_config(1).evolve(name="gpufaas_jobs", subjects=["gpufaas.jobs.>"])
+    await client.jetstream().add_stream(jobs)
+    await client.close()
+
+    settings = settings_for(server.url, mark_s=3600.0)
+    async with a_shared_queue(tmp_path / "a", settings) as queue:
+        await put(queue, call("0-0"), b"body")
+        await queue.finish(await claimed(queue))
+    states = [record.state for record in await all_records(server, "0-0")]
+    assert states == [RecordState.WAITING, RecordState.CLAIMED, RecordState.GONE]
+    async with a_shared_queue(tmp_path / "b", settings_for(server.url)) as queue:
+
+        async def is_removed() -> bool:
+            return await all_records(server, "0-0") == []
+
+        await eventually(is_removed, "all records of the call are removed")
+    async with a_shared_queue(tmp_path / "c", settings_for(server.url)) as queue:
+        assert not queue.tally.calls
 
 
 async def test_gateways_that_draw_the_same_numbers_have_jobs_of_their_own(

@@ -1,4 +1,7 @@
-"""A gateway is killed with 500 workflows under way: async ones are completed, few stages twice."""
+"""A gateway is killed with workflows under way: async ones are completed, few stages twice.
+
+Alone, by the same gateway when it starts again; beside another one with the same queue, by that.
+"""
 
 import asyncio
 import sys
@@ -12,11 +15,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.kit.engines.nats_servers import nats_server
 from tests.kit.fakes.fake_function import Got, a_function, says
 from tests.kit.places import ROOT
 from tests.kit.waiting import eventually
 
-COUNT = 500
+COUNT, FEWER = 500, 60
+# A gateway's claims are released after 20 s without its heartbeat.
+TAKEN_OVER_S = 60.0
 WORKFLOW = b"""
 workflow: w
 stages:
@@ -40,11 +46,8 @@ class Calls:
         await says(b"x")(got, writer)
 
     async def held(self, got: Got, writer: asyncio.StreamWriter) -> None:
-        if self.let_go.is_set():
-            await says(b"y")(got, writer)
-        else:
-            await got.whole()
-            await got.pause(300)
+        await self.let_go.wait()
+        await says(b"y")(got, writer)
 
     async def last(self, got: Got, writer: asyncio.StreamWriter) -> None:
         await says(b"z")(got, writer)
@@ -79,9 +82,11 @@ class Running:
 
 
 @asynccontextmanager
-async def a_gateway(folder: Path, functions: list[str]) -> AsyncIterator[Running]:
+async def a_gateway(
+    folder: Path, functions: list[str], queue: str = "sqlite"
+) -> AsyncIterator[Running]:
     """A gateway with functions at these addresses."""
-    program = (sys.executable, "-m", "tests.kit.processes.workflow_process", str(folder))
+    program = (sys.executable, "-m", "tests.kit.processes.workflow_process", str(folder), queue)
     process = await asyncio.create_subprocess_exec(*program, *functions, cwd=ROOT, stdout=PIPE)
     assert process.stdout is not None
     try:
@@ -118,5 +123,36 @@ async def test_async_workflows_are_completed_when_the_gateway_is_killed(tmp_path
         async with a_gateway(tmp_path, functions) as gateway:
             await eventually(lambda: len(calls.done) >= COUNT, "all are completed")
             await eventually(gateway.has_no_jobs, "the queue is empty")
+    assert calls.done == Counter(ids)
+    assert {calls.began[call_id] for call_id in ids} == {2}
+
+
+@pytest.mark.slow
+async def test_async_workflows_are_completed_by_another_gateway_when_one_is_killed(
+    tmp_path: Path,
+) -> None:
+    calls = Calls()
+    async with (
+        a_function(calls.first, backlog=4096) as a,
+        a_function(calls.held, backlog=4096) as b,
+        a_function(calls.last, backlog=4096) as c,
+    ):
+        named = {"a": a, "b": b, "c": c}
+        functions = [f"{name}={one.endpoint.address}" for name, one in named.items()]
+        ids = [str(number) for number in range(FEWER)]
+        with nats_server(tmp_path / "nats") as server:
+            async with a_gateway(tmp_path / "one", functions, server.url) as one:
+                async with one.session.post("/system/workflows", data=WORKFLOW) as said:
+                    assert said.status == 202, await said.text()
+                await asyncio.gather(*(one.queue(call_id) for call_id in ids))
+                await eventually(lambda: len(b.got) == 2 * FEWER, "all of them are under way")
+                # The other gateway knows of them, and of their workflow, by the servers alone.
+                async with a_gateway(tmp_path / "other", functions, server.url) as other:
+                    one.process.kill()
+                    calls.let_go.set()
+                    await eventually(
+                        lambda: len(calls.done) >= FEWER, "all are completed", within_s=TAKEN_OVER_S
+                    )
+                    await eventually(other.has_no_jobs, "the queue is empty")
     assert calls.done == Counter(ids)
     assert {calls.began[call_id] for call_id in ids} == {2}

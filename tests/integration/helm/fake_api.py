@@ -29,6 +29,12 @@ KINDS = {
     },
     "networking.k8s.io/v1": {"NetworkPolicy": "networkpolicies"},
     "policy/v1": {"PodDisruptionBudget": "poddisruptionbudgets"},
+    "rbac.authorization.k8s.io/v1": {
+        "ClusterRole": "clusterroles",
+        "ClusterRoleBinding": "clusterrolebindings",
+        "Role": "roles",
+        "RoleBinding": "rolebindings",
+    },
 }
 
 
@@ -80,7 +86,12 @@ def _discovery() -> Iterator[tuple[str, Document]]:
     )
     for version, kinds in KINDS.items():
         resources = [
-            {"name": plural, "kind": kind, "namespaced": True, "verbs": ["get", "list", "create"]}
+            {
+                "name": plural,
+                "kind": kind,
+                "namespaced": not kind.startswith("Cluster"),
+                "verbs": ["get", "list", "create"],
+            }
             for kind, plural in kinds.items()
         ]
         listed = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version}

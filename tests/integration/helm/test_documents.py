@@ -65,7 +65,7 @@ def test_versions_that_the_chart_is_not_for_are_refused(helm: Helm) -> None:
 
 def test_names_are_used_once_and_namespaces_are_told(rendered: Rendered) -> None:
     found = [
-        (each["kind"], each["metadata"]["namespace"], each["metadata"]["name"])
+        (each["kind"], each["metadata"].get("namespace", NAMESPACE), each["metadata"]["name"])
         for each in rendered.documents
     ]
 
@@ -74,13 +74,18 @@ def test_names_are_used_once_and_namespaces_are_told(rendered: Rendered) -> None
     assert others <= {"faas", "openfaas-fn", "team-a"}
 
 
-def test_no_part_has_rights_in_the_cluster(rendered: Rendered) -> None:
-    assert not [each for each in rendered.documents if "rbac" in each["apiVersion"]]
+def test_only_a_gateway_that_runs_functions_has_rights_in_the_cluster(rendered: Rendered) -> None:
+    runs = 'provider = "kubernetes"' in str(rendered.of_kind("ConfigMap"))
+    rights = [each for each in rendered.documents if "rbac" in each["apiVersion"]]
+    bound = {subject["name"] for each in rights for subject in each.get("subjects", ())}
+    assert bool(rights) == runs
+    assert bound == ({rendered.pod("gateway").spec["serviceAccountName"]} if runs else set())
     accounts = {each["metadata"]["name"]: each for each in rendered.of_kind("ServiceAccount")}
     assert not any(each["automountServiceAccountToken"] for each in accounts.values())
     for pod in rendered.pods():
         assert pod.spec["serviceAccountName"] in accounts
-        assert pod.spec["automountServiceAccountToken"] is False
+        asks = runs and pod.component == "gateway"
+        assert pod.spec["automountServiceAccountToken"] is asks
         assert pod.spec["enableServiceLinks"] is False
 
 

@@ -97,5 +97,6 @@ def test_notes_name_what_is_there(
     for kind, name in named:
         if name not in {"basic-auth", "gateway"}:  # OpenFaaS's own
             assert found.one(kinds[kind], name)
-    assert ("functions_provider_url=http://" in notes) == (values.stem != "standalone")
+    is_behind = 'role = "provider"' in str(found.of_kind("ConfigMap"))
+    assert ("functions_provider_url=http://" in notes) == is_behind
     assert ("No network policies" in notes) == (not found.of_kind("NetworkPolicy"))

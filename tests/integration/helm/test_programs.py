@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import json
 import re
 import ssl
 from base64 import b64decode
@@ -72,7 +73,7 @@ def test_settings_are_understood(rendered: Rendered, tmp_path: Path) -> None:
 
     assert decided.scheduler.listen == f"0.0.0.0:{rendered.pod('scheduler').ports['http']}"
     assert served.gateway.listen == f"0.0.0.0:{rendered.pod('gateway').ports['http']}"
-    assert served.gateway.provider == "upstream"
+    assert served.gateway.provider in {"upstream", "kubernetes"}
     grace_s = rendered.pod("gateway").spec["terminationGracePeriodSeconds"]
     assert grace_s >= served.gateway.drain_s + 10
 
@@ -93,6 +94,30 @@ def test_settings_say_what_values_wish(helm: Helm, tmp_path: Path) -> None:
     assert (served.callback_private, served.upstream_strip) == (True, ("com.gpufaas.",))
     usual = settings_of(helm.template(), "gateway", tmp_path).gateway
     assert (usual.role, usual.upstream_user) == ("provider", "admin")
+
+
+def test_gateway_that_runs_functions_says_how(helm: Helm, tmp_path: Path) -> None:
+    by_name = {path.stem: path for path in VALUES}
+    alone = settings_of(helm.template(by_name["alone"]), "gateway", tmp_path).gateway
+    found = helm.template(by_name["managed"], "gpuManager.hostSocket.enabled=true")
+    managed = settings_of(found, "gateway", tmp_path).gateway
+
+    assert options_of(found.pod("gateway")).node == "unix:/run/gpufaas/node.sock"
+    assert (alone.provider, alone.role, alone.upstream_url) == ("kubernetes", "gateway", "")
+    assert (alone.kubernetes_namespaces, alone.kubernetes_gpu_pod) == (("openfaas-fn",), "")
+    assert (managed.kubernetes_namespaces, managed.kubernetes_pull) == ((), "Always")
+    assert managed.kubernetes_pull_secrets == ("theirs-functions",)
+    assert json.loads(managed.kubernetes_gpu_pod) == {
+        "nodeSelector": {"nvidia.com/gpu.present": "true"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    }
+
+
+def test_emulated_gpus_are_on_every_node(helm: Helm) -> None:
+    """Maps of values are merged: an empty one would leave the usual label in force."""
+    pod = helm.template(HERE / "values" / "emulated.yaml").pod("gpu-manager")
+    assert "nodeSelector" not in pod.spec
+    assert "tolerations" not in pod.spec
 
 
 def test_all_processes_log_alike_and_trace_alike(helm: Helm, tmp_path: Path) -> None:
@@ -249,7 +274,7 @@ def test_the_provider_is_where_the_settings_say(rendered: Rendered, tmp_path: Pa
         if each["metadata"]["name"].endswith("-upstream")
     ]
 
-    if url.hostname == "faas-netes.elsewhere":
+    if url.hostname in {None, "faas-netes.elsewhere"}:
         assert not made
         return
     (service,) = made

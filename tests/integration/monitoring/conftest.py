@@ -90,6 +90,7 @@ def _missing(watching: Prometheus) -> list[str]:
 def _load(up: Stack, watching: Prometheus) -> None:
     """Calls of a plain function and of one on a GPU, at once and later, over several scrapes."""
     rest = Rest(up)
+    up.scheduler.put("/quotas/openfaas-fn", {"leases": 1_000})
     rest.deploy("greets", annotations={**write(up.work, "greets", GREETING), **PLAIN})
     login = ("admin", up.password)
     assert rest.http.post("/system/workflows", content=_TWICE, auth=login).status_code == 202

@@ -15,6 +15,7 @@ _ONLY_IN_TROUBLE = {
     "gpufaas_gateway_retries_total",
     "gpufaas_gateway_cut_answers_total",
     "gpufaas_node_single_calls_total",
+    "gpufaas_scheduler_owner_refused_requests_total",
 }
 # The stack has no function whose handler takes lists.
 _NEED_LISTS = {

@@ -27,6 +27,7 @@ def gpu(
     gpu_type: str = ANY_GPU_TYPE,
     slots: int = 1,
     leases: int = 1,
+    at_once: bool = False,
     context_mb: int = 0,
     vcpus: int = 0,
 ) -> GpuSpec:
@@ -37,7 +38,7 @@ def gpu(
         node=NodeId(node or f"node-of-{name}"),
         memory_bytes=memory_mb * MIB,
         gpu_type=gpu_type,
-        slots=tuple(SlotSpec(SlotId(slot), leases) for slot in ids),
+        slots=tuple(SlotSpec(SlotId(slot), leases, at_once) for slot in ids),
         context_bytes=context_mb * MIB,
         vcpus=vcpus,
     )

@@ -122,6 +122,7 @@ class World:
                     snapshot.gpu.id,
                     models,
                     self.now,
+                    live.requests,
                     more_slots=live.more_slots,
                     configuration=live.configuration,
                 )

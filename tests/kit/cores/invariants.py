@@ -40,10 +40,10 @@ from scheduler.model.values import LeaseId, RequestId
 from tests.kit.cores.core_world import World
 
 # After these the policy does not run: work that they make possible waits for the next event.
-_NO_DECISION = (LeaseReleased, LeaseUsed, ModelLoaded, RecallPassed, RunFinished)
+NO_DECISION = (LeaseReleased, LeaseUsed, ModelLoaded, RecallPassed, RunFinished)
 
 # The policies that load models beside the runs of others: not the thesis's.
-_OVERLAPPING = ("beside",)
+_OVERLAPPING = ("beside", "gain")
 
 
 class Invariants:
@@ -72,20 +72,16 @@ class Invariants:
         self._check_copies(event, actions, copying)
         self._check_silent_get_nothing(actions, in_force)
         self.check_state()
-        if not isinstance(event, _NO_DECISION) and not _refused(event, actions):
+        if not isinstance(event, NO_DECISION) and not refused_event(event, actions):
             self._check_nothing_idles()
         return actions
 
     def check_state(self) -> None:
         """The core's counters are what a recount finds."""
         core = self.world.core
-        _check_offered(core)
+        check_books(core)
         for gpu in core.cluster.gpus.values():
-            _check_memory(core, gpu)
             self._check_resources(gpu)
-        _check_queues(core)
-        _check_holders(core)
-        _check_standing(core)
         assert len(self.world.recalled) == len(set(self.world.recalled)), "recalled twice"
         in_force = {lease for slot in core.cluster.slots.values() for lease in slot.leases}
         assert in_force == set(core.placer.leases) == set(self.world.leases)
@@ -233,12 +229,12 @@ class Invariants:
             if not slot.gpu.active or slot.leases:
                 continue
             for request in waiting:
-                assert not _has_room(slot, request, spare_waiting=True), (
+                assert not has_room(slot, request, spare_waiting=True), (
                     f"{request.id} waits though {slot.id} has room"
                 )
             head = min(slot.local, key=lambda request: request.rank, default=None)
             if head is not None:
-                assert not _has_room(slot, head, spare_waiting=False), (
+                assert not has_room(slot, head, spare_waiting=False), (
                     f"{head.id} waits at the head of {slot.id}'s queue though there is room"
                 )
 
@@ -249,11 +245,11 @@ def _taking(slot: Slot) -> list[ActiveLease]:
     return [lease for lease in others if slot in lease.more]
 
 
-def _refused(event: Event, actions: list[Action]) -> bool:
+def refused_event(event: Event, actions: list[Action]) -> bool:
     return any(isinstance(action, Refuse) and action.event is event for action in actions)
 
 
-def _has_room(slot: Slot, request: Pending, *, spare_waiting: bool) -> bool:
+def has_room(slot: Slot, request: Pending, *, spare_waiting: bool) -> bool:
     residents = slot.gpu.cache.residents
     there_bytes = slot.gpu.cache.memory_bytes - slot.gpu.cache.withheld_bytes
     if sum(size for _, size in request.bundle.needs) > there_bytes:
@@ -266,6 +262,16 @@ def _has_room(slot: Slot, request: Pending, *, spare_waiting: bool) -> bool:
     for model, size_bytes in request.bundle.needs:
         stays[model] = max(size_bytes, residents[model].bytes if model in residents else 0)
     return sum(stays.values()) <= there_bytes
+
+
+def check_books(core: Core) -> None:
+    """A core's own counters, indexes and sums are what a recount finds."""
+    _check_offered(core)
+    for gpu in core.cluster.gpus.values():
+        _check_memory(core, gpu)
+    _check_queues(core)
+    _check_holders(core)
+    _check_standing(core)
 
 
 def _check_offered(core: Core) -> None:

@@ -24,6 +24,7 @@ class NaiveBill:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._functions: dict[LeaseId, Sequence[str]] = {}
+        self._given: dict[LeaseId, Sequence[str]] = {}
         self._before: list[tuple[_Place, str, Fraction]] = []
         self._capacity: dict[GpuId, tuple[int, int, int, int]] = {}
         self._now_us = 0
@@ -42,8 +43,10 @@ class NaiveBill:
         self._before.clear()
         self._capacity.clear()
         for lease in self._core.placer.leases.values():
-            names = [pending.request.function for pending in lease.requests]
-            self._functions.setdefault(lease.id, names or [""])
+            given = () if lease.dispatch is None else lease.dispatch.requests
+            if self._given.get(lease.id) != given:  # new, or one of its requests came back to it
+                names = [pending.request.function for pending in lease.requests]
+                self._given[lease.id], self._functions[lease.id] = given, names or [""]
         for gpu_state in self._core.cluster.gpus.values():
             self._gpu(gpu_state)
         self._stores()

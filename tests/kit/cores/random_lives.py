@@ -142,7 +142,11 @@ class Chaos:
 
     def _release(self, who: int, how: int) -> Event | None:
         lease = self._lease(who)
-        return None if lease is None else events.LeaseReleased(lease.id, may_return=how % 3 == 0)
+        if lease is None:
+            return None
+        names = lease.requests  # also of requests that have given it back before
+        request = names[who % len(names)] if names and how % 5 else None
+        return events.LeaseReleased(lease.id, may_return=how % 3 == 0, request=request)
 
     def _used(self, who: int, how: int) -> Event | None:
         """A caller reports calls under some lease, perhaps of one that has ended long ago."""
@@ -284,6 +288,7 @@ class Chaos:
             gpu_type=("any", "fast")[how % 2],
             slots=1 + who % 3 % 2,
             leases=1 + who % 2,
+            at_once=who % 4 == 3,
             context_mb=(0, 300)[how % 2],
             vcpus=who % 4 * 8,
         )
@@ -356,7 +361,8 @@ class Chaos:
         if not with_room:
             return []
         given = Configuration(1, 1, len(with_room))
-        return [LiveLease(lease, with_room[0], (used,), (), tuple(with_room[1:]), given)]
+        names = tuple([RequestId(f"r{len(self.world.sent) + each}") for each in range(lease % 4)])
+        return [LiveLease(lease, with_room[0], (used,), names, tuple(with_room[1:]), given)]
 
     def _gpu(self, who: int) -> GpuId | None:
         """One of the GPUs that are there; none of them for every other odd number."""
@@ -370,7 +376,7 @@ class Chaos:
 def _live(lease: HeldLease) -> LiveLease:
     """A lease as its manager reports it."""
     models, given = tuple(sorted(lease.models)), lease.configuration
-    return LiveLease(lease.id, lease.slot, models, (), lease.more_slots, given)
+    return LiveLease(lease.id, lease.slot, models, lease.requests, lease.more_slots, given)
 
 
 def _shared(residents: list[ModelId], how: int) -> tuple[tuple[int, tuple[ModelId, ...]], ...]:

@@ -46,7 +46,7 @@ _PIP = frozenset({"index-url", "extra-index-url", "trusted-host", "default-timeo
 
 def base_image(engine: Engine) -> str:
     """Its name, with the image in this Engine."""
-    if BASE not in engine.docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split():
+    if not engine.has_image(BASE):
         engine.docker("import", "--change", f"ENV PATH={_PATH}", base_file(), BASE)
     return BASE
 

@@ -19,6 +19,7 @@ HERE = "here"  # the host at which the test itself asks
 _PORT = 7700
 _NET = "10.203.0."
 _NOBODY = "02:00:00:00:00:ff"
+_NARROW, _LONGEST = "1mbit", "2s"
 _NAMES = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
 _PREFIX = "gpufaas-test-"
@@ -78,11 +79,16 @@ class NameSpaces:
         self._addresses = {host: f"{_NET}{number}" for number, host in enumerate((HERE, *hosts), 1)}
         self._own = f"{os.getpid()}-{secrets.token_hex(2)}"
         self._made: list[str] = []
-        self._cuts: set[frozenset[str]] = set()
+        self._cuts: set[tuple[str, str]] = set()
+        self._slow: set[str] = set()
 
     def command(self, host: str, *command: str) -> list[str]:
         """What runs a command on that host."""
         return ["nsenter", f"--net={_NAMES / self._name(host)}", *command]
+
+    def address(self, host: str) -> str:
+        """Its address, for all."""
+        return self._addresses[host]
 
     def listens_at(self, host: str) -> str:
         """HOST:PORT for whatever serves there."""
@@ -96,13 +102,28 @@ class NameSpaces:
     def cut(self, host: str, *others: str) -> None:
         """From now on nothing passes between that host and these, or anybody."""
         for other in others or self._addresses.keys() - {host}:
-            self._cuts.add(frozenset((host, other)))
-            self._between(host, other, "replace", "lladdr", _NOBODY, "nud", "permanent")
+            self.cut_one_way(host, other)
+            self.cut_one_way(other, host)
+
+    def cut_one_way(self, host: str, to: str) -> None:
+        """From now on nothing passes from that host to this one; the other way it does."""
+        self._cuts.add((host, to))
+        self._neighbour(host, to, "replace", "lladdr", _NOBODY, "nud", "permanent")
+
+    def slow(self, host: str) -> None:
+        """From now on all that this host sends waits in a long queue before a narrow link.
+
+        The kernels on which this has to run lack netem, which would delay every packet alike.
+        """
+        self._slow.add(host)
+        self._queue(host, "replace", "tbf", "rate", _NARROW, "burst", "2kb", "latency", _LONGEST)
 
     def heal(self) -> None:
         """Everything passes again."""
         while self._cuts:
-            self._between(*self._cuts.pop(), "del")
+            self._neighbour(*self._cuts.pop(), "del")
+        while self._slow:
+            self._queue(self._slow.pop(), "del")
 
     # -- making and ending it ---------------------------------------------------------------------
 
@@ -150,10 +171,13 @@ class NameSpaces:
             _ip("-n", there, "link", "set", "bridge", "up")
             _ip("-n", there, "link", "set", "lo", "up")
 
-    def _between(self, one: str, other: str, verb: str, *more: str) -> None:
-        for at, to in ((one, other), (other, one)):
-            neighbour = (self._addresses[to], "dev", "bridge", *more)
-            _ip("-n", self._name(at), "neigh", verb, *neighbour)
+    def _neighbour(self, at: str, to: str, verb: str, *more: str) -> None:
+        neighbour = (self._addresses[to], "dev", "bridge", *more)
+        _ip("-n", self._name(at), "neigh", verb, *neighbour)
+
+    def _queue(self, host: str, verb: str, *more: str) -> None:
+        command = ["tc", "-n", self._name(host), "qdisc", verb, "dev", "bridge", "root", *more]
+        subprocess.run(command, check=True, capture_output=True, text=True)
 
     def _name(self, host: str) -> str:
         return f"{_PREFIX}{self._own}-{host}"

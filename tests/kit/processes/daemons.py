@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,11 +45,14 @@ class Daemon:
         """Its log since it was started last."""
         return self.lives()[-1]
 
-    def lives(self) -> list[str]:
-        """Its log from each start to its end."""
-        content = self.log.read_bytes()
-        ends = [*self._begun_bytes[1:], len(content)]
-        spans = zip(self._begun_bytes, ends, strict=True)
+    def lives(self, since: int = 0, until: int | None = None) -> list[str]:
+        """Its log from each start to its end; between two bytes, what they cut is not whole."""
+        with self.log.open("rb") as log:
+            log.seek(since)
+            content = log.read(None if until is None else until - since)
+        going = max(bisect_right(self._begun_bytes, since) - 1, 0)
+        begins = [max(begun - since, 0) for begun in self._begun_bytes[going:]]
+        spans = zip(begins, [*begins[1:], len(content)], strict=True)
         return [content[begin:end].decode(errors="replace") for begin, end in spans]
 
     def _is_ready(self) -> bool:

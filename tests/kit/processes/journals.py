@@ -50,6 +50,18 @@ def entries(log: str) -> list[Entry]:
     return [_entry(found) for line in log.splitlines() if (found := _LINE.match(line))]
 
 
+def unended(log: str) -> str:
+    """The lines of the leases that one life of a GPU manager has granted, and that go on."""
+    granted = {}
+    for line in log.splitlines(keepends=True):
+        for entry in entries(line):
+            if isinstance(entry, Granted):
+                granted[entry.lease] = line
+            elif isinstance(entry, Ended):
+                granted.pop(entry.lease, None)
+    return "".join(granted.values())
+
+
 def _entry(found: re.Match[str]) -> Entry:
     moment = time.mktime(time.strptime(found["date"], "%Y-%m-%d %H:%M:%S"))
     at_s = moment + int(found["milli"]) / 1000
@@ -65,13 +77,15 @@ def _entry(found: re.Match[str]) -> Entry:
 class Journal:
     """The leases of every node, and what is wrong with them.
 
-    `resident` are the models that came onto each GPU in the latest life of its manager.
+    `resident` are the models that came onto each GPU in the latest life of its manager, `came_back`
+    says of those that came more than once.
     """
 
     granted: dict[int, Granted] = field(default_factory=dict)
     ended: dict[int, Ended] = field(default_factory=dict)
     resident: set[tuple[str, str]] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
+    came_back: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, logs: Iterable[str]) -> "Journal":
@@ -111,7 +125,7 @@ class Journal:
                 self.ended[entry.lease] = entry
             else:
                 loads[entry.model, entry.gpu] += 1
-        self.wrong += [
+        self.came_back += [
             f"{model} left {gpu} and came back" for model, gpu in loads if loads[model, gpu] > 1
         ]
         gpus = {gpu for _, gpu in loads}

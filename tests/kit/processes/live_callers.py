@@ -222,6 +222,7 @@ def check(
     of = {each.lease: each for each in callers.served}
     assert [(granted, of.get(granted.lease)) for granted in journal.in_force] == []
     assert journal.wrong == []
+    assert journal.came_back == []
     given = {name: leases for name, leases in journal.leases_of().items() if name in answers}
     if parted:
         twice = sum(len(leases) > 1 for leases in given.values())

@@ -5,7 +5,7 @@ import signal
 import time
 import urllib.request
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,23 @@ _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class LiveCluster:
     """One etcd, schedulers and nodes, each on a host of its own, and who asks them."""
 
-    def __init__(self, folder: Path, net: Network, brought: list[SealedWeights]) -> None:
-        """Every node is brought these weights; more may follow. The caller closes them all."""
+    def __init__(
+        self,
+        folder: Path,
+        net: Network,
+        brought: list[SealedWeights],
+        node_options: Callable[[str], Sequence[str]] = lambda _: (),
+    ) -> None:
+        """Every node is brought these weights; more may follow. The caller closes them all.
+
+        `node_options` are further ones of the GPU manager of that name; they outdo ours.
+        """
         self.folder = folder
         self.net = net
         self.secret_file = folder / "secret"
         self.secret_file.touch(mode=0o600)
         self.secret_file.write_bytes(SECRET)
+        self._node_options = node_options
         self._credentials = FunctionCredentials(load_secret(self.secret_file))
         self.etcd = Daemon(self._etcd(), folder / "etcd.log", "")
         self.schedulers = {name: self._scheduler(name) for name in SCHEDULERS}
@@ -211,7 +221,7 @@ class LiveCluster:
         command += ["--devices", "cpu:1", "--gpu-memory", _GPU_MEMORY, "--store-memory", "64MiB"]
         command += ["--emulate-run", str(_RUN_S), "--scheduler", schedulers]
         command += ["--secret-file", str(self.secret_file), "--log-level", "debug"]
-        command = self.net.command(name, *command)
+        command = self.net.command(name, *command, *self._node_options(name))
         return Daemon(command, self.folder / f"{name}.log", " is attached")
 
 

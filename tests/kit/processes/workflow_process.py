@@ -1,7 +1,8 @@
 """A process with a gateway whose functions live elsewhere, for tests that kill it.
 
-`python -m tests.kit.processes.workflow_process STATE_DIR NAME=ADDRESS...` deploys a function for
-each address, prints the gateway's URL, and runs until it is killed.
+`python -m tests.kit.processes.workflow_process STATE_DIR QUEUE NAME=ADDRESS...` deploys a function
+for each address, prints the gateway's URL, and runs until it is killed. QUEUE is `sqlite`, or the
+URL of a nats-server.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ class Elsewhere:
         """Leave it."""
 
 
-async def _main(state_dir: Path, addresses: dict[str, str]) -> None:
+async def _main(state_dir: Path, queue: str, addresses: dict[str, str]) -> None:
     async def start(deployment: Deployment, instance: str) -> Elsewhere:
         return Elsewhere(Endpoint(instance, addresses[deployment.id.name]))
 
@@ -38,6 +39,7 @@ async def _main(state_dir: Path, addresses: dict[str, str]) -> None:
         state_dir=str(state_dir),
         auth=False,
         async_concurrency=_CONCURRENCY,
+        queue=queue,
     )
     async with Gateway(settings, provider) as gateway:
         for name in addresses:
@@ -48,4 +50,5 @@ async def _main(state_dir: Path, addresses: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(Path(sys.argv[1]), dict(each.split("=", 1) for each in sys.argv[2:])))
+    functions = dict(each.split("=", 1) for each in sys.argv[3:])
+    asyncio.run(_main(Path(sys.argv[1]), sys.argv[2], functions))

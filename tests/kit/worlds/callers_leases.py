@@ -25,11 +25,12 @@ def token(
     function: str = "team/function",
     in_s: float = 60.0,
     ahead: bool = False,
+    request: str = "gateway/1",
 ) -> str:
     """What the gateway hands to the function."""
     claims = LeaseClaims(
         lease=placement.lease,
-        request=RequestId("gateway/1"),
+        request=RequestId(request),
         function=function,
         node=placement.node,
         gpu=placement.gpu,

@@ -23,6 +23,7 @@ from scheduler.api import (
     Estimate,
     LeaseId,
     LeaseUsed,
+    OwnerTerms,
     Placement,
     Request,
     RequestId,
@@ -164,6 +165,7 @@ class FakeLeases:
     def __init__(self) -> None:
         self.keeper: LeaseKeeper | None = None
         self.reports: list[LeaseUsed] = []
+        self.told: list[tuple[str, OwnerTerms | None]] = []
         self.terms: StandingTerms | None = None
         self.asked: list[Request] = []
         self.traces: list[TraceContext | None] = []
@@ -200,5 +202,9 @@ class FakeLeases:
     def report(self, reports: Sequence[LeaseUsed]) -> None:
         self.reports += reports
 
-    def release(self, lease: LeaseId) -> None:
+    def tell_terms(self, function: str, terms: OwnerTerms | None) -> None:
+        self.told.append((function, terms))
+
+    def release(self, lease: LeaseId, request: RequestId | None = None) -> None:
+        del request
         self.released.append(lease)

@@ -76,10 +76,12 @@ async def a_scheduler(
     secret: bytes = SECRET,
     times: StreamTimes = TIMES,
     leases: int = 1 << 32,
+    policy: str = "lalbo3",
 ) -> Scheduler:
     """A scheduler that leads in this term."""
     terms = StandingTerms(60.0, 1000)
-    core = a_core(gpus=(), settings=CoreSettings(first_lease=term * leases, standing=terms))
+    settings = CoreSettings(first_lease=term * leases, standing=terms)
+    core = a_core(policy, gpus=(), settings=settings)
     events: list[Event] = []
     fenced: list[int] = []
     clock = LoopClock(asyncio.get_running_loop())

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 
+from gateway_ext.calls.gpu_leasing import LeaseSource
 from gateway_ext.gateway import Gateway
 from gateway_ext.openfaas.basic_auth import BasicCredentials
 from gateway_ext.ports import Capacity, Provider
@@ -67,6 +68,7 @@ async def gateway_world(
     state_dir: Path,
     provider: Provider | None = None,
     *,
+    leases: LeaseSource | None = None,
     pinning: Pinning | None = None,
     capacity: Capacity | None = None,
     console: SchedulerConsole | None = None,
@@ -80,7 +82,7 @@ async def gateway_world(
     usual: dict[str, Any] = {"listen": "127.0.0.1:0", "state_dir": str(state_dir), "drain_s": 1.0}
     settings = GatewaySettings(**usual | more)
     gateway = Gateway(
-        *(settings, provider or MemoryProvider()),
+        *(settings, provider or MemoryProvider(), leases),
         pinning=pinning,
         capacity=capacity,
         console=console,

@@ -44,8 +44,10 @@ class Watcher:
     """Records what the runtime reports, and answers pressure as configured."""
 
     def __init__(self) -> None:
+        self.metrics: list[float] = []
         self.runs: list[tuple[int, int, float, int]] = []
         self.claims: list[tuple[int, str]] = []
+        self.called_by: list[tuple[int, str]] = []
         self.data = NoStayingData()
         self.deaths: list[tuple[str, str]] = []
         self.lost: list[tuple[EmptyHost, str]] = []
@@ -54,6 +56,10 @@ class Watcher:
         self.held_bytes = 0  # of the last report
         self.merges = MergedSums()
         self.learnt: list[KnownRecord] = []
+
+    def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
+        del hosted, run_s
+        self.called_by.append((lease, session))
 
     def ran(
         self,
@@ -69,6 +75,15 @@ class Watcher:
         del hosted, calls, together
         self.held_bytes = held_bytes
         self.runs.append((lease, batch, run_s, peak_bytes))
+
+    @property
+    def usage(self) -> "Watcher":
+        return self
+
+    def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
+        del hosted
+        if metrics:
+            self.metrics = list(metrics)
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         del hosted

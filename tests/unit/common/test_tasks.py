@@ -36,7 +36,9 @@ async def test_error_goes_to_the_owner_that_takes_it(caplog: pytest.LogCaptureFi
     assert caplog.text == ""
 
 
-async def test_close_cancels_and_awaits_every_task(caplog: pytest.LogCaptureFixture) -> None:
+async def test_close_cancels_and_awaits_every_task_in_the_order_of_their_starts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     ended: list[int] = []
 
     async def work(number: int) -> None:
@@ -47,11 +49,11 @@ async def test_close_cancels_and_awaits_every_task(caplog: pytest.LogCaptureFixt
             ended.append(number)
 
     tasks = BackgroundTasks(log, "a letter")
-    for number in range(3):
+    for number in range(24):
         tasks.start(work(number))
     await asyncio.sleep(0)
     await tasks.close()
-    assert sorted(ended) == [0, 1, 2]
+    assert ended == list(range(24))
     assert len(tasks) == 0
     assert caplog.text == ""
 

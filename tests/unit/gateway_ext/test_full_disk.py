@@ -50,7 +50,7 @@ async def test_body_that_finds_no_room_is_answered_507_in_words(
     def no_room(*_: object) -> None:
         raise NO_ROOM
 
-    monkeypatch.setattr("gateway_ext.jobs.sqlite.body_files.FileSpool._open", no_room)
+    monkeypatch.setattr("gateway_ext.jobs.sqlite.body_files._opened", no_room)
     async with gateway_world(tmp_path) as world:
         await world.ask("POST", "/system/functions", {"service": "f", "image": "x"})
         answer = await world.ask("POST", "/async-function/f", b"x" * 3_000_000)

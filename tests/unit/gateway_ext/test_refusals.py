@@ -4,7 +4,7 @@ import pytest
 
 from gateway_ext import error_statuses, errors
 from gateway_ext.model import FunctionId
-from scheduler.model.errors import GivenBack, NotLeading, StoreUnavailable
+from scheduler.model.errors import GivenBack, NotLeading, OverQuota, StoreUnavailable
 from scheduler.model.values import RequestId
 
 F = FunctionId("n", "f")
@@ -50,12 +50,19 @@ def test_headers_name_the_time_to_retry_and_the_way_to_log_in() -> None:
     assert error_statuses.headers_of(errors.Busy(F, 2.4)) == [(b"retry-after", b"3")]
     assert error_statuses.headers_of(errors.Busy(F, 1e12)) == [(b"retry-after", b"3600")]
     assert error_statuses.headers_of(errors.NoGpu(429, "x", 0.1)) == [(b"retry-after", b"1")]
-    assert error_statuses.headers_of(errors.NoGpu(503, "x")) == []
+    assert error_statuses.headers_of(errors.NoGpu(503, "x")) == [(b"retry-after", b"1")]
+    assert error_statuses.headers_of(errors.NoInstance(F, "x")) == [(b"retry-after", b"1")]
+    assert error_statuses.headers_of(errors.NoGpu(504, "x")) == []
     ((name, _),) = error_statuses.headers_of(errors.NotAllowed())
     assert name == b"www-authenticate"
 
 
 def test_scheduler_errors_become_statuses() -> None:
     assert error_statuses.no_gpu(NotLeading(None)).status == 503
+    refused = error_statuses.no_gpu(OverQuota(RequestId("r"), "team has 3 of 3 leases", 12.2))
+    assert (refused.status, str(refused)) == (
+        429, "a quota is used up: request r: team has 3 of 3 leases",
+    )  # fmt: skip
+    assert error_statuses.headers_of(refused) == [(b"retry-after", b"13")]
     assert error_statuses.no_gpu(GivenBack(RequestId("r"), "x")).status == 503
     assert error_statuses.no_gpu(StoreUnavailable("x")).status == 500

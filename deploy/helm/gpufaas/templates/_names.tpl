@@ -63,6 +63,11 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- default .Release.Namespace .Values.openfaas.namespace -}}
 {{- end -}}
 
+{{/* Not empty where our gateway itself runs functions. */}}
+{{- define "gpufaas.runsFunctions" -}}
+{{- if eq .Values.functions.provider "kubernetes" }}true{{ end -}}
+{{- end -}}
+
 {{- define "gpufaas.upstream" -}}
 {{- if .Values.openfaas.upstreamUrl -}}
 {{- .Values.openfaas.upstreamUrl -}}
@@ -75,7 +80,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- define "gpufaas.node" -}}
 {{- $manager := .Values.gpuManager -}}
 {{- $host := include "gpufaas.host" (dict "root" . "part" "gpu-manager") -}}
-{{- if and $manager.hostSocket.enabled $manager.hostSocket.mounted -}}
+{{- if and $manager.hostSocket.enabled (or $manager.hostSocket.mounted (include "gpufaas.runsFunctions" .)) -}}
 {{- printf "unix:%s/node.sock" $manager.hostSocket.path -}}
 {{- else if not $manager.tls.enabled -}}
 {{- printf "tcp:%s:%d" $host (int $manager.port) -}}

@@ -13,10 +13,13 @@ labels:
   {{- end }}
 {{- end -}}
 
-{{/* No part talks to Kubernetes' API, and none wants variables about the namespace's services. */}}
+{{/*
+No part talks to Kubernetes' API but a gateway that runs functions (`token`), and none wants variables
+about the namespace's services.
+*/}}
 {{- define "gpufaas.podSpec" -}}
 serviceAccountName: {{ include "gpufaas.part" . }}
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ default false .token }}
 enableServiceLinks: false
 {{- with default .root.Values.priorityClassName .values.priorityClassName }}
 priorityClassName: {{ . }}

@@ -44,7 +44,10 @@ class GatewayPresence:
 
     def receive(self, gateway: str, seq: int, content: bytes, written_s: float) -> None:
         """Note a heartbeat, which names the gateway's session; an empty session means closed."""
-        session = str(json.loads(content)["session"])
+        try:
+            session = str(json.loads(content)["session"])
+        except RecursionError as error:
+            raise ValueError("no heartbeat of a gateway") from error
         self._gateways[gateway] = _Gateway(seq, session, self._now_s(), written_s)
         self._servers_s = max(self._servers_s, written_s)
         self._lost.discard(session)

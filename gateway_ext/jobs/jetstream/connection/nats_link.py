@@ -28,17 +28,28 @@ UseConnection = Callable[[NatsRequests, Callable[[], None]], Awaitable[None]]
 
 
 class NatsLink:
-    """Keeps a connection; `session` uses each new one, and signals when others may use it."""
+    """Keeps a connection; `session` uses each new one, and signals when others may use it.
 
-    def __init__(self, settings: JetStreamSettings, session: UseConnection, log: Logger) -> None:
+    `what` is kept at the servers, for the log.
+    """
+
+    def __init__(
+        self,
+        settings: JetStreamSettings,
+        session: UseConnection,
+        log: Logger,
+        what: str = "job queue",
+    ) -> None:
         self._settings = settings
         self._session = session
         self._log = log
+        self._what = what
         self._wire: NatsRequests | None = None
         self._why = "the connection is being made"
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._up = asyncio.Event()
+        self._tried = asyncio.Event()
 
     def start(self) -> None:
         """Start connecting."""
@@ -56,6 +67,12 @@ class NatsLink:
             async with asyncio.timeout(within_s):
                 await self._up.wait()
         return self.up
+
+    async def first_try(self, within_s: float) -> None:
+        """Wait until a connection is usable, or the first one failed, at most this long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._tried.wait()
 
     async def until_up(self) -> None:
         """Wait for a usable connection; QueueFailed once the link is closed."""
@@ -83,7 +100,7 @@ class NatsLink:
         """Report an end of the task other than by `close`, which is a defect."""
         if not task.cancelled():
             self._why = "a defect of the gateway"
-            self._log.critical("job queue: connecting has stopped", exc_info=task.exception())
+            self._log.critical("%s: connecting stopped", self._what, exc_info=task.exception())
 
     # -- the connection --------------------------------------------------------------------------
 
@@ -95,10 +112,11 @@ class NatsLink:
                 await self._once()
             except (*FAILURES, QueueFailed) as error:
                 self._why = describe(error)
+            self._tried.set()
             held = asyncio.get_running_loop().time() - began > _AGAIN.most_s
             failures = 1 if held else failures + 1
             wait_s = _AGAIN.wait_s(failures, 1.0)
-            self._log.error("job queue: no connection: %s; again in %.1f s", self._why, wait_s)
+            self._log.error("%s: no connection: %s; again in %.1f s", self._what, self._why, wait_s)
             await asyncio.sleep(wait_s)
 
     async def _once(self) -> None:
@@ -118,6 +136,7 @@ class NatsLink:
         def usable() -> None:
             self._wire = wire
             self._up.set()
+            self._tried.set()
 
         session = asyncio.ensure_future(self._session(wire, usable))
         ending = asyncio.ensure_future(_until_closed(client, ended))

@@ -42,6 +42,9 @@ class JobIndex:
         self.watchers: list[Callable[[], None]] = []
         # Marks that no clean-up has taken yet: subject, sequence number, the session that left it.
         self.marks: list[tuple[str, int, str]] = []
+        # Messages that a full reading found before newer ones of their subjects, which should have
+        # replaced them: subject, sequence number.
+        self.outdated: list[tuple[str, int]] = []
         # Subjects of messages that cannot be decoded, for example those of a later version.
         self.unread: set[str] = set()
         self._me = me
@@ -54,6 +57,7 @@ class JobIndex:
         self._gone: dict[str, tuple[int, int]] = {}  # sequence number and reading of each mark
         self._lanes = LaneHeaps(self._is_open)
         self._reading = 0
+        self._is_reading = False
 
     # -- queries ---------------------------------------------------------------------------------
 
@@ -134,6 +138,8 @@ class JobIndex:
         if seq == known and not self._is_other(subject, record):
             self._see(subject)
             return
+        if known and self._is_reading and not self._is_unseen(subject):
+            self.outdated.append((subject, known))
         if record.state is RecordState.GONE:
             self._drop(subject)
             self._gone[subject] = (seq, self._reading)
@@ -160,11 +166,14 @@ class JobIndex:
     def begin_reading(self) -> None:
         """Start a full reading of the stream."""
         self._reading += 1
+        self._is_reading = True
         self.position = 0
         self.unread.clear()
+        self.outdated.clear()
 
     def end_reading(self) -> None:
         """Complete a full reading: entries that it did not see are dropped."""
+        self._is_reading = False
         for subject, entry in list(self._entries.items()):
             if entry.reading != self._reading:
                 self._drop(subject)
@@ -178,6 +187,7 @@ class JobIndex:
             self._drop(subject)
         self._gone.clear()
         self.unread.clear()
+        self.outdated.clear()
         self.marks.clear()
         self.position = 0
 

@@ -18,6 +18,24 @@ from gateway_ext.model import FunctionId
 
 _VERSION = 1
 _WHY_CHARACTERS = 2_000
+_MOST_S = 1e12  # of any time since 1970, or of a duration
+# The kinds of the fields of a record, of a call and of a result.
+_OF_RECORD: dict[type, tuple[str, ...]] = {
+    int: ("number", "state", "kind", "attempts", "deferrals", "status"),
+    float: ("queued", "due", "died"),
+    str: ("uid", "id", "lane", "owner", "ended", "why"),
+    bool: ("failed",),
+}
+_OF_CALL: dict[type, tuple[str, ...]] = {
+    float: ("queued",),
+    str: ("id", "method", "path", "query", "callback"),
+}
+_OF_RESULT: dict[type, tuple[str, ...]] = {
+    int: ("status",),
+    float: ("duration",),
+    str: ("failure",),
+}
+_UNREADABLE = KeyError, TypeError, IndexError, AttributeError, RecursionError
 CALL = "call"
 _RESULT = "result"
 
@@ -146,8 +164,8 @@ def decode(content: bytes) -> JobRecord:
         fields = json.loads(content)
         if fields["v"] != _VERSION:
             raise ValueError(f"a record of version {fields['v']}, not {_VERSION}")
-        return _record(fields)
-    except (KeyError, TypeError, IndexError) as error:
+        return _record(_checked(fields, _OF_RECORD))
+    except _UNREADABLE as error:
         raise ValueError(f"not a record: {error!r}") from error
 
 
@@ -171,10 +189,10 @@ def decode_call(content: bytes) -> tuple[AsyncCall, bytes]:
     """The call and the body in its head; ValueError where the content is not a call."""
     head, _, body = content.partition(b"\n")
     try:
-        fields = json.loads(head)
+        fields = _checked(json.loads(head), _OF_CALL)
         call = AsyncCall(
             id=fields["id"],
-            function=FunctionId(*fields["function"]),
+            function=_function(fields["function"]),
             method=fields["method"],
             path=fields["path"].encode("latin-1"),
             query=fields["query"].encode("latin-1"),
@@ -182,7 +200,7 @@ def decode_call(content: bytes) -> tuple[AsyncCall, bytes]:
             queued_at_s=fields["queued"],
             callback_url=fields["callback"],
         )
-    except (KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"not a call: {error!r}") from error
     return call, body
 
@@ -203,19 +221,33 @@ def decode_result(content: bytes) -> tuple[CallResult, bytes]:
     """The result and the body in its head; ValueError where the content is not a result."""
     head, _, body = content.partition(b"\n")
     try:
-        fields = json.loads(head)
+        fields = _checked(json.loads(head), _OF_RESULT)
         headers = headers_from_text(fields["headers"])
         result = CallResult(fields["status"], headers, fields["duration"], fields["failure"])
-    except (KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"not a result: {error!r}") from error
     return result, body
+
+
+def _checked(fields: dict[str, Any], kinds: dict[type, tuple[str, ...]]) -> dict[str, Any]:
+    """The fields as they came; ValueError where one is not of its kind, and a number has an end.
+
+    A record of another kind would break the order of all others.
+    """
+    for kind, names in kinds.items():
+        for name in names:
+            value = fields[name]
+            fits = type(value) is kind or (kind is float and type(value) is int)
+            if not fits or (kind is float and not abs(value) <= _MOST_S):
+                raise ValueError(f"{name} is no {kind.__name__}")
+    return fields
 
 
 def _record(fields: dict[str, Any]) -> JobRecord:
     return JobRecord(
         number=JobNumber(fields["number"]),
         uid=fields["uid"],
-        function=FunctionId(*fields["function"]),
+        function=_function(fields["function"]),
         call_id=fields["id"],
         queued_at_s=fields["queued"],
         call=_stored(fields["call"], CALL),
@@ -235,8 +267,18 @@ def _record(fields: dict[str, Any]) -> JobRecord:
     )
 
 
+def _function(names: Sequence[Any]) -> FunctionId:
+    namespace, name = names
+    if not isinstance(namespace, str) or not isinstance(name, str):
+        raise ValueError("a function has a namespace and a name")
+    return FunctionId(namespace, name)
+
+
 def _stored(values: Sequence[Any], usual: str) -> StoredParts:
     """Decode; `usual` is the name where a record has none, as those of the first gateways."""
     head, body, size_bytes, *names = values
     (name,) = names or (usual,)
+    numbers = [head, size_bytes, *body]
+    if not isinstance(name, str) or {type(number) for number in numbers} != {int}:
+        raise ValueError("parts are numbers and a name")
     return StoredParts(head, tuple(body), size_bytes, name)

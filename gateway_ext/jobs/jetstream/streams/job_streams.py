@@ -69,23 +69,28 @@ async def ensure(
     Both have limits, so that bodies never fill the servers to a point where no job could be claimed
     or ended. If the servers have less space than configured, the limits are lower.
     """
-    # A full stream refuses messages; it never discards old ones.
-    usual = StreamConfig(
+    usual = stream_config(replicas)
+    jobs = usual.evolve(name=names.jobs, subjects=[names.all_jobs], max_msgs_per_subject=1)
+    parts = usual.evolve(name=names.parts, subjects=[names.all_parts], allow_direct=True)
+    made = await ensure_stream(wire, jobs, _RECORDS_BYTES, _QUARTER)
+    found = await ensure_stream(wire, parts, parts_bytes, _HALF)
+    return StreamsMade(str(made["created"]), int(found["config"].get("max_bytes", -1)))
+
+
+def stream_config(replicas: int) -> StreamConfig:
+    """What all our streams are; a full one refuses messages, it never discards old ones."""
+    return StreamConfig(
         retention=RetentionPolicy.LIMITS,
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
         num_replicas=replicas,
     )
-    jobs = usual.evolve(name=names.jobs, subjects=[names.all_jobs], max_msgs_per_subject=1)
-    parts = usual.evolve(name=names.parts, subjects=[names.all_parts], allow_direct=True)
-    made = await _ensure(wire, jobs, _RECORDS_BYTES, _QUARTER)
-    found = await _ensure(wire, parts, parts_bytes, _HALF)
-    return StreamsMade(str(made["created"]), int(found["config"].get("max_bytes", -1)))
 
 
-async def _ensure(
+async def ensure_stream(
     wire: NatsRequests, config: StreamConfig, most_bytes: int, less: int
 ) -> dict[str, Any]:
+    """Create the stream if it does not exist, `less` times smaller until the servers have space."""
     found = await wire.ask(f"STREAM.INFO.{config.name}", {})
     while not found:
         if most_bytes < _LEAST_BYTES:

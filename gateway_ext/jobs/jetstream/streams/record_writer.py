@@ -56,6 +56,10 @@ class RecordWriter:
         """Remove a message, if it is a mark."""
         await self._link.wire().delete(self._names.jobs, seq, subject, _is_mark)
 
+    async def delete_outdated(self, subject: str, seq: int) -> None:
+        """Remove a record that a newer one of the same subject follows."""
+        await self._link.wire().delete(self._names.jobs, seq, subject)
+
     async def delete_gateway(self, gateway: str, seq: int) -> None:
         """Remove the heartbeat of a gateway that is gone."""
         await self._link.wire().delete(self._names.jobs, seq, self._names.gateway(gateway))

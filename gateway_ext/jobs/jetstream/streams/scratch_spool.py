@@ -13,8 +13,8 @@ class ScratchSpool:
     """One body while it arrives; its file has no name and disappears with the process."""
 
     def __init__(self, folder: Path, held_bytes: int, most_bytes: int) -> None:
-        self._folder = folder
-        self._body = BodyBuffer(self._open, held_bytes, most_bytes)
+        # Not a method of this object: both would keep each other, and the body, for a while.
+        self._body = BodyBuffer(partial(_opened, folder), held_bytes, most_bytes)
 
     @property
     def size_bytes(self) -> int:
@@ -43,10 +43,11 @@ class ScratchSpool:
         """Free the body's space."""
         await self._body.close()
 
-    def _open(self) -> BinaryIO:
-        return TemporaryFile(dir=self._folder, buffering=0)
-
     def _read(self, at_bytes: int, size_bytes: int) -> bytes:
         assert self._body.file is not None
         self._body.file.seek(at_bytes)
         return self._body.file.read(size_bytes)
+
+
+def _opened(folder: Path) -> BinaryIO:
+    return TemporaryFile(dir=folder, buffering=0)

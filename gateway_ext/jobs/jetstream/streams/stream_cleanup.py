@@ -65,6 +65,7 @@ class StreamCleanup:
         """Clean up once."""
         for entry in self._index.halves():
             await self._writer.finish(entry.record.number)
+        await self._remove_outdated()
         await self._remove_marks(now_s)
         for gateway, seq in self._presence.old():
             await self._writer.delete_gateway(gateway, seq)
@@ -72,6 +73,17 @@ class StreamCleanup:
         if now_s >= self._orphans_due_s:
             self._orphans_due_s = now_s + self._settings.orphan_s / 2
             await self._remove_orphans(now_s)
+
+    async def _remove_outdated(self) -> None:
+        """Remove records that a killed nats-server has beside those that replaced them.
+
+        With the removal of a mark, the record of a job that had ended would be the last one of its
+        subject, and the job would be made once more. So this comes before the marks.
+        """
+        outdated = self._index.outdated
+        while outdated:
+            await self._writer.delete_outdated(*outdated[-1])
+            outdated.pop()
 
     async def _remove_marks(self, now_s: float) -> None:
         """Remove marks that all gateways have read; the session that left a mark removes it."""

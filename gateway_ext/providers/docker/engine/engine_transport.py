@@ -81,7 +81,7 @@ class EngineTransport:
                 raise EngineAway(self.url, f"no answer within {within_s:g} s") from error
         try:
             return json.loads(text) if text.strip() else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProviderFailed(f"the Docker Engine at {self.url} does not answer JSON") from error
 
     @contextlib.asynccontextmanager
@@ -192,5 +192,5 @@ def _parsed(url: str, *, private: bool) -> tuple[str, str]:
 def _message(body: bytes) -> str:
     try:
         return str(json.loads(body)["message"]).strip()[:_LONGEST_MESSAGE]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return body.decode(errors="replace").strip()[:_LONGEST_MESSAGE] or "no reason given"

@@ -47,7 +47,7 @@ def _is_complete(line: bytearray) -> bool:
 def _read(line: bytearray) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProviderFailed("the Docker Engine sends a line that is no JSON") from error
     if not isinstance(found, dict):
         raise ProviderFailed("the Docker Engine sends a line that is no JSON object")

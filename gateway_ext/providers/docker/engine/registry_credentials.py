@@ -1,7 +1,6 @@
 """Credentials for registries, from a `config.json` as `docker login` writes it."""
 
 import base64
-import binascii
 import json
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -35,7 +34,7 @@ def _known(config: Path) -> dict[str, object]:
     try:
         found = json.loads(config.read_bytes()).get("auths") or {}
         return dict(found)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ProviderFailed(f"the registries' credentials in {config}: {error}") from error
 
 
@@ -58,7 +57,7 @@ def _header(registry: str, entry: object, config: Path) -> str:
 def _user_and_password(registry: str, auth: str, config: Path) -> dict[str, str]:
     try:
         user, colon, password = base64.b64decode(auth, validate=True).decode().partition(":")
-    except (binascii.Error, UnicodeDecodeError) as error:
+    except ValueError as error:  # no base64, or no UTF-8 in it
         raise ProviderFailed(f"the credentials of {registry} in {config}: {error}") from error
     if not colon:
         raise ProviderFailed(f"the credentials of {registry} in {config} have no password")

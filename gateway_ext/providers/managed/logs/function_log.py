@@ -156,6 +156,8 @@ def _encoded(lines: Sequence[LogLine]) -> Iterator[str]:
 def _decoded(function: FunctionId, text: bytes) -> LogLine | None:
     try:
         at, instance, line = json.loads(text)
-        return LogLine(function, instance, datetime.fromisoformat(at), line)
-    except (ValueError, TypeError):
+        found = LogLine(function, instance, datetime.fromisoformat(at), line)
+        is_whole = isinstance(instance, str) and isinstance(line, str)
+        return found if is_whole and found.at.tzinfo is not None else None
+    except (ValueError, TypeError, RecursionError):
         return None  # an incomplete line: the machine stopped while it was written

@@ -15,11 +15,11 @@ import os
 import re
 import sys
 import sysconfig
-from collections import defaultdict
 from collections.abc import AsyncIterator, Collection
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from gateway_ext.providers import folder_trees
 from gateway_ext.providers.process.build_folders import requirements_of
@@ -55,11 +55,10 @@ class PythonEnvironments:
         self._users = users
         self._builds = EnvironmentBuilds(settings, users, mark)
         self._requested: set[str] = set()  # since the last pruning began
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # Of both only those that somebody has or waits for: names and namespaces come and go.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._turns = asyncio.Semaphore(settings.build.at_once)
-        self._turns_of: defaultdict[str, asyncio.Semaphore] = defaultdict(
-            lambda: asyncio.Semaphore(settings.build.at_once_of_one)
-        )
+        self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def name_of(self, namespace: str, requirements: bytes) -> str:
         """The name of the environment for these requirements."""
@@ -74,7 +73,7 @@ class PythonEnvironments:
         name = self.name_of(namespace, requirements)
         self._requested.add(name)
         folder = self._folder / name
-        async with self._locks[name]:
+        async with self._lock(name):
             if not (folder / _MADE).exists():
                 async with self._turn(namespace, note):
                     await self._make(folder, requirements, note)
@@ -90,7 +89,7 @@ class PythonEnvironments:
         for folder in list(self._folder.iterdir()):
             if folder.name in used | self._requested:
                 continue
-            async with self._locks[folder.name]:
+            async with self._lock(folder.name):
                 await asyncio.to_thread(_remove, folder)
 
     def remove_unfinished(self) -> None:
@@ -104,10 +103,14 @@ class PythonEnvironments:
                 self._users.builds.give_back(owner)
             _remove(folder)
 
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
     @contextlib.asynccontextmanager
     async def _turn(self, namespace: str, note: Note) -> AsyncIterator[None]:
         """Wait until a build of this namespace may run; another's builds take only some turns."""
-        own = self._turns_of[namespace]
+        most = self._settings.build.at_once_of_one
+        own = self._turns_of.setdefault(namespace, asyncio.Semaphore(most))
         if own.locked() or self._turns.locked():
             note("waiting for other builds to end")
         async with own, self._turns:

@@ -8,12 +8,18 @@ from contextlib import contextmanager
 import torch
 
 
-class ThreadShare:
-    """Some of the threads that a process computes with; a part of one is one that pauses.
+def compute_alone() -> None:
+    """Have no helpers in calls of this thread.
 
-    torch keeps the number for each thread that calls it, and gives the last one set to new threads:
-    so every thread of a model sets it.
+    torch keeps the number for each thread that calls it. A thread's first call would set the number
+    that any thread set last, so that call comes before.
     """
+    torch.get_num_threads()
+    torch.set_num_threads(1)
+
+
+class ThreadShare:
+    """Some of the threads that a process computes with; a part of one is one that pauses."""
 
     def __init__(self, share: float, all_threads: int, most_threads: int = 0) -> None:
         """No more than `most_threads` compute, unless that is 0."""
@@ -23,7 +29,8 @@ class ThreadShare:
 
     def adopt_thread(self) -> None:
         """Compute with so many threads in calls of this one."""
-        torch.set_num_threads(self.threads)
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -7,13 +7,14 @@ from functools import cache
 from statistics import fmean
 
 from scheduler.model.values import Configuration
+from scheduler.sim.papers.esg.applications import Application
 from scheduler.sim.papers.esg.fitted_profiles import (
     BATCHES,
     EsgAssumptions,
     fitted_profiles,
 )
-from scheduler.sim.papers.esg.lane_plans import LanePlan, WorkflowCall
-from scheduler.sim.papers.esg.printed_esg import Application, esg_paper
+from scheduler.sim.papers.esg.lane_plans import LanePlan, StageCall
+from scheduler.sim.papers.esg.printed_esg import esg_paper
 from scheduler.workflows.dag import chain
 from scheduler.workflows.node_choice import NodeChoice, NodeRoom, dispatch
 from scheduler.workflows.path_curve import PathCurve, path_curve
@@ -32,12 +33,34 @@ def largest_batch(waiting: int) -> int:
 
 @cache
 def distribution(
-    application: Application, assumed: EsgAssumptions, group_size: int = GROUP_SIZE
+    application: Application,
+    assumed: EsgAssumptions,
+    group_size: int = GROUP_SIZE,
+    *,
+    in_a_row: bool = False,
 ) -> SloDistribution:
-    """How an application's time is divided among its stages."""
+    """How an application's time is divided among its stages, by its dominator tree.
+
+    `in_a_row`: as if they ran one after the other.
+    """
     profiles = fitted_profiles(assumed)
     stages = {stage: profiles[stage] for stage in application.stages}
-    return distribute(chain(application.name, application.stages), stages, group_size)
+    graph = application.graph
+    return distribute(chain(graph.name, graph.order) if in_a_row else graph, stages, group_size)
+
+
+@cache
+def beside_s(
+    application: Application, stage: int, assumed: EsgAssumptions, search_s: float
+) -> float:
+    """The searches and the transfers on the same node, from a stage to the end."""
+    table = esg_paper().table3
+    each_s = {
+        each: search_s + assumed.transfer_s(table[each].input_mb, local=True)
+        for each in application.stages
+    }
+    path = application.heaviest_path(each_s, application.stages[stage])
+    return sum(each_s[each] for each in path)
 
 
 @cache
@@ -77,14 +100,14 @@ class AppFunctionLanes:
         """The plan that found no room is tried again."""
         return False
 
-    def lane(self, call: WorkflowCall) -> Hashable:
+    def lane(self, call: StageCall) -> Hashable:
         """An application's calls at one stage."""
         return call.application.name, call.stage
 
-    def arrived(self, call: WorkflowCall, now: float) -> None:
+    def arrived(self, call: StageCall, now: float) -> None:
         """Nothing is learnt of arrivals."""
 
-    def urgency(self, waiting: Sequence[WorkflowCall], now: float) -> float:  # noqa: ARG002  # all alike
+    def urgency(self, waiting: Sequence[StageCall], now: float) -> float:  # noqa: ARG002  # all alike
         """Lanes take turns."""
         return 0.0
 
@@ -109,6 +132,7 @@ class EsgReading:
     that is left for it and the groups after it.
     `margin`: by how many deviations of the noise a path must be faster than its target; its target
     is without the search and the transfers on the same node.
+    `in_a_row`: the time is divided as if no two stages ran at the same time.
     """
 
     kept: int = KEPT_PATHS
@@ -119,6 +143,7 @@ class EsgReading:
     margin: float = MARGIN
     whole_gpus: bool = False
     single_calls: bool = False
+    in_a_row: bool = False
 
 
 class EsgPlanner(AppFunctionLanes):
@@ -131,10 +156,12 @@ class EsgPlanner(AppFunctionLanes):
         self._assumed = assumed
         self._reading = reading or EsgReading()
 
-    def plan(self, waiting: Sequence[WorkflowCall], now: float) -> LanePlan:
+    def plan(self, waiting: Sequence[StageCall], now: float) -> LanePlan:
         """The first configurations of the cheapest paths through the stage's group."""
         first, reading = waiting[0], self._reading
-        shared = distribution(first.application, self._assumed, reading.group_size)
+        shared = distribution(
+            first.application, self._assumed, reading.group_size, in_a_row=reading.in_a_row
+        )
         stages = shared.ahead(first.function)
         target_s = self._target_s(first, shared, stages, now)
         batch = 1 if reading.single_calls else largest_batch(len(waiting))
@@ -148,15 +175,11 @@ class EsgPlanner(AppFunctionLanes):
         return LanePlan(tuple(options), self._assumed.search_ms / 1e3)
 
     def _target_s(
-        self, first: WorkflowCall, shared: SloDistribution, stages: tuple[str, ...], now: float
+        self, first: StageCall, shared: SloDistribution, stages: tuple[str, ...], now: float
     ) -> float:
-        assumed, table = self._assumed, esg_paper().table3
-        left = first.application.stages[first.stage :]
-        beside_s = sum(
-            assumed.search_ms / 1e3 + assumed.transfer_s(table[each].input_mb, local=True)
-            for each in left
-        )
-        left_s = first.due_s - now - beside_s
+        assumed = self._assumed
+        beside = beside_s(first.application, first.stage, assumed, assumed.search_ms / 1e3)
+        left_s = first.due_s - now - beside
         return left_s * self._quota(shared, stages) / (1.0 + self._reading.margin * assumed.noise)
 
     def _quota(self, shared: SloDistribution, stages: tuple[str, ...]) -> float:
@@ -173,7 +196,7 @@ class _EnumeratingPlanner(AppFunctionLanes):
         self.name = name
         self._assumed = assumed
 
-    def plan(self, waiting: Sequence[WorkflowCall], now: float) -> LanePlan:  # noqa: ARG002  # fixed
+    def plan(self, waiting: Sequence[StageCall], now: float) -> LanePlan:  # noqa: ARG002  # fixed
         """All configurations within the stage's time; the fastest if there is none."""
         first = waiting[0]
         shares = mean_time_shares(first.application, self._assumed)
@@ -193,10 +216,13 @@ class _EnumeratingPlanner(AppFunctionLanes):
 
 @cache
 def mean_time_shares(application: Application, assumed: EsgAssumptions) -> tuple[float, ...]:
-    """Each stage's part of the application's time, by mean service times (GrandSLAm)."""
+    """Each stage's part of the longest path, by mean service times (GrandSLAm)."""
     profiles = fitted_profiles(assumed)
-    means = [fmean(each.time_s for each in profiles[name].choices) for name in application.stages]
-    return tuple(mean / sum(means) for mean in means)
+    means = {
+        name: fmean(each.time_s for each in profiles[name].choices) for name in application.stages
+    }
+    whole = sum(means[name] for name in application.heaviest_path(means))
+    return tuple(mean / whole for mean in means.values())
 
 
 class FastGSharePlanner(_EnumeratingPlanner):

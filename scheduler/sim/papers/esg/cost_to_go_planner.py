@@ -4,10 +4,16 @@ from collections.abc import Hashable, Sequence
 from functools import cache
 from math import ceil
 
-from scheduler.sim.papers.esg.adaptive_planners import MARGIN, AppFunctionLanes, largest_batch
+from scheduler.sim.papers.esg.adaptive_planners import (
+    MARGIN,
+    AppFunctionLanes,
+    beside_s,
+    largest_batch,
+)
+from scheduler.sim.papers.esg.applications import Application
 from scheduler.sim.papers.esg.fitted_profiles import EsgAssumptions, fitted_profiles
-from scheduler.sim.papers.esg.lane_plans import LanePlan, WorkflowCall
-from scheduler.sim.papers.esg.printed_esg import Application, esg_paper
+from scheduler.sim.papers.esg.lane_plans import LanePlan, StageCall
+from scheduler.sim.papers.esg.printed_esg import esg_paper
 from scheduler.workflows.cost_to_go import (
     BatchChoices,
     CostToGo,
@@ -57,15 +63,15 @@ class CostToGoPlanner(AppFunctionLanes):
         """A plan that found no room is made anew: what is cheapest may have changed."""
         return True
 
-    def arrived(self, call: WorkflowCall, now: float) -> None:
+    def arrived(self, call: StageCall, now: float) -> None:
         """Learn how often calls join the lane."""
         self._forecasts.setdefault(self.lane(call), IntervalForecast(_WEIGHT)).observe(now)
 
-    def urgency(self, waiting: Sequence[WorkflowCall], now: float) -> float:
+    def urgency(self, waiting: Sequence[StageCall], now: float) -> float:
         """The least time to spare."""
         return min(self._spare_s(call, now) for call in waiting[:_MOST_WEIGHED])
 
-    def plan(self, waiting: Sequence[WorkflowCall], now: float) -> LanePlan:
+    def plan(self, waiting: Sequence[StageCall], now: float) -> LanePlan:
         """Run the best batch of the most urgent calls, or wait for more."""
         function = waiting[0].function
         ordered = self._ordered(waiting[:_MOST_WEIGHED], now)
@@ -75,8 +81,8 @@ class CostToGoPlanner(AppFunctionLanes):
             WaitingCall(
                 self._left_s(call, now),
                 self._ahead(call),
-                0.0 if call.node == node else moved_s,
-                0.0 if call.node is None else moved_s,
+                moved_s * sum(each not in {None, node} for each in call.inputs),
+                moved_s * sum(each is not None for each in call.inputs),
             )
             for call in ordered
         ]
@@ -116,7 +122,7 @@ class CostToGoPlanner(AppFunctionLanes):
                 return NodeChoice(configuration, node)
         return None
 
-    def _ordered(self, waiting: Sequence[WorkflowCall], now: float) -> list[WorkflowCall]:
+    def _ordered(self, waiting: Sequence[StageCall], now: float) -> list[StageCall]:
         """The most urgent one, then those whose input is on the same node, then all others."""
         spare_s = {id(call): self._spare_s(call, now) for call in waiting}
         first = min(waiting, key=lambda call: spare_s[id(call)])
@@ -125,25 +131,26 @@ class CostToGoPlanner(AppFunctionLanes):
             key=lambda call: (call is not first, call.node != first.node, spare_s[id(call)]),
         )
 
-    def _spare_s(self, call: WorkflowCall, now: float) -> float:
+    def _spare_s(self, call: StageCall, now: float) -> float:
         """What is left at the fastest."""
         fastest_s = _fastest_s(call.application, call.stage, self._assumed)
         return self._due_s(call, now, fastest_s) - now - fastest_s
 
-    def _left_s(self, call: WorkflowCall, now: float) -> float:
+    def _left_s(self, call: StageCall, now: float) -> float:
         """The time for running, without transfers on the same node and searches."""
         fastest_s = _fastest_s(call.application, call.stage, self._assumed)
-        beside_s = _beside_s(call.application, call.stage, self._assumed)
-        left_s = self._due_s(call, now, fastest_s) - now - beside_s
+        search_s = self._assumed.enumeration_ms / 1e3
+        beside = beside_s(call.application, call.stage, self._assumed, search_s)
+        left_s = self._due_s(call, now, fastest_s) - now - beside
         return left_s / (1.0 + self._margin * self._assumed.noise)
 
-    def _due_s(self, call: WorkflowCall, now: float, fastest_s: float) -> float:
+    def _due_s(self, call: StageCall, now: float, fastest_s: float) -> float:
         """Its deadline; for a call that will be late anyway the first multiple that it can meet."""
         over_s = now + fastest_s - call.due_s
         return call.due_s + max(ceil(over_s / call.slo_s), 0) * call.slo_s
 
-    def _ahead(self, call: WorkflowCall) -> CostToGo:
-        stages = call.application.stages[call.stage + 1 :]
+    def _ahead(self, call: StageCall) -> CostToGo:
+        stages = _path(call.application, call.stage, self._assumed)[1:]
         batches = tuple(largest_batch(int(self._batches.get(each, 1.0) + 0.5)) for each in stages)
         return _to_go(stages, batches, self._assumed, self._prices)
 
@@ -177,15 +184,14 @@ def _moved_s(function: str, assumed: EsgAssumptions) -> float:
 
 
 @cache
-def _fastest_s(application: Application, stage: int, assumed: EsgAssumptions) -> float:
+def _path(application: Application, stage: int, assumed: EsgAssumptions) -> tuple[str, ...]:
+    """The path from a stage to the end that takes longest, at the fastest."""
     profiles = fitted_profiles(assumed)
-    return sum(profiles[each].least_s for each in application.stages[stage:])
+    fastest_s = {each: profiles[each].least_s for each in application.stages}
+    return tuple(application.heaviest_path(fastest_s, application.stages[stage]))
 
 
 @cache
-def _beside_s(application: Application, stage: int, assumed: EsgAssumptions) -> float:
-    table = esg_paper().table3
-    return sum(
-        assumed.enumeration_ms / 1e3 + assumed.transfer_s(table[each].input_mb, local=True)
-        for each in application.stages[stage:]
-    )
+def _fastest_s(application: Application, stage: int, assumed: EsgAssumptions) -> float:
+    profiles = fitted_profiles(assumed)
+    return sum(profiles[each].least_s for each in _path(application, stage, assumed))

@@ -9,6 +9,7 @@ from scheduler.sim.papers.esg.adaptive_planners import (
     FastGSharePlanner,
     InflessPlanner,
 )
+from scheduler.sim.papers.esg.applications import BRANCHING, Application
 from scheduler.sim.papers.esg.cost_to_go_planner import CostToGoPlanner
 from scheduler.sim.papers.esg.fitted_profiles import EsgAssumptions, GpuScaling
 from scheduler.sim.papers.esg.lane_plans import LanePlanner
@@ -30,6 +31,7 @@ SYSTEMS: Mapping[str, MakePlanner] = {
     AQUATOPE: AquatopePlanner,
     OURS: CostToGoPlanner,
 }
+IN_A_ROW = "ESG, stages in a row"
 STRICT, HEAVY = "strict-light", "relaxed-heavy"
 # Of these, many seeds are compared one by one.
 PAIR = (ESG, OURS)
@@ -72,6 +74,7 @@ class EsgEvaluation:
     readings: Mapping[str, tuple[WorkflowFigures, WorkflowFigures]]
     variants: Mapping[str, Mapping[str, BySystem]]
     loads: Mapping[GpuScaling, Mapping[float, BySystem]]
+    branching: Mapping[str, BySystem]
     search: SearchStudy
 
 
@@ -131,13 +134,18 @@ def esg_readings() -> Mapping[str, EsgReading]:
 
 
 def simulate_esg(
-    make: MakePlanner, assumed: EsgAssumptions, level: LoadLevel, calls: int, seeds: int
+    make: MakePlanner,
+    assumed: EsgAssumptions,
+    level: LoadLevel,
+    calls: int,
+    seeds: int,
+    applications: Sequence[Application] = (),
 ) -> WorkflowFigures:
-    """One system in one setting, over seeds 1 to `seeds`."""
+    """One system in one setting, over seeds 1 to `seeds`; ESG's applications without others."""
     runs = []
     for seed in range(1, seeds + 1):
         run = WorkflowRun(make(assumed), assumed, seed)
-        run.run(calls_of(level, calls, seed))
+        run.run(calls_of(level, calls, seed, applications))
         runs.append(run)
     return workflow_figures(runs)
 
@@ -163,6 +171,8 @@ def evaluate_esg(plan: EsgPlan, announce: Announce) -> EsgEvaluation:
     }
     announce("other assumptions")
     variants = {label: _variant(plan, assumed) for label, assumed in plan.variants.items()}
+    announce("applications with branches")
+    branching = _branching(plan)
     announce("search times")
     return EsgEvaluation(
         plan=plan,
@@ -173,6 +183,7 @@ def evaluate_esg(plan: EsgPlan, announce: Announce) -> EsgEvaluation:
         readings=readings,
         variants=variants,
         loads=loads,
+        branching=branching,
         search=search_study(plan.assumed, plan.searched),
     )
 
@@ -204,7 +215,7 @@ def _loads(plan: EsgPlan, scaling: GpuScaling) -> Mapping[float, BySystem]:
     return {
         factor: {
             name: simulate_esg(
-                make, plan.of(scaling), _faster(heavy, factor), plan.calls, plan.variant_seeds
+                make, plan.of(scaling), _at_intervals(heavy, factor), plan.calls, plan.variant_seeds
             )
             for name, make in systems.items()
         }
@@ -212,7 +223,37 @@ def _loads(plan: EsgPlan, scaling: GpuScaling) -> Mapping[float, BySystem]:
     }
 
 
-def _faster(level: LoadLevel, factor: float) -> LoadLevel:
+def _branching(plan: EsgPlan) -> Mapping[str, BySystem]:
+    """Our applications with branches; ESG also with its time divided as for stages in a row.
+
+    They come less often than ESG's: by as much as a call has more work.
+    """
+    paper = esg_paper()
+    longer = paper.work_s(BRANCHING) / paper.work_s(paper.applications)
+    systems: Mapping[str, MakePlanner] = {
+        ESG: EsgPlanner,
+        IN_A_ROW: lambda assumed: EsgPlanner(assumed, EsgReading(in_a_row=True)),
+        **{name: SYSTEMS[name] for name in (INFLESS, FAST, OURS)},
+    }
+    return {
+        level.name: {
+            name: simulate_esg(
+                *(
+                    make,
+                    plan.assumed,
+                    _at_intervals(level, longer),
+                    plan.calls,
+                    plan.seeds,
+                    BRANCHING,
+                )
+            )
+            for name, make in systems.items()
+        }
+        for level in paper.levels
+    }
+
+
+def _at_intervals(level: LoadLevel, factor: float) -> LoadLevel:
     low, high = level.interval_ms
     return replace(level, interval_ms=(factor * low, factor * high))
 

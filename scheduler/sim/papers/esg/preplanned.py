@@ -8,6 +8,7 @@ from math import inf, sqrt
 
 from scheduler.model.values import Configuration
 from scheduler.sim.papers.esg.adaptive_planners import AppFunctionLanes, largest_batch
+from scheduler.sim.papers.esg.applications import Application
 from scheduler.sim.papers.esg.bayesian_search import learned
 from scheduler.sim.papers.esg.fitted_profiles import (
     BATCHES,
@@ -16,8 +17,7 @@ from scheduler.sim.papers.esg.fitted_profiles import (
     EsgAssumptions,
     fitted_profiles,
 )
-from scheduler.sim.papers.esg.lane_plans import LanePlan, WorkflowCall
-from scheduler.sim.papers.esg.printed_esg import Application
+from scheduler.sim.papers.esg.lane_plans import LanePlan, StageCall
 
 CUT_OFF_MS = 100.0
 # One-sided 95 % of a normal distribution.
@@ -42,7 +42,7 @@ class PreplannedPlanner(AppFunctionLanes):
         self.name = name
         self._assumed = assumed
 
-    def plan(self, waiting: Sequence[WorkflowCall], now: float) -> LanePlan:  # noqa: ARG002  # fixed
+    def plan(self, waiting: Sequence[StageCall], now: float) -> LanePlan:  # noqa: ARG002  # fixed
         """The configuration of this stage; the search comes before the first stage."""
         first = waiting[0]
         fixed = self._plan_for(first.application, first.slo_s)

@@ -1,12 +1,13 @@
 """What ESG prints as numbers: Table 3, its applications, settings and prices, its headlines."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, cast
 
+from scheduler.sim.papers.esg.applications import Application
 from scheduler.sim.papers.sage.printed_numbers import PrintedHeadline
 from scheduler.workflows.stage_profiles import Prices
 
@@ -19,14 +20,6 @@ class FunctionRow:
     run_ms: float
     cold_ms: float
     input_mb: float
-
-
-@dataclass(frozen=True, slots=True)
-class Application:
-    """One of the four applications: functions, one after the other."""
-
-    name: str
-    stages: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +53,17 @@ class EsgPaper:
 
     def alone_s(self, application: Application) -> float:
         """L: how long an application takes alone in the minimum configuration."""
-        return sum(self.table3[stage].run_ms for stage in application.stages) / 1e3
+        alone_ms = {stage: self.table3[stage].run_ms for stage in application.stages}
+        return sum(alone_ms[stage] for stage in application.heaviest_path(alone_ms)) / 1e3
+
+    def work_s(self, applications: Sequence[Application]) -> float:
+        """What all stages of a call take in the minimum configuration, on average over these."""
+        works_ms = (
+            sum(dict(each.chances).get(stage, 1.0) * self.table3[stage].run_ms
+                for stage in each.stages)
+            for each in applications
+        )  # fmt: skip
+        return sum(works_ms) / len(applications) / 1e3
 
 
 @cache

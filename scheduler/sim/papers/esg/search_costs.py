@@ -8,8 +8,9 @@ from time import process_time
 from typing import TypeVar
 
 from scheduler.sim.papers.esg.adaptive_planners import distribution
+from scheduler.sim.papers.esg.applications import Application
 from scheduler.sim.papers.esg.fitted_profiles import EsgAssumptions, fitted_profiles
-from scheduler.sim.papers.esg.printed_esg import Application, LoadLevel, esg_paper
+from scheduler.sim.papers.esg.printed_esg import LoadLevel, esg_paper
 from scheduler.workflows.path_curve import path_curve
 from scheduler.workflows.path_search import KEPT_PATHS, ConfigurationPath, cheapest_paths
 from scheduler.workflows.stage_profiles import StageProfile

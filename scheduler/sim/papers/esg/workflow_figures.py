@@ -58,8 +58,8 @@ def workflow_figures(runs: Sequence[WorkflowRun]) -> WorkflowFigures:
         hits=tuple(_hit(run) for run in runs),
         costs=tuple(CALLS_OF_COST * run.tally.cost / len(run.ended) for run in runs),
         by_application={
-            application.name: _application(runs, application.name)
-            for application in runs[0].paper.applications
+            name: _application(runs, name)
+            for name in sorted({call.application.name for call in calls})
         },
         batch=in_batches / batches,
         local=_share(sum(each.local for each in tallies), sum(each.moved for each in tallies)),

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 
+from scheduler.sim.papers.esg.applications import Application
 from scheduler.sim.papers.esg.esg_nodes import EsgNode, Instances
 from scheduler.sim.papers.esg.fitted_profiles import LEAST, EsgAssumptions
-from scheduler.sim.papers.esg.lane_plans import LanePlan, LanePlanner, WorkflowCall
+from scheduler.sim.papers.esg.lane_plans import LanePlan, LanePlanner, StageCall, WorkflowCall
 from scheduler.sim.papers.esg.printed_esg import EsgPaper, LoadLevel, esg_paper
 from scheduler.workflows.node_choice import NodeChoice, RecheckList, home
 from scheduler.workflows.prewarming import IntervalForecast, warms_another
@@ -36,7 +37,7 @@ class RunTally:
 class _Lane:
     """Calls that may run together, and what the scheduler is doing about them."""
 
-    waiting: list[WorkflowCall] = field(default_factory=list)
+    waiting: list[StageCall] = field(default_factory=list)
     searching: bool = False
     plan: LanePlan | None = None
     waits_until_s: float = 0.0  # it decided to wait, for so long or until one more call comes
@@ -85,9 +86,13 @@ class WorkflowRun:
         heappush(self._timers, (when_s, self._timer_count, then))
 
     def _arrival(self, call: WorkflowCall) -> Callable[[float], None]:
-        return lambda now: self._enqueue(call, now)
+        def arrive(now: float) -> None:
+            for entry in call.entries():
+                self._enqueue(entry, now)
 
-    def _enqueue(self, call: WorkflowCall, now: float) -> None:
+        return arrive
+
+    def _enqueue(self, call: StageCall, now: float) -> None:
         self.planner.arrived(call, now)
         self._lanes.setdefault(self.planner.lane(call), _Lane()).waiting.append(call)
 
@@ -174,21 +179,22 @@ class WorkflowRun:
         self._start(batch, choice, now)
         return True
 
-    def _preferred(self, call: WorkflowCall) -> int:
+    def _preferred(self, call: StageCall) -> int:
         if call.node is not None:
             return call.node
         return home(call.application.name, call.function, len(self.nodes))
 
-    def _start(self, batch: list[WorkflowCall], choice: NodeChoice, now: float) -> None:
-        node, configuration = self.nodes[choice.node], choice.configuration
+    def _start(self, batch: list[StageCall], choice: NodeChoice, now: float) -> None:
+        there, configuration = self.nodes[choice.node], choice.configuration
         function = batch[0].function
         row = self.paper.table3[function]
-        node.hold(configuration)
-        instances = node.instances[function]
+        there.hold(configuration)
+        instances = there.instances[function]
         cold_s = 0.0 if instances.take(now) else row.cold_ms / 1e3
         moved_s = sum(
-            self.assumed.transfer_s(row.input_mb, local=call.node in {None, choice.node})
-            for call in batch
+            self.assumed.transfer_s(row.input_mb, local=node in {None, choice.node})
+            for each in batch
+            for node in each.inputs
         )
         noise = max(self._random.gauss(1.0, self.assumed.noise), _LEAST_NOISE)
         ends_s = now + cold_s + moved_s + noise * self.assumed.run_s(row, configuration)
@@ -207,7 +213,7 @@ class WorkflowRun:
         return ready
 
     def _count(
-        self, batch: list[WorkflowCall], choice: NodeChoice, cold_s: float, held_s: float
+        self, batch: list[StageCall], choice: NodeChoice, cold_s: float, held_s: float
     ) -> None:
         tally = self.tally
         tally.batches += 1
@@ -215,34 +221,42 @@ class WorkflowRun:
         tally.cold += cold_s > 0.0
         cost = self.paper.prices.cost(choice.configuration, held_s)
         tally.cost += cost
-        for call in batch:
-            call.cost += cost / len(batch)
-            if call.node is not None:
-                tally.moved += 1
-                tally.local += call.node == choice.node
+        for each in batch:
+            each.call.cost += cost / len(batch)
+            made = [node for node in each.inputs if node is not None]
+            tally.moved += len(made)
+            tally.local += made.count(choice.node)
 
-    def _end(self, batch: list[WorkflowCall], choice: NodeChoice, now: float) -> None:
+    def _end(self, batch: list[StageCall], choice: NodeChoice, now: float) -> None:
         node = self.nodes[choice.node]
         node.free(choice.configuration)
         node.instances[batch[0].function].idle_until_s.append(now + self.paper.keep_alive_s)
         self._freed = True
-        for call in batch:
-            call.node = choice.node
-            if call.stage + 1 < len(call.application.stages):
-                call.stage += 1
-                self._enqueue(call, now)
-            else:
+        for each in batch:
+            call = each.call
+            for begun in call.after(each.function, choice.node):
+                self._enqueue(begun, now)
+            if call.is_over:
                 call.ended_s = now
                 self.ended.append(call)
 
 
-def calls_of(level: LoadLevel, many: int, seed: int) -> list[WorkflowCall]:
-    """Calls of applications drawn at random, at intervals drawn from the level's range."""
+def calls_of(
+    level: LoadLevel, many: int, seed: int, applications: Sequence[Application] = ()
+) -> list[WorkflowCall]:
+    """Calls of applications drawn at random, at intervals drawn from the level's range.
+
+    The applications are ESG's, if no others are given; which conditions a call meets is drawn too.
+    """
     paper, random = esg_paper(), Random(f"calls {seed}")
+    conditions = Random(f"conditions {seed}")
     now, found = 0.0, []
     for number in range(many):
         now += random.uniform(*level.interval_ms) / 1e3
-        application = random.choice(paper.applications)
+        application = random.choice(applications or paper.applications)
         slo_s = level.slo_of_l * paper.alone_s(application)
-        found.append(WorkflowCall(application, number, now, slo_s))
+        unmet = frozenset(
+            stage for stage, chance in application.chances if conditions.random() >= chance
+        )
+        found.append(WorkflowCall(application, number, now, slo_s, unmet))
     return found

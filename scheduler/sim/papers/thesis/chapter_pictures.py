@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from scheduler.sim.papers.thesis.calibrate import utilisation_ratio
 from scheduler.sim.papers.thesis.experiments import Measured
 from scheduler.sim.papers.thesis.pictures import Bars, Curve, draw_bars, draw_curves
 from scheduler.sim.papers.thesis.printed_figures import SWEEP_WORKING_SET, Paper
@@ -69,7 +68,7 @@ def _theirs(paper: Paper, metric: str) -> dict[str, list[float | None]]:
         return {policy: [paper.copies(policy, size)[0] for size in sizes] for policy in known}
     if metric == "gpu_busy_ratio":
         return {
-            policy: [utilisation_ratio(paper, policy)] * len(sizes)
+            policy: [paper.utilisation_ratio(policy)] * len(sizes)
             for policy in paper.sm_utilisation
         }
     implied = paper.implied(metric)

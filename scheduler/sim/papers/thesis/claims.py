@@ -1,16 +1,18 @@
 """The thesis's claims beside our figures, each with a verdict."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scheduler.sim.papers.thesis.calibrate import utilisation_ratio
 from scheduler.sim.papers.thesis.experiments import Measured, PolicyFigures
 from scheduler.sim.papers.thesis.printed_figures import SWEEP_WORKING_SET, USUAL_LIMIT, Claim, Paper
 
 # Reproduced: within this share of the thesis's figure; partly: half to twice its effect.
 _CLOSE = 0.10
 _HALF = 0.50
+
+# Ratios that differ by less than this are alike.
+_ALIKE = 0.05
 
 # The least change of LALBO3 against LB at working set 35.
 LATENCY_PERCENT = -85.0
@@ -56,11 +58,7 @@ class Check:
 def judge(measured: Measured, paper: Paper) -> list[Judged]:
     """Verdicts on the numeric claims of chapter 5, and on the decrease along the O3 limit."""
     judged = [_judge_change(measured, claim) for claim in paper.claims]
-    judged += [
-        _judge_utilisation(measured, paper, policy)
-        for policy in paper.sm_utilisation
-        if policy != paper.policies[0]
-    ]
+    judged += [_judge_utilisation(measured, paper, policy) for policy in paper.utilised]
     return [*judged, *_judge_sweep(measured, paper)]
 
 
@@ -101,6 +99,47 @@ def minimum(measured: Measured) -> list[Check]:
     return [*checks, fall]
 
 
+def orders(measured: Measured) -> list[Check]:
+    """Claims that chapter 5 makes without a figure."""
+    above_rr = {
+        size: {
+            policy: measured.ratio(policy, "rr", "false_miss_ratio", size) - 1.0
+            for policy in ("lb", "rro3", "lalb", "lalbo3")
+        }
+        for size in (15, SWEEP_WORKING_SET)
+    }
+    lowered = [name for name, change in above_rr[SWEEP_WORKING_SET].items() if change < -_ALIKE]
+    misses = measured.ratio("lb", "rr", "miss_ratio", SWEEP_WORKING_SET) - 1.0
+    busiest = max(
+        ("rr", "lb", "rro3", "lalb", "lalbo3"),
+        key=lambda policy: measured.figures[policy, SWEEP_WORKING_SET].gpu_busy_ratio,
+    )
+    kept = {name: change for name, change in above_rr[15].items() if name in ("lb", "rro3")}
+    return [
+        Check(
+            "policies with a lower false-miss ratio than RR, working set 35",
+            "LALBO3",
+            _names(lowered),
+            lowered == ["lalbo3"],
+        ),
+        Check(
+            "LB and RRO3 against RR, false-miss ratio, working set 15",
+            "no lower",
+            ", ".join(f"{100.0 * change:+.0f} %" for change in kept.values()),
+            min(kept.values()) >= -_ALIKE,
+        ),
+        Check(
+            "LB against RR, miss ratio, working set 35",
+            "similar",
+            f"{100.0 * misses:+.0f} %",
+            abs(misses) <= _ALIKE,
+        ),
+        Check(
+            "highest utilisation, working set 35", "LALBO3", busiest.upper(), busiest == "lalbo3"
+        ),
+    ]
+
+
 def verdict(ours: float, theirs: float) -> Verdict:
     """The verdict by our share of the thesis's effect in the same direction."""
     share = ours / theirs
@@ -128,7 +167,7 @@ def _judge_utilisation(measured: Measured, paper: Paper, policy: str) -> Judged:
     ratios = [
         measured.ratio(policy, reference, "gpu_busy_ratio", size) for size in paper.working_sets
     ]
-    ours, theirs = sum(ratios) / len(ratios), utilisation_ratio(paper, policy)
+    ours, theirs = sum(ratios) / len(ratios), paper.utilisation_ratio(policy)
     return Judged(
         f"{policy.upper()} against {reference.upper()}, GPU utilisation, all working sets",
         f"× {theirs:.2f}",
@@ -160,6 +199,10 @@ def _judge_sweep(measured: Measured, paper: Paper) -> list[Judged]:
             )
         )
     return judged
+
+
+def _names(policies: Sequence[str]) -> str:
+    return ", ".join(policy.upper() for policy in policies) or "none"
 
 
 def _change(at: Mapping[str, PolicyFigures], metric: str) -> float:

@@ -1,7 +1,7 @@
 """The thesis's experiments as simulations: what to run, and the figures that come out."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from scheduler.sim import study
@@ -13,23 +13,28 @@ from scheduler.sim.papers.thesis.printed_figures import (
     Claim,
     Paper,
 )
+from scheduler.sim.readings import Readings
 from scheduler.sim.study import Scenario, ScenarioResult, Traffic
 from scheduler.sim.workload import Arrivals, Pattern
+
+_USUAL = Readings()
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The three quantities that the thesis leaves open."""
+    """The three quantities that the thesis leaves open, and how its text is read."""
 
     pattern: Pattern
     gpu_memory_mb: int
     overhead_s: float
+    readings: Readings = field(default_factory=Readings)
 
     def hardware(self) -> Hardware:
         return Hardware(gpu_memory_mb=self.gpu_memory_mb, overhead_s=self.overhead_s)
 
     def load(self, working_set: int) -> Traffic:
-        return Traffic(working_set=working_set, pattern=self.pattern)
+        shares_models = self.readings.shares_models
+        return Traffic(working_set=working_set, pattern=self.pattern, shares_models=shares_models)
 
     def arrivals(self) -> str:
         """The arrival pattern in words."""
@@ -37,8 +42,12 @@ class Setting:
             return f"bunched, {self.pattern.bunch_s:g} s"
         return str(self.pattern.arrivals)
 
-    def __str__(self) -> str:
+    def quantities(self) -> str:
+        """What it chooses, but for the readings."""
         return f"{self.arrivals()}, {self.gpu_memory_mb} MB, {self.overhead_s:.2f} s overhead"
+
+    def __str__(self) -> str:
+        return ", ".join((self.quantities(), *self.readings.words()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +106,20 @@ class Measured:
 def measure(
     settings: Sequence[Setting], paper: Paper, seeds: int, done: Progress | None = None
 ) -> list[Measured]:
-    """The thesis's experiments under each of these settings."""
-    scenarios = [scenario for setting in settings for scenario in _scenarios(setting, paper, seeds)]
-    results = iter(study.run_all(scenarios, done))
-    return [_measured(setting, paper, seeds, results) for setting in settings]
+    """The thesis's experiments under each of these settings; equal runs are done once."""
+    wanted = {setting: list(_scenarios(setting, paper, seeds)) for setting in settings}
+    distinct = list(dict.fromkeys(each for scenarios in wanted.values() for each in scenarios))
+    found = dict(zip(distinct, study.run_all(distinct, done), strict=True))
+    return [
+        _measured(setting, paper, seeds, iter([found[each] for each in wanted[setting]]))
+        for setting in settings
+    ]
 
 
-def average(results: Sequence[ScenarioResult], models: int = 5) -> PolicyFigures:
-    """One run's figures, averaged over several seeds."""
+def average(
+    results: Sequence[ScenarioResult], readings: Readings = _USUAL, models: int = 5
+) -> PolicyFigures:
+    """One run's figures, averaged over several seeds, and counted as these readings have it."""
     runs = [result.summary for result in results]
     averages = [run.avg_latency_s for run in runs]
     by_model = zip(*(list(run.duplicates.values())[:models] for run in runs), strict=True)
@@ -115,8 +130,14 @@ def average(results: Sequence[ScenarioResult], models: int = 5) -> PolicyFigures
         latency_variance=fmean(run.latency_variance for run in runs),
         p99_s=fmean(run.p99_s for run in runs),
         miss_ratio=fmean(run.miss_ratio for run in runs),
-        false_miss_ratio=fmean(run.false_miss_ratio for run in runs),
-        gpu_busy_ratio=fmean(run.gpu_busy_ratio for run in runs),
+        false_miss_ratio=fmean(
+            run.loaded_false_miss_ratio if readings.held_when_loaded else run.false_miss_ratio
+            for run in runs
+        ),
+        gpu_busy_ratio=fmean(
+            run.arriving_busy_ratio if readings.while_arriving else run.gpu_busy_ratio
+            for run in runs
+        ),
         copies=tuple(fmean(copies) for copies in by_model),
     )
 
@@ -129,18 +150,32 @@ def _scenarios(setting: Setting, paper: Paper, seeds: int) -> Iterator[Scenario]
     hardware = setting.hardware()
     for policy, working_set in _keys(paper):
         for seed in range(1, seeds + 1):
-            yield Scenario(policy, load=setting.load(working_set), hardware=hardware, seed=seed)
+            yield Scenario(
+                policy,
+                load=setting.load(working_set),
+                hardware=hardware,
+                seed=seed,
+                readings=setting.readings.of_run(policy),
+            )
     load = setting.load(SWEEP_WORKING_SET)
     for row in paper.table3:
         for seed in range(1, seeds + 1):
             yield Scenario(
-                SWEEP_POLICY, o3_limit=row.o3_limit, load=load, hardware=hardware, seed=seed
+                SWEEP_POLICY,
+                o3_limit=row.o3_limit,
+                load=load,
+                hardware=hardware,
+                seed=seed,
+                readings=setting.readings.of_run(SWEEP_POLICY),
             )
 
 
 def _measured(
     setting: Setting, paper: Paper, seeds: int, results: Iterator[ScenarioResult]
 ) -> Measured:
-    figures = {key: average([next(results) for _ in range(seeds)]) for key in _keys(paper)}
-    sweep = {row.o3_limit: average([next(results) for _ in range(seeds)]) for row in paper.table3}
+    def averaged() -> PolicyFigures:
+        return average([next(results) for _ in range(seeds)], setting.readings)
+
+    figures = {key: averaged() for key in _keys(paper)}
+    sweep = {row.o3_limit: averaged() for row in paper.table3}
     return Measured(setting, figures, sweep)

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 from scheduler.sim.papers.thesis import tables
 from scheduler.sim.papers.thesis.calibrate import Point, distance
-from scheduler.sim.papers.thesis.claims import Verdict, judge, minimum
+from scheduler.sim.papers.thesis.claims import Verdict, judge, minimum, orders
 from scheduler.sim.papers.thesis.experiments import Measured
 from scheduler.sim.papers.thesis.printed_figures import Paper
-
-# Settings whose distances differ by less than this are equally near.
-_FLAT = 0.01
+from scheduler.sim.papers.thesis.reading_tables import MeasuredVariant, by_claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +17,17 @@ class Evaluation:
     """All results that the page shows."""
 
     paper: Paper
-    measured: Measured
+    by_reading: Sequence[MeasuredVariant]
     seeds: int
     by_arrivals: Sequence[Point]
     by_memory: Sequence[Point]
     grid_seeds: int
     beyond: str
+
+    @property
+    def measured(self) -> Measured:
+        """The figures of the setting in use, which is the first reading."""
+        return self.by_reading[0].measured
 
 
 def generated_parts(evaluation: Evaluation) -> Mapping[str, str]:
@@ -34,6 +37,8 @@ def generated_parts(evaluation: Evaluation) -> Mapping[str, str]:
         "summary": _summary(evaluation),
         "minimum": tables.checks(minimum(measured)),
         "claims": tables.claims(judge(measured, paper)),
+        "orders": tables.checks(orders(measured), "claim without a figure"),
+        "readings": by_claim(evaluation.by_reading, paper),
         "setting": _setting(evaluation),
         "figure 5": (
             _picture("Average latency", "figure05-average-latency")
@@ -67,30 +72,31 @@ def _picture(title: str, name: str) -> str:
 
 def _summary(evaluation: Evaluation) -> str:
     judged = judge(evaluation.measured, evaluation.paper)
+    setting = evaluation.measured.setting
     count = Counter(each.verdict for each in judged)
     verdicts = ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict)
     return (
-        f"Mean of {evaluation.seeds} seeds; the setting is **{evaluation.measured.setting}** "
-        "a request, for all policies.\n"
+        f"Mean of {evaluation.seeds} seeds; the setting is **{setting.quantities()}** "
+        f"a request, for all policies; read with **{'**, **'.join(setting.readings.words())}**.\n"
         f"Claims of the thesis in figures: {len(judged)}, of which {verdicts}."
     )
 
 
 def _setting(evaluation: Evaluation) -> str:
     chosen = distance(evaluation.measured, evaluation.paper)
-    totals = {
-        point.setting: point.distance.total
+    reproduced = {
+        point.setting: point.reproduced
         for point in (*evaluation.by_arrivals, *evaluation.by_memory)
     }
-    lowest = min(totals.values())
-    near = sorted(str(setting) for setting, total in totals.items() if total <= lowest + _FLAT)
+    most = max(reproduced.values())
+    near = sorted(setting.quantities() for setting, number in reproduced.items() if number == most)
     return f"""\
 The chosen setting's distance is {chosen.total:.3f} (claims {chosen.claims:.3f}, \
-Table 2 {chosen.table2:.3f}, Table 3 {chosen.table3:.3f}). Distances of
-settings around it, with {evaluation.grid_seeds} seeds and the lowest of each table in bold:
+Table 2 {chosen.table2:.3f}, Table 3 {chosen.table3:.3f}). Distances and reproduced claims of
+settings around it, with {evaluation.grid_seeds} seeds, and the best one of each table in bold:
 
 {tables.grid(evaluation.by_arrivals, "arrivals")}
 
 {tables.grid(evaluation.by_memory, "memory")}
 
-Settings within {_FLAT} of the lowest distance, {len(near)} of {len(totals)}: {"; ".join(near)}."""
+Settings with the most claims ({most}), {len(near)} of {len(reproduced)}: {"; ".join(near)}."""

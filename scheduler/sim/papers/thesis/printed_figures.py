@@ -91,6 +91,15 @@ class Paper:
         (row,) = (row for row in self.table3 if row.o3_limit == o3_limit)
         return row
 
+    @property
+    def utilised(self) -> list[str]:
+        """The policies whose utilisation is compared with that of RR."""
+        return [policy for policy in self.sm_utilisation if policy != self.policies[0]]
+
+    def utilisation_ratio(self, policy: str) -> float:
+        """The SM utilisation of a policy over that of RR."""
+        return self.sm_utilisation[policy] / self.sm_utilisation[self.policies[0]]
+
     def implied(self, metric: str) -> dict[str, float]:
         """The absolute values at working set 35 that the claims and Table 3 imply.
 

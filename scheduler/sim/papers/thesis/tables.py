@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from scheduler.sim.papers.thesis.calibrate import Point, utilisation_ratio
+from scheduler.sim.papers.thesis.calibrate import Point, best
 from scheduler.sim.papers.thesis.claims import Check, Judged
 from scheduler.sim.papers.thesis.experiments import Measured, Setting
 from scheduler.sim.papers.thesis.markdown import table
@@ -11,16 +11,17 @@ from scheduler.sim.papers.thesis.printed_figures import SWEEP_WORKING_SET, Paper
 _NONE = "–"
 
 
-def checks(found: Sequence[Check]) -> str:
+def checks(found: Sequence[Check], title: str = "must hold at working set 35") -> str:
     """The requirements with their figures."""
     rows = [[each.text, each.thesis, each.ours, "yes" if each.met else "**no**"] for each in found]
-    return table(["must hold at working set 35", "thesis", "simulated", "holds"], rows)
+    return table([title, "thesis", "simulated", "holds"], rows)
 
 
 def claims(judged: Sequence[Judged]) -> str:
     """The claims with their verdicts."""
     rows = [
-        [each.text, each.thesis, each.ours, each.difference, str(each.verdict)] for each in judged
+        [f"{number}. {each.text}", each.thesis, each.ours, each.difference, str(each.verdict)]
+        for number, each in enumerate(judged, 1)
     ]
     return table(["claim", "thesis", "simulated", "difference", "verdict"], rows)
 
@@ -70,7 +71,7 @@ def utilisation(measured: Measured, paper: Paper) -> str:
         ]
         rows.append([f"{size}, over {reference.upper()}", *(f"{ratio:.2f}" for ratio in ratios)])
     theirs = [
-        utilisation_ratio(paper, policy) if policy in paper.sm_utilisation else None
+        paper.utilisation_ratio(policy) if policy in paper.sm_utilisation else None
         for policy in paper.policies
     ]
     rows.append(["thesis (SM), all sizes", *(_number(ratio, 2) for ratio in theirs)])
@@ -109,27 +110,28 @@ def sweep(measured: Measured, paper: Paper) -> str:
 
 
 def grid(points: Sequence[Point], rows: str) -> str:
-    """Distances, with a row for each arrival pattern or memory size and a column an overhead."""
+    """Distances and reproduced claims: a row a pattern or memory size, a column an overhead.
+
+    The nearest of those with the most claims is bold.
+    """
     overheads_s = sorted({point.setting.overhead_s for point in points})
-    lowest = min(point.distance.total for point in points)
-    by_row: dict[str, dict[float, float]] = {}
+    (first,) = best(points, 1)
+    by_row: dict[str, dict[float, str]] = {}
     for point in points:
         label = _label(point.setting, rows)
-        by_row.setdefault(label, {})[point.setting.overhead_s] = point.distance.total
+        cell = f"{point.distance.total:.3f}, {point.reproduced}"
+        by_row.setdefault(label, {})[point.setting.overhead_s] = (
+            f"**{cell}**" if point is first else cell
+        )
     head = [rows, *(f"{seconds:.2f} s" for seconds in overheads_s)]
     cells = [
-        [label, *(_marked(found[seconds], lowest) for seconds in overheads_s)]
-        for label, found in by_row.items()
+        [label, *(found[seconds] for seconds in overheads_s)] for label, found in by_row.items()
     ]
     return table(head, cells)
 
 
 def _label(setting: Setting, rows: str) -> str:
     return setting.arrivals() if rows == "arrivals" else f"{setting.gpu_memory_mb} MB"
-
-
-def _marked(value: float, lowest: float) -> str:
-    return f"**{value:.3f}**" if value <= lowest else f"{value:.3f}"
 
 
 def _beside(ours: float, theirs: float, places: int) -> str:

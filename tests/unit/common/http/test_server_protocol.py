@@ -175,6 +175,30 @@ async def test_more_requests_at_once_than_may_wait_are_not_all_read() -> None:
         assert 1 <= answered <= Limits().pipelined + 1
 
 
+async def test_connection_without_room_is_told_when_to_come_again() -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def held(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await may_end.wait()
+        await path_of(scope, receive, send)
+
+    listener = listen("127.0.0.1", 0)
+    async with serving(held, listener, drain_s=1.0, limits=Limits(connections=1)):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"GET /first HTTP/1.1\r\nhost: x\r\n\r\n")
+        await begun.wait()
+        late_reader, late_writer = await asyncio.open_connection(*listener.getsockname())
+        head = await late_reader.readuntil(b"\r\n\r\n")
+        late_writer.close()
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 1\r\n" in head
+        may_end.set()
+        assert await answer(reader) == b"HTTP/1.1 200 OK /first"
+        writer.close()
+    listener.close()
+
+
 async def test_watched_client_is_said_to_have_left_when_its_connection_closes() -> None:
     left, began = asyncio.Event(), asyncio.Event()
 

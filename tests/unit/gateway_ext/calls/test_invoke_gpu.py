@@ -9,7 +9,7 @@ import pytest
 from gateway_ext.calls.call_limits import CallPart
 from gateway_ext.calls.invoke import Streamed, close_body
 from gateway_ext.calls.learned_models import Learned
-from gateway_ext.errors import TimedOut
+from gateway_ext.errors import Busy, TimedOut
 from gateway_ext.model import Deployment, FunctionId
 from scheduler.model.errors import (
     CallerNotAllowed,
@@ -122,7 +122,7 @@ async def test_gpu_call_is_refused_with_the_schedulers_reason(
         gateway.leases.errors.append(error)
         answer = await gateway.call()
         assert answer.status == status
-        assert (answer.header("retry-after") is not None) == (status == 429)
+        assert (answer.header("retry-after") is not None) == (status in {429, 503})
         assert len(fake.got) == 1
         assert (await gateway.call()).status == 200
 
@@ -305,6 +305,25 @@ async def test_stage_of_a_workflow_is_asked_for_with_its_names_and_its_time() ->
         assert (request.slo_s, request.max_wait_s) == (0.5, 3.0)
         assert request.deadline_s is not None
         assert request.deadline_s <= time.monotonic() + 3.0
+
+
+async def test_later_stage_may_wait_as_long_as_its_workflow_and_is_not_refused() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake, timeout="9s")
+        function = gateway.functions.by_path(b"echo")
+        assert function is not None
+        first = CallPart("w", "first", within_s=40.0)
+        later = CallPart("w", "second", within_s=40.0, later=True)
+        for part in (first, later):
+            answer = await gateway.invoke.direct("POST", b"/function/echo", b"", [], b"", part)
+            await close_body(answer.body)
+        assert [request.max_wait_s for request in gateway.leases.asked] == [4.5, 40.0]
+        function.waits.saw_full_gpus(6.0, 4.5, time.monotonic())
+        with pytest.raises(Busy):
+            await gateway.invoke.direct("POST", b"/function/echo", b"", [], b"", first)
+        answer = await gateway.invoke.direct("POST", b"/function/echo", b"", [], b"", later)
+        assert answer.status == 200
+        await close_body(answer.body)
 
 
 async def test_stage_waits_for_a_start_no_longer_than_it_may_take() -> None:

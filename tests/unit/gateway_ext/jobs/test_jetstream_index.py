@@ -109,6 +109,23 @@ def test_older_message_changes_nothing_and_a_mark_keeps_it_from_coming_to_life()
     assert one.tally.calls == {ECHO: 1}
 
 
+def test_only_a_full_reading_finds_records_that_newer_ones_should_have_replaced() -> None:
+    one = index()
+    one.apply(CALL, 5, record())
+    one.apply(CALL, 6, record(RecordState.CLAIMED, owner=OTHER))
+    assert one.outdated == []
+    one.begin_reading()
+    one.apply(CALL, 5, record())
+    one.apply(CALL, 6, record(RecordState.CLAIMED, owner=OTHER))
+    one.apply(CALL, 7, record(RecordState.GONE, ended=OTHER))
+    one.apply(CALL, 8, record(number=2))
+    one.end_reading()
+    one.apply(CALL, 9, record(RecordState.GONE, number=2, ended=OTHER))
+    assert one.outdated == [(CALL, 5), (CALL, 6), (CALL, 7)]
+    one.clear()
+    assert one.outdated == []
+
+
 def test_job_is_taken_once_and_again_when_it_was_let_go() -> None:
     one, notified = index(), []
     one.watchers.append(lambda: notified.append(1))

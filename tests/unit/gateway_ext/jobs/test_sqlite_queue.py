@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -35,6 +36,33 @@ async def test_queue_has_one_owner_at_a_time(tmp_path: Path) -> None:
             async with a_queue(tmp_path):
                 pytest.fail("two own the queue")
         assert await put(queue, call("another"))
+
+
+async def test_job_is_due_on_time_when_the_machines_clock_is_set_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller got 202, and would wait for the hour by which the clock was put back."""
+    wall_s = [1e9]
+    monkeypatch.setattr(time, "time", lambda: wall_s[0])
+    async with a_queue(tmp_path) as queue:
+        await put(queue, call(queued_at_s=queue.now_s()))
+        wall_s[0] -= 3600.0
+        assert await queue.claim([call_lane(ECHO)], queue.now_s())
+        assert queue.now_s() == pytest.approx(1e9, abs=60.0)
+
+
+async def test_job_is_due_at_once_when_it_was_put_off_by_a_wrong_clock_before_a_restart(
+    tmp_path: Path,
+) -> None:
+    async with a_queue(tmp_path) as queue:
+        await put(queue, call())
+        now_s = queue.now_s()
+        await queue.reschedule(await claimed(queue), now_s + 86_400.0, "wrong", counts=True)
+        await put(queue, call("soon"))
+        await queue.reschedule(await claimed(queue), now_s + 3_000.0, "right", counts=True)
+    async with a_queue(tmp_path) as queue:
+        (job,) = await queue.claim([call_lane(ECHO)] * 2, queue.now_s())
+        assert job.call.id == "c1"
 
 
 async def test_queue_is_for_the_gateway_alone(tmp_path: Path) -> None:

@@ -72,6 +72,19 @@ def test_function_that_is_gone_vanishes_even_if_a_call_outlived_it() -> None:
     assert meters.invocations_of(F) == 0
 
 
+def test_calls_that_outlive_their_functions_leave_nothing_when_nobody_reads_the_metrics() -> None:
+    loads = [FunctionLoad("stays.openfaas-fn", 1, 0, 0)]
+    meters = GatewayMeters(lambda: loads, most_names=2)
+    for number in range(100):
+        function = f"f{number}.openfaas-fn"
+        meters.started(function)
+        meters.gone(function)
+        meters.ended(function, 200, 0.1)
+
+    left = [each for each in range(100) if meters.invocations_of(f"f{each}.openfaas-fn")]
+    assert left == [99], "all but the last one, whose call ended after its removal"
+
+
 def test_functions_beyond_the_bound_are_counted_together_and_still_each_for_itself() -> None:
     meters = GatewayMeters(most_names=1)
     for function in (F, "g.openfaas-fn", "h.openfaas-fn"):

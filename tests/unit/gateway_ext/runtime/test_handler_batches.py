@@ -1,5 +1,6 @@
 """A handler that takes a list, in a real process: who is called together, and each one's answer."""
 
+import base64
 import json
 import signal
 from collections.abc import Iterator
@@ -68,6 +69,22 @@ def test_calls_of_two_leases_are_not_in_one_list(pool: ThreadPoolExecutor) -> No
         assert [json.loads(each.result().body)["count"] for each in one + two] == [2, 2, 2, 2]
         assert "list ['a', 'b']" in running.written()
         assert "list ['c', 'd']" in running.written()
+
+
+def test_calls_that_share_a_lease_by_tokens_of_their_own_are_in_one_list(
+    pool: ThreadPoolExecutor,
+) -> None:
+    def token(request: str, lease: int) -> str:
+        claims = {"lease": lease, "request": request, "function": "t/f", "node": "n0"}
+        return f"{base64.urlsafe_b64encode(json.dumps(claims).encode()).decode()}.mac"
+
+    with served(HANDLER, 2) as running:
+        found = []
+        for body, lease in (("a", 1), ("b", 2), ("c", 1), ("d", 2)):
+            found += posted(pool, running, body, **{"X-Gpu-Lease": token(body, lease)})
+        assert [json.loads(each.result().body)["count"] for each in found] == [2, 2, 2, 2]
+        assert "list ['a', 'c']" in running.written()
+        assert "list ['b', 'd']" in running.written()
 
 
 def test_batches_of_two_leases_run_at_the_same_time(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +36,7 @@ pytestmark = pytest.mark.timeout(30, func_only=True)
 ORDER = {"X-Requested-With": "gpufaas"}
 MODEL = "openfaas-fn/0123456789abcdef0123"
 LOOK_S = 0.3
+NEW_FUNCTIONS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +326,9 @@ class NoJobs:
 
     tally = JobTally(QueueLimits())
 
+    def now_s(self) -> float:
+        raise AssertionError
+
     async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
         raise AssertionError((after, limit))
 
@@ -333,6 +337,39 @@ class NoJobs:
 
     async def discard(self, number: JobNumber) -> None:
         raise AssertionError(number)
+
+
+class ForgetfulScheduler(OperatorClient):
+    """Has other functions at every look, and names those alone that are new since a mark."""
+
+    def __init__(self) -> None:
+        super().__init__(["http://127.0.0.1:1"], "token")
+        self.marks: list[str] = []
+
+    async def look(self, mark: str) -> Mapping[str, Any]:
+        self.marks.append(mark)
+        number = len(self.marks)
+        names = [f"dev/f{number}-{each}" for each in range(NEW_FUNCTIONS)]
+        return {
+            "name": "s0", "term": 1, "store": "memory", "now": 0.0, "mark": f"m-{number}",
+            "whole": not mark, "policy": "lb", "parameters": {}, "decisions": [], "gpus": [],
+            "gpus_gone": [], "queue": {"length": 0, "local": 0, "head": [], "by_function": []},
+            "totals": {"ended": {}, "hit_ratio": None, "rate": None, "requests": 0}, "billed": {},
+            "gpu_seconds": dict.fromkeys(names, 1.0),
+        }  # fmt: skip
+
+    async def policies(self) -> Sequence[Mapping[str, Any]]:
+        return [{"name": "lb", "summary": "", "rule": "", "parameters": {}}]
+
+
+async def test_everything_is_read_anew_once_too_many_functions_are_remembered() -> None:
+    console = ForgetfulScheduler()
+    source = PageSource(console, (), GatewayMeters(), DeadLetterRows(NoJobs()))
+    for _ in range(15):
+        await source.look()
+
+    whole = [number for number, mark in enumerate(console.marks) if not mark]
+    assert whole == [0, 6, 12], "at first, and each time after more than 10,000 names"
 
 
 async def _shows(both: World, gpu_id: str, request: str) -> bool:

@@ -45,6 +45,9 @@ class World:
     async def decision(self, request: str) -> Json:
         raise NotImplementedError(request)
 
+    async def model(self, model: str) -> Json:
+        raise NotImplementedError(model)
+
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
         raise NotImplementedError(name)
 

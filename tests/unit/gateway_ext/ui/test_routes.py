@@ -185,6 +185,17 @@ async def test_decision_is_explained() -> None:
             assert answer.status == 404
 
 
+async def test_times_of_a_model_are_shown() -> None:
+    cluster = GeneratedCluster(2, 3)
+    async with page(cluster) as (_, session):
+        model = cluster.functions[0].model
+        async with session.get(f"/ui/models/{model}", headers=ADMIN) as answer:
+            found = json.loads(await answer.read())
+        assert (found["model"], found["configured"][1]["vgpus"]) == (model, 2)
+        async with session.get("/ui/models/none%20such", headers=ADMIN) as answer:
+            assert answer.status == 404
+
+
 async def test_events_come_as_a_stream_and_watchers_are_not_without_number() -> None:
     async with page() as (world, session), session.get("/ui/events", headers=ADMIN) as one:
         assert one.headers["content-type"].startswith("text/event-stream")

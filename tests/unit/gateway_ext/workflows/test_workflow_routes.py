@@ -1,5 +1,6 @@
 """Workflows are deployed, listed, described and removed; they are kept; who may do what."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import FunctionId
 from gateway_ext.workflows.plan.fastest_times import LEAST_CALLS, fastest_s, least_times
 from gateway_ext.workflows.plan.workflow_file import read_workflow
-from tests.kit.fakes.fake_function import says
+from tests.kit.fakes.fake_function import Got, says
+from tests.kit.waiting import eventually
 from tests.kit.worlds.gateway_world import NOBODY, gateway_world
-from tests.kit.worlds.workflow_world import says_json, workflow_world
+from tests.kit.worlds.workflow_world import WorkflowWorld, says_json, workflow_world
 
 pytestmark = pytest.mark.timeout(60, func_only=True)
 
@@ -107,6 +109,28 @@ async def test_workflows_go_with_their_namespace(tmp_path: Path) -> None:
         assert (await flows.call()).status == 200
 
 
+async def test_namespace_is_removed_while_its_workflows_are_removed_too(tmp_path: Path) -> None:
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        world = flows.world
+        await world.ask("POST", "/system/namespace/other", {"name": "other"})
+        await world.deploy("a", namespace="other")
+        names = [f"w{number}" for number in range(20)]
+        for name in names:
+            said = await flows.deploy(
+                "  only: {function: a}", f"workflow: {name}\nnamespace: other"
+            )
+            assert said.status == 202
+        removals = [
+            world.ask("DELETE", "/system/workflows", {"workflowName": name, "namespace": "other"})
+            for name in reversed(names)
+        ]
+        namespace = world.ask("DELETE", "/system/namespace/other", {"name": "other"})
+        said, *others = await asyncio.gather(namespace, *removals)
+        assert said.status == 202
+        assert {one.status for one in others} <= {202, 404}, "whoever comes later finds none"
+        assert (await world.get("/system/workflows?namespace=other")).body == []
+
+
 async def test_damaged_file_is_reported_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "workflows").mkdir()
     (tmp_path / "workflows/w.openfaas-fn.yml").write_text("workflow: w")
@@ -190,6 +214,61 @@ async def test_bounds_of_bodies_runs_and_data_are_kept(tmp_path: Path) -> None:
         await flows.deploy(CHAIN)
         said = await flows.call()
         assert (said.status, said.headers["retry-after"]) == (429, "1")
+
+
+@pytest.mark.parametrize(
+    ("second", "firsts"),
+    [
+        ("after: first", 0),
+        ("after: first, optional: true", 1),
+        ("after: first, when: status == 500", 1),
+        ("after: first, retries: 1", 1),
+    ],
+)
+async def test_workflow_is_refused_before_its_first_stage_when_a_later_one_would_be(
+    tmp_path: Path, second: str, firsts: int
+) -> None:
+    may_answer = asyncio.Event()
+
+    async def held(got: Got, writer: asyncio.StreamWriter) -> None:
+        await may_answer.wait()
+        await says()(got, writer)
+
+    async with workflow_world(tmp_path, {"a": says_json(b"{}"), "b": held}) as flows:
+        wishes = {"com.gpufaas.concurrency": "1", "com.gpufaas.max-wait": "20ms"}
+        assert (await flows.world.deploy("b", annotations=wishes)).status == 202
+        await flows.deploy(f"  first: {{function: a}}\n  second: {{function: b, {second}}}\n")
+        await _two_calls(flows, may_answer, slow_s=0.2)  # from now on waits are known
+        waiting = asyncio.create_task(_two_calls(flows, may_answer, slow_s=0.0))
+        await eventually(lambda: len(flows.got["b"]) == 3)
+        await _one_waits(flows)
+        run = asyncio.create_task(flows.call())
+        await eventually(lambda: run.done() or bool(flows.got["a"]))
+        may_answer.set()
+        said = await run
+        await waiting
+        assert len(flows.got["a"]) == firsts
+        if not firsts:
+            assert (said.status, said.headers["retry-after"]) == (429, "1")
+            assert await flows.runs() == []
+
+
+async def _two_calls(flows: WorkflowWorld, may_answer: asyncio.Event, slow_s: float) -> None:
+    """Two calls of b, one of which waits for the other; with `slow_s` they end after so long."""
+    calls = [asyncio.create_task(flows.call(path="/function/b")) for _ in range(2)]
+    if slow_s:
+        await _one_waits(flows)
+        await asyncio.sleep(slow_s)
+        may_answer.set()
+    assert [(await call).status for call in calls] == [200, 200]
+    if slow_s:
+        may_answer.clear()
+
+
+async def _one_waits(flows: WorkflowWorld) -> None:
+    waiting = 'gpufaas_gateway_calls_waiting{function_name="b.openfaas-fn"} 1'
+    while waiting not in (await flows.world.get("/metrics")).body:
+        await asyncio.sleep(0.01)
 
 
 async def test_run_is_one_trace_and_counted(tmp_path: Path) -> None:

@@ -50,6 +50,18 @@ async def until_attached(scheduler: Scheduler) -> None:
     await eventually(lambda: scheduler.driver.status().gpus, "the node", within_s=_WITHIN_S)
 
 
+async def another_leads(first: Scheduler, wire: Wire) -> Scheduler:
+    """End the first scheduler; the manager attaches to the next one, over the same wire."""
+    wire.down()
+    await first.stop()
+    second = await a_scheduler(term=2)
+    host, _, port = second.url.removeprefix("http://").partition(":")
+    wire.target = host, int(port)
+    wire.heal()
+    await until_attached(second)
+    return second
+
+
 async def test_manager_with_50000_models_attaches_and_attaches_again() -> None:
     first, node = await a_scheduler(term=1), a_node()
     async with Wire.to(first.url) as wire, attached(node, wire.url) as attachment:
@@ -58,13 +70,7 @@ async def test_manager_with_50000_models_attaches_and_attaches_again() -> None:
         assert registered_before_the_snapshot(first) == MANY
         held = await attachment.acquire(request("r1"))
 
-        wire.down()
-        await first.stop()
-        second = await a_scheduler(term=2)
-        host, _, port = second.url.removeprefix("http://").partition(":")
-        wire.target = host, int(port)
-        wire.heal()
-        await until_attached(second)
+        second = await another_leads(first, wire)
         assert registered_before_the_snapshot(second) == MANY
         attachment.release(held.lease)
         assert (await attachment.acquire(request("r2"))).node == "n0"
@@ -103,13 +109,7 @@ async def test_model_whose_weights_have_left_the_node_is_not_registered_again() 
         await until_attached(first)
         for number in range(9):
             attachment.report(ModelDemoted(NodeId("n0"), None, name_of(number), Tier.ABSENT))
-        wire.down()
-        await first.stop()
-        second = await a_scheduler(term=2)
-        host, _, port = second.url.removeprefix("http://").partition(":")
-        wire.target = host, int(port)
-        wire.heal()
-        await until_attached(second)
+        second = await another_leads(first, wire)
         assert registered_before_the_snapshot(second) == 1
     await second.stop()
 
@@ -149,3 +149,17 @@ async def test_stored_models_beyond_one_message_follow_the_snapshot() -> None:
             attachment.report(report)
         await eventually(lambda: index.tier(NodeId("n0"), gone) is Tier.DISK, within_s=30)
     await it.stop()
+
+
+async def test_what_was_measured_of_a_model_is_registered_again_with_it() -> None:
+    """And a function that registers the model once more does not undo it."""
+    first, node = await a_scheduler(term=1), a_node()
+    async with Wire.to(first.url) as wire, attached(node, wire.url) as attachment:
+        register(attachment, 0, 1)
+        attachment.report(ModelRegistered(ModelSpec(name_of(0), features={"ipc": 2.0})))
+        register(attachment, 0, 1)
+        await until_attached(first)
+        second = await another_leads(first, wire)
+    (registered,) = [event for event in second.events if isinstance(event, ModelRegistered)]
+    assert registered.model == ModelSpec(name_of(0), 1 << 20, features={"ipc": 2.0})
+    await second.stop()

@@ -7,9 +7,10 @@ from gpu_manager.node.leases_in_force import (
     LeaseInForce,
     LeasesInForce,
     LeaseTimes,
+    SessionClaim,
     SessionKey,
 )
-from scheduler.api import GpuId, LeaseId, ModelId, SlotId
+from scheduler.api import GpuId, LeaseId, ModelId, RequestId, SlotId
 
 TIMES = LeaseTimes(linger_s=5.0, quantum_s=0.1, quiet_s=0.02, first_call_s=2.0, expiry_s=300.0)
 HOLDER = SessionKey("s")
@@ -21,6 +22,12 @@ def granted(leases: LeasesInForce, number: int = 1, gpu: str = "g0") -> LeaseInF
     held = leases.get(LeaseId(number))
     assert held is not None
     return held
+
+
+def sole(held: LeaseInForce) -> SessionClaim:
+    """What the one session has that holds it."""
+    (claim,) = held.claims.values()
+    return claim
 
 
 def claimed(leases: LeasesInForce, number: int = 1, at_s: float = 0.0) -> LeaseInForce:
@@ -39,7 +46,7 @@ def test_grant_changes_nothing_when_it_is_said_again() -> None:
 
     assert not leases.grant(LeaseInForce(held.id, held.slot, held.gpu, ()))
     assert leases.get(held.id) is held
-    assert held.holder == HOLDER
+    assert held.holders == {HOLDER}
 
 
 def test_lease_does_not_linger_when_nobody_was_told_of_it() -> None:
@@ -99,7 +106,7 @@ def test_lease_has_time_for_its_first_call_when_others_wait() -> None:
     assert due(leases, 10.03) == [
         EndReason.QUIET
     ]  # perhaps it made one, and it was not reported yet
-    held.checked_s = 11.95
+    sole(held).checked_s = 11.95
     assert due(leases, 11.99) == []
     assert due(leases, 12.0) == [EndReason.CONTENDED]
 
@@ -110,7 +117,7 @@ def test_lease_that_is_new_is_checked_less_and_less_often_when_others_wait() -> 
     checks = []
     while (at_s := leases.next_due_s() or 0.0) < 0.5:
         checks.append(round(at_s, 6))
-        held.checked_s = at_s
+        sole(held).checked_s = at_s
 
     assert checks == [0.02, 0.04, 0.08, 0.16, 0.26, 0.36, 0.46]
 
@@ -188,7 +195,7 @@ def test_unclaimed_lease_stays_while_its_models_load_or_a_session_waits_for_it()
     held = unclaimed(leases, loaded_s=None)
     assert due(leases, 119.0) == []
 
-    held.loaded_s, held.awaited = 20.0, True
+    held.loaded_s, sole(held).awaited = 20.0, True
     assert due(leases, 119.0) == []
 
 
@@ -214,3 +221,67 @@ def test_lease_that_stands_is_not_ended_by_those_who_wait_while_it_does(
     assert leases.next_due_s() == pytest.approx(ends_s)
     assert due(leases, ends_s - 0.001) == []
     assert due(leases, ends_s + 1e-9) == [why]
+
+
+# -- leases that several requests share -----------------------------------------------------------
+
+ONE, TWO = RequestId("r1"), RequestId("r2")
+OTHER = SessionKey("other")
+
+
+def divided(leases: LeasesInForce, at_s: float = 0.0) -> LeaseInForce:
+    """A lease of two requests, which two sessions have claimed."""
+    held = LeaseInForce(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), at_s, (ONE, TWO))
+    assert leases.grant(held)
+    leases.claim(held, HOLDER, at_s, ONE, given=True)
+    leases.claim(held, OTHER, at_s, TWO, given=True)
+    return held
+
+
+def test_silent_session_does_not_end_a_lease_that_another_one_uses() -> None:
+    leases = LeasesInForce(TIMES)
+    held = divided(leases)
+    for at_s in range(1, 10):
+        leases.record_use(held, float(at_s), 0.01, OTHER)
+    assert leases.due(9.5) == []
+    assert leases.next_due_s() == 9.0 + TIMES.linger_s
+
+
+def test_silent_session_does_not_keep_a_lease_that_the_other_one_gave_back() -> None:
+    leases = LeasesInForce(TIMES)
+    held = divided(leases)
+    leases.record_use(held, 20.0, 0.01, OTHER)
+    assert held.drop(TWO)
+    assert leases.due(20.0) == [(held, EndReason.IDLE)]
+    assert (held.requests, held.holders) == ((ONE,), {HOLDER})
+    assert not held.drop(ONE)
+
+
+def test_divided_lease_ends_for_others_when_its_last_session_has_had_its_time() -> None:
+    leases = LeasesInForce(TIMES, contended=True)
+    held = divided(leases)
+    leases.record_use(held, 0.01, 0.001, HOLDER)
+    assert leases.due(1.0) == [(held, EndReason.QUIET)]  # to be checked: one has not called yet
+    for claim in held.claims.values():
+        claim.checked_s = 1.0
+    assert leases.is_due(held, 1.0) is None
+    assert leases.is_due(held, TIMES.first_call_s) is not None
+
+
+def test_unclaimed_request_of_a_divided_lease_has_its_own_time_to_be_claimed() -> None:
+    leases = LeasesInForce(TIMES, contended=True)
+    held = LeaseInForce(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), 0.0, (ONE, TWO))
+    assert leases.grant(held)
+    held.loaded_s = 1.0
+    leases.claim(held, HOLDER, 1.0, ONE)
+    leases.record_use(held, 1.01, 0.001, HOLDER)
+    assert leases.next_due_s() == 1.0 + TIMES.claim_s
+    assert leases.due(1.0 + TIMES.claim_s) == [(held, EndReason.UNCLAIMED)]
+
+
+def test_only_the_session_of_its_request_has_a_part_of_a_divided_lease() -> None:
+    held = divided(LeasesInForce(TIMES))
+    assert held.is_free_for(HOLDER, ONE)
+    assert not held.is_free_for(OTHER, ONE)
+    assert not held.is_free_for(HOLDER, RequestId("r3"))
+    assert held.claims_of(OTHER).keys() == {TWO}

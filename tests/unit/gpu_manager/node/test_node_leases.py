@@ -191,7 +191,7 @@ async def test_lease_that_no_session_asks_for_passes_on_once_loaded_when_others_
 
         held, _ = await it.hold(model)
 
-        assert held.holder == SessionKey("s")
+        assert held.holders == {SessionKey("s")}
         assert asyncio.get_running_loop().time() < 30.2
 
 

@@ -67,6 +67,20 @@ def test_several_leases_on_a_part_of_a_gpu_are_refused() -> None:
         spec(gpu_slots=7, gpu_overlap=2)
 
 
+def test_a_gpu_has_no_turns_when_its_leases_run_at_once() -> None:
+    (slot,) = spec(gpu_concurrency=2).slot_specs()
+    assert (slot.leases, slot.at_once) == (2, True)
+    made = host_gpu(EMULATED, NODE, NodeSettings("node", (), gpu_concurrency=2), None, 1)
+    assert made.turns is None
+    made.close()
+
+
+def test_leases_that_run_at_once_are_refused_beside_other_ways_to_share() -> None:
+    for slots, overlap in ((2, 1), (1, 2)):
+        with pytest.raises(BadSetting, match="concurrency"):
+            spec(gpu_concurrency=2, gpu_slots=slots, gpu_overlap=overlap)
+
+
 def test_a_whole_nvidia_gpu_is_divided_and_what_lacks_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

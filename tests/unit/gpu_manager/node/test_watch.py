@@ -36,6 +36,9 @@ class MeasuredDevice:
         del pids
         return self.by_process
 
+    def memory_utilisation(self) -> None:
+        return None
+
     def utilisation(self) -> None:
         return None
 

@@ -42,3 +42,17 @@ async def test_images_are_paced_after_a_burst_and_other_tenants_are_not() -> Non
     await until(10.0)
     await turns.pace("greedy")
     assert loop.time() == 10.0
+
+
+@virtually
+async def test_pace_of_a_tenant_is_forgotten_once_it_says_nothing() -> None:
+    turns = TenantTurns(TurnLimits(burst=3, images_per_s=2.0))
+    for number in range(1_000):
+        await turns.pace(f"tenant-{number}")
+        await asyncio.sleep(1.0)
+        assert turns.paced <= 2
+    for _ in range(4):
+        await turns.pace("greedy")
+    began_s = asyncio.get_running_loop().time()
+    await turns.pace("greedy")
+    assert asyncio.get_running_loop().time() - began_s == 0.5, "it is remembered while it is ahead"

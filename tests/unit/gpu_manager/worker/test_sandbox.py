@@ -22,7 +22,14 @@ class Nobody:
 
     data = NoStayingData()
 
-    def ran(self, *_: Any) -> None:
+    def ran(self, *_: Any, **more: Any) -> None:
+        pass
+
+    @property
+    def usage(self) -> "Nobody":
+        return self
+
+    def used(self, *_: Any) -> None:
         pass
 
     def learned(self, *_: Any) -> None:
@@ -35,6 +42,9 @@ class Nobody:
         """Nobody empties it."""
 
     def claimed(self, *_: Any) -> None:
+        pass
+
+    def called(self, *_: Any) -> None:
         pass
 
     async def pressure(self, *_: Any) -> PressureAnswer:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.addresses import UnixAddress
-from gpu_manager.api import EmulatedTimes
+from gpu_manager.api import EmulatedTimes, NodeSettings
 from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.cluster.models import table
 from gpufaas.errors import CommandError
@@ -102,6 +102,15 @@ def test_settings_are_what_the_options_say() -> None:
     assert settings.host_eviction == "cost"
 
 
+def settings_of(flags: list[str], environment: dict[str, str]) -> NodeSettings:
+    """The settings of a node by these flags."""
+    parser = argparse.ArgumentParser()
+    add_device_options(parser)
+    options = parser.parse_args(flags)
+    options.environment = environment
+    return node_settings(options, "node", (UnixAddress("@x"),))
+
+
 @pytest.mark.parametrize(
     ("flags", "environment", "expected"),
     [
@@ -113,11 +122,7 @@ def test_settings_are_what_the_options_say() -> None:
 def test_overlap_is_the_flags_or_the_environments(
     flags: list[str], environment: dict[str, str], expected: int
 ) -> None:
-    parser = argparse.ArgumentParser()
-    add_device_options(parser)
-    options = parser.parse_args(flags)
-    options.environment = environment
-    assert node_settings(options, "node", (UnixAddress("@x"),)).gpu_overlap == expected
+    assert settings_of(flags, environment).gpu_overlap == expected
 
 
 @pytest.mark.parametrize(
@@ -131,11 +136,7 @@ def test_overlap_is_the_flags_or_the_environments(
 def test_slots_and_vcpus_are_the_flags_or_the_environments(
     flags: list[str], environment: dict[str, str], expected: tuple[int, int | None]
 ) -> None:
-    parser = argparse.ArgumentParser()
-    add_device_options(parser)
-    options = parser.parse_args(flags)
-    options.environment = environment
-    settings = node_settings(options, "node", (UnixAddress("@x"),))
+    settings = settings_of(flags, environment)
     assert (settings.gpu_slots, settings.gpu_vcpus) == expected
 
 
@@ -155,17 +156,27 @@ def test_vcpus_are_refused_when_they_make_no_sense(text: str) -> None:
 def test_spare_contexts_are_as_usual_unless_a_flag_says_how_many(
     flags: list[str], expected: int | None
 ) -> None:
-    parser = argparse.ArgumentParser()
-    add_device_options(parser)
-    options = parser.parse_args(flags)
-    options.environment = {}
-    assert node_settings(options, "node", (UnixAddress("@x"),)).spare_contexts == expected
+    assert settings_of(flags, {}).spare_contexts == expected
 
 
 @pytest.mark.parametrize("text", ["-1", "many", "1000"])
 def test_spare_contexts_are_refused_when_they_make_no_sense(text: str) -> None:
     with pytest.raises(CommandError, match="spare contexts"):
         spare_contexts(text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "expected"),
+    [
+        ([], {}, 1),
+        ([], {"GPUFAAS_GPU_CONCURRENCY": "3"}, 3),
+        (["--gpu-concurrency", "2"], {"GPUFAAS_GPU_CONCURRENCY": "3"}, 2),
+    ],
+)
+def test_concurrency_is_the_flags_or_the_environments(
+    flags: list[str], environment: dict[str, str], expected: int
+) -> None:
+    assert settings_of(flags, environment).gpu_concurrency == expected
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1000"])

@@ -17,6 +17,9 @@ from scheduler.sim import study
 from scheduler.sim.papers.thesis import printed_figures
 from scheduler.sim.papers.thesis.beyond import LoadFamily, LoadGroup
 from scheduler.sim.papers.thesis.calibrate import CHOSEN
+from scheduler.sim.papers.thesis.printed_figures import USUAL_LIMIT
+from scheduler.sim.papers.thesis.reading_tables import variants
+from scheduler.sim.readings import Readings
 from scheduler.sim.study import Scenario, ScenarioResult, Traffic
 
 PNG = b"\x89PNG"
@@ -107,7 +110,7 @@ def test_write_makes_the_document_and_all_its_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib: the extra `report`")
     load = Traffic(working_set=15, minutes=1)
     family = LoadFamily("One load", (LoadGroup("one", (load,)),))
-    plan = ReproductionPlan(1, [CHOSEN], [CHOSEN], 1, [family])
+    plan = ReproductionPlan(1, [CHOSEN], [CHOSEN], 1, [family], variants(CHOSEN)[:2])
 
     path = reproduce.write(tmp_path, plan)
 
@@ -116,7 +119,8 @@ def test_write_makes_the_document_and_all_its_pictures(tmp_path: Path) -> None:
     written = {f"pictures/{path.name}" for path in (tmp_path / "pictures").iterdir()}
     assert linked == written
     assert len(written) == 6
-    assert str(CHOSEN) in text
+    assert CHOSEN.quantities() in text
+    assert "- **spared**: " in text
     assert "### One load" in text
 
 
@@ -127,7 +131,8 @@ def test_write_keeps_the_text_around_generated_parts(tmp_path: Path) -> None:
     page = (Path(__file__).parents[4] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     path.write_text(page, encoding="utf-8")
 
-    reproduce.write(tmp_path, ReproductionPlan(1, [CHOSEN], [CHOSEN], 1, [family]))
+    plan = ReproductionPlan(1, [CHOSEN], [CHOSEN], 1, [family], variants(CHOSEN)[:2])
+    reproduce.write(tmp_path, plan)
 
     text = path.read_text(encoding="utf-8")
     assert "Mean of 1 seeds" in text
@@ -139,20 +144,22 @@ def by_hand(page: str) -> str:
     return re.sub(r"<!-- begin (.*?) -->.*?<!-- end \1 -->", "", page, flags=re.DOTALL)
 
 
-def test_search_prints_both_grids_and_returns_the_nearest(capsys: Output) -> None:
+def test_search_prints_every_round_and_returns_the_best(capsys: Output) -> None:
     whole = printed_figures.load()
     part = replace(
         whole,
         claims=tuple(claim for claim in whole.claims if claim.working_sets == (15,)),
         sm_utilisation={"rr": 7.48, "lb": 7.51},
         table2=whole.table2[:5],
-        table3=whole.table3[:1],
+        table3=(whole.limit(0), whole.limit(USUAL_LIMIT)),
     )
 
-    nearest = reproduce.search(part, [CHOSEN], seeds=(1, 1, 1))
+    readings = [Readings(), CHOSEN.readings]
+    found = reproduce.search(part, [CHOSEN], readings, seeds=(1, 1, 1, 1))
 
     out = capsys.readouterr().out
     assert "1 settings, coarse grid, 1 seeds" in out
     assert "fine grid" in out
     assert "5 settings, last round" in out
-    assert str(nearest) in out
+    assert "2 settings, readings" in out
+    assert str(found) in out

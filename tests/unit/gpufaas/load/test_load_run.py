@@ -221,6 +221,33 @@ async def test_answers_are_given_with_their_call_and_status_when_somebody_reads_
     assert answers == [(0, 200, b"the hi!!"), (1, 429, b"the no!!"), (0, 200, b"the hi!!")]
 
 
+async def test_refusals_are_told_with_when_to_come_again() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readuntil(b"\r\n\r\n"):
+            body = await reader.readexactly(2)
+            status, more = {
+                b"hi": (b"200 OK", b"Retry-After: 9\r\n"),
+                b"no": (b"429 Too Many Requests", b"retry-after: 3\r\n"),
+                b"ex": (b"503 Service Unavailable", b""),
+            }[body]
+            writer.write(b"HTTP/1.1 " + status + b"\r\n" + more + b"Content-Length: 2\r\n\r\nxx")
+
+    refusals: list[tuple[int, int, str]] = []
+    async with a_server(serve) as url:
+        bodies = (b"hi", b"no", b"ex")
+        plan = a_plan(
+            url,
+            functions=("hi", "no", "ex"),
+            requests=[target_at(url).request("f", body, "text/plain") for body in bodies],
+            clients=1,
+            choices=iter([1, 0, 2]),
+            on_refusal=lambda *refusal: refusals.append(refusal),
+        )
+        await a_run(plan)
+
+    assert refusals == [(1, 429, "3"), (2, 503, "")]
+
+
 async def test_open_loop_counts_the_wait_from_when_a_call_was_due() -> None:
     """A server that takes nothing for a while is slow for all calls that were due meanwhile."""
 

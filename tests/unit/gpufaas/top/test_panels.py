@@ -146,6 +146,7 @@ def test_top_opens_what_is_selected_and_closes_it(url: str, secrets: Path) -> No
         found.press("\x1b")
         found.shows("node-00/cuda:0")
         found.press("4\r")
+        found.shows("configured for a batch of 2, with vCPUs: 3, slots: 2")
         found.shows("candidate")
 
 

@@ -1,7 +1,7 @@
 """GPUs that join, drain, are lost, and report what they really hold."""
 
 from cache_manager.model.ids import ModelId, Tier
-from scheduler.model.actions import Dispatch, Prepare
+from scheduler.model.actions import Demote, Dispatch, Prepare
 from scheduler.model.events import (
     GpuDraining,
     GpuJoined,
@@ -10,6 +10,7 @@ from scheduler.model.events import (
     LiveLease,
     ModelDemoted,
     NodeSnapshot,
+    RunFinished,
     SlotFreed,
 )
 from scheduler.model.values import AfterLoss, GpuSpec, LeaseId, RequestOutcome, SlotId
@@ -261,3 +262,40 @@ def test_load_estimate_stays_when_the_weights_are_on_another_node() -> None:
     world = tiered()
     world.send(ModelDemoted(G1.node, None, BERT, Tier.HOST))
     assert only(Dispatch, world.arrive(request("r0"))).estimate.load_s == 20.0
+
+
+def test_copy_is_counted_with_what_it_took_when_its_node_had_reported_less() -> None:
+    """Or the scheduler would promise memory that the node has granted to the copy meanwhile."""
+    world = World(a_core(gpus=("g0", "g1")))
+    world.send(report(G0, BERT))
+    world.send(report(G1, BERT))
+    world.send(RunFinished(SlotId("g1"), BERT, 1, 1.0, 3 * GIB))
+    world.send(report(G0, BERT))  # of a copy that has run nothing as large
+    world.send(RunFinished(SlotId("g0"), BERT, 1, 1.0, 2 * GIB))
+    assert world.core.cluster.gpus[G0.id].cache.residents[BERT].bytes >= 2 * GIB
+
+
+def test_model_that_a_snapshot_made_leave_is_not_counted_when_the_snapshot_still_has_it() -> None:
+    """Or requests would be sent to a copy that its manager was ordered to unload."""
+    other = ModelId("other")
+    one, next_one = (gpu(name, memory_mb=2048, node="n") for name in ("g0", "g1"))
+    world = World(a_core(gpus=(one, next_one), models=("bert", "other")))
+    held = GpuSnapshot(next_one, ((other, GIB), (BERT, GIB)))
+    world.send(NodeSnapshot(one.node, (GpuSnapshot(one, ((BERT, GIB),)), held)))
+    larger = GpuSnapshot(one, ((BERT, GIB + GIB // 2),))
+    actions = world.send(NodeSnapshot(one.node, (larger, held)))
+    assert [(each.gpu, each.model) for each in actions if isinstance(each, Demote)] == [
+        ("g1", "other")
+    ]
+    assert world.core.cluster.gpus[next_one.id].cache.residents.keys() == {BERT}
+
+
+def test_model_that_made_room_for_another_is_not_counted_when_its_snapshot_still_has_it() -> None:
+    other = ModelId("other")
+    spec = gpu("g0", memory_mb=2048)
+    world = World(a_core(gpus=(spec,), models=("bert", "other")))
+    world.send(report(spec, "other"))
+    sizes = ((BERT, GIB + GIB // 2), (other, GIB))
+    actions = world.send(NodeSnapshot(spec.node, (GpuSnapshot(spec, sizes),)))
+    assert [each.model for each in actions if isinstance(each, Demote)] == ["other"]
+    assert world.core.cluster.gpus[spec.id].cache.residents.keys() == {BERT}

@@ -8,7 +8,7 @@ from hypothesis import given
 from cache_manager import eviction
 from scheduler import policies
 from scheduler.core.core import Core, make_core
-from scheduler.model.events import RequestCancelled, SlotFreed
+from tests.kit.cores.checked_lives import check_life
 from tests.kit.cores.core_world import World
 from tests.kit.cores.invariants import Invariants
 from tests.kit.cores.life_lengths import life_length
@@ -58,16 +58,4 @@ def test_core_keeps_its_invariants_when_wide_leases_run_long(seed: int) -> None:
 def live_through(core: Core, operations: list[Operation]) -> None:
     """Check every step of a random life, then bring all that is left to its end."""
     world = World(core)
-    chaos, invariants = Chaos(world), Invariants(world)
-    for event in chaos.setup():
-        invariants.step(event)
-    for operation in operations:
-        happened = chaos.event(operation)
-        if happened is not None:
-            invariants.step(happened)
-    for request in list(world.core.requests):
-        invariants.step(RequestCancelled(request))
-    for lease in list(world.leases.values()):
-        invariants.step(SlotFreed(lease.slot, lease.id))
-    assert not world.core.requests
-    assert not world.leases
+    check_life(Chaos(world), Invariants(world), operations)

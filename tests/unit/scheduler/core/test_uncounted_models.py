@@ -55,6 +55,32 @@ def test_model_counts_when_it_is_loaded_unexpectedly(lose_count: Callable[[World
     assert prepare.victims == ("bert",)
 
 
+def test_model_does_not_count_when_it_had_to_leave_before_its_load_was_reported() -> None:
+    world = World(a_core("lb", models=("bert", model("big", memory_mb=8192))))
+    world.arrive(request("r0"))
+    world.free("g0")
+    assert only(Prepare, world.arrive(request("r1", "big"))).victims == ("bert",)
+    assert world.send(loaded()) == []
+    assert world.core.cluster.index.copies(BERT) == 0
+    world.free("g0")
+    assert only(Prepare, world.arrive(request("r2"))).victims == ("big",)
+    world.send(loaded())
+    world.free("g0")
+    assert only(Dispatch, world.arrive(request("r3"))).hit
+
+
+def test_model_counts_when_its_manager_reports_it_after_it_had_to_leave() -> None:
+    world = World(a_core("lb", models=("bert", model("big", memory_mb=8192))))
+    world.arrive(request("r0"))
+    world.free("g0")
+    world.arrive(request("r1", "big"))
+    world.free("g0")
+    world.send(NodeSnapshot(G0.node, (GpuSnapshot(G0, ((BERT, GIB),)),)))
+    world.send(EvictAsked(BERT))
+    world.send(loaded())
+    assert world.core.cluster.index.copies(BERT) == 1
+
+
 def test_model_is_a_hit_when_it_was_loaded_unexpectedly() -> None:
     world = World(a_core("lb"))
     world.send(loaded())

@@ -17,9 +17,10 @@ from scheduler.model.events import (
     RequestCancelled,
     RunFailed,
 )
-from scheduler.model.values import AfterLoss, Estimate, RequestId, RequestOutcome
+from scheduler.model.values import AfterLoss, Estimate, Request, RequestId, RequestOutcome
 from scheduler.policies.placement_policy import Decision, Place, View
-from tests.kit.cores.builders import gpu, model, request
+from tests.kit.cores import builders
+from tests.kit.cores.builders import gpu, model
 from tests.kit.cores.core_world import World, ended, only, placements
 
 BERT = model("bert", load_s=2.0, run_s={(1, "any"): 1.0, (2, "any"): 1.25})
@@ -35,6 +36,11 @@ class Pairs:
             pair = view.waiting_like(head, 2) if head is not None else []
             if len(pair) == 2:
                 yield Place(tuple(pair), slot, "a pair")
+
+
+def request(name: str, *models: str) -> Request:
+    """One of the same function as all others."""
+    return builders.request(name, *models)._replace(function="t/f")
 
 
 def half_gpus() -> World:

@@ -13,7 +13,7 @@ BERT = model("bert", load_s=2.0, run_s={(1, "any"): 1.0, (2, "any"): 1.4, (4, "a
 
 def asked(name: str, stage: str = "", slo_s: float | None = None, near: str = "") -> Request:
     wanted = request(name, "bert", near=near or None)
-    return wanted._replace(application="app", stage=stage, slo_s=slo_s)
+    return wanted._replace(function="t/f", application="app", stage=stage, slo_s=slo_s)
 
 
 def world(policy: str = "esg", *, slots: int = 1, vcpus: int = 0, **parameters: float) -> World:

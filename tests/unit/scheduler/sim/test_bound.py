@@ -22,7 +22,7 @@ from scheduler.sim.workload import Arrivals, Pattern, Workload
 Item = TypeVar("Item")
 ROUNDING_S = 1e-9
 # The bound is that of GPUs which load and run one after the other, as the thesis has it.
-_OVERLAPS = {"beside"}
+_OVERLAPS = {"beside", "gain"}
 each_policy = pytest.mark.parametrize(
     "policy", [name for name in policies.available() if name not in _OVERLAPS]
 )

@@ -13,29 +13,30 @@ A, B = ModelId("a"), ModelId("b")
 ONCE = LeaseId(0)
 
 
-def prepare(*loads: ModelId, victims: tuple[ModelId, ...] = ()) -> Prepare:
+def prepare(*loads: ModelId, victims: tuple[ModelId, ...] = (), on: str = "g0") -> Prepare:
     wanted = tuple(ModelLoad(model, 1, Tier.DISK) for model in loads)
-    return Prepare(SlotId("s0"), GpuId("g0"), ONCE, victims, wanted)
+    return Prepare(SlotId("s0"), GpuId(on), ONCE, victims, wanted)
 
 
-def dispatch(request: str, *, hit: bool, held_elsewhere: bool = False) -> Dispatch:
+def dispatch(request: str, *, hit: bool, held_elsewhere: bool = False, on: str = "g0") -> Dispatch:
     return Dispatch(
         ONCE,
         SlotId("s0"),
-        GpuId("g0"),
+        GpuId(on),
         NodeId("n0"),
         (RequestId(request),),
         hit,
         held_elsewhere,
         Estimate(0.0, 0.0),
         "a rule",
+        models=(A,),
     )
 
 
 def answered_at_once(
     tally: SimulationTally, action: Dispatch, done_s: float, computing_s: float
 ) -> None:
-    tally.placed(action)
+    tally.placed(action, done_s - computing_s)
     tally.answered(action.requests, done_s, computing_s)
 
 
@@ -92,6 +93,44 @@ def test_false_misses_are_a_share_of_misses() -> None:
 
     assert summary.miss_ratio == 0.5
     assert summary.false_miss_ratio == 0.5
+
+
+@pytest.mark.parametrize(("asked_s", "false_misses"), [(4.0, 0.0), (5.0, 0.5)])
+def test_false_misses_can_leave_out_what_is_still_being_loaded(
+    asked_s: float, false_misses: float
+) -> None:
+    tally = SimulationTally(2, [A])
+    for name, on, now, loaded_s in (("r0", "g0", 0.0, 5.0), ("r1", "g1", asked_s, 9.0)):
+        tally.arrived(RequestId(name), now)
+        tally.prepared(prepare(A, on=on))
+        tally.loads(GpuId(on), A, loaded_s)
+        tally.placed(dispatch(name, hit=False, held_elsewhere=name == "r1", on=on), now)
+    summary = tally.summary()
+
+    assert summary.false_miss_ratio == 0.5
+    assert summary.loaded_false_miss_ratio == false_misses
+
+
+def test_false_misses_leave_out_a_gpu_that_the_model_has_left() -> None:
+    tally = SimulationTally(3, [A, B])
+    for on, loaded_s in (("g0", 1.0), ("g1", 9.0)):
+        tally.prepared(prepare(A, on=on))
+        tally.loads(GpuId(on), A, loaded_s)
+    tally.prepared(prepare(B, victims=(A,), on="g0"))
+    tally.placed(dispatch("r2", hit=False, held_elsewhere=True, on="g2"), 5.0)
+
+    assert tally.summary().loaded_false_miss_ratio == 0.0
+
+
+def test_utilisation_can_end_with_the_last_minute_of_arrivals() -> None:
+    tally = SimulationTally(1, [A], arriving_s=60.0)
+    for name, done_s in (("r0", 20.0), ("r1", 65.0), ("r2", 80.0)):
+        tally.arrived(RequestId(name), 0.0)
+        answered_at_once(tally, dispatch(name, hit=True), done_s, computing_s=10.0)
+    summary = tally.summary()
+
+    assert summary.gpu_busy_ratio == pytest.approx(30.0 / 80.0)
+    assert summary.arriving_busy_ratio == pytest.approx(15.0 / 60.0)
 
 
 def test_duplicates_average_the_holders_over_placements() -> None:

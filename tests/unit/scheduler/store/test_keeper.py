@@ -17,7 +17,7 @@ from scheduler.model.events import (
     RunFinished,
     SlotFreed,
 )
-from scheduler.model.values import CoreSettings, SlotId
+from scheduler.model.values import Configuration, CoreSettings, SlotId
 from scheduler.store.keeper import RETURN_S
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import Recovered, recover
@@ -185,6 +185,8 @@ async def test_a_new_core_estimates_as_the_old_one_when_it_was_recovered() -> No
         made.send(ModelRegistered(model(odd, memory_mb=3, run_s={(4, "H200"): 0.25})))
         made.send(ModelLoaded(GpuId("g0"), ModelId("a"), 7.0, Tier.HOST, 99 * MIB))
         made.send(RunFinished(SlotId("g0"), ModelId("a"), 2, 0.5, 77 * MIB))
+        for sizes in (Configuration(4, 2, 3), Configuration(2, 1, 1)):
+            made.send(RunFinished(SlotId("g0"), ModelId("b"), 2, 0.5, configuration=sizes))
         await until(0.1)
         found = await recover(made.store, LOG)
     new = a_core(gpus=(), models=())
@@ -193,6 +195,9 @@ async def test_a_new_core_estimates_as_the_old_one_when_it_was_recovered() -> No
     for each in (ModelId("a"), ModelId("b"), odd):
         for field in RecordedProfile._fields[1:]:
             assert getattr(after.of(each), field) == getattr(before.of(each), field), field
+    configured = after.of(ModelId("b")).configured_s
+    assert len(configured) == 2
+    assert list(configured) == list(before.of(ModelId("b")).configured_s)  # the oldest leaves first
     new.handle(ModelRegistered(model("a", memory_mb=1, run_s={(2, "any"): 99.0})), 0.0)
     assert after.memory_bytes(ModelId("a")) == 1024 * MIB  # what was measured stays
     assert after.run_s(ModelId("a"), 2, "any") == 0.5

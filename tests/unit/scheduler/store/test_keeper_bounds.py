@@ -16,10 +16,10 @@ from scheduler.model.events import (
     RequestArrived,
     RunFinished,
 )
-from scheduler.model.values import CoreSettings, ModelSpec, SlotId
+from scheduler.model.values import Configuration, CoreSettings, ModelSpec, SlotId
 from scheduler.store.keeper import REFUSED_AGAIN_S
 from scheduler.store.recovery import recover
-from scheduler.store.stored_records import encoded, profile, profile_record
+from scheduler.store.stored_records import BadRecord, encoded, profile, profile_record
 from testbed.virtual_time import until, virtually
 from tests.kit.cores.builders import a_core, gpu, holding, model, request
 from tests.kit.worlds.kept_core import GONE, LOG, FailingStore, kept
@@ -79,6 +79,24 @@ def test_large_record_of_an_older_version_is_read_within_the_bounds() -> None:
     known = one_gpu().cluster.profiles.of(A)
     known.run_s = {(batch, "any"): 1.0 for batch in range(1, MANY)}
     assert len(profile(encoded(profile_record(known, 0, IdleGaps()))).run_s) == MOST_RUNS
+
+
+def test_times_by_configuration_are_bounded_absent_in_old_records_and_never_absurd() -> None:
+    core = one_gpu()
+    for batch in range(1, 200):
+        given = Configuration(batch, 1, 2)
+        core.handle(RunFinished(SlotId("g0"), A, batch, 0.25, configuration=given), 0.0)
+    known = core.cluster.profiles.of(A)
+    assert [key.batch for key, _ in known.configured_s] == [*range(200 - MOST_RUNS, 200)]
+    record = dict(profile_record(known, 0, IdleGaps()))
+    assert profile(encoded(record)).configured_s == known.configured_s
+    many = [{**run, "vcpus": n} for run in record["configured"] for n in (1, 2)]  # type: ignore[attr-defined] # a list of rows
+    assert len(profile(encoded(record | {"configured": many})).configured_s) == MOST_RUNS
+    none = [{**many[0], "vgpus": 0}]
+    with pytest.raises(BadRecord):
+        profile(encoded(record | {"configured": none}))
+    del record["configured"]
+    assert not profile(encoded(record)).configured_s
 
 
 @virtually

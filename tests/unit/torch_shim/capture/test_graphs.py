@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 GRAPH = """
 from torch_shim.capture.dynamo import configure
@@ -67,6 +67,29 @@ for _ in range(2):
         continue
     raise AssertionError("an index beyond the tensor was taken")
 assert asked == [2, 2], asked
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [("LOST", 503), ("CANCELLED", 503), ("QUEUE_FULL", 429), ("EXPIRED", None)],
+)
+def test_error_says_when_the_call_may_be_made_again(
+    dynamo_shim: Snippet, failure: str, status: int | None
+) -> None:
+    dynamo_shim(
+        GRAPH.format(failure=failure)
+        + f"""
+called = torch.compile(lambda x: x.sin() * 2, backend=backend)
+try:
+    with torch.no_grad():
+        called(torch.arange(3.0).cuda())
+except RuntimeError as error:
+    assert str(error).startswith("CUDA error: "), error
+    assert getattr(error, "answer_status", None) == {status}, error
+else:
+    raise AssertionError("it computed")
 """
     )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 
 def test_cuda_answers_for_one_gpu_when_asked(shim: Snippet) -> None:

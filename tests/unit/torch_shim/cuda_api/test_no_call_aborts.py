@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 _WALK = """
 import importlib, inspect, os, signal, traceback, types, warnings

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 LAUNCHER = """
 class JITFunction:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 # As capture has it: a handle is a plain tensor to Dynamo, with the device that it says.
 _COMPILE = """

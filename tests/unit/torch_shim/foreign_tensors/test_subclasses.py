@@ -1,6 +1,6 @@
 """Tensor classes of other libraries, written as those libraries write them, on the GPU."""
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 # A quantised weight that holds tensors and dequantises in `linear`.
 _QUANTISED = """

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 # Each gives a model and its arguments; the padding stands behind the sequences, and in front.
 LAYERS = {

@@ -15,13 +15,13 @@ from cache_manager.model.ids import GpuId, NodeId
 from common.addresses import TcpAddress, UnixAddress
 from scheduler.model.values import LeaseId, RequestId, SlotId
 from scheduler.wire.lease_tokens import LeaseClaims, sign
-from testbed.nodes.manager_client import Manager, manager
+from testbed.nodes.manager_client import Manager, manager, weights
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import SECRET
 from torch_shim.errors import ConnectionLost, ManagerUnreachable, RemoteFailure
 from torch_shim.leases.managers import Nodes
 from torch_shim.leases.request_context import RequestLease
-from torch_shim.wire.manager_session import ManagerSession
+from torch_shim.wire.manager_session import ManagerSession, ModelLease
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
 
@@ -205,3 +205,42 @@ async def test_session_elsewhere_stays_when_a_call_is_under_way() -> None:
         session.calls = 0  # and `give`
         assert session.retire_if_idle(float("inf"))
         assert not session.connected
+
+
+async def test_channels_that_only_a_burst_needed_are_closed_but_for_one() -> None:
+    """At the worker's end: the manager has two sockets for each, and the worker a thread."""
+    own = UnixAddress(f"@gpufaas-test-{secrets.token_hex(8)}")
+    async with manager(listen=(own, LOCALHOST)) as it:
+        client, image = await it.client(), weights(b"weights")
+        await client.upload(image)
+        nodes = nodes_of(it, str(it.node.addresses[1]), idle_s=0.4)
+        session = nodes.own
+        lease = await asyncio.to_thread(session.acquire, image.digest, 1)
+        assert isinstance(lease, ModelLease)
+        channels = [await asyncio.to_thread(session.channel, lease, 1) for _ in range(4)]
+        (worker,) = it.runtime.hosted
+        ends = [end for _, _, end in worker.channels]
+        assert len(ends) == 4
+        for channel in channels:
+            assert channel is not None, "the lease is in force"
+            session.give(lease, channel)
+        assert lease.peer.has_unused
+        nodes.sweep_later()  # as the next call has it done
+
+        await eventually(lambda: sum(map(is_closed, ends)) == 3)
+
+        last = channels[-1]
+        assert last is not None
+        assert not last.broken, "the one that was used last is used next"
+        assert session.connected
+        nodes.close()
+        image.close()
+
+
+def is_closed(end: socket.socket) -> bool:
+    """Whether the other side has closed, which sends nothing here."""
+    end.setblocking(False)
+    try:
+        return end.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False

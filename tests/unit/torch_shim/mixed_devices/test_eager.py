@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 from tests.unit.torch_shim.tensors.test_operations import calls
 
 _SETUP = """

@@ -1,14 +1,12 @@
 """Traced modules: CPU tensors raise where CUDA raises, and the graphs still serve other calls."""
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.unit.torch_shim.conftest import shim_environment
+from tests.kit.programs.snippets import Snippet
 
 _SETUP = """
-import torch
+import warnings
+warnings.simplefilter("ignore")
 from torch_shim.process_report import report
 F = torch.nn.functional
 class Net(torch.nn.Module):
@@ -45,19 +43,8 @@ _TAKEN = [
 ]
 
 
-def _run(source: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", source],
-        env=shim_environment(GPUFAAS_CAPTURE="1", GPUFAAS_TRACING="wait"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_module_raises_as_on_cuda_when_its_input_is_on_the_cpu() -> None:
-    _run(f"""{_SETUP}
+def test_module_raises_as_on_cuda_when_its_input_is_on_the_cpu(tracing_shim: Snippet) -> None:
+    tracing_shim(f"""{_SETUP}
 for text in {_REFUSED!r}:
     net = Net(eval(text)).cuda().eval()
     for _ in range(2):
@@ -72,8 +59,10 @@ for text in {_REFUSED!r}:
 
 
 @pytest.mark.parametrize("order", ["good first", "bad first"])
-def test_graph_answers_the_right_calls_when_a_wrong_one_came_between(order: str) -> None:
-    _run(f"""{_SETUP}
+def test_graph_answers_the_right_calls_when_a_wrong_one_came_between(
+    tracing_shim: Snippet, order: str
+) -> None:
+    tracing_shim(f"""{_SETUP}
 net = Net(lambda m, x: m.layer(x) + m.weight).cuda().eval()
 with torch.no_grad():
     for value in ([g, c, g] if {order!r} == "good first" else [c, g, c, g]):
@@ -90,8 +79,8 @@ with torch.no_grad():
 """)
 
 
-def test_module_is_traced_whole_when_cuda_takes_both_devices() -> None:
-    _run(f"""{_SETUP}
+def test_module_is_traced_whole_when_cuda_takes_both_devices(tracing_shim: Snippet) -> None:
+    tracing_shim(f"""{_SETUP}
 for text, values in {_TAKEN!r}:
     net = Net(eval(text)).cuda().eval()
     with torch.no_grad():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 
 def test_file_is_pytorch_s_own_when_saved_from_the_gpu(shim: Snippet, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from torch_shim.errors import ConnectionLost, RemoteFailure
+from torch_shim.errors import ConnectionLost, GpuUnavailable, ManagerUnreachable, RemoteFailure
+from torch_shim.raised_failures import error_of
 from torch_shim.remote.broken_connections import BrokenConnections
 
 LOST = ConnectionLost("broken pipe")
@@ -18,8 +19,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_call_fails_when_two_workers_are_lost() -> None:
     broken = BrokenConnections()
     broken.of_worker("a", LOST)
-    with pytest.raises(RemoteFailure, match="broke 2 times"):
+    with pytest.raises(RemoteFailure, match="broke 2 times") as raised:
         broken.of_worker("b", LOST)
+    assert not isinstance(error_of(raised.value), GpuUnavailable), "it may be what ends workers"
 
 
 def test_a_worker_whose_end_is_not_seen_yet_is_one_crash(pauses: list[float]) -> None:
@@ -30,3 +32,27 @@ def test_a_worker_whose_end_is_not_seen_yet_is_one_crash(pauses: list[float]) ->
     assert len(pauses) == 19
     with pytest.raises(RemoteFailure):
         broken.of_worker("a", LOST)
+
+
+def test_manager_that_is_lost_with_its_worker_is_not_a_second_crash() -> None:
+    broken = BrokenConnections()
+    broken.of_worker("a", LOST)
+    broken.of_manager(LOST)
+    assert broken.crashes == 1
+
+
+def test_call_may_be_made_again_when_its_manager_was_lost_twice() -> None:
+    broken = BrokenConnections()
+    broken.of_manager(LOST)
+    with pytest.raises(RemoteFailure, match="lost 2 times") as raised:
+        broken.of_manager(LOST)
+    assert isinstance(error_of(raised.value), GpuUnavailable)
+
+
+def test_error_names_the_manager_that_cannot_be_reached_after_a_crash() -> None:
+    broken, away = BrokenConnections(), ManagerUnreachable("unix:/node.sock", "refused")
+    broken.of_worker("a", LOST)
+    broken.of_manager(away)
+    with pytest.raises(ManagerUnreachable) as raised:
+        broken.of_manager(away)
+    assert raised.value is away

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 # A worker that has the numbers 0 to 65,535, and counts how often it was asked for them.
 WORKER = """
@@ -164,10 +164,31 @@ assert not worker.dropped
 del view
 assert worker.dropped == [key] and not absent_bytes.waiting and not worker.fetched
 y = absent(worker)
-y.cpu()
-del y
+looked_at = write_epochs.mark_of(y).key
+assert torch.equal(y.cpu(), square)
 assert worker.dropped == [key]
+del y
+assert worker.dropped == [key, looked_at]
 """)
+
+
+def test_the_last_workers_that_have_a_copy_hear_of_it_when_nobody_needs_it_any_more(
+    shim: Snippet,
+) -> None:
+    shim(
+        WORKER
+        + """
+sent = torch.ones(4096).cuda()
+mark = write_epochs.marked(sent)
+others = [Worker() for _ in range(9)]
+for other in (*others, others[-1]):
+    mark.held_by(other)
+key = mark.key
+del mark, sent
+assert [other.dropped for other in others[-4:]] == 4 * [[key]]
+assert not any(other.dropped for other in others[:-4])
+"""
+    )
 
 
 def test_error_says_so_when_the_bytes_are_lost(shim: Snippet) -> None:

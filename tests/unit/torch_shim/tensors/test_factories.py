@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 _CALLS = """
 torch.zeros(2, device="cuda") | torch.ones((2,), device=0) | torch.empty(2, device="cuda:0") |

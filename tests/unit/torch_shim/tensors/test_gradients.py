@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 
 def test_hooks_get_gpu_gradients_when_backpropagated(shim: Snippet) -> None:

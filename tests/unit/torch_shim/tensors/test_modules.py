@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 
 def test_parameters_keep_their_identity_when_a_module_moves(shim: Snippet) -> None:

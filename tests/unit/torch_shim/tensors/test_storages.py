@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 _WRITES = """
 x.add_(1) | x.data.mul_(2) | x.__setitem__(0, 1.0) | x.__iadd__(1) | x[0].zero_() |

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 
 def test_tensor_says_it_is_on_the_gpu_when_moved(shim: Snippet) -> None:

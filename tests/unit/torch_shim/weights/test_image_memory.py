@@ -1,6 +1,6 @@
 """Weights laid out as their image: same values, one memory, and nobody's view is cut off."""
 
-from tests.unit.torch_shim.conftest import Snippet
+from tests.kit.programs.snippets import Snippet
 
 SETUP = """
 import fcntl, os

@@ -215,7 +215,7 @@ def test_older_manager_is_waited_for_and_hears_nothing_that_it_does_not_know() -
     with fake_manager(answers_late) as it:
         session = ManagerSession(it.address, "team/function:mac")
         assert session.control.ask(FrameKind.ACQUIRE, {}).fields == {}
-        session.report_claimed(7)
+        session.report_claimed(7, "r1")
         session.close()
     assert it.heard == [FrameKind.HELLO, FrameKind.ACQUIRE]
 

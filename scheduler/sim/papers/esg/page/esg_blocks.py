@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from scheduler.sim.papers.esg.esg_experiments import HEAVY, EsgEvaluation
 from scheduler.sim.papers.esg.fitted_profiles import GpuScaling
-from scheduler.sim.papers.esg.page import esg_tables, pair_tables
+from scheduler.sim.papers.esg.page import branching_tables, esg_tables, pair_tables
 from scheduler.sim.papers.esg.page.esg_headlines import judged_esg, verdict_of
 from scheduler.sim.papers.esg.page.pair_tables import pair_outcome
 from scheduler.sim.papers.thesis.claims import Verdict
@@ -41,6 +41,8 @@ def esg_blocks(evaluation: EsgEvaluation) -> Mapping[str, str]:
         "loads": _picture("esg-loads")
         + "\n\n"
         + _each(evaluation.loads, lambda each: pair_tables.load_table(evaluation.loads[each])),
+        "branching": f"{branching_tables.shares_table(plan.assumed)}\n\n"
+        + branching_tables.branching_table(evaluation.branching),
         "readings": esg_tables.reading_table(evaluation),
         "sensitivity": f"Scaling: {chosen}.\n\n{esg_tables.variant_table(evaluation)}",
     }

@@ -17,6 +17,7 @@ from gateway_ext.providers.docker.engine.engine_transport import EngineTransport
 from gateway_ext.providers.docker.engine.output_frames import OutputFrames, OutputLine
 from gateway_ext.providers.docker.engine.registry_credentials import credentials_for
 from gateway_ext.providers.docker.release_store import Release, ReleaseRecord, ReleaseStore
+from gateway_ext.providers.function_environment import injected_digest
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 USUAL = "https://index.usual.io/v1/"
@@ -147,8 +148,8 @@ def test_constraints_are_named_unless_they_ask_for_a_gpu() -> None:
 
 def test_memory_of_the_cluster_is_no_reason_for_another_release() -> None:
     one = {"GPUFAAS_ADDRESS": "a", "GPUFAAS_GPU_MEMORY": "1"}
-    assert container_spec.lasting(one) == container_spec.lasting({**one, "GPUFAAS_GPU_MEMORY": "2"})
-    assert container_spec.lasting(one) != container_spec.lasting({**one, "GPUFAAS_ADDRESS": "b"})
+    assert injected_digest(one) == injected_digest({**one, "GPUFAAS_GPU_MEMORY": "2"})
+    assert injected_digest(one) != injected_digest({**one, "GPUFAAS_ADDRESS": "b"})
 
 
 def config(folder: Path, auths: object) -> Path:

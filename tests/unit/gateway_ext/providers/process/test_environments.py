@@ -1,5 +1,7 @@
 """Environments of functions: their packages, made once, failing loudly, removed when unused."""
 
+import asyncio
+import gc
 from pathlib import Path
 
 from gateway_ext.providers.process.environments.python_environments import PythonEnvironments
@@ -82,6 +84,24 @@ async def test_name_depends_on_what_is_meant_and_on_who_means_it() -> None:
         assert name_of(b"") == name_of(b"# nothing\n")
         assert name_of(b"a\n") != name_of(b"a\n", "another")
         assert name_of(b"torch\n") == name_of(b"", "another")
+
+
+async def test_environments_that_come_and_go_leave_no_lock_behind() -> None:
+    async with world() as there:
+        made = PythonEnvironments(there.settings, None, "mark")
+        before = locks()
+        for number in range(20):
+            namespace, requirements = f"ns-{number}", b"there-is-no-such-thing==9\n"
+            folder = there.state / "envs" / made.name_of(namespace, requirements)
+            folder.mkdir(parents=True)
+            (folder / ".made").touch()
+            assert await made.ready(namespace, requirements, print) == folder / "bin" / "python"
+
+        assert locks() - before < 10
+
+
+def locks() -> int:
+    return sum(type(each) is asyncio.Lock for each in gc.get_objects())
 
 
 def _only_bare(there: World) -> bool:

@@ -13,6 +13,7 @@ import torch
 
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallsTogether
+from gpu_manager.worker.calls.channel_call import CallAnswer
 from gpu_manager.worker.channels.channel_server import CallObservers, ChannelServer, Programs
 from gpu_manager.worker.channels.executor import Executor
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
@@ -253,7 +254,7 @@ class LocalWorker:
         """A new channel of this session, which holds the lease from now on."""
         self.leases.admit(LEASE, session)
         ours, theirs = socket.socketpair()
-        reports = CallObservers(lambda lease, _: self.ran.append(lease), self._note, self.lost.set)
+        reports = CallObservers(self._note_run, self._note, self.lost.set)
         parts = self.executor, self.leases, self.programs, reports
         server = ChannelServer(theirs, session, "f", *parts)
         self.serve(server)
@@ -270,6 +271,10 @@ class LocalWorker:
         for thread in self._threads:
             thread.join(10)
             assert not thread.is_alive()
+
+    def _note_run(self, lease: int, session: str, answer: CallAnswer) -> None:
+        del session, answer
+        self.ran.append(lease)
 
     def _note(self, text: str, trace: str) -> None:
         self.notes.append(text)

@@ -99,3 +99,18 @@ def test_session_that_asked_for_its_lease_is_not_told() -> None:
     leases.admit(1, "team/f/a")
     leases.enter(1, "team/f/a", "team/f")
     assert claimed == []
+
+
+def test_divided_lease_lets_in_each_session_that_was_admitted_and_reports_each() -> None:
+    claimed: list[tuple[int, str]] = []
+    leases = AdmittedLeases(nobody, lambda *first: claimed.append(first), patience_s=1000.0)
+    leases.admit(1, "team/f/a", divided=True)
+    leases.admit(1, "team/f/b", divided=True)
+    for session in ("team/f/a", "team/f/b"):
+        leases.enter(1, session, "team/f")
+        assert leases.reported_session(1, session) == session
+    with pytest.raises(CallRefused, match="another session"):
+        leases.enter(1, "team/f/c", "team/f")
+    leases.admit(2, "team/f/a")
+    assert leases.reported_session(2, "team/f/a") == ""
+    assert claimed == []

@@ -32,6 +32,7 @@ def paying(*weights: torch.Tensor, **more: Any) -> LocalWorker:
     """A worker whose runs take so long that running as one always pays."""
     worker = LocalWorker(*weights, **more)
     worker.executor.single.run_s = 0.02
+    worker.executor.merged.pace.pauses = 0.0
     return worker
 
 
@@ -242,7 +243,8 @@ def test_calls_run_singly_when_a_group_would_take_too_much_memory() -> None:
             for x, (y,) in zip(xs, crowd.call(grows, xs), strict=True):
                 torch.testing.assert_close(y, x.sum() * copies)
     assert not worker.pressures
-    assert merged(worker) == (0, 0)
+    groups, calls = merged(worker)
+    assert calls <= 3 * groups  # only groups of fewer than all four fit
     assert singly(worker)[Singly.MEMORY] > 0
 
 

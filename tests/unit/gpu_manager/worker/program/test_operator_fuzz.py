@@ -38,3 +38,11 @@ def test_fuzz_finds_every_fault_that_was_planted() -> None:
     assert SOUND not in found
     for name, what in FAULTY.items():
         assert what in found[name]
+
+
+def test_merged_calls_give_what_single_calls_give_when_programs_are_absurd() -> None:
+    status, output = _fuzz("--merged", "--cases", "2", "--limit", "20", "--only", "mm")
+    assert status == 0, output
+    assert "0 findings" in output
+    merged = int(output.split(" operators gave a result")[0].split()[-1])
+    assert merged > 10

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cache_manager.model.ids import ModelId
 from scheduler.core.state.pending import Bundle, Pending
-from scheduler.core.state.request_queue import RequestQueue
+from scheduler.core.state.queues.request_queue import RequestQueue
 from scheduler.model.values import Request, RequestId
 
 CLASSES = 3

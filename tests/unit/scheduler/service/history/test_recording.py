@@ -1,6 +1,7 @@
 """A live run is written to a file, and a fresh core does the same again."""
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 
@@ -23,8 +24,8 @@ from scheduler.core.recording import (
 )
 from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import BadRecording
-from scheduler.model.events import ModelLoaded, RequestArrived
-from scheduler.model.values import CoreSettings, LeaseId
+from scheduler.model.events import ModelLoaded, RequestArrived, RunFinished
+from scheduler.model.values import Configuration, CoreSettings, LeaseId, SlotId
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counters import SchedulerCounters
@@ -107,12 +108,20 @@ def test_two_terms_in_one_file_begin_with_a_fresh_core_each(tmp_path: Path) -> N
 def test_profiles_of_an_earlier_leader_are_part_of_the_beginning() -> None:
     before = a_core(models=("bert",))
     before.handle(ModelLoaded(gpu("g0").id, ModelId("bert"), 4.0, Tier.DISK, 3 << 30), 0.0)
+    given = Configuration(2, 1, 1)
+    before.handle(RunFinished(SlotId("g0"), ModelId("bert"), 2, 0.5, configuration=given), 0.0)
     profiles = before.cluster.profiles.known()
     kept = tuple(recorded_profile(model, profile) for model, profile in profiles.items())
     line = beginning_line(Beginning(VERSION, "lalbo3", "lru", profiles=kept))
     again = parsed(line)
     assert isinstance(again, Beginning)
     found = again.core().cluster.profiles.known()
+    assert found[ModelId("bert")].configured_s == {(given, gpu("g0").gpu_type): 0.5}
+    older = json.loads(line)
+    del older["begins"]["profiles"][0]["configured_s"]  # as earlier versions wrote it
+    read = parsed(json.dumps(older))
+    assert isinstance(read, Beginning)
+    assert not read.core().cluster.profiles.known()[ModelId("bert")].configured_s
     assert {model: recorded_profile(model, profile) for model, profile in found.items()} == {
         model: recorded_profile(model, profile) for model, profile in profiles.items()
     }

@@ -5,7 +5,13 @@ from base64 import b64encode
 import pytest
 
 from scheduler.model import errors
-from scheduler.model.errors import CallerNotAllowed, ModelsTooLarge, NotLeading, QueueFull
+from scheduler.model.errors import (
+    CallerNotAllowed,
+    ModelsTooLarge,
+    NotLeading,
+    OverQuota,
+    QueueFull,
+)
 from scheduler.model.values import RequestId
 from scheduler.service import error_table
 from scheduler.service.http.access import ApiAccess, ApiRole, token
@@ -30,6 +36,8 @@ def test_every_end_of_a_request_has_a_row() -> None:
     ("error", "status", "headers"),
     [
         (QueueFull(R0, "full", 3), 429, {"retry-after": "1"}),
+        (OverQuota(R0, "team has 3 of 3 leases"), 429, {"retry-after": "1"}),
+        (OverQuota(R0, "team has used 30 s of 30 s", 12.2), 429, {"retry-after": "13"}),
         (NotLeading(None), 503, {"retry-after": "1"}),
         (NotLeading("http://other"), 421, {"location": "http://other"}),
         (CallerNotAllowed("who?", known=True), 403, {}),

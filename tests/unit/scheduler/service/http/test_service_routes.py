@@ -127,6 +127,10 @@ async def test_models_show_who_holds_them() -> None:
         assert shown["model"] == "team/bert"
         assert [holder["gpu"] for holder in shown["holders"]] == ["g0"]
         assert shown["load_s"] == {"absent": 0.0}
+        for name in ("team/bert", "be"):
+            answer = await world.get(f"/models/{name}")
+            assert (answer.body["model"], answer.body["configured"]) == ("team/bert", [])
+        assert (await world.get("/models/nobody")).status == 404
 
 
 async def test_model_is_pinned_and_evicted_by_a_part_of_its_name() -> None:

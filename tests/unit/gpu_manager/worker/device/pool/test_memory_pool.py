@@ -1,18 +1,18 @@
 """The pool in a process of its own, since torch keeps it once it is installed."""
 
-import subprocess
-import sys
+import os
 import textwrap
+from collections.abc import Iterator
 
 import pytest
 
 from gpu_manager.worker.device.pool import pool_build
 from gpu_manager.worker.device.pool.pool_build import PoolNotBuilt, pool_library
+from tests.kit.programs.snippets import Snippet, snippets
 
 _BEGIN = """
 import random, threading
 from pathlib import Path
-import torch
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 MIB = 1 << 20
 pool = MemoryPool(Path({library!r}))
@@ -27,19 +27,15 @@ def resident():
 """
 
 
-def in_a_process(program: str) -> None:
+@pytest.fixture(scope="module")
+def in_a_process() -> Iterator[Snippet]:
     begin = _BEGIN.format(library=str(pool_library()))
-    done = subprocess.run(
-        [sys.executable, "-c", begin + textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=270,
-        check=False,
-    )
-    assert not done.returncode, done.stderr
+    environment = dict(os.environ)  # noqa: TID251 - for a child
+    with snippets(environment) as run:
+        yield lambda program: run(begin + textwrap.dedent(program))
 
 
-def test_every_model_has_an_account_to_the_byte() -> None:
+def test_every_model_has_an_account_to_the_byte(in_a_process: Snippet) -> None:
     in_a_process(
         """
         with pool.of(1):
@@ -60,7 +56,7 @@ def test_every_model_has_an_account_to_the_byte() -> None:
     )
 
 
-def test_a_thread_and_those_that_help_it_allocate_for_the_model() -> None:
+def test_a_thread_and_those_that_help_it_allocate_for_the_model(in_a_process: Snippet) -> None:
     in_a_process(
         """
         def adopted():
@@ -77,7 +73,9 @@ def test_a_thread_and_those_that_help_it_allocate_for_the_model() -> None:
     )
 
 
-def test_a_model_is_refused_what_its_limit_does_not_allow_and_others_are_not() -> None:
+def test_a_model_is_refused_what_its_limit_does_not_allow_and_others_are_not(
+    in_a_process: Snippet,
+) -> None:
     in_a_process(
         """
         pool.limit(1, MIB)
@@ -95,7 +93,9 @@ def test_a_model_is_refused_what_its_limit_does_not_allow_and_others_are_not() -
     )
 
 
-def test_free_pages_are_the_systems_after_a_trim_and_kept_ones_are_not() -> None:
+def test_free_pages_are_the_systems_after_a_trim_and_kept_ones_are_not(
+    in_a_process: Snippet,
+) -> None:
     in_a_process(
         """
         begun = resident()
@@ -112,7 +112,7 @@ def test_free_pages_are_the_systems_after_a_trim_and_kept_ones_are_not() -> None
     )
 
 
-def test_no_byte_is_given_twice_under_random_use() -> None:
+def test_no_byte_is_given_twice_under_random_use(in_a_process: Snippet) -> None:
     in_a_process(
         """
         random.seed(7)
@@ -147,7 +147,9 @@ def test_the_reason_is_told_when_nothing_can_compile_the_pool(
         pool_build.pool_library()
 
 
-def test_no_page_stays_when_blocks_smaller_than_pages_are_freed_in_any_order() -> None:
+def test_no_page_stays_when_blocks_smaller_than_pages_are_freed_in_any_order(
+    in_a_process: Snippet,
+) -> None:
     in_a_process(
         """
         chance = random.Random(7)

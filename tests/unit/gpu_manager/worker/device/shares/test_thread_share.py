@@ -3,12 +3,14 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.device.shares.thread_share import ThreadShare
+from gpu_manager.worker.device.shares.work_length import LONG_S
 
 
 def in_a_thread(work: Callable[[], object]) -> None:
@@ -43,34 +45,43 @@ def test_no_more_threads_compute_than_the_lease_has_processors() -> None:
     assert ThreadShare(1.0, 8, 99).threads == 8
 
 
+def threads_of(device: CpuArithmetic) -> int:
+    """How many threads a long call computes with."""
+
+    def work() -> int:
+        time.sleep(LONG_S)
+        return torch.get_num_threads()
+
+    return device.run(work, measure=False)[0]
+
+
 def test_calls_compute_with_the_threads_of_their_leases_slots() -> None:
     def work() -> None:
-        device = CpuArithmetic(all_threads=8)
         for share, most, threads in ((0.5, 0, 4), (1.0, 0, 8), (1.0, 2, 2), (0.125, 2, 1)):
+            device = CpuArithmetic(all_threads=8)
+            device.adopt_thread()
             device.serve(share, most)
-            assert torch.get_num_threads() == threads
+            assert threads_of(device) == threads
+            device.clear()
 
     in_a_thread(work)
 
 
-def test_each_thread_computes_with_its_own_models_share() -> None:
-    whole = CpuArithmetic(all_threads=2)
-    part = CpuArithmetic(all_threads=2)
-    part.use_share(0.5)
+def test_only_the_thread_that_computes_for_all_has_helpers() -> None:
+    def work() -> None:
+        device = CpuArithmetic(all_threads=2)
+        assert threads_of(device) == 2
+        in_a_thread(partial(beside, device))
+        device.clear()
 
-    def beside() -> None:
-        whole.adopt_thread()
+    def beside(device: CpuArithmetic) -> None:
+        device.adopt_thread()
+        assert threads_of(device) == 2
         found.append(torch.get_num_threads())
 
-    def check() -> None:
-        part.adopt_thread()
-        assert torch.get_num_threads() == 1
-        in_a_thread(beside)
-        assert torch.get_num_threads() == 1
-
     found: list[int] = []
-    in_a_thread(check)
-    assert found == [2]
+    in_a_thread(work)
+    assert found == [1]
 
 
 def test_a_part_of_a_thread_pauses_in_proportion() -> None:
@@ -92,9 +103,8 @@ def test_the_next_model_has_the_whole_gpu_when_one_with_a_share_has_left() -> No
     device = CpuArithmetic(all_threads=4)
     device.use_share(0.25)
     device.clear()
+    found: list[int] = []
 
-    def check() -> None:
-        device.adopt_thread()
-        assert torch.get_num_threads() == 4
-
-    in_a_thread(check)
+    in_a_thread(lambda: found.append(threads_of(device)))
+    device.clear()
+    assert found == [4]

@@ -16,6 +16,7 @@ from scheduler.sim.papers.esg.adaptive_planners import (
     largest_batch,
     mean_time_shares,
 )
+from scheduler.sim.papers.esg.applications import BRANCHING, Application
 from scheduler.sim.papers.esg.bayesian_search import learned
 from scheduler.sim.papers.esg.cost_to_go_planner import CostToGoPlanner
 from scheduler.sim.papers.esg.fitted_profiles import (
@@ -25,9 +26,9 @@ from scheduler.sim.papers.esg.fitted_profiles import (
     GpuScaling,
     fitted_profiles,
 )
-from scheduler.sim.papers.esg.lane_plans import WorkflowCall
+from scheduler.sim.papers.esg.lane_plans import StageCall, WorkflowCall
 from scheduler.sim.papers.esg.preplanned import AquatopePlanner, OrionPlanner, best_first
-from scheduler.sim.papers.esg.printed_esg import Application, esg_paper
+from scheduler.sim.papers.esg.printed_esg import esg_paper
 from scheduler.sim.papers.esg.search_costs import brute_force, search_study
 from scheduler.workflows.node_choice import NodeRoom
 from scheduler.workflows.path_curve import path_curve
@@ -41,9 +42,11 @@ EMPTY = NodeRoom(PAPER.vcpus, PAPER.vgpus, True)
 
 def waiting(
     many: int = 1, slo: float = 1.0, application: Application = CLASSIFY, stage: int = 0
-) -> list[WorkflowCall]:
+) -> list[StageCall]:
     slo_s = slo * PAPER.alone_s(application)
-    return [WorkflowCall(application, number, 0.0, slo_s, stage) for number in range(many)]
+    return [
+        StageCall(WorkflowCall(application, number, 0.0, slo_s), stage) for number in range(many)
+    ]
 
 
 def times_of(stages: Sequence[str], plan: Sequence[Configuration]) -> list[float]:
@@ -251,3 +254,42 @@ def test_searches_of_the_study_cost_the_same_as_brute_force() -> None:
     assert study.gap < 1e-12
     assert set(study.by_level) == {level.name for level in PAPER.levels}
     assert all(list(each.times_ms) == sorted(each.times_ms) for each in study.by_level.values())
+
+
+@pytest.mark.parametrize("application", BRANCHING, ids=lambda each: each.name)
+def test_shares_along_every_path_are_at_most_the_whole_by_the_dominator_tree(
+    application: Application,
+) -> None:
+    """Those of stages in a row sum up to the whole over all branches together."""
+    by_tree = distribution(application, CHOSEN)
+    in_a_row = distribution(application, CHOSEN, in_a_row=True)
+
+    whole = sum(by_tree.shares[each] for each in application.heaviest_path(by_tree.shares))
+    assert whole == pytest.approx(1.0)
+    longest = sum(in_a_row.shares[each] for each in application.heaviest_path(in_a_row.shares))
+    assert longest < 0.95
+    assert sum(in_a_row.shares.values()) == pytest.approx(1.0)
+    assert all(by_tree.shares[each] > in_a_row.shares[each] for each in application.stages)
+
+
+def test_branch_gets_more_time_by_the_dominator_tree_than_in_a_row() -> None:
+    report = BRANCHING[0]
+    calls = waiting(application=report, stage=report.stages.index("segmentation"))
+    in_a_row = EsgReading(in_a_row=True)
+
+    chosen, rushed = (
+        EsgPlanner(CHOSEN, reading).plan(calls, 0.3).options[0] for reading in (None, in_a_row)
+    )
+
+    times = fitted_profiles(CHOSEN)["segmentation"].times()
+    assert times[chosen] > times[rushed]
+    assert PAPER.prices.cost(chosen, times[chosen]) < PAPER.prices.cost(rushed, times[rushed])
+
+
+def test_longest_path_counts_for_means_and_for_what_is_ahead() -> None:
+    report = BRANCHING[0]
+    first, segmentation, depth, last = mean_time_shares(report, CHOSEN)
+
+    assert first + depth + last == pytest.approx(1.0)
+    assert segmentation < depth
+    assert PAPER.alone_s(report) == pytest.approx((86 + 828 + 147) / 1e3)

@@ -8,10 +8,19 @@ import pytest
 
 from scheduler.model.values import Configuration
 from scheduler.sim.papers.esg.adaptive_planners import AppFunctionLanes, EsgPlanner
-from scheduler.sim.papers.esg.esg_experiments import HEAVY, STRICT, SYSTEMS
+from scheduler.sim.papers.esg.applications import BRANCHING, Application
+from scheduler.sim.papers.esg.esg_experiments import (
+    ESG,
+    FAST,
+    HEAVY,
+    INFLESS,
+    OURS,
+    STRICT,
+    SYSTEMS,
+)
 from scheduler.sim.papers.esg.fitted_profiles import LEAST, EsgAssumptions, GpuScaling
-from scheduler.sim.papers.esg.lane_plans import LanePlan, LanePlanner, WorkflowCall
-from scheduler.sim.papers.esg.printed_esg import Application, LoadLevel, esg_paper
+from scheduler.sim.papers.esg.lane_plans import LanePlan, LanePlanner, StageCall, WorkflowCall
+from scheduler.sim.papers.esg.printed_esg import LoadLevel, esg_paper
 from scheduler.sim.papers.esg.workflow_run import WorkflowRun, calls_of
 from scheduler.workflows.node_choice import NodeChoice, NodeRoom, home
 
@@ -34,16 +43,16 @@ class Watched:
     def replans(self) -> bool:
         return self.planner.replans
 
-    def lane(self, call: WorkflowCall) -> Hashable:
+    def lane(self, call: StageCall) -> Hashable:
         return self.planner.lane(call)
 
-    def arrived(self, call: WorkflowCall, now: float) -> None:
+    def arrived(self, call: StageCall, now: float) -> None:
         self.planner.arrived(call, now)
 
-    def urgency(self, waiting: Sequence[WorkflowCall], now: float) -> float:
+    def urgency(self, waiting: Sequence[StageCall], now: float) -> float:
         return self.planner.urgency(waiting, now)
 
-    def plan(self, waiting: Sequence[WorkflowCall], now: float) -> LanePlan:
+    def plan(self, waiting: Sequence[StageCall], now: float) -> LanePlan:
         assert len({(call.function, call.stage) for call in waiting}) == 1
         plan = self.planner.plan(waiting, now)
         assert all(option.batch <= len(waiting) for option in plan.options)
@@ -71,7 +80,7 @@ class Always(AppFunctionLanes):
     def __init__(self, configuration: Configuration = LEAST) -> None:
         self.configuration = configuration
 
-    def plan(self, waiting: Sequence[WorkflowCall], now: float) -> LanePlan:  # noqa: ARG002
+    def plan(self, waiting: Sequence[StageCall], now: float) -> LanePlan:  # noqa: ARG002
         return LanePlan((self.configuration,))
 
 
@@ -100,7 +109,7 @@ def test_every_call_ends_once_and_capacity_holds_under_every_system(
     found = run(watched, assumed, calls)
 
     assert sorted(each.number for each in found.ended) == list(range(60))
-    assert all(each.stage + 1 == len(each.application.stages) for each in found.ended)
+    assert all(list(each.nodes) == list(each.application.stages) for each in found.ended)
     assert all(each.ended_s > each.arrived_s for each in found.ended)
     assert all((node.vcpus, node.vgpus) == (PAPER.vcpus, PAPER.vgpus) for node in found.nodes)
     stages = sum(len(each.application.stages) for each in calls)
@@ -133,7 +142,8 @@ def test_call_alone_takes_its_runs_and_its_transfers() -> None:
     moved_s = sum(PLAIN.transfer_s(row.input_mb, local=True) for row in rows)
     assert found.ended[0].ended_s == pytest.approx(PAPER.alone_s(CLASSIFY) + moved_s)
     assert found.tally.local == found.tally.moved == 2
-    assert found.ended[0].node == home(CLASSIFY.name, CLASSIFY.stages[0], PAPER.nodes)
+    at_home = home(CLASSIFY.name, CLASSIFY.stages[0], PAPER.nodes)
+    assert found.ended[0].nodes == dict.fromkeys(CLASSIFY.stages, at_home)
 
 
 def test_call_alone_costs_what_it_holds() -> None:
@@ -202,3 +212,117 @@ def test_arrivals_are_drawn_from_the_range_and_from_all_applications() -> None:
     assert {each.application for each in calls} == set(PAPER.applications)
     assert calls[0].slo_s == pytest.approx(0.8 * PAPER.alone_s(calls[0].application))
     assert calls_of(level, 5, seed=2)[0].arrived_s != calls[0].arrived_s
+
+
+FORK = Application(
+    "fork",
+    ("deblur", "segmentation", "depth", "classification"),
+    (
+        *(("deblur", "segmentation"), ("deblur", "depth")),
+        *(("segmentation", "classification"), ("depth", "classification")),
+    ),
+    (("segmentation", 0.5), ("depth", 0.5)),
+)
+
+
+def forked(*unmet: str) -> WorkflowCall:
+    return WorkflowCall(FORK, 0, 0.0, slo_s=10.0, unmet=frozenset(unmet))
+
+
+def stage_s(stage: str, inputs: int = 1) -> float:
+    row = PAPER.table3[stage]
+    return row.run_ms / 1e3 + inputs * PLAIN.transfer_s(row.input_mb, local=True)
+
+
+@pytest.mark.parametrize(
+    ("unmet", "path"),
+    [
+        ((), (("deblur", 1), ("depth", 1), ("classification", 2))),
+        (("depth",), (("deblur", 1), ("segmentation", 1), ("classification", 1))),
+        (("segmentation",), (("deblur", 1), ("depth", 1), ("classification", 1))),
+        (("segmentation", "depth"), (("deblur", 1),)),
+        (("classification",), (("deblur", 1), ("depth", 1))),
+    ],
+)
+def test_branches_run_at_once_and_join_when_all_that_are_not_skipped_have_ended(
+    unmet: tuple[str, ...], path: tuple[tuple[str, int], ...]
+) -> None:
+    found = run(Always(), PLAIN, [forked(*unmet)])
+
+    (ended,) = found.ended
+    assert ended.ended_s == pytest.approx(sum(stage_s(*each) for each in path))
+    assert set(ended.nodes) == set(FORK.stages)
+    skipped = {stage for stage, node in ended.nodes.items() if node is None}
+    both = {"segmentation", "depth"} <= set(unmet)
+    assert skipped == ({*unmet, "classification"} if both else set(unmet))
+    assert found.tally.batches == len(FORK.stages) - len(skipped)
+
+
+def test_stage_begins_once_when_it_also_waits_for_one_that_was_skipped() -> None:
+    edges = (("deblur", "depth"), ("depth", "segmentation"), ("deblur", "segmentation"))
+    shortcut = Application("shortcut", ("deblur", "depth", "segmentation"), edges)
+
+    found = run(Always(), PLAIN, [WorkflowCall(shortcut, 0, 0.0, 10.0, frozenset({"depth"}))])
+
+    (ended,) = found.ended
+    assert ended.nodes["depth"] is None
+    assert found.tally.batches == 2
+    assert ended.ended_s == pytest.approx(stage_s("deblur") + stage_s("segmentation"))
+
+
+def test_input_from_another_node_than_the_first_takes_longer() -> None:
+    class Spread(Always):
+        """Never two batches on one node."""
+
+        def place(
+            self,
+            plan: LanePlan,
+            function: str,
+            rooms: Sequence[NodeRoom],  # noqa: ARG002  # all have room
+            preferred: int,  # noqa: ARG002  # it avoids that one
+        ) -> NodeChoice | None:
+            return NodeChoice(plan.options[0], list(FORK.stages).index(function))
+
+    found = run(Spread(), PLAIN, [forked()])
+
+    local_s = sum(stage_s(*each) for each in (("deblur", 1), ("depth", 1), ("classification", 2)))
+    further_s = sum(
+        many * (PLAIN.transfer_s(megabytes, local=False) - PLAIN.transfer_s(megabytes, local=True))
+        for many, megabytes in (
+            (1, PAPER.table3["depth"].input_mb),
+            (2, PAPER.table3["classification"].input_mb),
+        )
+    )
+    assert found.ended[0].ended_s == pytest.approx(local_s + further_s)
+    assert (found.tally.moved, found.tally.local) == (4, 0)
+
+
+@pytest.mark.parametrize("system", [ESG, INFLESS, FAST, OURS])
+def test_calls_with_branches_end_once_and_capacity_holds(system: str) -> None:
+    watched = Watched(SYSTEMS[system](PLAIN))
+    calls = calls_of(OVERLOAD, 60, seed=3, applications=BRANCHING)
+
+    found = run(watched, PLAIN, calls)
+
+    assert sorted(each.number for each in found.ended) == list(range(60))
+    assert all(set(each.nodes) == set(each.application.stages) for each in found.ended)
+    assert all((node.vcpus, node.vgpus) == (PAPER.vcpus, PAPER.vgpus) for node in found.nodes)
+    ran = sum(node is not None for each in calls for node in each.nodes.values())
+    assert sum(choice.configuration.batch for choice in watched.choices) == ran
+    skipped = {stage for each in calls for stage, node in each.nodes.items() if node is None}
+    assert skipped == {"background", "classification"}
+
+
+def test_conditions_are_drawn_by_the_seed_and_change_nothing_else() -> None:
+    always = [replace(each, chances=()) for each in BRANCHING]
+    level = PAPER.level(STRICT)
+
+    calls = calls_of(level, 400, seed=1, applications=BRANCHING)
+
+    again = calls_of(level, 400, seed=1, applications=BRANCHING)
+    assert [each.unmet for each in again] == [each.unmet for each in calls]
+    without = calls_of(level, 400, seed=1, applications=always)
+    assert [each.arrived_s for each in without] == [each.arrived_s for each in calls]
+    choice = [each for each in calls if each.application.name == "background if needed"]
+    met = sum("background" not in each.unmet for each in choice)
+    assert 0.4 < met / len(choice) < 0.6

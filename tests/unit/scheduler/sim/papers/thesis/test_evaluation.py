@@ -1,15 +1,21 @@
 """Measuring, judging and writing the evaluation, on figures made up for it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from scheduler.sim import study
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.papers.thesis import calibrate, claims, experiments, printed_figures
 from scheduler.sim.papers.thesis.calibrate import CHOSEN, Distance, Point
 from scheduler.sim.papers.thesis.claims import Verdict
 from scheduler.sim.papers.thesis.experiments import Measured, PolicyFigures, Setting
 from scheduler.sim.papers.thesis.generated_parts import Evaluation, generated_parts
 from scheduler.sim.papers.thesis.markdown import table
+from scheduler.sim.papers.thesis.reading_tables import MeasuredVariant, by_claim, variants
+from scheduler.sim.readings import Readings
+from scheduler.sim.study import Scenario, ScenarioResult, Traffic
 from scheduler.sim.workload import Arrivals, Pattern
 
 PAPER = printed_figures.load()
@@ -31,6 +37,11 @@ def alike(lalbo3: PolicyFigures = SOME) -> Measured:
     figures = {(row.policy, row.working_set): SOME for row in PAPER.table2}
     figures["lalbo3", 35] = lalbo3
     return Measured(CHOSEN, figures, {row.o3_limit: SOME for row in PAPER.table3})
+
+
+def in_use() -> list[MeasuredVariant]:
+    """The setting in use alone."""
+    return [MeasuredVariant(variants(CHOSEN)[0], alike())]
 
 
 def as_the_thesis() -> Measured:
@@ -73,6 +84,29 @@ def test_best_puts_the_nearest_first() -> None:
     assert [point.distance.total for point in calibrate.best(points, 2)] == pytest.approx(
         [0.1, 0.3]
     )
+
+
+def test_best_puts_more_claims_before_less_distance() -> None:
+    near = Point(CHOSEN, Distance(0.1, 0.1, 0.1), reproduced=12)
+    right = Point(CHOSEN, Distance(0.5, 0.5, 0.5), reproduced=17)
+
+    assert calibrate.best([near, right], 1) == [right]
+
+
+def test_read_tries_every_combination_of_readings() -> None:
+    readings = calibrate.all_readings()
+    found = calibrate.read([Point(CHOSEN, Distance(0.1, 0.1, 0.1))], readings)
+
+    assert len({setting.readings for setting in found}) == len(readings) == 2**7
+    assert CHOSEN in found
+    assert replace(CHOSEN, readings=Readings()) in found
+
+
+def test_point_counts_the_claims_that_are_reproduced() -> None:
+    measured = alike()
+    verdicts = [judged.verdict for judged in claims.judge(measured, PAPER)]
+
+    assert calibrate.point(measured, PAPER).reproduced == verdicts.count(Verdict.REPRODUCED) > 0
 
 
 def test_coarse_has_no_setting_twice_and_fine_steps_around_the_best() -> None:
@@ -133,10 +167,43 @@ def test_measure_averages_seeds_under_one_setting() -> None:
     assert figures.lowest_avg_s < figures.avg_latency_s < figures.highest_avg_s
 
 
+def test_measure_does_equal_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = replace(PAPER, table2=PAPER.table2[:1], table3=PAPER.table3[:1])
+    ran: list[Scenario] = []
+
+    def run_all(scenarios: Sequence[Scenario], _done: object) -> list[ScenarioResult]:
+        ran.extend(scenarios)
+        return [study.run(each) for each in scenarios]
+
+    monkeypatch.setattr(study, "run_all", run_all)
+    usual = Setting(Pattern(), 7982, 0.1)
+    as_printed = replace(usual, readings=Readings(takes_first=True, held_when_loaded=True))
+    experiments.measure([usual, as_printed], few, seeds=1)
+
+    assert [(each.policy, each.readings) for each in ran] == [
+        ("rr", Readings()),
+        ("lalbo3", Readings()),
+        ("lalbo3", Readings(takes_first=True)),
+    ]
+
+
+def test_average_counts_as_the_readings_say() -> None:
+    load = Traffic(working_set=25, rate=200, minutes=2)
+    results = [study.run(Scenario("rr", load=load, hardware=Hardware(overhead_s=2.0)))]
+    usual = experiments.average(results)
+    loaded = experiments.average(results, Readings(held_when_loaded=True))
+    arriving = experiments.average(results, Readings(while_arriving=True))
+
+    assert loaded.false_miss_ratio < usual.false_miss_ratio == arriving.false_miss_ratio
+    assert arriving.gpu_busy_ratio != usual.gpu_busy_ratio == loaded.gpu_busy_ratio
+
+
 def test_setting_reads_as_words() -> None:
     setting = Setting(Pattern(Arrivals.BUNCHED, 45.0), 7500, 0.25)
 
     assert str(setting) == "bunched, 45 s, 7500 MB, 0.25 s overhead"
+    read = replace(setting, readings=Readings(spares_waiting=False, rro3_window=3))
+    assert str(read).endswith("0.25 s overhead, plain LRU, RRO3 looking at 3")
 
 
 def test_table_puts_text_left_and_figures_right() -> None:
@@ -145,7 +212,7 @@ def test_table_puts_text_left_and_figures_right() -> None:
 
 def test_parts_have_every_figure_table_and_claim() -> None:
     point = Point(CHOSEN, Distance(0.1, 0.2, 0.3))
-    found = generated_parts(Evaluation(PAPER, alike(), 5, [point], [point], 5, "tables beyond"))
+    found = generated_parts(Evaluation(PAPER, in_use(), 5, [point], [point], 5, "tables beyond"))
 
     assert {f"figure {number}" for number in range(5, 11)} < set(found)
     assert {"table 2", "table 3"} < set(found)
@@ -157,9 +224,37 @@ def test_parts_have_every_figure_table_and_claim() -> None:
 
 
 def test_setting_lists_the_settings_that_are_as_near() -> None:
-    near = [Point(CHOSEN, Distance(0.3, 0.3, 0.3))]
+    near = [Point(CHOSEN, Distance(0.3, 0.3, 0.3), 17)]
     other = replace(CHOSEN, gpu_memory_mb=7000)
-    far = [Point(other, Distance(0.4, 0.4, 0.4))]
-    found = generated_parts(Evaluation(PAPER, alike(), 5, near, near + far, 3, ""))
+    far = [Point(other, Distance(0.2, 0.2, 0.2), 16)]
+    found = generated_parts(Evaluation(PAPER, in_use(), 5, near, near + far, 3, ""))
 
-    assert f"1 of 2: {CHOSEN}." in found["setting"]
+    assert f"most claims (17), 1 of 2: {CHOSEN.quantities()}." in found["setting"]
+    assert "**0.300, 17**" in found["setting"]
+
+
+def test_readings_name_the_claims_that_each_one_gains_and_loses() -> None:
+    better = replace(
+        alike(), figures={**alike().figures, ("lb", 35): replace(SOME, avg_latency_s=5.6)}
+    )
+    (chosen, changed, *_) = variants(CHOSEN)
+    found = by_claim([MeasuredVariant(chosen, alike()), MeasuredVariant(changed, better)], PAPER)
+    number = 1 + [judged.ours for judged in claims.judge(better, PAPER)].index("-44 %")
+
+    assert f"Gains {number}; loses none." in found
+    assert "| **-44 %** |" in found
+
+
+def test_variants_change_the_readings_alone_and_start_with_the_one_in_use() -> None:
+    found = variants(CHOSEN)
+
+    assert found[0].setting == CHOSEN
+    assert len({variant.setting for variant in found}) == len(found)
+    assert {replace(each.setting, readings=CHOSEN.readings) for each in found} == {CHOSEN}
+
+
+def test_orders_want_only_lalbo3_to_lower_false_misses() -> None:
+    lower = alike(replace(SOME, false_miss_ratio=0.45, gpu_busy_ratio=0.5))
+
+    assert [check.met for check in claims.orders(lower)] == [True, True, True, True]
+    assert [check.met for check in claims.orders(alike())] == [False, True, True, False]

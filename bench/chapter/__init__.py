@@ -1,0 +1,1 @@
+"""The thesis's chapter 5 through gateway, shim and workers, on emulated GPUs."""

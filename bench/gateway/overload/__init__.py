@@ -1,1 +1,0 @@
-"""What happens to a function that is called more often than it can answer?"""

@@ -1,0 +1,185 @@
+"""`python -m bench.merging.virtual_line`: how long tokens of texts wait for their turns, counted.
+
+Texts are written in a closed loop, one token a call. The worker's own line, records of what merging
+gives, and pace of comparisons decide; what runs take is a table, and time is virtual. So the order
+and the bounds are seen without the noise of a machine: the same figures come out every time.
+"""
+
+import argparse
+import heapq
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+from bench.measure.report import BenchReport
+from gpu_manager.worker.calls.channel_call import ChannelCall
+from gpu_manager.worker.merging.call_line import CallInLine, CallLine
+from gpu_manager.worker.merging.comparison_pace import ComparisonPace, checked_places
+from gpu_manager.worker.merging.merge_records import USUAL_MOST, MergeRecords, Plan
+
+_TOKENS, _LENGTHS = 48, 8  # of a text; different prompts
+_STEP = 0
+_THINKS_S = 0.01  # between an answer and the text's next call
+_SINGLE_S, _GROUP_S, _EACH_S = 0.0186, 0.0264, 0.00205  # of a step: docs/decisions/0041, 12 layers
+_TOKEN_S = 0.0006  # of each token of a prompt more
+
+
+class Way(NamedTuple):
+    """What of the worker's rules holds."""
+
+    name: str
+    merges: bool = True
+    takes_turns: bool = True  # between groups and other calls
+    all_checked: bool = False
+    pauses: float | None = None  # between comparisons; None: the worker's
+
+
+WAYS = (
+    Way("singly", merges=False),
+    Way("merged, before", takes_turns=False, all_checked=True, pauses=0.0),
+    Way("comparisons bounded", takes_turns=False),
+    Way("groups take turns", all_checked=True, pauses=0.0),
+    Way("both"),
+)
+
+
+class _Asked:
+    """A token that is asked for: the first one of a prompt of this length, or another (0)."""
+
+    def __init__(self, length: int, left: int) -> None:
+        self.length, self.left = length, left
+
+    def run_s(self, calls: int) -> float:
+        """What a group of such calls takes."""
+        if calls == 1:
+            return _SINGLE_S + self.length * _TOKEN_S
+        return _GROUP_S + calls * (_EACH_S + self.length * _TOKEN_S)
+
+
+class VirtualLine:
+    """One model, whose clients write text after text."""
+
+    def __init__(self, way: Way, clients: int) -> None:
+        self.now_s = 0.0
+        self.waited: list[tuple[float, float]] = []  # when tokens came, and after how long
+        self._way = way
+        self._line = CallLine(lambda asked: cast("_Asked", asked).length, lambda: self.now_s)
+        self._records = MergeRecords()
+        self._pace = ComparisonPace(lambda: self.now_s)
+        if way.pauses is not None:
+            self._pace.pauses = way.pauses
+        self._numbers = itertools.count()
+        self._arriving: list[tuple[float, int, _Asked]] = []
+        self._asked_s: dict[CallInLine, float] = {}
+        self._waiting: set[CallInLine] = set()
+        for client in range(clients):
+            self._ask(_Asked(8 + 5 * (client % _LENGTHS), _TOKENS), 0.0)
+
+    def run(self, until_s: float) -> None:
+        """Let that time pass."""
+        while self.now_s < until_s:
+            self.now_s = max(self.now_s, self._arriving[0][0]) if self._arriving else self.now_s
+            holder: CallInLine | None = next(self._arrivals())
+            while holder is not None:
+                if self.now_s >= until_s:
+                    return
+                self._serve(holder)
+                for _ in self._arrivals():  # those that came meanwhile stand in line already
+                    pass
+                self._line.leave()
+                holder = self._woken()
+
+    def _ask(self, asked: _Asked, at_s: float) -> None:
+        heapq.heappush(self._arriving, (at_s, next(self._numbers), asked))
+
+    def _arrivals(self) -> Iterator[CallInLine]:
+        while self._arriving and self._arriving[0][0] <= self.now_s:
+            at_s, _, asked = heapq.heappop(self._arriving)
+            call = CallInLine(cast("ChannelCall", asked))
+            self._asked_s[call] = at_s
+            if self._line.enter(call):
+                yield call
+            else:
+                self._waiting.add(call)
+
+    def _woken(self) -> CallInLine | None:
+        """The call that has the turn now."""
+        found = [call for call in self._waiting if call.turn is not None and call.turn.is_set()]
+        self._waiting.difference_update(found)
+        return next((call for call in found if not call.is_done), None)
+
+    def _serve(self, first: CallInLine) -> None:
+        there = 1 + self._line.count_like(first)
+        record = self._records.of(first.likeness, lambda: str(first.likeness))
+        plan: Any = None
+        if there > 1 and self._way.merges:
+            plan = record.plan(min(there, USUAL_MOST), may_compare=self._pace.is_due())
+        if not isinstance(plan, Plan):
+            if plan is not None and not record.pays:
+                self._line.note_single(first)
+            self._answer(first)
+            record.outputs = record.outputs or ()
+            record.note_single(_of(first).run_s(1))
+            return
+        group = [first, *self._line.take_like(first, plan.size - 1)]
+        took_s = _of(first).run_s(plan.size)
+        if plan.compares:
+            places = range(plan.size) if self._way.all_checked else checked_places(plan.size)
+            with self._pace.comparing():
+                self.now_s += took_s
+                for place in places:
+                    self._answer(group[place])
+            record.note_compared(plan.size, took_s, plan.size * _of(first).run_s(1))
+            self._line.put_back([call for call in group if not call.is_done])
+            return
+        self.now_s += took_s
+        record.note_merged(plan.size, took_s)
+        for call in group:
+            self._end(call)
+        if self._way.takes_turns:
+            self._line.note_group(first)
+
+    def _answer(self, call: CallInLine) -> None:
+        self.now_s += _of(call).run_s(1)
+        self._end(call)
+
+    def _end(self, call: CallInLine) -> None:
+        """Its client has the token, and asks for the next one or begins another text."""
+        asked, at_s = _of(call), self._asked_s.pop(call)
+        self.waited.append((self.now_s, self.now_s - at_s))
+        call.failed(TimeoutError("it is answered"))
+        number = next(self._numbers)
+        length = _STEP if asked.left > 1 else 8 + 5 * (number % _LENGTHS)
+        left = asked.left - 1 if asked.left > 1 else _TOKENS
+        self._ask(_Asked(length, left), self.now_s + _THINKS_S)
+
+
+def _of(call: CallInLine) -> _Asked:
+    return cast("_Asked", call.asked)
+
+
+def main() -> None:
+    """Count, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.merging.virtual_line")
+    parser.add_argument("--keep", action="store_true", help="write the report to bench/results")
+    options = parser.parse_args()
+    report = BenchReport("Tokens' waits in a line, counted", "python -m bench.merging.virtual_line")
+    report.add(f"\n{__doc__.partition(chr(10) * 2)[2]}".rstrip().replace("\n", " "))
+    report.add("\n| clients | seconds | rules | tokens/s | p50 | p99 | longest |")
+    report.add("| ---: | --- | --- | ---: | ---: | ---: | ---: |")
+    for clients, way in itertools.product((8, 32), WAYS):
+        line = VirtualLine(way, clients)
+        line.run(60.0)
+        for begin_s, end_s in ((0.0, 10.0), (10.0, 60.0)):
+            waits = sorted(wait for at_s, wait in line.waited if begin_s <= at_s < end_s)
+            p50, p99 = (waits[int(part * len(waits))] for part in (0.5, 0.99))
+            rate = len(waits) / (end_s - begin_s)
+            times = " | ".join(f"{1e3 * each:.0f} ms" for each in (p50, p99, waits[-1]))
+            span = f"{begin_s:.0f} to {end_s:.0f}"
+            report.add(f"| {clients} | {span} | {way.name} | {rate:.1f} | {times} |")
+    if options.keep:
+        report.keep("merging-line")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What does a loud tenant do to quiet ones, live?"""

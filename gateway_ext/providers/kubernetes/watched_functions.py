@@ -1,0 +1,137 @@
+"""The functions and pods that the watches have shown, and what the listener is told of them."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from gateway_ext.errors import BadDeployment, UnknownFunction
+from gateway_ext.model import Deployment, Endpoint, FunctionId, FunctionStatus
+from gateway_ext.ports import FunctionListener
+from gateway_ext.providers.kubernetes.function_manifest import StoredFunction
+from gateway_ext.providers.kubernetes.pod_state import PodState
+
+log = logging.getLogger(__name__)
+
+_Report = tuple[Deployment, tuple[Endpoint, ...], int]
+
+
+class WatchedFunctions:
+    """What this gateway knows of the cluster; changes arrive in the order of the watches."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._functions: dict[FunctionId, StoredFunction] = {}
+        self._pods: defaultdict[FunctionId, dict[str, PodState]] = defaultdict(dict)
+        self._reported: dict[FunctionId, _Report] = {}
+        self._listener: FunctionListener | None = None
+        self._changes: set[asyncio.Event] = set()
+
+    def report_to(self, listener: FunctionListener) -> None:
+        """Report all functions, and from now on every change."""
+        self._listener = listener
+        for function in sorted(self._functions):
+            self._report(function)
+
+    def function_changed(self, before: StoredFunction | None, now: StoredFunction | None) -> None:
+        """A watch has shown a Deployment, or that it is gone."""
+        if now is not None:
+            self._functions[now.deployment.id] = now
+            self._changed(now.deployment.id)
+        elif before is not None:
+            id_ = before.deployment.id
+            known = self._functions.get(id_)
+            if known is not None and known.marks.life == before.marks.life:
+                del self._functions[id_]
+            self._changed(id_)
+
+    def pod_changed(self, before: PodState | None, now: PodState | None) -> None:
+        """A watch has shown a pod, or that it is gone."""
+        shown = now or before
+        assert shown is not None, "there is no change without an object"
+        pods = self._pods[shown.function]
+        if now is not None:
+            pods[now.name] = now
+        else:
+            pods.pop(shown.name, None)
+        if not pods:
+            del self._pods[shown.function]
+        self._changed(shown.function)
+
+    def ids(self, namespace: str) -> list[FunctionId]:
+        """The functions of a namespace, by name."""
+        return sorted(one for one in self._functions if one.namespace == namespace)
+
+    def found(self, function: FunctionId) -> StoredFunction | None:
+        """A function; None if there is none of that name."""
+        return self._functions.get(function)
+
+    def all(self) -> Sequence[StoredFunction]:
+        """All functions."""
+        return [self._functions[one] for one in sorted(self._functions)]
+
+    def pods(self, function: FunctionId) -> list[PodState]:
+        """Pods of a function, by name; none of an earlier life of the name."""
+        stored = self._functions.get(function)
+        if stored is None:
+            return []
+        pods = self._pods.get(function, {})
+        return [pods[name] for name in sorted(pods) if pods[name].life == stored.marks.life]
+
+    def status(self, function: FunctionId) -> FunctionStatus:
+        """The status of a function; UnknownFunction if there is none of that name."""
+        stored = self._functions.get(function)
+        if stored is None:
+            raise UnknownFunction(function)
+        pods = self.pods(function)
+        return FunctionStatus(
+            deployment=stored.deployment,
+            replicas=stored.wanted,
+            available_replicas=sum(pod.ready for pod in pods),
+            created_at=stored.created_at,
+            trouble=next((pod.trouble for pod in pods if pod.trouble), stored.trouble),
+        )
+
+    async def until(self, holds: Callable[[], bool], within_s: float) -> bool:
+        """Wait until the view is so; False after `within_s`."""
+        changed = asyncio.Event()
+        self._changes.add(changed)
+        try:
+            async with asyncio.timeout(within_s):
+                while not holds():
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._changes.discard(changed)
+        return True
+
+    def _changed(self, function: FunctionId) -> None:
+        if self._listener is not None:
+            self._report(function)
+        for change in self._changes:
+            change.set()
+
+    def _report(self, function: FunctionId) -> None:
+        assert self._listener is not None, "called only with a listener"
+        stored = self._functions.get(function)
+        if stored is None:
+            if self._reported.pop(function, None) is not None:
+                self._listener.function_gone(function)
+            return
+        now = (stored.deployment, self._endpoints(function), stored.wanted)
+        if self._reported.get(function) == now:
+            return
+        self._reported[function] = now
+        try:
+            self._listener.function_is(now[0], now[1], wanted=now[2])
+        except BadDeployment as error:
+            log.warning("%s was deployed by another gateway, and not served: %s", function, error)
+
+    def _endpoints(self, function: FunctionId) -> tuple[Endpoint, ...]:
+        return tuple(
+            Endpoint(pod.name, f"tcp:{pod.address}:{self._port}")
+            for pod in self.pods(function)
+            if pod.ready
+        )

@@ -1,0 +1,126 @@
+"""`gpufaas quota set|show|remove`: shares, priorities and quotas of namespaces and functions."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from common.errors import BadSize
+from common.sizes import parse_size
+from gpufaas.errors import CommandError
+from gpufaas.options.subparsers import Commands, add_verb
+from gpufaas.output.quota_text import quota_table
+from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
+
+_NONE = "none"
+_OWNER_HELP = "NAMESPACE or NAMESPACE/FUNCTION"
+# The options of `set`, with the names of their terms.
+_TERMS = {
+    "weight": "weight",
+    "priority": "priority",
+    "gpu_seconds": "gpu_s",
+    "window": "window_s",
+    "memory": "resident_bytes",
+    "leases": "leases",
+    "waiting": "waiting",
+}
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    help_text = "shares, priorities and quotas of namespaces and functions"
+    parser = commands.add_parser("quota", help=help_text)
+    add_scheduler_options(parser)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    choose = add_verb(verbs, "set", "set some of an owner's terms; the others stay")
+    _add_owner(choose)
+    add = choose.add_argument
+    add("--weight", type=_number, help="its part of the GPUs where others wait too (1)")
+    add("--priority", type=_whole, help="how urgent its requests are (0)")
+    add("--gpu-seconds", type=_number_or_none, metavar="N", help="GPU time in any window")
+    add("--window", type=_number, metavar="SECONDS", help="the window of the GPU time (60)")
+    add("--memory", type=_size_or_none, metavar="SIZE", help="GPU memory of its models: 2GiB")
+    add("--leases", type=_whole_or_none, metavar="N", help="GPU leases at a time")
+    add("--waiting", type=_whole_or_none, metavar="N", help="requests that wait at a time")
+    choose.epilog = "A limit ends with the value `none`."
+    show = add_verb(verbs, "show", "terms, and what is used of them")
+    show.add_argument("owner", nargs="?", default=None, help=_OWNER_HELP)
+    remove = add_verb(verbs, "remove", "remove what an operator set of an owner")
+    _add_owner(remove)
+    for each, run in ((choose, _set), (show, _show), (remove, _remove)):
+        add_scheduler_options(each)
+        each.set_defaults(run=run)
+
+
+def _add_owner(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("owner", help=_OWNER_HELP)
+
+
+def _set(options: argparse.Namespace) -> int:
+    given = vars(options)
+    changed = {term: given[option] for option, term in _TERMS.items() if option in given}
+    if not changed:
+        raise CommandError("nothing to set: name one of " + ", ".join(map(_flag, _TERMS)))
+    scheduler, path = scheduler_api(options), _path(options.owner)
+    before: Mapping[str, Any] = scheduler.get(path)["terms"]
+    return _print([scheduler.put(path, {**before, **changed})], options)
+
+
+def _show(options: argparse.Namespace) -> int:
+    scheduler = scheduler_api(options)
+    if options.owner is None:
+        return _print(scheduler.get("/quotas")["owners"], options)
+    return _print([scheduler.get(_path(options.owner))], options)
+
+
+def _remove(options: argparse.Namespace) -> int:
+    return _print([scheduler_api(options).delete(_path(options.owner))], options)
+
+
+def _print(rows: list[dict[str, Any]], options: argparse.Namespace) -> int:
+    print(json.dumps(rows, indent=1) if options.json else quota_table(rows))
+    return 0
+
+
+def _path(owner: str) -> str:
+    return f"/quotas/{in_path(owner)}"
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number is expected") from error
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number is expected") from error
+
+
+def _or_none(text: str, read: Callable[[str], float]) -> float | None:
+    return None if text == _NONE else read(text)
+
+
+def _number_or_none(text: str) -> float | None:
+    return _or_none(text, _number)
+
+
+def _whole_or_none(text: str) -> float | None:
+    return _or_none(text, _whole)
+
+
+def _size_or_none(text: str) -> float | None:
+    try:
+        return _or_none(text, parse_size)
+    except BadSize as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

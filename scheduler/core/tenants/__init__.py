@@ -1,0 +1,1 @@
+"""Whose request goes next, and what an owner may use: shares, priorities and quotas; pure."""

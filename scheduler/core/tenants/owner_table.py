@@ -1,0 +1,120 @@
+"""All owners that are known, by name, and how much weight those have that are at work."""
+
+from scheduler.core.tenants.owners import NO_TERMS, FunctionOwner, Owner, TenantSpace
+from scheduler.model.owner_terms import OwnerTerms
+
+# Owners without terms are remembered for as long as their virtual time lasts, but no more of them.
+_MOST_OWNERS = 200
+
+
+def namespace_of(function: str) -> str:
+    """The namespace of a function, as requests name it; empty if it names none."""
+    space, slash, _ = function.partition("/")
+    return space if slash else ""
+
+
+class OwnerTable:
+    """Namespaces and their functions; functions that name no namespace are of one without a name.
+
+    One that has no terms and nothing to do is forgotten once its virtual time has passed: it has
+    no advantage of that. If there are too many, also those are forgotten whose has not.
+    """
+
+    def __init__(self) -> None:
+        self.terms: dict[str, OwnerTerms] = {}
+        self.spaces: dict[str, TenantSpace] = {}
+        self.functions: dict[str, FunctionOwner] = {}
+        self.active_weight = 0.0
+        self._active = 0
+        self._made = 0
+        self._due = _MOST_OWNERS
+
+    def of(self, function: str) -> FunctionOwner:
+        """The owner of a request of this function."""
+        owner = self.functions.get(function)
+        return self._new_function(function) if owner is None else owner
+
+    def set_terms(self, name: str, terms: OwnerTerms | None, now: float) -> None:
+        """These terms hold for an owner from now on; None: no terms of its own."""
+        if terms is None:
+            self.terms.pop(name, None)
+        else:
+            self.terms[name] = terms
+        owner = self.functions.get(name) if "/" in name else self.spaces.get(name)
+        if owner is not None:
+            owner.take_terms(NO_TERMS if terms is None else terms, now)
+            self._weigh()
+
+    def functions_of(self, name: str) -> dict[FunctionOwner, None]:
+        """The known functions that an owner is, or has."""
+        if "/" in name:
+            function = self.functions.get(name)
+            return {} if function is None else {function: None}
+        space = self.spaces.get(name)
+        return {} if space is None else dict.fromkeys(space.functions.values())
+
+    def count(self, owner: FunctionOwner, waiting: int, leases: int) -> None:
+        """A function, and so its namespace, has so many more requests that wait, and leases."""
+        owner.waiting += waiting
+        owner.leases += leases
+        space = owner.space
+        was_busy = space.busy
+        space.waiting += waiting
+        space.leases += leases
+        if space.busy != was_busy:
+            self._active += -1 if was_busy else 1
+            change = -space.weight if was_busy else space.weight
+            self.active_weight = self.active_weight + change if self._active else 0.0
+
+    def forget_when_due(self, virtual_s: float) -> None:
+        """Forget owners, if there are many."""
+        if len(self.functions) <= self._due:
+            return
+        for lasting in (False, True):
+            for owner in list(self.functions.values()):
+                passed = lasting or (
+                    owner.virtual_s <= owner.space.turn_s and owner.space.virtual_s <= virtual_s
+                )
+                if passed and not owner.busy and owner.name not in self.terms:
+                    self._forget(owner)
+            if len(self.functions) <= _MOST_OWNERS // 2:
+                break
+        self._due = max(_MOST_OWNERS, 2 * len(self.functions))
+
+    def clear(self) -> None:
+        """Forget all owners, but not their terms."""
+        self.spaces.clear()
+        self.functions.clear()
+        self.active_weight = 0.0
+        self._active = 0
+
+    def _new_function(self, function: str) -> FunctionOwner:
+        name = namespace_of(function)
+        space = self.spaces.get(name)
+        if space is None:
+            space = self.spaces[name] = TenantSpace(name, self._number())
+            space.take_terms(self.terms.get(name, NO_TERMS), 0.0)
+        owner = FunctionOwner(function, self._number(), space)
+        if "/" in function:
+            owner.take_terms(self.terms.get(function, NO_TERMS), 0.0)
+        self.functions[function] = space.functions[function] = owner
+        return owner
+
+    def _number(self) -> int:
+        self._made += 1
+        return self._made
+
+    def _forget(self, owner: FunctionOwner) -> None:
+        space = owner.space
+        del self.functions[owner.name], space.functions[owner.name]
+        if not space.functions and space.name not in self.terms:
+            del self.spaces[space.name]
+
+    def _weigh(self) -> None:
+        busy = [space.weight for space in self.spaces.values() if space.busy]
+        self._active, self.active_weight = len(busy), sum(busy)
+
+
+def both(owner: FunctionOwner) -> tuple[Owner, Owner]:
+    """A function and its namespace: the terms of both hold."""
+    return owner, owner.space

@@ -1,0 +1,399 @@
+"""Namespaces and functions that share the cluster: weights, priorities, and quotas; off by default.
+
+A layer under every policy: policies see only the requests whose turn it is, and keep their
+locality, batches and costs. It is on while a policy has a `lead_s` or any owner has terms.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from cache_manager.model.ids import ModelId
+from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.pending import Bundle, Pending, Standing
+from scheduler.core.state.slots import ActiveLease, Slot
+from scheduler.core.state.standing_leases import StandingLeases
+from scheduler.core.state.visits import Visits
+from scheduler.core.tenants import resident_bytes
+from scheduler.core.tenants.lease_charges import LeaseCharges
+from scheduler.core.tenants.owner_table import OwnerTable, both
+from scheduler.core.tenants.owners import FunctionOwner, Turn
+from scheduler.core.tenants.quotas import QuotaRefusal, is_over_gpu_s, refusal, too_many_bytes
+from scheduler.core.tenants.turn_order import TurnOrder, head_start_s
+from scheduler.model.actions import Action
+from scheduler.model.owner_terms import OwnerTerms
+from scheduler.model.values import LeaseId, RequestId, RequestOutcome
+
+# While slots are idle the policy may choose among so many requests for each, if that many wait.
+# With more of them it would use idle slots better, and delay namespaces more that come meanwhile.
+_CHOICE = 4
+_MOST_AT_ONCE = 64
+# How many functions that lacked room in their quota are looked at again after an event.
+_MOST_RETRIED = 8
+
+
+class Tenancy:
+    """Follows every request and lease of every owner, while it is on."""
+
+    def __init__(self, cluster: ClusterState, standing: StandingLeases, visits: Visits) -> None:
+        self.on = False
+        self.now = 0.0
+        self.owners = OwnerTable()
+        self.order = TurnOrder(cluster, self.owners)
+        self.leases = LeaseCharges(self.owners, self.order)
+        self.refused: list[tuple[Pending, RequestOutcome, str]] = []
+        self._cluster = cluster
+        self._standing = standing
+        self._visits = visits
+        self._diverted = False
+
+    @property
+    def held(self) -> int:
+        """How many requests are held back."""
+        return self.order.held
+
+    @property
+    def terms(self) -> Mapping[str, OwnerTerms]:
+        """The terms in force, by owner."""
+        return self.owners.terms
+
+    # -- on and off -----------------------------------------------------------------------------
+
+    def set_terms(
+        self,
+        name: str,
+        terms: OwnerTerms | None,
+        requests: Iterable[Pending],
+        leases: Iterable[ActiveLease],
+    ) -> None:
+        """These terms hold for an owner from now on."""
+        self.owners.set_terms(name, terms, self.now)
+        if "/" not in name:
+            self._share_memory()
+        self._switch(requests, leases)
+        for owner in list(self.order.stuck):
+            self._free(owner)
+        concerned = self.owners.functions_of(name)
+        if not self.on or not concerned:
+            return
+        for pending in list(self._cluster.waiting):
+            turn = self.order.turns[pending.id]
+            if turn.owner in concerned:
+                self._pull_back(turn)
+        for turn in self.order.turns.values():
+            if turn.owner.name == name:
+                resident_bytes.named(turn.owner, turn.pending.models, self._cluster)
+        for owner in concerned:
+            self.order.list(owner)
+
+    def set_lead(
+        self, lead_s: float, requests: Iterable[Pending], leases: Iterable[ActiveLease]
+    ) -> None:
+        """From now on policies see requests whose turn is so much later than the first turn.
+
+        All requests that wait are sorted anew; none waits for one slot.
+        """
+        order = self.order
+        if lead_s == order.lead_s:
+            return
+        order.lead_s = lead_s
+        self._share_memory()
+        if not self.on:
+            self._switch(requests, leases)
+        for pending in list(self._cluster.waiting):
+            self._pull_back(order.turns[pending.id])
+        for turn in [turn for turn in order.turns.values() if turn.place]:
+            self._note_held(turn)
+            order.let_go(turn)
+            order.hold(turn, self.now)
+        self._visits.clear()
+        self._cluster.latest_seq = 0
+        self._switch(requests, leases)
+
+    def _share_memory(self) -> None:
+        """Where namespaces take turns they also have parts of the memory, by their weights."""
+        weights = {name: terms.weight for name, terms in self.terms.items() if "/" not in name}
+        self._cluster.index.parts.share(weights if self.order.lead_s else None)
+
+    def _switch(self, requests: Iterable[Pending], leases: Iterable[ActiveLease]) -> None:
+        """Begin to follow everything there is, or stop."""
+        on = self.order.lead_s > 0.0 or bool(self.owners.terms)
+        if on == self.on:
+            return
+        self.on = on
+        if on:
+            for pending in requests:
+                if pending.standing in (Standing.WAITING, Standing.LOCAL):
+                    self._queue(self._turn(pending))
+                    self._show(self.order.turns[pending.id])
+            for lease in leases:
+                if lease.requests:
+                    self.granted(lease, lease.requests, max(0.0, lease.due_s - self.now))
+            return
+        for owner in list(self.order.stuck):
+            self._free(owner)
+        held = [turn for turn in self.order.turns.values() if turn.place]
+        for turn in sorted(held, key=_arrival):
+            self._expose(turn)
+        for turn in self.order.turns.values():
+            turn.pending.seq = turn.arrival
+        self.order.turns.clear()
+        self.leases.clear()
+        self.owners.clear()
+
+    def _pull_back(self, turn: Turn) -> None:
+        """Hold back a request that waits in the global queue."""
+        self._standing.waits_no_more(turn.pending)
+        self._cluster.waiting.remove(turn.pending)
+        self._withdraw(turn)
+        turn.pending.seq = turn.arrival
+        self.order.hold(turn, self.now)
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def refusal(self, function: str, bundle: Bundle) -> QuotaRefusal | None:
+        """Which quota a new request of this function exceeds, if any."""
+        self.owners.forget_when_due(self.order.virtual_s)
+        owner = self.owners.of(function)
+        return refusal(owner, bundle, self.order.estimate_s(bundle), self.now)
+
+    def hold(self, pending: Pending) -> None:
+        """Hold a request back that is to wait for any slot, until its turn."""
+        turn = self._turn(pending)
+        self._queue(turn)
+        resident_bytes.named(turn.owner, pending.models, self._cluster)
+        self.order.hold(turn, self.now)
+
+    def is_exposed(self, pending: Pending) -> bool:
+        """Whether the policy may place this request, wherever it waits."""
+        turn = self.order.turns.get(pending.id)
+        return turn is not None and turn.exposed
+
+    def let_go(self, pending: Pending) -> None:
+        """A request that is held back leaves; one that was refused has left already."""
+        turn = self.order.turns.get(pending.id)
+        if turn is not None and turn.place:
+            self.order.let_go(turn)
+
+    def divert(self, pending: Pending) -> None:
+        """A request whose load exceeds a quota of resident bytes waits until that has room."""
+        turn = self.order.turns[pending.id]
+        self._withdraw(turn)
+        turn.owner.stuck = True
+        self.order.stuck[turn.owner] = None
+        self._diverted = True
+        self.order.hold(turn, self.now)
+
+    def finished(self, request: RequestId) -> None:
+        """A request has ended."""
+        turn = self.order.turns.pop(request, None)
+        if turn is not None and turn.queued:
+            self._unqueue(turn)
+            self.owners.forget_when_due(self.order.virtual_s)
+
+    def held_back(self, pending: Pending) -> tuple[float, str]:
+        """For how long a request was held back in all, and for what at last."""
+        turn = self.order.turns.get(pending.id)
+        return (0.0, "") if turn is None else (turn.held_s, turn.held_for if turn.held_s else "")
+
+    def ahead_of(self, function: str, queued: int) -> int:
+        """How many of the requests that wait go before a new one of this function, about."""
+        if not self.order.lead_s:
+            return queued
+        space = self.owners.of(function).space
+        weight = self.owners.active_weight + (0.0 if space.busy else space.weight)
+        return min(queued, int(space.waiting * weight / space.weight))
+
+    def may_wait(self, function: str, limit: int) -> bool:
+        """Whether its namespace may have one more request among `limit` that wait.
+
+        It leaves room for the others that are at work, and for one more.
+        """
+        space = self.owners.of(function).space
+        others = self.owners.active_weight - (space.weight if space.busy else 0.0)
+        return space.waiting < max(1.0, limit * space.weight / (others + space.weight + 1.0))
+
+    # -- turns ----------------------------------------------------------------------------------
+
+    def expose(self) -> None:
+        """Let the policy see all whose turn it is."""
+        self._diverted = False
+        while (turn := self.order.next()) is not None:
+            self._expose(turn)
+
+    def goes_on(self) -> bool:
+        """Whether the policy should decide once more: others have their turn by what it decided."""
+        return self._diverted or self.order.next() is not None
+
+    def expose_spare(self, *, nothing_runs: bool) -> bool:
+        """Let it see one more while slots are idle: others use what an owner leaves.
+
+        If it has enough to choose from, takes nothing, and nothing runs, it sees many more at once:
+        no later event may come, and what waits may need a GPU that is away.
+        """
+        cluster, order = self._cluster, self.order
+        room = cluster.idle_slots
+        if not room and cluster.loadable.running and cluster.loadable.has_any():
+            room = 1
+        if not order.held or not room:
+            return False
+        enough = cluster.waiting.count >= _CHOICE * room
+        if enough and not nothing_runs:
+            return False
+        found = False
+        for _ in range(_MOST_AT_ONCE if enough else 1):
+            turn = order.next(spare=True)
+            if turn is None:
+                break
+            self._expose(turn)
+            found = True
+        return found
+
+    def retry(self) -> None:
+        """Look whether functions that lacked room in a quota of resident bytes have it now."""
+        for owner in list(self.order.stuck)[:_MOST_RETRIED]:
+            first = owner.first()
+            if first is None or resident_bytes.has_room(owner, first.pending.bundle, self._cluster):
+                self._free(owner)
+            else:  # others are looked at next time
+                self.order.stuck[owner] = self.order.stuck.pop(owner)
+
+    def _free(self, owner: FunctionOwner) -> None:
+        del self.order.stuck[owner]
+        owner.stuck = False
+        self.order.list(owner)
+
+    def _expose(self, turn: Turn) -> None:
+        """Let the policy see a request, unless it has grown too large while it was held back."""
+        pending, cluster = turn.pending, self._cluster
+        self._note_held(turn)
+        if cluster.too_large(pending.bundle):
+            reason = "its models have grown, and no GPU is so large"
+            self._refuse(turn, RequestOutcome.TOO_LARGE, reason)
+            return
+        over = too_many_bytes(turn.owner, pending.bundle)
+        if over is not None:
+            self._refuse(turn, RequestOutcome.OVER_QUOTA, over.reason)
+            return
+        self.order.take(turn)
+        cluster.latest_seq = max(cluster.latest_seq, pending.seq)
+        pending.standing = Standing.WAITING
+        self._standing.waits(pending)
+        cluster.wait(pending)
+
+    def _refuse(self, turn: Turn, outcome: RequestOutcome, reason: str) -> None:
+        self.order.let_go(turn)
+        self.refused.append((turn.pending, outcome, reason))
+
+    # -- leases ---------------------------------------------------------------------------------
+
+    def granted(self, lease: ActiveLease, chosen: Sequence[Pending], expected_s: float) -> None:
+        """These requests have a lease, for about so many seconds."""
+        owners = []
+        for pending in chosen:
+            turn = self._turn(pending)
+            if turn.queued:
+                self._unqueue(turn)
+            owners.append(turn.owner)
+        self.leases.granted(lease, owners, expected_s, self.now)
+
+    def named(self, lease: ActiveLease, function: str, expected_s: float) -> None:
+        """A call of this function runs under a lease, perhaps one that an earlier leader gave."""
+        self.leases.used(lease, self.owners.of(function), expected_s, self.now)
+
+    def computes(self, lease: ActiveLease) -> None:
+        """A lease that was loading beside the runs of others has its slot from now on."""
+        self.leases.computes(lease, self.now)
+
+    def ended(self, lease: LeaseId) -> None:
+        """A lease is over: its owners are charged for what it has used."""
+        self.leases.ended(lease, self.now)
+
+    def yields(self, lease: LeaseId) -> bool:
+        """Whether its caller must not keep this lease: its owner has too much of something."""
+        order, others_wait = self.order, self._cluster.waiting.count or self.held
+        for function in self.leases.owners_of(lease):
+            if order.lead_s and others_wait and order.is_ahead(function.space):
+                return True
+            for owner in both(function):
+                most = owner.terms.leases
+                if most is not None and owner.leases > most:
+                    return True
+                if is_over_gpu_s(owner, self.now):
+                    return True
+        return False
+
+    def make_room(
+        self,
+        chosen: Sequence[Pending],
+        loads: Sequence[tuple[ModelId, int]],
+        slot: Slot,
+        out: list[Action],
+    ) -> bool:
+        """Keep quotas of resident bytes as these loads begin; False: their requests must wait."""
+        turns = self.order.turns
+        owners = [turns[each.id].owner for each in chosen if each.id in turns]
+        bound = resident_bytes.with_quota(owners)
+        needed = slot.gpu, chosen[0].bundle.models
+        return not bound or resident_bytes.make_room(bound, loads, needed, self._cluster, out)
+
+    def make_room_ahead(
+        self,
+        model: ModelId,
+        loads: Sequence[tuple[ModelId, int]],
+        slot: Slot,
+        out: list[Action],
+    ) -> bool:
+        """The same, for the load of a model without a request."""
+        owners = resident_bytes.owners_of(model, self.owners)
+        needed = slot.gpu, (model,)
+        return not owners or resident_bytes.make_room(owners, loads, needed, self._cluster, out)
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _turn(self, pending: Pending) -> Turn:
+        turns, function = self.order.turns, pending.request.function
+        turn = turns.get(pending.id)
+        if turn is None:
+            owner = self.owners.of(function)
+            priority = owner.terms.priority + owner.space.terms.priority
+            head_s = head_start_s(pending, priority, self.now)
+            turn = turns[pending.id] = Turn(pending, owner, head_s)
+        elif not turn.queued:  # its owner may have been forgotten meanwhile
+            turn.owner = self.owners.of(function)
+        return turn
+
+    def _queue(self, turn: Turn) -> None:
+        turn.charge_s = self.order.estimate_s(turn.pending.bundle)
+        turn.queued = True
+        self.owners.count(turn.owner, 1, 0)
+        for owner in both(turn.owner):
+            owner.queued_s += turn.charge_s
+
+    def _unqueue(self, turn: Turn) -> None:
+        """A request waits no more; what it was charged in advance is given back."""
+        self._withdraw(turn)
+        turn.queued = False
+        self.owners.count(turn.owner, -1, 0)
+        for owner in both(turn.owner):
+            owner.queued_s -= turn.charge_s
+
+    def _show(self, turn: Turn) -> None:
+        """A request counts as exposed, which was so before anybody followed it."""
+        turn.exposed = True
+        for owner in both(turn.owner):
+            owner.exposed += 1
+        self.order.charge(turn.owner, turn.charge_s)
+
+    def _withdraw(self, turn: Turn) -> None:
+        """A request is no more exposed."""
+        if turn.exposed:
+            turn.exposed = False
+            for owner in both(turn.owner):
+                owner.exposed -= 1
+            self.order.charge(turn.owner, -turn.charge_s)
+
+    def _note_held(self, turn: Turn) -> None:
+        turn.held_s += self.now - turn.since_s
+
+
+def _arrival(turn: Turn) -> int:
+    return turn.arrival

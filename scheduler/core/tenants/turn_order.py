@@ -1,0 +1,200 @@
+"""The order of turns: which request that is held back is the next that the policy may see.
+
+Start-time fair queueing (SFQ) in two levels, and a bounded look ahead, as MQFQ has it: a namespace
+is charged, by its weight, for what its requests take, in advance by estimate; its next request has
+its turn at the namespace's virtual time. The clock of all is the least turn of what waits. So a
+namespace that returns from idleness begins at the clock: it has saved nothing.
+"""
+
+from cache_manager.model.ids import Tier
+from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.pending import Bundle, Pending, Standing
+from scheduler.core.tenants.owner_table import OwnerTable
+from scheduler.core.tenants.owners import FunctionOwner, OwnerOrder, TenantSpace, Turn, is_listed
+
+# Requests that have the same turn to the microsecond keep their order of arrival.
+_SEQ_STEP = 1 << 40
+# Of a request that goes before others: at most so many seconds.
+MOST_HEAD_S = 10.0
+_PRIORITY_S = 1.0  # for each step of priority
+
+AHEAD = "its namespace was ahead of its share"
+ITS_TURN = "others had their turn"
+LEASES = "its quota of leases"
+RESIDENT = "its quota of resident bytes"
+
+
+class TurnOrder:
+    """Holds requests back until it is their turn, and no longer.
+
+    With `lead_s` those may be placed whose turn is at most so much later than the first turn, in
+    seconds of the whole cluster's work. Without, all may be, whom no quota holds back.
+    """
+
+    def __init__(self, cluster: ClusterState, owners: OwnerTable) -> None:
+        self.lead_s = 0.0
+        self.virtual_s = 0.0
+        self.turns: dict[str, Turn] = {}
+        self.held = 0
+        self.stuck: dict[FunctionOwner, None] = {}
+        self._cluster = cluster
+        self._owners = owners
+        self._spaces = OwnerOrder()
+        self._places = 0
+        self._early: dict[FunctionOwner, None] = {}  # whose first request has a head start
+        self._pace = 0.0  # at which these were listed
+
+    def estimate_s(self, bundle: Bundle) -> float:
+        """The GPU time of one request, with the load if it seems to need one."""
+        profiles = self._cluster.profiles
+        run_s = profiles.usual_runs_s(bundle.models)
+        if self._cluster.index.held(bundle.models):
+            return run_s
+        return run_s + profiles.all_loads_s(bundle.models, Tier.DISK)
+
+    # -- held back ------------------------------------------------------------------------------
+
+    def hold(self, turn: Turn, now: float) -> None:
+        """Hold a request back, at its place by arrival among those of its function."""
+        pending, owner = turn.pending, turn.owner
+        if pending.seq < 0:  # it goes before all others
+            turn.arrival = pending.seq
+        self._places += 1
+        head = int(turn.head_s * 1e6) * _SEQ_STEP if self.lead_s else 0
+        owner.hold(turn, turn.arrival - head, self._places)
+        self.held += 1
+        self._cluster.held += 1
+        pending.standing = Standing.HELD
+        pending.at = pending.lease = None
+        turn.since_s = now
+        turn.held_for = self._why(owner)
+        self.list(owner)
+
+    def let_go(self, turn: Turn) -> None:
+        """A request is held back no more."""
+        turn.owner.let_go(turn)
+        self.held -= 1
+        self._cluster.held -= 1
+        self.list(turn.owner)
+
+    def list(self, owner: FunctionOwner) -> None:
+        """List a function, and its namespace, where their turns are by now."""
+        space = owner.space
+        first = None if owner.stuck or owner.at_its_leases else owner.first()
+        if first is not None and first.head_s:
+            self._early[owner] = None
+        else:
+            self._early.pop(owner, None)
+        if first is None:
+            space.turns.unlist(owner)
+        else:
+            if not is_listed(owner):
+                owner.virtual_s = max(owner.virtual_s, space.turn_s)
+            space.turns.list(owner, owner.virtual_s - self._head_s(first))
+        self._list_space(space)
+
+    def _list_space(self, space: TenantSpace) -> None:
+        owner = None if space.at_its_leases else space.turns.first()
+        first = owner.first() if isinstance(owner, FunctionOwner) else None
+        if first is None:
+            self._spaces.unlist(space)
+            return
+        if not is_listed(space):
+            space.virtual_s = max(space.virtual_s, self.virtual_s)
+        self._spaces.list(space, space.virtual_s - self._head_s(first))
+
+    def _why(self, owner: FunctionOwner) -> str:
+        if owner.stuck:
+            return RESIDENT
+        if owner.at_its_leases or owner.space.at_its_leases:
+            return LEASES
+        return AHEAD if owner.space.virtual_s > self.virtual_s else ITS_TURN
+
+    # -- turns ----------------------------------------------------------------------------------
+
+    def next(self, *, spare: bool = False) -> Turn | None:
+        """The next request that may be placed; with `spare` also where its turn is too late."""
+        self._follow_pace()
+        space = self._spaces.first()
+        if not isinstance(space, TenantSpace):
+            return None
+        if self.lead_s and not spare:
+            self._advance(space.listed_s)
+            if space.listed_s > self.virtual_s + self.lead_s * self.pace():
+                return None
+        owner = space.turns.first()
+        assert isinstance(owner, FunctionOwner)
+        turn = owner.first()
+        assert turn is not None
+        return turn
+
+    def take(self, turn: Turn) -> None:
+        """It is the turn of this request, the next one: give it its rank, and charge for it."""
+        owner, space, pending = turn.owner, turn.owner.space, turn.pending
+        space.turn_s = max(space.turn_s, owner.virtual_s)
+        turn.tag_s = max(0.0, space.virtual_s - self._head_s(turn))
+        if self.lead_s:
+            if turn.arrival >= 0:
+                pending.seq = int(turn.tag_s * 1e6) * _SEQ_STEP + turn.arrival % _SEQ_STEP
+            cluster = self._cluster
+            pending.number = cluster.accepted - cluster.waiting.count - cluster.held
+        else:
+            pending.seq = turn.arrival
+        turn.exposed = True
+        owner.exposed += 1
+        space.exposed += 1
+        self._charge(owner, turn.charge_s)
+        self.let_go(turn)
+
+    def charge(self, owner: FunctionOwner, seconds: float) -> None:
+        """Charge so many seconds more, or fewer, and list the owner where its turn is then."""
+        self._charge(owner, seconds)
+        self.list(owner)
+
+    def is_ahead(self, space: TenantSpace) -> bool:
+        """Whether a namespace is too far ahead for a further turn."""
+        return space.virtual_s > self.virtual_s + self.lead_s * self.pace()
+
+    def pace(self) -> float:
+        """By how much the virtual time advances in a second, with all slots at work."""
+        return max(1, self._cluster.active_slots) / max(self._owners.active_weight, 1e-6)
+
+    def _follow_pace(self) -> None:
+        """List anew whose turn depends on the pace, if that has changed."""
+        pace = self.pace()
+        if pace != self._pace:
+            self._pace = pace
+            for owner in list(self._early):
+                self.list(owner)
+
+    def _head_s(self, turn: Turn) -> float:
+        return turn.head_s * self.pace() if self.lead_s and turn.head_s else 0.0
+
+    def _charge(self, owner: FunctionOwner, seconds: float) -> None:
+        owner.virtual_s += seconds / owner.weight
+        owner.space.virtual_s += seconds / owner.space.weight
+
+    def _advance(self, next_s: float) -> None:
+        """The clock is at the first turn of what waits, and never goes back."""
+        cluster = self._cluster
+        first = cluster.waiting.first(max(0, len(cluster.sizes) - 1))
+        if first is not None:
+            turn = self.turns.get(first.id)
+            next_s = min(next_s, turn.tag_s) if turn is not None else next_s
+        self.virtual_s = max(self.virtual_s, next_s)
+
+
+def head_start_s(pending: Pending, priority: int, now: float) -> float:
+    """By how many seconds a request goes before others that came at the same time.
+
+    By its priority, and by how little is left of its time; bounded, so that nobody starves.
+    """
+    request = pending.request
+    left_s = MOST_HEAD_S
+    if request.deadline_s is not None:
+        left_s = request.deadline_s - now
+    if request.slo_s is not None:
+        left_s = min(left_s, pending.arrived_s + request.slo_s - now)
+    urgent_s = max(0.0, MOST_HEAD_S - max(0.0, left_s))
+    head_s = (request.priority + priority) * _PRIORITY_S + urgent_s
+    return max(-MOST_HEAD_S, min(MOST_HEAD_S, head_s))

@@ -1,0 +1,290 @@
+"""GAIN: one sum of seconds weighs hits, loads, further copies, data, neighbours and batches."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from scheduler.policies.parameter_bounds import check_bounds
+from scheduler.policies.placement_policy import (
+    Decision,
+    LoadBeside,
+    Place,
+    RequestView,
+    SlotView,
+    View,
+)
+from scheduler.policies.weighing.gain_batches import BatchTerms, batch_terms, batched
+from scheduler.policies.weighing.gain_terms import Gain, neighbours_s, reloads, wait_at_s
+from scheduler.policies.weighing.weighing_policy import WeighedSlot
+from scheduler.workflows.stage_profiles import Prices
+
+_OVERDUE = "overtaken too often"
+_LEAST_S = 1e-9  # a time that was measured as nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Ours, for all grounds: what NETGAIN, BESIDE, TOGO and FAIR weigh, as terms of one gain.
+
+    Only the global queue is used. A load goes beside the runs of a GPU that loads nothing where
+    loads `overlap` runs, else to an idle one. While requests wait, and there is a slot for them:
+
+    1. The first request goes next once `patience` later ones for each slot have overtaken it,
+       unless a busy GPU has its models: there it is the first one anyway.
+    2. A request whose models are all on an idle GPU goes there, the first such request of the least
+       used such GPU; of its idle holders it gets the one that gains most: less `away` seconds where
+       its data is not, less what it and the runs there slow each other down (`neighbours`). Where
+       that is something, the old request goes first that loses least for each second of its run.
+    3. Models that no GPU holds are loaded, those of the oldest request first, where that gains
+       most, unless the only copy of what requests wait for would have to leave (with `spare`).
+    4. Models that only busy GPUs hold, or that are on their way, are loaded once more where that
+       gains most, if it gains anything, for the youngest request: the oldest one will get the
+       holder that comes free.
+    The gain of a load, in seconds: the wait for the holder that could begin soonest, plus `rivals`
+    times the work that waits for the other models there, plus `backlog` times a holder's share of
+    what waits for these; plus `coming` times what the requests of the time of `horizon` loads save,
+    their share of such a wait, where loads overlap runs (else compute is what copies cost, and only
+    what waits now pays for it); less the time until the models are there and the compute is free
+    (where loads take compute up to `idle_discount` cheaper, with the share of slots that are idle);
+    less `victims` times the loads that the victims' requests wait for, over the same horizon; less
+    `away`. A batch of requests of one stage and models goes to the slots and vCPUs of the GPU that
+    cost least for each, and `deadlines` times what one costs alone if it would be late. Namespaces
+    take turns by their weights, `lead_s` ahead at most. A term with a weight of 0 is switched off.
+    At most `candidates` models and GPUs are weighed.
+    """
+
+    patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
+    rivals: Annotated[float, "weight of the work that waits for what is on a busy holder"] = 0.6
+    backlog: Annotated[float, "weight of a holder's share of what waits for the same models"] = 1.4
+    coming: Annotated[float, "weight of the waiting that the requests to come are saved"] = 1.0
+    horizon: Annotated[float, "over how many loads' time a copy is expected to pay"] = 12.0
+    victims: Annotated[float, "weight of the loads that the victims' requests wait for"] = 2.0
+    spare: Annotated[int, "1: the only copy of what requests wait for stays until they run"] = 1
+    overlap: Annotated[
+        int, "1: loads go beside runs; 0: on this hardware they take the slot's compute"
+    ] = 1
+    idle_discount: Annotated[float, "how much cheaper a load is while all slots are idle"] = 0.4
+    away: Annotated[float, "seconds that a request's data takes from the node that it names"] = 0.02
+    neighbours: Annotated[float, "weight of how runs at once slow each other down"] = 1.0
+    lead_s: Annotated[
+        float, "how much later than the first turn a namespace's request may go; 0: no turns"
+    ] = 48.0
+    most_batch: Annotated[int, "how many requests run together at most; 0: one by one"] = 16
+    deadlines: Annotated[float, "weight of a missed deadline, in costs of a request alone"] = 20.0
+    margin: Annotated[float, "by what part of its time a batch must be sooner than its time"] = 0.05
+    slo_runs: Annotated[float, "the time of a request that brings none, in runs of it alone"] = 5.0
+    vcpu_hour: Annotated[float, "the price of a vCPU for an hour"] = 0.034
+    vgpu_hour: Annotated[float, "the price of a slot for an hour"] = 0.67
+    candidates: Annotated[int, "how many models and GPUs are weighed at most"] = 8
+
+    def __post_init__(self) -> None:
+        check_bounds("gain", self, ("candidates",))
+
+    def decide(self, view: View) -> Iterator[Decision]:
+        while (head := view.head()) is not None:
+            may_load = view.any_loadable() if self.overlap else view.any_idle()
+            if not may_load and not view.any_idle():
+                return
+            decision = self._overdue(view, head) or self._hit(view)
+            if decision is None and may_load:
+                decision = self._load_unheld(view) or self._load_again(view)
+            if decision is None:
+                return
+            yield decision
+
+    def weighed(self, view: View, request: RequestView) -> Sequence[WeighedSlot]:
+        """The slots that it weighs for this request: hits, loads, and the wait, which gains 0."""
+        found: dict[SlotView, dict[str, float]] = {}
+        load_s = view.nearest_load_s(request)
+        for slot in (*self._near(view, request), *view.idle_holders(request, self.candidates)):
+            found[slot] = {"load": load_s, **self._hit_gain(view, request, slot).named()}
+        idle = view.idle_holder(request)
+        if idle is not None:
+            place = Place((request,), self._holder(view, request, idle), "")
+            slot, terms = batch_terms(view, place, self._batches())
+            found[slot] = {**found.get(slot, {"load": load_s}), **terms}
+        holder = view.busy_holder(request)
+        if holder is not None:
+            found.setdefault(holder, {})
+        waiting_s, coming_s = self._saved_s(view, request)
+        for slot in self._places(view, request):
+            if not view.is_hit(request, slot):
+                gain = self._load_gain(view, request, slot, waiting_s, coming_s)
+                found.setdefault(slot, gain.named())
+        return [WeighedSlot(slot.id, terms) for slot, terms in found.items()]
+
+    # -- the four rules, in order ---------------------------------------------------------------
+
+    def _overdue(self, view: View, head: RequestView) -> Place | LoadBeside | None:
+        if view.overtaken(head) < self.patience * view.slot_count():
+            return None
+        slot = view.idle_holder(head)
+        if slot is not None:
+            return Place((head,), slot, _OVERDUE)
+        if view.busy_holder(head) is not None:
+            return None
+        slot = self._best(view, head, spare=False)
+        return self._load(head, slot, _OVERDUE) if slot is not None else None
+
+    def _hit(self, view: View) -> Place | None:
+        for hit, slot in view.hits():
+            best = self._holder(view, hit, slot)
+            request = self._quietest(view, hit, best)
+            return batched(view, Place((request,), best, "hit on an idle GPU"), self._batches())
+        return None
+
+    def _holder(self, view: View, hit: RequestView, slot: SlotView) -> SlotView:
+        """Of the idle holders the one that gains most; mostly all gain the same: then this one."""
+        near = self._near(view, hit)
+        if not near and self._disturbance_s(view, hit, slot) <= 0.0:
+            return slot
+        best, best_s = slot, self._hit_gain(view, hit, slot).total
+        for other in (*near, *view.idle_holders(hit, self.candidates)):
+            gain_s = self._hit_gain(view, hit, other).total
+            if gain_s > best_s:
+                best, best_s = other, gain_s
+        return best
+
+    def _quietest(self, view: View, hit: RequestView, slot: SlotView) -> RequestView:
+        """Of the oldest requests with a hit there, the one that goes best with the runs there.
+
+        That is the one for which they lose least together, for each second of its run.
+        """
+        best, least = hit, self._lost_part(view, hit, slot)
+        for other in view.oldest(self.candidates) if least > 0.0 else ():
+            if view.is_hit(other, slot):
+                lost = self._lost_part(view, other, slot)
+                if lost < least:
+                    best, least = other, lost
+        return best
+
+    def _lost_part(self, view: View, request: RequestView, slot: SlotView) -> float:
+        return self._disturbance_s(view, request, slot) / max(view.run_s(request, slot), _LEAST_S)
+
+    def _load_unheld(self, view: View) -> Place | LoadBeside | None:
+        for request in view.unheld(self.candidates):
+            slot = self._best(view, request, spare=self.spare > 0)
+            if slot is not None:
+                return self._load(request, slot, "on no GPU")
+        return None
+
+    def _load_again(self, view: View) -> Place | LoadBeside | None:
+        best_s = 0.0
+        best: tuple[RequestView, SlotView] | None = None
+        cheaper = self._cheaper(view)
+        for request in view.most_in_excess(self.candidates):
+            waiting_s, coming_s = self._saved_s(view, request)
+            if waiting_s + coming_s - cheaper * view.nearest_load_s(request) <= best_s:
+                continue
+            for slot in self._places(view, request):
+                if view.is_hit(request, slot):
+                    continue
+                gain_s = self._load_gain(view, request, slot, waiting_s, coming_s).total
+                if gain_s > best_s and not self._strands(view, request, slot):
+                    best_s, best = gain_s, (request, slot)
+        if best is None:
+            return None
+        youngest = view.last_like(best[0])
+        return self._load(youngest, best[1], "one more copy saves more than it costs")
+
+    # -- where ----------------------------------------------------------------------------------
+
+    def _best(self, view: View, request: RequestView, *, spare: bool) -> SlotView | None:
+        """Where models that nobody holds are loaded best."""
+        best: SlotView | None = None
+        best_s = 0.0
+        for slot in self._places(view, request):
+            if spare and view.strands(slot, view.victims(request, slot)):
+                continue
+            gain_s = self._load_gain(view, request, slot, 0.0, 0.0).total
+            if best is None or gain_s > best_s:
+                best, best_s = slot, gain_s
+        return best
+
+    def _places(self, view: View, request: RequestView) -> Sequence[SlotView]:
+        """The slots that are weighed for a load."""
+        near, keepers = view.near_idle(request), view.idle_keepers(request)
+        if not self.overlap:
+            few = view.few_idle(request, self.candidates)
+            return list(dict.fromkeys((*near, *keepers, *few))) if near or keepers else few
+        few = view.few_loadable(request, self.candidates)
+        if not near and not keepers:
+            return few
+        known = [each for each in (*near, *keepers) if each.loadable]
+        return list(dict.fromkeys((*known, *few)))
+
+    def _load(self, request: RequestView, slot: SlotView, rule: str) -> Place | LoadBeside:
+        if self.overlap:
+            return LoadBeside((request,), slot, rule)
+        return Place((request,), slot, rule)
+
+    def _near(self, view: View, request: RequestView) -> Sequence[SlotView]:
+        """Idle holders on the node where the request's data is."""
+        return [each for each in view.near_idle(request) if view.is_hit(request, each)]
+
+    # -- terms ----------------------------------------------------------------------------------
+
+    def _hit_gain(self, view: View, request: RequestView, slot: SlotView) -> Gain:
+        """Against a hit on any other slot: what the load would take all of them save."""
+        away_s = self._away_s(view, request, slot)
+        return Gain(data=-away_s, neighbours=-self._disturbance_s(view, request, slot))
+
+    def _load_gain(
+        self,
+        view: View,
+        request: RequestView,
+        slot: SlotView,
+        waiting_s: float,
+        coming_s: float,
+    ) -> Gain:
+        load_s = view.load_s(request, slot)
+        if self.overlap:
+            load_s = max(load_s, view.wait_s(slot))
+        else:
+            load_s *= self._cheaper(view)
+        lost_s = 0.0
+        if self.victims:
+            horizon_s = self.victims * self.horizon * view.nearest_load_s(request)
+            lost_s = horizon_s * reloads(view, view.victims(request, slot))
+        away_s = self._away_s(view, request, slot)
+        disturbance_s = self._disturbance_s(view, request, slot)
+        return Gain(waiting_s, coming_s, -load_s, -lost_s, -away_s, -disturbance_s)
+
+    def _saved_s(self, view: View, request: RequestView) -> tuple[float, float]:
+        """What the last of the waiting requests, and those to come, wait without a new copy."""
+        holder = view.busy_holder(request)
+        if holder is None:
+            return 0.0, 0.0
+        begins_s = view.begins_s(request, holder)
+        wait_s = wait_at_s(view, request, holder, begins_s, self.rivals, self.backlog)
+        if not self.overlap or not self.coming:
+            return wait_s, 0.0
+        horizon_s = self.coming * self.horizon * view.nearest_load_s(request)
+        expected = horizon_s * min([view.facts(model).rate for model in request.models])
+        return wait_s, expected * wait_s / (view.copies(request) + 1)
+
+    def _cheaper(self, view: View) -> float:
+        """The weight of a load: compute that nobody needs now is cheaper to take."""
+        return 1.0 if self.overlap else 1.0 - self.idle_discount * view.idle_share()
+
+    def _away_s(self, view: View, request: RequestView, slot: SlotView) -> float:
+        near = view.near_idle(request) if self.away else ()
+        return self.away if near and slot not in near else 0.0
+
+    def _disturbance_s(self, view: View, request: RequestView, slot: SlotView) -> float:
+        return self.neighbours * neighbours_s(view, request, slot) if self.neighbours else 0.0
+
+    def _strands(self, view: View, request: RequestView, slot: SlotView) -> bool:
+        return self.spare > 0 and view.strands(slot, view.victims(request, slot))
+
+    def _batches(self) -> BatchTerms:
+        prices = Prices(self.vcpu_hour, self.vgpu_hour)
+        return BatchTerms(
+            self.most_batch,
+            self.deadlines,
+            self.slo_runs,
+            self.margin,
+            prices,
+            self.away,
+            self.candidates,
+        )

@@ -1,0 +1,1 @@
+"""What several policies weigh: copies, waits, batches; no policy is here."""

@@ -1,0 +1,123 @@
+"""Batches of waiting requests, the configurations they could have, and GPUs with room for them."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from scheduler.model.values import Configuration
+from scheduler.policies.placement_policy import GpuRoom, RequestView, SlotView, View
+from scheduler.workflows.cost_to_go import cost_to_go, scarcity_prices
+from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile
+
+# A request's later stages are not known here: its own time was divided off for this stage.
+NOTHING_AHEAD = cost_to_go(())
+# A time that was measured as nothing.
+_LEAST_S = 1e-9
+
+
+class StageQueue(NamedTuple):
+    """Waiting requests of one function, application's stage and models, the oldest first.
+
+    `slack_s` is what is left of the oldest one's time, below zero if it is late.
+    """
+
+    members: Sequence[RequestView]
+    slack_s: float
+
+
+def queues_of(
+    view: View, oldest: RequestView, slot: SlotView, most_batch: int, slo_runs: float
+) -> list[StageQueue]:
+    """The queues among the first requests of one set of models, at most a batch of each.
+
+    A request that brings no time has that of `slo_runs` runs of it alone on this slot.
+    """
+    by_stage: dict[tuple[str, str, str], list[RequestView]] = {}
+    for request in view.waiting_like(oldest, 2 * most_batch):
+        key = request.function, request.application, request.stage
+        by_stage.setdefault(key, []).append(request)
+    return [
+        StageQueue(members[:most_batch], slack_s(view, members[0], slot, slo_runs))
+        for members in by_stage.values()
+    ]
+
+
+def members_of(view: View, first: RequestView, most_batch: int) -> list[RequestView]:
+    """The oldest requests of its queue, if it is the oldest; a younger one goes alone."""
+    if most_batch <= 1:
+        return [first]
+    like = view.waiting_like(first, 2 * most_batch)
+    if not like or like[0] is not first:
+        return [first]
+    same = [
+        each
+        for each in like
+        if each.function == first.function
+        and each.application == first.application
+        and each.stage == first.stage
+    ]
+    return same[:most_batch]
+
+
+def fits(room: GpuRoom, given: Configuration) -> bool:
+    """Whether a lease in this configuration has room now."""
+    return given.vgpus <= len(room.idle) and (not room.vcpus or given.vcpus <= room.free_vcpus)
+
+
+def scarce_prices(view: View, rooms: Sequence[GpuRoom], prices: Prices) -> Prices:
+    """vCPUs of these GPUs, and slots, count as dearer where they run out."""
+    vcpus, free = sum([each.vcpus for each in rooms]), sum([each.free_vcpus for each in rooms])
+    used = 1.0 - free / vcpus if vcpus else 0.0
+    return scarcity_prices(prices, used, 1.0 - max(0.0, view.idle_share()))
+
+
+def slack_s(view: View, request: RequestView, slot: SlotView, slo_runs: float) -> float:
+    """What is left of a request's time."""
+    slo_s = request.slo_s
+    if slo_s is None:
+        slo_s = slo_runs * view.run_s(request, slot)
+    return slo_s - (view.now - request.arrived_s)
+
+
+def profile_of(
+    view: View, first: RequestView, rooms: Sequence[GpuRoom], most_batch: int, prices: Prices
+) -> StageProfile:
+    """The times and costs of all configurations that one of these GPUs could have, if empty."""
+    slot = rooms[0].idle[0]
+    slots = max([room.slots for room in rooms])
+    vcpus = max([room.vcpus for room in rooms]) or 1
+    wanted = [Configuration(batch, 1, vgpus) for batch, vgpus in _shapes(most_batch, slots)]
+    for known in view.measured(first, slot):
+        has_room = known.vcpus <= vcpus and known.vgpus <= slots
+        if known.batch <= most_batch and has_room and known not in wanted:
+            wanted.append(known)
+    choices = []
+    for each in wanted:
+        time_s = max(_LEAST_S, view.configured_s(first, slot, each))
+        choices.append(Choice(time_s, prices.cost(each, time_s) / each.batch, each))
+    return StageProfile(tuple(choices))
+
+
+def rooms_for(view: View, request: RequestView, most: int) -> list[GpuRoom]:
+    """GPUs to choose from: those at home first, then those that hold the models, then others."""
+    slots = [
+        *view.home_idle(request)[:most],
+        *view.idle_holders(request, most),
+        *view.idle_keepers(request)[:most],
+        *view.few_idle(request, most),
+    ]
+    found: dict[str, GpuRoom] = {}
+    for slot in slots:
+        room = view.room(slot)
+        found.setdefault(room.gpu, room)
+    return list(found.values())
+
+
+def _shapes(most_batch: int, slots: int) -> Iterator[tuple[int, int]]:
+    """Batches and slots to choose from: a portion of a batch has at least one request."""
+    batch = 1
+    while batch <= most_batch:
+        vgpus = 1
+        while vgpus <= min(batch, slots):
+            yield batch, vgpus
+            vgpus = slots if vgpus < slots < 2 * vgpus and slots <= batch else 2 * vgpus
+        batch *= 2

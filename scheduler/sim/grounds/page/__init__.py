@@ -1,0 +1,1 @@
+"""The generated parts of docs/evaluation/gain.md."""

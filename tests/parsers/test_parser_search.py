@@ -1,0 +1,102 @@
+"""The search finds what is planted: an error behind two bytes, a hang, memory, a lost value."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.parsers.input_search import InputSearch
+from tests.parsers.kept_inputs import fewest
+from tests.parsers.parser_target import InputForm, Target, fault_of, fault_of_memory
+from tests.parsers.watched_searches import SearchPlan, searched
+
+_FOLDERS = ("tests/parsers",)
+
+
+def planted(parse: Callable[[bytes], Any], **contract: Any) -> Target:
+    """A target over a faulty parser."""
+    fields: dict[str, Any] = {"refusals": (ValueError,), "seeds": lambda: [b"begin"]} | contract
+    return Target(
+        "planted", parse, form=InputForm.BINARY, reads=(), sender="nobody", bound="none", **fields
+    )
+
+
+def nested(data: bytes) -> int:
+    """Fails only behind two right bytes, which chance alone hardly finds together."""
+    if data[:1] == b"\x91":
+        if data[1:2] == b"\xe3":
+            raise KeyError("planted")
+        return 1
+    return 0
+
+
+def test_search_finds_an_error_behind_steps_that_lead_to_it() -> None:
+    search = InputSearch(planted(nested), [], _FOLDERS, seed=1)
+    search.run(3.0)
+
+    faults = search.report.faults
+    assert [what for what, _ in faults.values()] == ["KeyError: 'planted'"]
+    assert all(data.startswith(b"\x91\xe3") for _, data in faults.values())
+
+
+def test_kept_inputs_reach_what_all_of_them_do() -> None:
+    inputs = [b"\x91" + bytes([number]) for number in range(20)]
+
+    assert fewest(planted(nested), inputs, _FOLDERS) == [b"\x91\x00"]
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), RecursionError("x"), MemoryError()])
+def test_error_that_is_no_refusal_is_a_fault(error: Exception) -> None:
+    def parse(_: bytes) -> None:
+        raise error
+
+    fault = fault_of(planted(parse), b"")
+
+    assert fault is not None
+    assert fault.what.startswith(type(error).__name__)
+
+
+def test_refusal_is_no_fault() -> None:
+    assert fault_of(planted(int), b"x") is None
+
+
+def test_value_that_comes_back_as_another_is_a_fault() -> None:
+    target = planted(int, encode=lambda number: str(abs(number)).encode())
+
+    assert fault_of(target, b"3") is None
+    assert fault_of(target, b"-3") is not None
+
+
+def test_memory_beyond_the_bound_is_a_fault() -> None:
+    target = planted(lambda data: bytes(10_000 * len(data)), memory_bytes=1_000)
+
+    assert fault_of_memory(target, b"") is None
+    assert fault_of_memory(target, b"a" * 100) is not None
+
+
+def hang(data: bytes) -> None:
+    """Never ends for one seed."""
+    while data == b"hang":
+        time.sleep(0.01)
+
+
+def test_hang_is_ended_and_names_its_input(tmp_path: Path) -> None:
+    target = planted(hang, seeds=lambda: [b"hang"])
+    plan = SearchPlan(seconds=60.0, seed=0, hang_s=0.5, folders=_FOLDERS)
+
+    ((_, report),) = searched([(target, [])], plan, 1, tmp_path)
+
+    assert [data for _, data in report.faults.values()] == [b"hang"]
+
+
+def test_report_of_a_search_comes_back_from_its_process(tmp_path: Path) -> None:
+    target = planted(nested, seeds=lambda: [b"\x91\xe3"])
+    plan = SearchPlan(seconds=0.2, seed=0, hang_s=30.0, folders=_FOLDERS)
+
+    ((_, report),) = searched([(target, [])], plan, 1, tmp_path)
+
+    assert report.tried > 1
+    assert report.arcs
+    assert [what for what, _ in report.faults.values()] == ["KeyError: 'planted'"]

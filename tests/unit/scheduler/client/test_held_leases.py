@@ -1,0 +1,53 @@
+"""Which leases a gateway's client holds: those alone that somebody has."""
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from scheduler.client import lease_client
+from scheduler.model.values import LeaseId
+from scheduler.wire.caller_stream import CallerDown, Granted, read_down
+from tests.kit.cores.builders import request
+from tests.kit.waiting import eventually
+from tests.kit.worlds.service_world import leading
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
+
+class HeldAtTheEnd:
+    """Notes which leases its client says that it holds, when the stream to their leader ends."""
+
+    def __init__(self) -> None:
+        self.held: list[LeaseId] | None = None
+
+    def recalled(self, lease: LeaseId) -> None:
+        """A recall is of no interest here."""
+
+    def all_recalled(self, held: Iterable[LeaseId]) -> None:
+        self.held = list(held)
+
+
+async def test_lease_is_held_no_more_when_its_caller_left_just_as_it_was_granted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with leading() as world, world.leases() as client:
+        keeper = client.keeper = HeldAtTheEnd()
+        asking = asyncio.create_task(client.acquire(request("r0")))
+
+        def read_before_it_leaves(frame: bytes) -> CallerDown:
+            message = read_down(frame)
+            if isinstance(message, Granted):  # the caller has not resumed with it when it leaves
+                asyncio.get_running_loop().call_soon(asking.cancel)
+            return message
+
+        monkeypatch.setattr(lease_client, "read_down", read_before_it_leaves)
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+        assert world.service.callers is not None
+        for line in list(world.service.callers.lines):
+            line.abort()
+
+        await eventually(lambda: keeper.held is not None, "the stream has ended")
+        assert keeper.held == []

@@ -1,0 +1,76 @@
+"""Two callers whose requests share one lease: each has its own part of it, and its own end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from scheduler.client.lease_client import LeaseClient
+from scheduler.model.events import ModelRegistered
+from scheduler.model.values import LeaseId, RequestId
+from tests.kit.cores.builders import model, request
+from tests.kit.waiting import eventually
+from tests.kit.worlds.service_world import World, leading
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
+
+def waiting_at(world: World) -> int:
+    assert world.office is not None
+    return world.office.core.cluster.waiting.count
+
+
+@asynccontextmanager
+async def two_callers() -> AsyncIterator[tuple[World, list[LeaseClient], LeaseId]]:
+    """One lease of requests r1 and r2, which two callers asked for."""
+    run_s = {(batch, "any"): 0.5 for batch in (1, 2)}
+    async with leading() as world, world.leases() as one, world.leases() as two:
+        assert world.office is not None
+        driver = world.office.driver
+        await driver.set_policy("togo")
+        driver.report(ModelRegistered(replace(model("bert"), run_s=run_s)))
+        first = await one.acquire(request("r0")._replace(function="t/f"))
+        asked = [
+            asyncio.create_task(client.acquire(request(name)._replace(function="t/f")))
+            for client, name in ((one, "r1"), (two, "r2"))
+        ]
+        await eventually(lambda: waiting_at(world) == len(asked))
+        one.release(first.placement.lease, RequestId("r0"))
+        granted = [await each for each in asked]
+        (lease,) = {each.placement.lease for each in granted}
+        yield world, [one, two], lease
+
+
+def known(world: World) -> set[str]:
+    assert world.office is not None
+    return set(world.office.core.requests)
+
+
+async def test_each_caller_gives_back_its_own_part_of_a_shared_lease() -> None:
+    async with two_callers() as (world, (one, two), lease):
+        one.release(lease, RequestId("r1"))
+        one.release(lease, RequestId("r1"))
+        await eventually(lambda: known(world) == {"r2"})
+        two.release(lease, RequestId("r2"))
+        await eventually(lambda: not known(world))
+
+
+async def test_caller_that_goes_away_ends_only_its_part_of_a_shared_lease() -> None:
+    async with two_callers() as (world, (_, two), lease):
+        await two.__aexit__(None, None, None)
+        await eventually(lambda: known(world) == {"r1"})
+        assert world.office is not None
+        assert not world.office.core.placer.leases[lease].released
+
+
+async def test_caller_that_is_back_says_which_request_has_its_part_of_a_shared_lease() -> None:
+    """Its line breaks: the leader knows it again, and ends its part once it is gone for good."""
+    async with two_callers() as (world, (one, _), _lease):
+        assert world.service.callers is not None
+        for line in list(world.service.callers.lines):
+            line.abort()
+        await eventually(lambda: world.service.callers and len(world.service.callers.lines) == 2)
+        await one.__aexit__(None, None, None)
+        await eventually(lambda: known(world) == {"r2"})
