@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from common.tasks import BackgroundTasks
 from gpu_manager.node.leases_in_force import EndReason, LeaseInForce, LeasesInForce, SessionKey
@@ -134,6 +135,26 @@ class LeaseEndings:
                 self._on_end(claim.holder, lease.id)
         self._runs.flush()  # the scheduler must get the runs before the lease's end
         self._reports.report(SlotFreed(lease.slot, lease.id))
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLackingWeights:
+    """Tells a load whether its lease is over, and the lease since when weights lack."""
+
+    leases: LeasesInForce
+    endings: LeaseEndings
+    lease: LeaseId
+
+    def is_over(self) -> bool:
+        """Whether nobody waits for the load any more."""
+        return self.leases.is_over(self.lease)
+
+    def lacks(self, since_s: float | None) -> None:
+        """Weights lack since then that nobody sends; None: they are sent, or are there."""
+        held = self.leases.get(self.lease)
+        if held is not None and held.lacking_s != since_s:
+            held.lacking_s = since_s
+            self.endings.check()
 
 
 async def sign_of_life(hosted: HostedModel) -> None:

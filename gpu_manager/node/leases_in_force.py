@@ -65,7 +65,8 @@ class LeaseTimes:
     A call in flight may take `grace_s` if its lease was released, `orphan_s` if its session has
     ended, else `call_s`. A lease that no session claims, for example because the caller died, ends
     after `unclaimed_s`. If other requests wait, it ends `claim_s` after its models are loaded,
-    unless a session has asked for it: a function that comes later asks for another lease. After
+    unless a session has asked for it: a function that comes later asks for another lease. So it
+    does after `claim_s` without weights here that a session sends: its function may be gone. After
     `pass_on_s` a session of the function that waits for a lease takes it over.
     """
 
@@ -137,6 +138,7 @@ class LeaseInForce:
     more_slots: tuple[SlotId, ...] = ()
     configuration: Configuration | None = None
     loaded_s: float | None = None  # since when its models are loaded
+    lacking_s: float | None = None  # since when weights lack that nobody sends
     admitted: bool = False  # its models let calls in
     checking: bool = False
     ending: EndReason | None = None
@@ -322,8 +324,9 @@ class LeasesInForce:
     def _end_of_claim(self, held: LeaseInForce, claim: SessionClaim) -> tuple[float, EndReason]:
         times = self.times
         if claim.holder is None and held.granted_s is not None:
-            if self.contended and held.loaded_s is not None and not claim.awaited:
-                return held.loaded_s + times.claim_s, EndReason.UNCLAIMED
+            idle_s = held.lacking_s if held.loaded_s is None else held.loaded_s
+            if self.contended and idle_s is not None and not claim.awaited:
+                return max(idle_s, held.granted_s) + times.claim_s, EndReason.UNCLAIMED
             return held.granted_s + times.unclaimed_s, EndReason.UNCLAIMED
         ends = [
             (claim.used_s + times.linger_s, EndReason.IDLE),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from common.gpu_wishes import STREAM
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
+from gpu_manager.node.lease_endings import LeaseLackingWeights
 from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
@@ -79,14 +80,14 @@ class Loader:
         load: ModelLoad,
         lease: LeaseId,
         after: Iterable[asyncio.Task[None] | None],
-        over: Callable[[], bool],
+        waiting: LeaseLackingWeights | None,
         *,
         ahead: bool = False,
     ) -> asyncio.Task[None]:
         """Add the model to the residents, and load it after the tasks `after` have ended.
 
-        If the node lacks the weights, wait for them until the lease is `over`. Nobody waits for a
-        load `ahead` of its requests, until `hurry`.
+        If the node lacks the weights, wait for them until the lease is over that is `waiting`, if
+        there is one. Nobody waits for a load `ahead` of its requests, until `hurry`.
         """
         resident = ModelOnGpu(load.model, load.memory_bytes, self._loop.time(), ahead=ahead)
         gpu.residents[load.model] = resident
@@ -95,7 +96,7 @@ class Loader:
             if resident.takes is None:
                 log.warning("%s: nothing that %s left is there any more", gpu.id, load.emptied)
         before = gpu.leaving | {task for task in after if task is not None}
-        resident.loading = self._loop.create_task(self._load(gpu, resident, lease, before, over))
+        resident.loading = self._loop.create_task(self._load(gpu, resident, lease, before, waiting))
         return resident.loading
 
     def hurry(self, gpu: HostGpu, models: Iterable[ModelId]) -> None:
@@ -134,7 +135,7 @@ class Loader:
         resident: ModelOnGpu,
         lease: LeaseId,
         before: set[asyncio.Task[None]],
-        over: Callable[[], bool],
+        waiting: LeaseLackingWeights | None,
     ) -> None:
         if before:
             await asyncio.wait(before)
@@ -146,7 +147,8 @@ class Loader:
             await self._make_room(gpu, resident)
             phases.end("room")
             begun_s = self._loop.time()
-            await self._wait_for_weights(resident.model, over)
+            if waiting is not None:
+                await self._wait_for_weights(resident.model, waiting)
             phases.end("weights")
             await self._choose_runtime(gpu, resident)
             hosted = await self._host(gpu, resident, phases)
@@ -229,14 +231,20 @@ class Loader:
             detail = f"{short_bytes} of {needed_bytes} bytes are lacking on {gpu.id}"
             raise LoadFailure(model, detail, out_of_memory=True)
 
-    async def _wait_for_weights(self, model: ModelId, over: Callable[[], bool]) -> None:
+    async def _wait_for_weights(self, model: ModelId, waiting: LeaseLackingWeights) -> None:
         """Wait for weights that the node lacks; the function that holds the lease sends them."""
-        deadline_s = self._loop.time() + self._settings.weights_s
-        while self.tiers.tier(model) is Tier.ABSENT and not over():
-            left_s = deadline_s - self._loop.time()
-            if left_s <= 0.0:
-                return
-            await self._catalogue.arrived.wait(min(left_s, _CHECK_S))
+        deadline_s, since_s = self._loop.time() + self._settings.weights_s, None
+        while self.tiers.tier(model) is Tier.ABSENT and not waiting.is_over():
+            now_s = self._loop.time()
+            if now_s >= deadline_s:
+                break
+            if self._catalogue.is_being_sent(model):
+                since_s = None
+            elif since_s is None:
+                since_s = now_s
+            waiting.lacks(since_s)
+            await self._catalogue.arrived.wait(min(deadline_s - now_s, _CHECK_S))
+        waiting.lacks(None)
 
     async def _host(self, gpu: HostGpu, resident: ModelOnGpu, phases: LoadPhases) -> HostedModel:
         """Have a process take the model while its weights are read; both are there on return."""

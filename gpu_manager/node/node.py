@@ -7,13 +7,12 @@ always reflect the orders given so far; tasks do the actual work.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from cache_manager.model.ids import ModelId, NodeId
 from gpu_manager.errors import NoWorker
 from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.claims.claiming import Claiming
-from gpu_manager.node.lease_endings import LeaseEndings
+from gpu_manager.node.lease_endings import LeaseEndings, LeaseLackingWeights
 from gpu_manager.node.leases_in_force import EndReason, LeaseInForce, LeasesInForce, SessionKey
 from gpu_manager.node.loading import Loader
 from gpu_manager.node.losses import Losses
@@ -132,12 +131,13 @@ class GpuNode:
         for left in order.emptied:
             self._loader.processes.end(gpu, left)
         last: asyncio.Task[None] | None = None
+        # No session sends the weights of a prefetch, so the load does not wait for them.
+        lacking = LeaseLackingWeights(self.leases, self._endings, order.lease)
+        waiting = None if order.prefetch else lacking
         for load in order.loads:
             step = self._steps.need(load.model)
-            # No session sends the weights of a prefetch, so the load does not wait for them.
-            over = (lambda: True) if order.prefetch else partial(self.leases.is_over, order.lease)
             last = self._loader.load(
-                gpu, load, order.lease, (last, step), over, ahead=order.prefetch
+                gpu, load, order.lease, (last, step), waiting, ahead=order.prefetch
             )
             last.add_done_callback(lambda _: self._note_loaded())
         if order.prefetch:
@@ -375,9 +375,15 @@ class GpuNode:
 
     def _note_loaded(self) -> None:
         """Note since when the models of leases are loaded: from then on a session may use them."""
-        for lease in self.leases:
-            if lease.loaded_s is None and self.loaded_now(lease, lease.models):
-                lease.loaded_s = self._loop.time()
+        found = [
+            lease
+            for lease in self.leases
+            if lease.loaded_s is None and self.loaded_now(lease, lease.models)
+        ]
+        for lease in found:
+            lease.loaded_s = self._loop.time()
+        if found and self.leases.contended:
+            self._endings.check()  # from now on a session has little time to claim it
 
     def _resync(self) -> None:
         self._resync_due = False

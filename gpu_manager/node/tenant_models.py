@@ -1,5 +1,6 @@
 """The models registered on this node: the tenant, the weights and the functions of each."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -48,9 +49,10 @@ class Catalogue:
 
     def __init__(self, merges: MergeKnowledge | None = None) -> None:
         self.merges = merges or MergeKnowledge()
-        self.arrived = ChangeSignal()  # a function has sent weights or proved to have them
+        self.arrived = ChangeSignal()  # a function sends weights, or proved to have them
         self._models: dict[ModelId, TenantModel] = {}
         self._by_digest: dict[str, dict[ModelId, TenantModel]] = {}
+        self._being_sent: Counter[ModelId] = Counter()
 
     def __iter__(self) -> Iterator[TenantModel]:
         return iter(self._models.values())
@@ -77,6 +79,23 @@ class Catalogue:
         sharing.pop(model.id, None)
         if not sharing:
             self._by_digest.pop(model.digest, None)
+
+    def sending_begins(self, tenant: str, digest: str) -> None:
+        """A function of the tenant sends these weights from now on."""
+        self._being_sent[model_id(tenant, digest)] += 1
+        self.arrived.notify()
+
+    def sending_ends(self, tenant: str, digest: str) -> None:
+        """It has sent them, or has stopped."""
+        name = model_id(tenant, digest)
+        self._being_sent[name] -= 1
+        if not self._being_sent[name]:
+            del self._being_sent[name]
+        self.arrived.notify()
+
+    def is_being_sent(self, model: ModelId) -> bool:
+        """Whether a function sends the weights of this model, which need not be known yet."""
+        return model in self._being_sent
 
     def with_weights(self, digest: str) -> list[TenantModel]:
         """Return the models of all tenants with these weights."""

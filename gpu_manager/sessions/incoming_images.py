@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpu_manager.errors import ClientNotAllowed
+from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.weights.uploads import WeightsUpload
 
 log = logging.getLogger(__name__)
@@ -32,9 +33,9 @@ class IncomingImages:
         self.limits = limits
         self.counts: Counter[str] = Counter()  # by tenant
 
-    def connection(self, tenant: str) -> "ConnectionUploads":
-        """Return the uploads of a new connection."""
-        return ConnectionUploads(self, tenant)
+    def connection(self, tenant: str, catalogue: Catalogue) -> "ConnectionUploads":
+        """Return the uploads of a new connection; the catalogue is told what is being sent."""
+        return ConnectionUploads(self, tenant, catalogue)
 
 
 @dataclass(slots=True)
@@ -48,9 +49,10 @@ class _Incoming:
 class ConnectionUploads:
     """The incomplete uploads of one connection, by digest. `close` ends them."""
 
-    def __init__(self, images: IncomingImages, tenant: str) -> None:
+    def __init__(self, images: IncomingImages, tenant: str, catalogue: Catalogue) -> None:
         self._images = images
         self._tenant = tenant
+        self._catalogue = catalogue
         self._incoming: dict[str, _Incoming] = {}
 
     def __len__(self) -> int:
@@ -67,6 +69,7 @@ class ConnectionUploads:
             raise ClientNotAllowed(f"{limits.of_a_tenant} uploads of {self._tenant} have not ended")
         self._incoming[digest] = _Incoming()
         self._images.counts[self._tenant] += 1
+        self._catalogue.sending_begins(self._tenant, digest)
 
     def begun(self, digest: str, upload: WeightsUpload) -> None:
         """Take ownership of an upload that has begun, after `reserve`."""
@@ -110,6 +113,7 @@ class ConnectionUploads:
         self._images.counts[self._tenant] -= 1
         if not self._images.counts[self._tenant]:
             del self._images.counts[self._tenant]
+        self._catalogue.sending_ends(self._tenant, digest)
 
     def _wait(self, digest: str) -> None:
         loop, silence_s = asyncio.get_running_loop(), self._images.limits.silence_s

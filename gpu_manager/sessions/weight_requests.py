@@ -94,7 +94,7 @@ class WeightRequests:
         self._session = session
         self._tenant = session.identity.tenant
         self._function = str(session.identity)
-        self._incoming = library.incoming.connection(self._tenant)
+        self._incoming = library.incoming.connection(self._tenant, library.catalogue)
 
     @property
     def arriving(self) -> bool:
@@ -139,11 +139,15 @@ class WeightRequests:
         if not frame.descriptors:
             await self._begin(digest, fields)
             return {}
-        turns = self._library.turns
-        await turns.pace(self._tenant)
-        async with turns.turn(self._tenant):
-            table = await _in_thread(partial(self._adopt, frame.descriptors[0], digest, fields))
-        self._library.add(self._session, digest, table)
+        turns, catalogue = self._library.turns, self._library.catalogue
+        catalogue.sending_begins(self._tenant, digest)
+        try:
+            await turns.pace(self._tenant)
+            async with turns.turn(self._tenant):
+                table = await _in_thread(partial(self._adopt, frame.descriptors[0], digest, fields))
+            self._library.add(self._session, digest, table)
+        finally:
+            catalogue.sending_ends(self._tenant, digest)
         return {"digest": digest}
 
     async def chunk(self, frame: Frame, fields: Fields) -> Answer:

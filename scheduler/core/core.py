@@ -28,9 +28,17 @@ from scheduler.estimates.profiles import Profiles
 from scheduler.model import events
 from scheduler.model.actions import Action, Refuse
 from scheduler.model.errors import BadEvent, SchedulerError
-from scheduler.model.events import Event, MemoryPressure, PolicySet, SlotFreed, TermsSet, TimerFired
+from scheduler.model.events import (
+    Event,
+    LeaseIdsRaised,
+    MemoryPressure,
+    PolicySet,
+    SlotFreed,
+    TermsSet,
+    TimerFired,
+)
 from scheduler.model.owner_terms import OwnerTerms, problem_of
-from scheduler.model.values import CoreSettings, RequestId
+from scheduler.model.values import CoreSettings, LeaseId, RequestId
 from scheduler.policies.placement_policy import Policy
 
 # What one kind of event does, and whether the policy runs after it.
@@ -185,6 +193,9 @@ class Core:
         requests, leases = self.lifecycle.requests.values(), self.placer.leases.values()
         self.placer.tenancy.set_terms(event.owner, event.terms, requests, leases)
 
+    def _lease_ids_raised(self, event: LeaseIdsRaised, now: float, out: list[Action]) -> None:
+        self.placer.last_lease = max(self.placer.last_lease, LeaseId(event.first - 1))
+
     def _timer_fired(self, event: TimerFired, now: float, out: list[Action]) -> None:
         """Nothing to do here: the timer is for the policy, which runs after every event."""
 
@@ -222,6 +233,7 @@ class Core:
             events.EvictAsked: (admin.obey, True),
             events.PolicySet: (self._policy_set, True),
             events.TermsSet: (self._terms_set, True),
+            events.LeaseIdsRaised: (self._lease_ids_raised, False),
             events.TimerFired: (self._timer_fired, True),
         }
 

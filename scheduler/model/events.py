@@ -307,6 +307,12 @@ class TermsSet(NamedTuple):
     terms: OwnerTerms | None
 
 
+class LeaseIdsRaised(NamedTuple):
+    """The leader's term has risen: leases that are given from now on have ids from `first`."""
+
+    first: LeaseId
+
+
 class TimerFired(NamedTuple):
     """The policy asked to be run again at this time."""
 
@@ -341,5 +347,6 @@ Event = (
     | EvictAsked
     | PolicySet
     | TermsSet
+    | LeaseIdsRaised
     | TimerFired
 )

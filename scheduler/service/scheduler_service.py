@@ -169,7 +169,7 @@ class SchedulerService:
         loop, recorder = get_running_loop(), self._recorder
         office = Office(settings, term, loop, self.meters, recovered, recorder, self._sink, buckets)
         if candidacy is not None:
-            office.rises_with(lambda: candidacy.term)
+            candidacy.rises = office.rise
 
         def fenced(met: int) -> None:
             self._met = max(self._met, met)

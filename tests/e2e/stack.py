@@ -278,4 +278,4 @@ def _pids() -> list[int]:
 
 
 def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+    return "\n".join(log.read_text(errors="replace").splitlines()[-30:])

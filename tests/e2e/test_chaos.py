@@ -74,7 +74,7 @@ def test_only_calls_on_a_killed_process_fail_when_functions_and_models_die(
                 killed += _kill_one(up, found, killed)
             time.sleep(EVERY_S)
         found.some_more(5)
-    _judge(found, killed)
+    _judge(found, killed, up)
     wait_until(lambda: len(up.workers()) > 0, "models have processes")
 
 
@@ -94,10 +94,11 @@ def _kill_one(up: Stack, found: Load, killed: list[Killed]) -> list[Killed]:
     return [Killed(name, at_s, time.monotonic(), served + CALLERS)]
 
 
-def _judge(found: Load, killed: list[Killed]) -> None:
+def _judge(found: Load, killed: list[Killed], up: Stack) -> None:
     """Every failure has a process that was killed under it, and nothing else is excused."""
     unexcused = [failure for failure in found.failures if not _excused(failure, killed)]
-    assert not unexcused, f"{counted(unexcused)} of {found.succeeded}; killed: {killed}"
+    told = f"{counted(unexcused)} of {found.succeeded}; {unexcused}; killed: {killed}"
+    assert not unexcused, f"{told}\n{up.said()}"
     assert killed
     assert min(found.succeeded.values()) >= 15
 

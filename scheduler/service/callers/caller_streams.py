@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 from common.frames.frame_line import LineBroken
 from common.http.accepted_line import AcceptedLine
@@ -75,6 +75,7 @@ class CallerStreams:
         self._signed = signed
         self._elsewhere = elsewhere
         self.lines: dict[AcceptedLine, str] = {}
+        self._closed = False
         # A lease may be recalled before the task that was granted it has resumed.
         self._early: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
         office.driver.recall = self._recall
@@ -86,6 +87,9 @@ class CallerStreams:
                 present = _checked(read_up(await line.receive()))
             line.confirm()
             line.max_frame_bytes = MAX_FRAME_BYTES
+            if self._closed:  # since it was dialled
+                await self._send_away([line])
+                return
             line.send(pack_down(Leads(self._office.term)))
             self.lines[line] = present.caller
             with (
@@ -101,8 +105,11 @@ class CallerStreams:
             self.lines.pop(line, None)
 
     async def close(self) -> None:
-        """Send every caller to the next leader."""
-        lines = list(self.lines)
+        """Send every caller to the next leader, also one that presents itself after this."""
+        self._closed = True
+        await self._send_away(list(self.lines))
+
+    async def _send_away(self, lines: Sequence[AcceptedLine]) -> None:
         for line in lines:
             line.send(pack_down(SentAway(self._elsewhere())))
         await asyncio.gather(*(line.flush() for line in lines))

@@ -36,6 +36,7 @@ _LEVELS: dict[type, int] = {
     events.PrefetchAsked: INFO,
     events.EvictAsked: INFO,
     events.PolicySet: INFO,
+    events.LeaseIdsRaised: INFO,
 }
 
 

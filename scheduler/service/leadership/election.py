@@ -12,7 +12,7 @@ leaders. Terms do: every GPU manager refuses orders of a lower term than the hig
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from logging import Logger
 from math import inf
@@ -48,7 +48,8 @@ class Leadership:
     """One candidacy: wait in `campaign`, lead until `lost` is set, then make a new candidacy.
 
     `async with` resigns at the end, so that the next scheduler leads at once. The term may rise
-    while this scheduler leads: its lease expired and no other scheduler was elected.
+    while this scheduler leads: its lease expired and no other scheduler was elected. `rises` is
+    called with the new term then.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Leadership:
         self._forget_health = store.on_health_change(self._health_changed)
         self.confirmed = False
         self.lost = asyncio.Event()
+        self.rises: Callable[[int], None] = lambda _term: None
 
     async def __aenter__(self) -> Self:
         return self
@@ -170,6 +172,7 @@ class Leadership:
         self._me, self._lease, self._fence = me, lease, fence
         self.confirmed = True
         self._log.info("%s leads in term %d", me.name, me.term)
+        self.rises(me.term)
 
     async def _wait_for_vacancy(self) -> None:
         async with aclosing(self._store.watch(LEADER)) as found:

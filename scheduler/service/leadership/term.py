@@ -12,7 +12,7 @@ from scheduler.core.tenants.quotas import refused_by
 from scheduler.model.actions import Action, Finish, Refuse
 from scheduler.model.errors import NoGpus
 from scheduler.model.events import Event as CoreEvent
-from scheduler.model.events import GpuJoined, NodeSnapshot, PolicySet, TermsSet
+from scheduler.model.events import GpuJoined, LeaseIdsRaised, NodeSnapshot, PolicySet, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import CoreSettings, LeaseId, RequestOutcome
 from scheduler.service.billing.bill_collector import BillCollector
@@ -40,7 +40,10 @@ def first_lease(term: int) -> LeaseId:
 
 
 class Office:
-    """Made when a term begins, closed when it ends; leases of later terms have higher ids."""
+    """Made when a term begins, closed when it ends; leases of later terms have higher ids.
+
+    `term` rises meanwhile if the lease expired and no other scheduler was elected.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class Office:
     ) -> None:
         serving = settings.scheduler
         explained = _WhileFew(serving.explain_slots)
-        self._term: Callable[[], int] = lambda: term
+        self.term = term
         self.core: Core = make_core(
             settings.policy,
             settings.eviction,
@@ -99,14 +102,13 @@ class Office:
         self._grace = Event()
         self._grace_over = loop.call_later(serving.attach_grace_s, self._grace.set)
 
-    @property
-    def term(self) -> int:
-        """The present term; it rises if the lease expired and no other scheduler was elected."""
-        return self._term()
+    def rise(self, term: int) -> None:
+        """Go on in a higher term: this scheduler was elected again, and no other meanwhile.
 
-    def rises_with(self, term: Callable[[], int]) -> None:
-        """Read the term from this callable from now on."""
-        self._term = term
+        Nodes may have had leases of terms in between, before the datastore lost its data.
+        """
+        self.term = term
+        self.driver.report(LeaseIdsRaised(first_lease(term)))
 
     def close(self) -> None:
         """The term is over: end every waiting request, and decide nothing any more."""

@@ -182,6 +182,20 @@ def test_unclaimed_lease_ends_soon_when_others_wait() -> None:
     assert due(leases, 11.0) == [EndReason.UNCLAIMED]
 
 
+@pytest.mark.parametrize(("lacking_s", "ends_s"), [(10.0, 11.0), (-5.0, 1.0)])
+def test_unclaimed_lease_ends_soon_without_weights_that_somebody_sends(
+    lacking_s: float, ends_s: float
+) -> None:
+    leases = LeasesInForce(TIMES, contended=True)
+    held = unclaimed(leases, loaded_s=None)
+    held.lacking_s = lacking_s
+
+    assert due(leases, ends_s - 0.1) == []
+    assert due(leases, ends_s) == [EndReason.UNCLAIMED]
+    sole(held).awaited = True
+    assert due(leases, ends_s) == []
+
+
 def test_unclaimed_lease_stays_when_nobody_waits() -> None:
     leases = LeasesInForce(TIMES)
     unclaimed(leases)

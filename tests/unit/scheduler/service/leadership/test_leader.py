@@ -78,12 +78,15 @@ async def test_a_leader_rises_a_term_when_its_key_is_gone_and_no_other_was_elect
     store = MemoryStore()
     async with candidate(store, "a") as a:
         await a.campaign()
+        risen: list[int] = []
+        a.rises = risen.append
         fence = a.fence
         await store.delete(LEADER)
         a.doubt()
         await until(1)
         assert a.leading
         assert a.term == 2
+        assert risen == [2]
         with pytest.raises(Fenced):
             await store.write({"x": b""}, fence=fence)
         await store.write({"x": b""}, fence=a.fence)
