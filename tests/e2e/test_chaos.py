@@ -6,7 +6,7 @@
 import itertools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,8 @@ EVERY_S = 1.5
 PAUSE_S = 0.05  # without it, the plain function takes the processors
 NAMES = ("classify", "generate", "pipeline", "hello")
 ONCE = ("generate", "hello")  # the others say that they may be asked again
-_BROKEN_OFF, _UNREACHABLE = 0, 502
+_BROKEN_OFF, _FAILED, _UNREACHABLE = 0, 500, 502
+_SURVIVED = 1  # a call is repeated when a model's process dies under it, so many times
 
 
 class Killed(NamedTuple):
@@ -61,6 +62,7 @@ def test_only_calls_on_a_killed_process_fail_when_functions_and_models_die(
     examples: list[Asked], up: Stack, chaos_s: float
 ) -> None:
     killed: list[Killed] = []
+    models_killed_s: list[float] = []
     with load(up.url, examples, each=CALLERS) as found:
         found.some_more(10)
         end_s = time.monotonic() + chaos_s
@@ -69,12 +71,13 @@ def test_only_calls_on_a_killed_process_fail_when_functions_and_models_die(
             if time.monotonic() > end_s:
                 break
             if number == 2:
+                models_killed_s.append(time.monotonic())
                 kill(random.choice(up.workers()))
             else:
                 killed += _kill_one(up, found, killed)
             time.sleep(EVERY_S)
         found.some_more(5)
-    _judge(found, killed, up)
+    _judge(found, killed, models_killed_s, up)
     wait_until(lambda: len(up.workers()) > 0, "models have processes")
 
 
@@ -94,13 +97,24 @@ def _kill_one(up: Stack, found: Load, killed: list[Killed]) -> list[Killed]:
     return [Killed(name, at_s, time.monotonic(), served + CALLERS)]
 
 
-def _judge(found: Load, killed: list[Killed], up: Stack) -> None:
+def _judge(found: Load, killed: list[Killed], models_killed_s: Sequence[float], up: Stack) -> None:
     """Every failure has a process that was killed under it, and nothing else is excused."""
-    unexcused = [failure for failure in found.failures if not _excused(failure, killed)]
-    told = f"{counted(unexcused)} of {found.succeeded}; {unexcused}; killed: {killed}"
+    unexcused = [
+        failure
+        for failure in found.failures
+        if not _excused(failure, killed) and not _lost_models(failure, models_killed_s)
+    ]
+    told = f"{counted(unexcused)} of {found.succeeded}; {unexcused}; "
+    told += f"killed: {killed}, models at {models_killed_s}"
     assert not unexcused, f"{told}\n{up.said()}"
     assert killed
     assert min(found.succeeded.values()) >= 15
+
+
+def _lost_models(failure: Failure, models_killed_s: Sequence[float]) -> bool:
+    """Whether more processes of models were killed under a call than it survives."""
+    under = [at_s for at_s in models_killed_s if failure.began_s <= at_s <= failure.ended_s]
+    return len(under) > _SURVIVED and failure.status in (_BROKEN_OFF, _FAILED)
 
 
 def _excused(failure: Failure, killed: list[Killed]) -> bool:
