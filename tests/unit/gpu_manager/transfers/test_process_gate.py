@@ -125,8 +125,10 @@ def gate() -> Iterator[int]:
 
 
 @pytest.fixture
-def path(gate: int) -> TransferPath:
-    return TransferPath(PathSpeed(SPEED, BLOCK), ProcessGate(gate))
+def path(gate: int) -> Iterator[TransferPath]:
+    found = TransferPath(PathSpeed(SPEED, BLOCK), ProcessGate(gate))
+    yield found
+    assert found.close(10.0)  # the thread of a watch may be about to look at the gate
 
 
 @pytest.fixture
