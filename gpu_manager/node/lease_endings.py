@@ -11,7 +11,7 @@ from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.run_reports import RunReports
 from gpu_manager.runtimes.runtime import HostedModel
-from scheduler.api import GpuId, LeaseId, NodeReports, SlotFreed
+from scheduler.api import GpuId, LeaseId, ModelId, NodeReports, SlotFreed
 
 log = logging.getLogger(__name__)
 
@@ -138,22 +138,24 @@ class LeaseEndings:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseLackingWeights:
-    """Tells a load whether its lease is over, and the lease since when weights lack."""
+class WaitingLeases:
+    """The leases for which a GPU loads models: the one of the order, and later ones."""
 
     leases: LeasesInForce
     endings: LeaseEndings
-    lease: LeaseId
+    gpu: GpuId
+    ordered: LeaseId
 
-    def is_over(self) -> bool:
-        """Whether nobody waits for the load any more."""
-        return self.leases.is_over(self.lease)
+    def are_over(self, model: ModelId) -> bool:
+        """Whether nobody waits for this load any more."""
+        return self.leases.is_over(self.ordered) and not self.leases.using(self.gpu, model)
 
-    def lacks(self, since_s: float | None) -> None:
+    def lack(self, model: ModelId, since_s: float | None) -> None:
         """Weights lack since then that nobody sends; None: they are sent, or are there."""
-        held = self.leases.get(self.lease)
-        if held is not None and held.lacking_s != since_s:
+        found = [held for held in self.leases.using(self.gpu, model) if held.lacking_s != since_s]
+        for held in found:
             held.lacking_s = since_s
+        if found:
             self.endings.check()
 
 

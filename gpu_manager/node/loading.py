@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from common.gpu_wishes import STREAM
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
-from gpu_manager.node.lease_endings import LeaseLackingWeights
+from gpu_manager.node.lease_endings import WaitingLeases
 from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
@@ -29,6 +29,7 @@ from gpu_manager.weights.image_feeds import ImageFeed
 from gpu_manager.weights.image_requests import ImageRequest
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import (
+    AfterLoss,
     LeaseId,
     LoadFailed,
     MemoryPressure,
@@ -80,14 +81,14 @@ class Loader:
         load: ModelLoad,
         lease: LeaseId,
         after: Iterable[asyncio.Task[None] | None],
-        waiting: LeaseLackingWeights | None,
+        waiting: WaitingLeases | None,
         *,
         ahead: bool = False,
     ) -> asyncio.Task[None]:
         """Add the model to the residents, and load it after the tasks `after` have ended.
 
-        If the node lacks the weights, wait for them until the lease is over that is `waiting`, if
-        there is one. Nobody waits for a load `ahead` of its requests, until `hurry`.
+        If the node lacks the weights, wait for them until the leases are over that are `waiting`.
+        Nobody waits for a load `ahead` of its requests, until `hurry`.
         """
         resident = ModelOnGpu(load.model, load.memory_bytes, self._loop.time(), ahead=ahead)
         gpu.residents[load.model] = resident
@@ -135,7 +136,7 @@ class Loader:
         resident: ModelOnGpu,
         lease: LeaseId,
         before: set[asyncio.Task[None]],
-        waiting: LeaseLackingWeights | None,
+        waiting: WaitingLeases | None,
     ) -> None:
         if before:
             await asyncio.wait(before)
@@ -155,7 +156,9 @@ class Loader:
         except (LoadFailure, WeightStoreError) as error:
             log.warning("%s: %s", gpu.id, error)
             await self.processes.give_up(gpu, resident)
-            self._report_failure(gpu, resident, lease, error)
+            given_up = waiting is not None and waiting.are_over(resident.model)
+            after = AfterLoss.REQUEUE if given_up else AfterLoss.FAIL
+            self._report_failure(gpu, resident, lease, error, after)
             return
         now_s = self._loop.time()
         if resident.takes is not None and source is Tier.HOST:
@@ -187,14 +190,20 @@ class Loader:
         return news
 
     def _report_failure(
-        self, gpu: HostGpu, resident: ModelOnGpu, lease: LeaseId, error: GpuManagerError
+        self,
+        gpu: HostGpu,
+        resident: ModelOnGpu,
+        lease: LeaseId,
+        error: GpuManagerError,
+        after: AfterLoss,
     ) -> None:
+        """Report a load that failed; what waited for it fails, or if nobody did, waits again."""
         if gpu.residents.get(resident.model) is resident:
             del gpu.residents[resident.model]
         resident.mark_lost(error)
         self._forget(gpu, resident)
         self._meters.load_failed(gpu.id)
-        self._reports.report(LoadFailed(gpu.id, resident.model, str(error), lease=lease))
+        self._reports.report(LoadFailed(gpu.id, resident.model, str(error), after, lease))
 
     async def _make_room(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Grant the memory that the scheduler assumed; report a shortage and wait if it lacks."""
@@ -231,10 +240,10 @@ class Loader:
             detail = f"{short_bytes} of {needed_bytes} bytes are lacking on {gpu.id}"
             raise LoadFailure(model, detail, out_of_memory=True)
 
-    async def _wait_for_weights(self, model: ModelId, waiting: LeaseLackingWeights) -> None:
-        """Wait for weights that the node lacks; the function that holds the lease sends them."""
+    async def _wait_for_weights(self, model: ModelId, waiting: WaitingLeases) -> None:
+        """Wait for weights that the node lacks; a function that holds a lease sends them."""
         deadline_s, since_s = self._loop.time() + self._settings.weights_s, None
-        while self.tiers.tier(model) is Tier.ABSENT and not waiting.is_over():
+        while self.tiers.tier(model) is Tier.ABSENT and not waiting.are_over(model):
             now_s = self._loop.time()
             if now_s >= deadline_s:
                 break
@@ -242,9 +251,9 @@ class Loader:
                 since_s = None
             elif since_s is None:
                 since_s = now_s
-            waiting.lacks(since_s)
+            waiting.lack(model, since_s)
             await self._catalogue.arrived.wait(min(deadline_s - now_s, _CHECK_S))
-        waiting.lacks(None)
+        waiting.lack(model, None)
 
     async def _host(self, gpu: HostGpu, resident: ModelOnGpu, phases: LoadPhases) -> HostedModel:
         """Have a process take the model while its weights are read; both are there on return."""

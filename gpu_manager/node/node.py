@@ -12,7 +12,7 @@ from cache_manager.model.ids import ModelId, NodeId
 from gpu_manager.errors import NoWorker
 from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.claims.claiming import Claiming
-from gpu_manager.node.lease_endings import LeaseEndings, LeaseLackingWeights
+from gpu_manager.node.lease_endings import LeaseEndings, WaitingLeases
 from gpu_manager.node.leases_in_force import EndReason, LeaseInForce, LeasesInForce, SessionKey
 from gpu_manager.node.loading import Loader
 from gpu_manager.node.losses import Losses
@@ -132,8 +132,8 @@ class GpuNode:
             self._loader.processes.end(gpu, left)
         last: asyncio.Task[None] | None = None
         # No session sends the weights of a prefetch, so the load does not wait for them.
-        lacking = LeaseLackingWeights(self.leases, self._endings, order.lease)
-        waiting = None if order.prefetch else lacking
+        leases = WaitingLeases(self.leases, self._endings, order.gpu, order.lease)
+        waiting = None if order.prefetch else leases
         for load in order.loads:
             step = self._steps.need(load.model)
             last = self._loader.load(

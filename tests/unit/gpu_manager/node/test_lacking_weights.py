@@ -7,7 +7,7 @@ import pytest
 
 from cache_manager.model.ids import MIB, Tier
 from gpu_manager.node.tenant_models import Catalogue, model_id
-from scheduler.api import LoadFailed, Placement, SlotFreed
+from scheduler.api import AfterLoss, LoadFailed, Placement, SlotFreed
 from testbed.virtual_time import virtually
 from tests.kit.worlds.gpu_node import OWNER
 from tests.kit.worlds.ordered_node import OrderedNode, ordered_node
@@ -39,8 +39,23 @@ async def test_lease_ends_soon_when_others_wait_and_nobody_sends_its_weights() -
         assert [event.lease for event in it.seen(SlotFreed)] == [placement.lease]
         await it.advance(1.0)
         (failed,) = it.seen(LoadFailed)
-        assert failed.lease == placement.lease
+        assert (failed.lease, failed.waiting) == (placement.lease, AfterLoss.REQUEUE)
         assert MODEL not in it.gpu.residents
+
+
+@virtually
+async def test_load_goes_on_for_the_next_lease_of_its_model() -> None:
+    async with lacking() as (it, first):
+        await it.advance(0.5)
+        second = it.grant(MODEL)
+        assert it.add(16) != MODEL  # other weights do not help
+        await it.advance(0.9)
+        assert [event.lease for event in it.seen(SlotFreed)] == [first.lease]
+        assert not it.seen(LoadFailed)
+        await it.advance(0.2)
+        assert [event.lease for event in it.seen(SlotFreed)] == [first.lease, second.lease]
+        await it.advance(1.0)
+        assert len(it.seen(LoadFailed)) == 1
 
 
 @virtually
