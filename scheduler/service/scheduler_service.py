@@ -94,13 +94,14 @@ class SchedulerService:
     async def run(self, store: Store) -> None:
         """Campaign and lead, again and again, until cancelled; then hand over."""
         self._store = store
-        if isinstance(store, MemoryStore):
+        alone = isinstance(store, MemoryStore)
+        if alone:
             self._met = _seconds()  # a memory store does not keep the last term over a restart
         async with TaskGroup() as tasks:
             tasks.create_task(self._follow())
             while True:
                 async with Leadership(
-                    store, self.name, self.url, log, floor=self._met
+                    store, self.name, self.url, log, floor=self._met, alone=alone
                 ) as candidacy:
                     async with standing_by(store, self.name, self.url, log):
                         await candidacy.campaign()

@@ -12,6 +12,7 @@ leaders. Terms do: every GPU manager refuses orders of a lower term than the hig
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from logging import Logger
@@ -28,6 +29,7 @@ LEADER = "leader"
 ELECTION = "election"
 
 LEASE_TTL_S = 3
+_LEAP_BYTES = 2
 _REFRESH_S = 1.0
 _TRY_AGAIN_S = 0.5
 # A leader notices within a second that the datastore is back.
@@ -53,8 +55,16 @@ class Leadership:
     """
 
     def __init__(
-        self, store: Store, name: str, advertise_url: str, log: Logger, *, floor: int = 0
+        self,
+        store: Store,
+        name: str,
+        advertise_url: str,
+        log: Logger,
+        *,
+        floor: int = 0,
+        alone: bool = False,
     ) -> None:
+        """The terms are above the `floor`; `alone`: no other scheduler has this datastore."""
         self._store = store
         self._log = log
         process = name_of_this_process()
@@ -64,6 +74,7 @@ class Leadership:
         self._refreshing: asyncio.Task[None] | None = None
         self._doubted = asyncio.Event()
         self._seen_term = 0
+        self._alone = alone
         self._back_s = -inf
         self._forget_health = store.on_health_change(self._health_changed)
         self.confirmed = False
@@ -163,10 +174,16 @@ class Leadership:
         return True
 
     async def _take_office(self, lease: StoreLease, fence: Fence) -> None:
-        """Publish the new term: one above the highest term recorded or met."""
+        """Publish the new term: one above the highest term recorded or met.
+
+        Where the record is lost, others may have had terms that nobody here has met. Two leaders of
+        one term would give leases the same ids; a leap by chance keeps them apart.
+        """
         latest = decoded(await self._store.get(ELECTION))
-        recorded = 0 if latest is None else latest.term
-        me = self._me._replace(term=max(recorded, self.term, self._seen_term) + 1)
+        highest = max(0 if latest is None else latest.term, self.term, self._seen_term)
+        lost = latest is None and highest > 0 and not self._alone
+        leap = int.from_bytes(secrets.token_bytes(_LEAP_BYTES), "big") if lost else 0
+        me = self._me._replace(term=highest + leap + 1)
         await self._store.write({ELECTION: _encoded(me)}, fence=fence)
         await self._store.write({LEADER: _encoded(me)}, fence=fence, lease=lease)
         self._me, self._lease, self._fence = me, lease, fence
