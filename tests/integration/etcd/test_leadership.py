@@ -183,11 +183,11 @@ async def test_a_leader_leads_in_a_higher_term_when_etcd_has_lost_its_data(tmp_p
         await world.kill()
         world.wipe()
         await world.start()
-        await eventually(lambda: a.term == 2, "a leads again", within_s=30)
+        await eventually(lambda: a.term > 1, "a leads again", within_s=30)
         assert a.leading
         found = await a.leader()
         assert found is not None
-        assert found.term == 2
+        assert found.term == a.term
         await store.write({"x": b"1"}, fence=a.fence)
 
 
