@@ -177,7 +177,10 @@ class WorkflowsBusy(GatewayError):
 
 
 class StageFailed(GatewayError):
-    """A stage failed. `status`, `headers` and `body` are the workflow's answer."""
+    """A stage failed. `status`, `headers` and `body` are the workflow's answer.
+
+    If the call was `refused` for now, its function was not called.
+    """
 
     def __init__(
         self,
@@ -187,12 +190,14 @@ class StageFailed(GatewayError):
         *,
         headers: Sequence[tuple[bytes, bytes]] = (),
         body: bytes | None = None,
+        refused: bool = False,
     ) -> None:
         super().__init__(f"stage {stage}: {why}")
         self.stage = stage
         self.status = status
         self.headers = headers
         self.body = body
+        self.refused = refused
 
 
 class Busy(GatewayError):

@@ -33,7 +33,8 @@ Result = TypeVar("Result")
 
 _FAILURES, _SERVER_ERRORS = 400, 500
 _TOO_LONG, _TOO_MANY, _GARBAGE = 504, 429, 502
-_MOST_BACKOFF_S = 30.0
+_LEAST_BACKOFF_S, _MOST_BACKOFF_S = 0.1, 30.0
+_MOST_DOUBLINGS = 10
 _AT_A_TIME = 16  # calls of a stage that is called for each element
 # Larger bodies are parsed and joined in a thread.
 _LARGE_BYTES = 256 << 10
@@ -78,9 +79,13 @@ class StageCalls:
     async def called(
         self, stage: PlannedStage, sent: StageInput, finish: Callable[..., Awaitable[Result]]
     ) -> Result:
-        """Call, and call again what failed, if it may."""
+        """Call, and call again what failed, if it may.
+
+        What is refused for now, as by a quota, and follows other stages is no attempt: it is called
+        again while there is time, since what was computed would be lost.
+        """
         record = self._record.stage(stage.name)
-        attempts = 0
+        attempts = pauses = 0
         while True:
             attempts += 1
             record.attempts += 1
@@ -89,7 +94,12 @@ class StageCalls:
                 return await self._attempt(stage, sent, finish, final=not tries_left)
             except StageFailed as failure:
                 record.status, record.why = failure.status, str(failure)
-                pause_s = stage.backoff_s * 2 ** (attempts - 1) * uniform(0.5, 1.5)
+                backoff_s = stage.backoff_s
+                if failure.refused and stage.is_later:
+                    attempts, tries_left = attempts - 1, tries_left + 1
+                    backoff_s = max(backoff_s, _LEAST_BACKOFF_S)
+                pause_s = backoff_s * 2 ** min(pauses, _MOST_DOUBLINGS) * uniform(0.5, 1.5)
+                pauses += 1
                 pause_s = min(max(pause_s, _asked_s(failure)), _MOST_BACKOFF_S)
                 hopeless = time.monotonic() + pause_s >= self._deadline_s
                 if not tries_left or hopeless or not _may_pass(failure.status):
@@ -159,6 +169,7 @@ class StageCalls:
                 status,
                 str(error),
                 headers=[TEXT, *error_statuses.headers_of(error)],
+                refused=status == _TOO_MANY,
             ) from error
 
     async def streamed(
