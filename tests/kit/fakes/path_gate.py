@@ -25,6 +25,11 @@ class PathGate:
             assert self._asked.acquire(timeout=60)
             self._pass.release()
 
+    def until_asked(self) -> None:
+        """Wait until a piece is about to pass."""
+        assert self._asked.acquire(timeout=60)
+        self._asked.release()
+
     def open(self) -> None:
         """Let everything pass."""
         self._is_open = True

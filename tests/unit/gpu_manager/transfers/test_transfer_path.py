@@ -210,6 +210,7 @@ def test_owner_that_has_left_has_no_block_more_and_the_path_goes_on() -> None:
     it.let(2)
     assert it.passed == ["leaver", "other"]
 
+    it.gate.until_asked()  # by the leaver, whose turn it is
     gone.set()
     it.let(1)  # the block that is under way
 
