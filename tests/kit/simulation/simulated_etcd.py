@@ -187,6 +187,7 @@ class EtcdClient:
                 done.set_result(etcd.do(work()))
             except DatastoreError as error:
                 done.set_exception(error)
+                done.exception()  # who asked may be killed before the answer is back
             delay_s = etcd.network.delay_s(etcd.host, self._host)
             loop.call_later(delay_s, self._return, done, answer)
 
