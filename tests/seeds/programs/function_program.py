@@ -102,6 +102,7 @@ class FunctionProgram:
         token = given_token or None
         where, given = self._node_at(address), token is not None
         failures: list[Exception] = []
+        elsewhere: dict[str, Any] | None = None
         while len(failures) < _ATTEMPTS:
             try:
                 elsewhere = await self._call(where, token, run_s, given=given)
@@ -110,7 +111,9 @@ class FunctionProgram:
                 continue
             except (NoWorker, LeaseOver, ManagerLost) as error:
                 failures.append(error)
-                where, token, given = self.host, None, False
+                if elsewhere is not None:
+                    await self._give_back(elsewhere["lease"])
+                elsewhere, where, token, given = None, self.host, None, False
                 continue
             if elsewhere is None:
                 return
@@ -130,6 +133,15 @@ class FunctionProgram:
             return await where.call(session, fields, run_s, gives_back=not given)
 
         return await self._link(where).ask(call)
+
+    async def _give_back(self, lease: int) -> None:
+        """Tell the manager that asked for a lease elsewhere that nothing came of it."""
+
+        async def release(session: ClientSession) -> None:
+            self.host.acquiring.release(session, {"lease": lease})
+
+        with suppress(ManagerLost):
+            await self._link(self.host).ask(release)
 
     async def _upload(self, where: NodeProgram) -> None:
         async def upload(session: ClientSession) -> None:

@@ -234,7 +234,7 @@ class NodeProgram:
         """Acquire, or take up a lease, and compute; where to go if the lease is elsewhere."""
         answer, _ = await self.acquiring.acquire(session, fields, local=False)
         if "elsewhere" in answer:
-            elsewhere: dict[str, Any] = answer["elsewhere"]
+            elsewhere: dict[str, Any] = answer["elsewhere"] | {"lease": answer["lease"]}
             return elsewhere
         (worker,) = answer["workers"].values()
         await self.runtime.call(worker, answer["lease"], session.key, run_s)
