@@ -150,6 +150,9 @@ class _Simulation:
         self.schedulers = [
             SchedulerProgram(around, f"s{number}") for number in range(scenario.schedulers)
         ]
+        around.offices = lambda: [
+            office for each in self.schedulers if (office := each.office) is not None
+        ]
         self.nodes = [
             NodeProgram(around, f"n{number}", gpus) for number, gpus in enumerate(scenario.nodes)
         ]

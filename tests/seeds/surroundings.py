@@ -1,9 +1,11 @@
 """What all programs of one simulation share: network, etcd, chance, scenario and journal."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from scheduler.service.leadership.term import Office
 from tests.kit.simulation.simulated_etcd import SimulatedEtcd
 from tests.kit.simulation.simulated_nats import SimulatedNats
 from tests.kit.simulation.simulated_network import Network, NetworkedLoop
@@ -25,6 +27,8 @@ class Surroundings:
     nats: SimulatedNats  # runs where gateways share a queue
     journal: EventJournal
     folder: Path  # for what insists on one; nothing is kept there
+    # The schedulers that lead, or believe so.
+    offices: Callable[[], list[Office]] = list
 
     @property
     def scheduler_urls(self) -> list[str]:

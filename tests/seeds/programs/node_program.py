@@ -27,7 +27,6 @@ from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import Dispatch, GpuSpec, LeaseId, LeaseTokens, SlotId, SlotSpec
 from testbed.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
 from testbed.virtual_time import InlineExecutor
-from tests.seeds.event_journal import EventJournal
 from tests.seeds.scenarios.planned_functions import CONTEXT_MIB, PlannedFunction
 from tests.seeds.scenarios.scenario import GpuShape
 from tests.seeds.surroundings import SECRET, Surroundings
@@ -131,18 +130,23 @@ class WatchedNode(GpuNode):
         gpus: list[HostGpu],
         store: WeightStore,
         catalogue: Catalogue,
-        journal: EventJournal,
+        around: Surroundings,
         most: int,
     ) -> None:
         """`most` leases may be in force on a slot."""
         super().__init__(settings, gpus, store, catalogue)
-        self._journal = journal
+        self._around = around
+        self._journal = around.journal
         self._most = most
         self._latest_term = 0
 
     def grant(self, order: Dispatch) -> None:
         """See `GpuNode`."""
         term = order.lease >> _TERM_BITS
+        if term < self._latest_term:  # its leader may have been elected again since it gave it
+            offices = self._around.offices()
+            terms = [each.term for each in offices if order.lease in each.core.placer.leases]
+            term = max(terms, default=term)
         if term < self._latest_term:
             self._journal.violated(f"{self.name} obeys term {term} after {self._latest_term}")
         self._latest_term = max(self._latest_term, term)
@@ -188,8 +192,8 @@ class NodeProgram:
         catalogue = Catalogue()
         settings = NodeSettings(self.name, ())
         async with Attachment(urls, name, SECRET) as attachment:
-            gpus, journal = self._host_gpus(name), self._around.journal
-            node = self.node = WatchedNode(settings, gpus, store, catalogue, journal, self._most)
+            gpus, around = self._host_gpus(name), self._around
+            node = self.node = WatchedNode(settings, gpus, store, catalogue, around, self._most)
             self.attachment = attachment
             self.library = Library(name, store, catalogue, attachment, _CONTEXT_BYTES)
             elsewhere = LeasesElsewhere(attachment, tokens, attachment, settings.leases.unclaimed_s)
