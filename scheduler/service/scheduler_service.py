@@ -94,14 +94,14 @@ class SchedulerService:
     async def run(self, store: Store) -> None:
         """Campaign and lead, again and again, until cancelled; then hand over."""
         self._store = store
-        alone = isinstance(store, MemoryStore)
-        if alone:
+        lasts = not isinstance(store, MemoryStore)
+        if not lasts:
             self._met = _seconds()  # a memory store does not keep the last term over a restart
         async with TaskGroup() as tasks:
             tasks.create_task(self._follow())
             while True:
                 async with Leadership(
-                    store, self.name, self.url, log, floor=self._met, alone=alone
+                    store, self.name, self.url, log, floor=self._met, leaps=lasts
                 ) as candidacy:
                     async with standing_by(store, self.name, self.url, log):
                         await candidacy.campaign()

@@ -62,9 +62,9 @@ class Leadership:
         log: Logger,
         *,
         floor: int = 0,
-        alone: bool = False,
+        leaps: bool = False,
     ) -> None:
-        """The terms are above the `floor`; `alone`: no other scheduler has this datastore."""
+        """The terms are above the `floor`; whether the first one of a datastore leaps beyond it."""
         self._store = store
         self._log = log
         process = name_of_this_process()
@@ -74,7 +74,7 @@ class Leadership:
         self._refreshing: asyncio.Task[None] | None = None
         self._doubted = asyncio.Event()
         self._seen_term = 0
-        self._alone = alone
+        self._leaps = leaps
         self._back_s = -inf
         self._forget_health = store.on_health_change(self._health_changed)
         self.confirmed = False
@@ -176,13 +176,13 @@ class Leadership:
     async def _take_office(self, lease: StoreLease, fence: Fence) -> None:
         """Publish the new term: one above the highest term recorded or met.
 
-        Where the record is lost, others may have had terms that nobody here has met. Two leaders of
-        one term would give leases the same ids; a leap by chance keeps them apart.
+        Without a record, which may be lost, nobody knows which terms others have had. Two leaders
+        of one term would give leases the same ids; a leap by chance keeps them apart.
         """
         latest = decoded(await self._store.get(ELECTION))
         highest = max(0 if latest is None else latest.term, self.term, self._seen_term)
-        lost = latest is None and highest > 0 and not self._alone
-        leap = int.from_bytes(secrets.token_bytes(_LEAP_BYTES), "big") if lost else 0
+        leaps = latest is None and self._leaps
+        leap = int.from_bytes(secrets.token_bytes(_LEAP_BYTES), "big") if leaps else 0
         me = self._me._replace(term=highest + leap + 1)
         await self._store.write({ELECTION: _encoded(me)}, fence=fence)
         await self._store.write({LEADER: _encoded(me)}, fence=fence, lease=lease)

@@ -18,8 +18,8 @@ from testbed.virtual_time import until, virtually
 LOG = logging.getLogger("tests.leader")
 
 
-def candidate(store: MemoryStore, name: str, floor: int = 0) -> Leadership:
-    return Leadership(store, name, f"http://{name}", LOG, floor=floor)
+def candidate(store: MemoryStore, name: str, floor: int = 0, *, leaps: bool = False) -> Leadership:
+    return Leadership(store, name, f"http://{name}", LOG, floor=floor, leaps=leaps)
 
 
 @virtually
@@ -37,8 +37,8 @@ async def test_leadership_begins_at_once_in_term_1_when_no_scheduler_leads() -> 
 
 
 @virtually
-async def test_leadership_begins_above_its_floor_when_it_is_alone() -> None:
-    async with Leadership(MemoryStore(), "a", "http://a", LOG, floor=41, alone=True) as a:
+async def test_leadership_begins_above_its_floor_when_it_is_given_one() -> None:
+    async with candidate(MemoryStore(), "a", floor=41) as a:
         assert await a.campaign() == 42
 
 
@@ -148,20 +148,29 @@ async def test_terms_rise_when_the_record_of_elections_is_lost() -> None:
         await until(2)
         await store.delete(ELECTION)
         await a.resign()
-        assert await waiting >= 9
+        assert await waiting == 9
 
 
 @virtually
 async def test_term_leaps_where_others_may_have_had_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drawn = iter((b"\x00\x05", b"\x01\x00"))
+    drawn = iter((b"\x00\x05", b"\x01\x00", b"\x00\x00"))
     monkeypatch.setattr(secrets, "token_bytes", lambda _: next(drawn))
     terms = []
-    for _ in range(2):
-        async with candidate(MemoryStore(), "a", floor=41) as a:
+    for floor in (41, 41, 0):
+        async with candidate(MemoryStore(), "a", floor, leaps=True) as a:
             terms.append(await a.campaign())
-    assert terms == [42 + 5, 42 + 256]
+    assert terms == [42 + 5, 42 + 256, 1]
+
+
+@virtually
+async def test_terms_rise_by_one_while_there_is_a_record() -> None:
+    store = MemoryStore()
+    async with candidate(store, "a", leaps=True) as a:
+        first = await a.campaign()
+    async with candidate(store, "b", leaps=True) as b:
+        assert await b.campaign() == first + 1
 
 
 @virtually
