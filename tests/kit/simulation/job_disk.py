@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway_ext.errors import GatewayError, QueueDiskFull, QueueFailed
 from gateway_ext.jobs.sqlite.committer import Transaction
@@ -57,12 +57,13 @@ class JobDisk:
 
 
 class SimulatedCommitter:
-    """See `gateway_ext.jobs.sqlite.committer.Committer`."""
+    """See `gateway_ext.jobs.sqlite.committer.Committer`: works and answers keep their order."""
 
     def __init__(self, disk: JobDisk, prepare: Callable[[Transaction], None]) -> None:
         self._disk = disk
         self._prepare = prepare
         self._closed = False
+        self._works, self._answers = _Line(disk.chance), _Line(disk.chance)
 
     async def open(self) -> None:
         await self.run(self._prepare, durable=True)
@@ -86,12 +87,12 @@ class SimulatedCommitter:
             try:
                 value = self._disk.commit(do, durable=durable)
             except GatewayError as error:
-                loop.call_later(self._pause_s(), fail, error)
+                self._answers.call(fail, error)
             except (sqlite3.Error, OSError, ValueError) as error:
                 failed = QueueFailed(f"the job queue failed: {error}")
-                loop.call_later(self._pause_s(), fail, failed)
+                self._answers.call(fail, failed)
             else:
-                loop.call_later(self._pause_s(), succeed, value)
+                self._answers.call(succeed, value)
 
         def succeed(value: _Value) -> None:
             if then is not None:
@@ -103,11 +104,21 @@ class SimulatedCommitter:
             if not future.done():
                 future.set_exception(error)
 
-        loop.call_later(self._pause_s(), work)
+        self._works.call(work)
         return await future
 
     async def close(self) -> None:
         self._closed = True
 
-    def _pause_s(self) -> float:
-        return self._disk.chance.uniform(*_COMMIT_S)
+
+class _Line:
+    """Calls what it is given after a moment each, and never before what it was given earlier."""
+
+    def __init__(self, chance: Random) -> None:
+        self._chance = chance
+        self._last_s = float("-inf")
+
+    def call(self, work: Callable[..., None], *arguments: Any) -> None:
+        loop = asyncio.get_running_loop()
+        self._last_s = max(self._last_s, loop.time() + self._chance.uniform(*_COMMIT_S))
+        loop.call_at(self._last_s, work, *arguments)
