@@ -1,10 +1,11 @@
 """Computes again what a worker had alone when it died, by repeating the calls that made it.
 
 A handle without bytes remembers its call: the program, the model's weights, copies of inputs of a
-few KiB (token ids), and of inputs that only a worker had the calls that made those. So the cache of
-a language model is the chain of its text's calls. Nothing large is kept alive for it: a large input
-is referred to weakly, and a call that lacks one, or whose weights were written to since, cannot be
-repeated. Nor can one that draws random numbers or writes to its inputs.
+few KiB (token ids), one element of larger inputs whose elements are all equal (an empty cache), and
+of inputs that only a worker had the calls that made those. So the cache of a language model is the
+chain of its text's calls. Nothing large is kept alive for it: another large input is referred to
+weakly, and a call that lacks one, or whose weights were written to since, cannot be repeated. Nor
+can one that draws random numbers or writes to its inputs.
 """
 
 import os
@@ -29,6 +30,8 @@ _MOST_COPIED_BYTES = 16 << 10
 _MOST_DEPTH = 1024  # calls of which each needs the one before
 _MOST_CALLS = 16384  # for one tensor
 _MOST_NESTED = 2  # workers that die while calls are repeated
+# Integers of a size, by which elements are compared: by its own type, no NaN equals another.
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 LeaseFor = Callable[[int], SessionLease]
 
@@ -51,6 +54,19 @@ class _Made(NamedTuple):
     layout: tuple[torch.dtype, int, torch.Size, tuple[int, ...]]
 
 
+class _Uniform(NamedTuple):
+    """A large input whose elements are all equal."""
+
+    element: torch.Tensor
+    size: torch.Size
+    on_gpu: bool
+
+    def whole(self) -> torch.Tensor:
+        """Return the input."""
+        found = self.element.expand(self.size).contiguous()
+        return become_cuda(found) if self.on_gpu else found
+
+
 class _Elsewhere(NamedTuple):
     """An input that the function has, if it still has it and has not written to it."""
 
@@ -67,7 +83,7 @@ class RememberedCall:
         self.depth = depth
         self._program = program
         self._bound = weakref.ref(bound)
-        self._inputs = inputs  # as `_Made`, `_Elsewhere`, or values
+        self._inputs = inputs  # as `_Made`, `_Uniform`, `_Elsewhere`, or values
         self._how = how
         self._settings = program.settings()
         self._made: list[tuple[int, weakref.ref[AbsentBytes]]] = []
@@ -182,13 +198,30 @@ def _remembered(value: torch.Tensor) -> Any:
         with NoTorchFunction():
             copy = value.detach().clone()
         return become_cuda(copy) if isinstance(value, CudaTensor) else copy
-    return _Elsewhere(weakref.ref(value), _content(value))
+    return _uniform(value) or _Elsewhere(weakref.ref(value), _content(value))
+
+
+def _uniform(value: torch.Tensor) -> _Uniform | None:
+    """Return how to make a large tensor anew; None unless the bits of its elements are equal."""
+    bits = _INTEGERS.get(value.element_size())
+    if bits is None or value.is_quantized or value.is_conj() or value.is_neg():
+        return None
+    if not value.is_contiguous():
+        return None
+    with NoTorchFunction():
+        elements = value.detach().as_subclass(torch.Tensor).view(-1)
+        seen = elements.view(bits)
+        if not torch.equal(seen[1:], seen[:-1]):  # ends at the first difference
+            return None
+        return _Uniform(elements[:1].clone(), value.size(), isinstance(value, CudaTensor))
 
 
 def _value(value: Any, outputs: dict[RememberedCall, list[Any]]) -> Any:
     if isinstance(value, _Made):
         storage = write_epochs.storage_of(outputs[value.call][value.output])
         return become_cuda(tensor_over(storage, *value.layout))
+    if isinstance(value, _Uniform):
+        return value.whole()
     if not isinstance(value, _Elsewhere):
         return value
     found = value.tensor()

@@ -97,6 +97,30 @@ assert torch.equal(there.cpu(), grown) and torch.equal(got.cpu(), expected)
     assert 40 < counts["graph_calls"] <= 40 + 10 + 15 + 20  # those after the last death only
 
 
+def test_cache_that_began_with_equal_elements_is_computed_again_when_the_function_dropped_them(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = f"""
+{GROWING}
+{KILL_WORKERS}
+import gc
+x = torch.randn(1, 512)
+for fill in (0.0, -0.0, 1.5, float("nan")):
+    step.cpu()
+    expected, grown = run(step, x, torch.full((256, 512), fill), 10)
+    step.cuda()
+    there = torch.full((256, 512), fill, device="cuda")
+    got = x.cuda()
+    for number in range(2):
+        got, there = run(step, got, there, 5)
+        gc.collect()
+        assert kill_workers() >= 1
+    assert torch.equal(there.view(torch.int32).cpu(), grown.view(torch.int32))
+    assert torch.equal(got.view(torch.int32).cpu(), expected.view(torch.int32))
+"""
+    programs.counts_of(program, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
