@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.places import ROOT
 from tests.kit.programs.executed_programs import KILL_WORKERS, ForkedPrograms, counts_of
 
 # A cache that grows by a row in each step, as that of a language model does.
@@ -228,5 +229,30 @@ model, ids = model.cuda(), ids.cuda()
 assert write(ids, do_sample=False) == greedy
 assert write(ids, (3, 15, 16), do_sample=False) == greedy
 assert write(ids, (7,), do_sample=False, num_beams=2) == beams
+"""
+    programs.counts_of(program, tmp_path)
+
+
+def test_example_goes_on_with_its_text_when_the_worker_dies(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "functions")!r})
+{KILL_WORKERS}
+from generate import handler
+
+def write(when=()):
+    written = []
+    for number, token in enumerate(handler.tokens(list(b"hello"), 24, 0.8, 1)):
+        written.append(token)
+        if number in when:
+            assert kill_workers() >= 1
+    return written
+
+first = write()
+assert all(write() == first for _ in range(4))  # by now, its cache stays with the worker
+for when in ((0,), (3,), (10, 20), (4, 5, 6)):
+    assert write(when) == first
 """
     programs.counts_of(program, tmp_path)
