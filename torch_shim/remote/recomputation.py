@@ -1,11 +1,11 @@
 """Computes again what a worker had alone when it died, by repeating the calls that made it.
 
-A handle without bytes remembers its call: the program, the model's weights, copies of inputs of a
-few KiB (token ids), one element of larger inputs whose elements are all equal (an empty cache), and
-of inputs that only a worker had the calls that made those. So the cache of a language model is the
-chain of its text's calls. Nothing large is kept alive for it: another large input is referred to
-weakly, and a call that lacks one, or whose weights were written to since, cannot be repeated. Nor
-can one that draws random numbers or writes to its inputs.
+An output remembers its call: the program, the model's weights, copies of inputs of a few KiB (token
+ids), one element of larger inputs whose elements are all equal (an empty cache), and of other large
+inputs the calls that made those. So the cache of a language model is the chain of its text's calls.
+Nothing large is kept alive for it: a large input that the function has is referred to weakly, and a
+call that lacks one which no call made, or whose weights were written to since, cannot be repeated.
+Nor can one that draws random numbers or writes to its inputs.
 """
 
 import os
@@ -20,13 +20,13 @@ from torch_shim.errors import RemoteFailure
 from torch_shim.leases.presented_lease import SessionLease
 from torch_shim.remote.bindings import Bound
 from torch_shim.tensors import write_epochs
-from torch_shim.tensors.absent_bytes import AbsentBytes, RunThere, absent_of, bring
+from torch_shim.tensors.absent_bytes import AbsentBytes, RunThere, absent_of
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
 from torch_shim.wire.arena import tensor_over
 from torch_shim.wire.protocol import FailureKind
 
 # An input of at most this size is copied, so that the call can be repeated.
-_MOST_COPIED_BYTES = 16 << 10
+MOST_COPIED_BYTES = 16 << 10
 _MOST_DEPTH = 1024  # calls of which each needs the one before
 _MOST_CALLS = 16384  # for one tensor
 _MOST_NESTED = 2  # workers that die while calls are repeated
@@ -54,6 +54,14 @@ class _Made(NamedTuple):
     layout: tuple[torch.dtype, int, torch.Size, tuple[int, ...]]
 
 
+class _Origin(NamedTuple):
+    """The call that made the content of a storage."""
+
+    call: "RememberedCall"
+    output: int
+    content: tuple[int, int]
+
+
 class _Uniform(NamedTuple):
     """A large input whose elements are all equal."""
 
@@ -72,6 +80,16 @@ class _Elsewhere(NamedTuple):
 
     tensor: "weakref.ref[torch.Tensor]"
     content: tuple[int, int]
+    made: _Made | None  # if a call made it
+
+    def had_from(self) -> "torch.Tensor | _Made":
+        """Return the tensor, or the output of a call that it is."""
+        found = self.tensor()
+        if found is not None and _content(found) == self.content:
+            return found
+        if self.made is None:
+            raise _lost("an input that it was computed from is gone, or was written to")
+        return self.made
 
 
 class RememberedCall:
@@ -88,10 +106,14 @@ class RememberedCall:
         self._settings = program.settings()
         self._made: list[tuple[int, weakref.ref[AbsentBytes]]] = []
 
-    def made(self, output: int, absent: AbsentBytes) -> None:
-        """Note that this output lies in a storage whose bytes only the worker has."""
-        self._made.append((output, weakref.ref(absent)))
-        absent.call, absent.output = self, output
+    def made(self, output: int, tensor: torch.Tensor) -> None:
+        """Note that this output, of which only the worker may have the bytes, is a tensor."""
+        mark = write_epochs.marked(tensor)
+        mark.made_by = _Origin(self, output, _content(tensor))
+        absent = absent_of(tensor)
+        if absent is not None:
+            self._made.append((output, weakref.ref(absent)))
+            absent.call = self
 
     def restore(self) -> None:
         """Compute the bytes of every handle of this call that is still without them."""
@@ -106,22 +128,24 @@ class RememberedCall:
             for output, reference in self._made:
                 absent = reference()
                 if absent is not None:
-                    bring((outputs[output],))
+                    found = absent_of(outputs[output])
+                    if found is not None:
+                        found.bring(looks=False)
                     storage = write_epochs.storage_of(outputs[output])
                     absent.fill(storage)
 
-    def earlier(self) -> list["RememberedCall"]:
-        """Return the calls whose outputs this one reads."""
-        return [value.call for value in self._inputs if isinstance(value, _Made)]
+    def had_from(self) -> list[Any]:
+        """Return its inputs, as `_Made`, `_Uniform` or values; RemoteFailure if one is lost."""
+        return [one.had_from() if isinstance(one, _Elsewhere) else one for one in self._inputs]
 
-    def run(self, outputs: dict["RememberedCall", list[Any]]) -> list[Any]:
-        """Repeat this call; the outputs of earlier ones are given."""
+    def run(self, inputs: list[Any], outputs: dict["RememberedCall", list[Any]]) -> list[Any]:
+        """Repeat this call with these inputs; the outputs of earlier calls are given."""
         bound = self._bound()
         if bound is None or not bound.unchanged():
             raise _lost("the weights that it was computed with have changed")
         if self._settings != self._program.settings():
             raise _lost("it was computed with other settings of autocast or arithmetic")
-        args = [_value(value, outputs) for value in self._inputs]
+        args = [_value(value, outputs) for value in inputs]
         for position, value in bound.given():
             args[position] = value
         found = self._program.run(args, self._how.lease_for, self._how.run_there)
@@ -162,8 +186,13 @@ def remember(
     how: CallOptions,
     outputs: Sequence[Any],
     made: Iterable[AbsentBytes],
+    whole: Iterable[int],
 ) -> None:
-    """Have the storages that a call made without bytes remember it, if it could be repeated."""
+    """Have what a call made remember it, if it could be repeated.
+
+    `made` are the storages whose bytes stayed with the worker, `whole` the numbers of outputs whose
+    bytes came, in storages of their own.
+    """
     inputs: list[Any] = [None] * len(args)
     depth = 1
     for position in bound.others:
@@ -172,33 +201,47 @@ def remember(
             value = _remembered(value)
             if value is None:
                 return
+            if isinstance(value, _Elsewhere) and value.made is not None:
+                depth = max(depth, value.made.call.depth + 1)
             if isinstance(value, _Made):
                 depth = max(depth, value.call.depth + 1)
         inputs[position] = value
-    if depth > _MOST_DEPTH:
-        return
     call = RememberedCall(program, bound, inputs, depth, how)
     wanted = set(map(id, made))
     for number, output in enumerate(outputs):
         absent = absent_of(output) if isinstance(output, torch.Tensor) else None
         if absent is not None and id(absent) in wanted:
             wanted.discard(id(absent))
-            call.made(number, absent)
+            call.made(number, output)
+    for number in whole:
+        call.made(number, outputs[number])
 
 
 def _remembered(value: torch.Tensor) -> Any:
-    absent = absent_of(value)
-    if absent is not None:
-        call = absent.call
-        if not isinstance(call, RememberedCall):
-            return None
-        layout = (value.dtype, int(value.storage_offset()), value.size(), value.stride())
-        return _Made(call, absent.output, layout)
-    if value.numel() * value.element_size() <= _MOST_COPIED_BYTES:
+    if absent_of(value) is not None:
+        return _made(value)
+    if value.numel() * value.element_size() <= MOST_COPIED_BYTES:
         with NoTorchFunction():
             copy = value.detach().clone()
         return become_cuda(copy) if isinstance(value, CudaTensor) else copy
-    return _uniform(value) or _Elsewhere(weakref.ref(value), _content(value))
+    return _uniform(value) or _Elsewhere(weakref.ref(value), _content(value), _made(value))
+
+
+def _layout(value: torch.Tensor) -> tuple[torch.dtype, int, torch.Size, tuple[int, ...]]:
+    return value.dtype, int(value.storage_offset()), value.size(), value.stride()
+
+
+def _made(value: torch.Tensor) -> _Made | None:
+    """Return the output of a call that a tensor is; None if it is none, or its chain is too long.
+
+    If the function has the bytes, the tensor itself then begins a new chain.
+    """
+    origin = write_epochs.marked(value).made_by
+    if not isinstance(origin, _Origin) or origin.content != _content(value):
+        return None
+    if origin.call.depth >= _MOST_DEPTH:
+        return None
+    return _Made(origin.call, origin.output, _layout(value))
 
 
 def _uniform(value: torch.Tensor) -> _Uniform | None:
@@ -220,45 +263,43 @@ def _value(value: Any, outputs: dict[RememberedCall, list[Any]]) -> Any:
     if isinstance(value, _Made):
         storage = write_epochs.storage_of(outputs[value.call][value.output])
         return become_cuda(tensor_over(storage, *value.layout))
-    if isinstance(value, _Uniform):
-        return value.whole()
-    if not isinstance(value, _Elsewhere):
-        return value
-    found = value.tensor()
-    if found is None or _content(found) != value.content:
-        raise _lost("an input that it was computed from is gone, or was written to")
-    return found
+    return value.whole() if isinstance(value, _Uniform) else value
 
 
 def _repeat(last: RememberedCall) -> list[Any]:
     """Run the calls that lead to this one, the first one first; return the outputs of this one."""
-    order = _in_order(last)
+    inputs = _inputs_of(last)
     users: dict[RememberedCall, int] = {}
-    for call in order:
-        for earlier in set(call.earlier()):
+    for each in inputs.values():
+        for earlier in _earlier(each):
             users[earlier] = users.get(earlier, 0) + 1
     outputs: dict[RememberedCall, list[Any]] = {}
-    for call in order:
-        outputs[call] = call.run(outputs)
-        for earlier in set(call.earlier()):
+    for call in sorted(inputs, key=lambda call: call.depth):
+        outputs[call] = call.run(inputs[call], outputs)
+        for earlier in _earlier(inputs[call]):
             users[earlier] -= 1
             if not users[earlier]:
                 del outputs[earlier]  # a cache of each step is more than a worker has room for
     return outputs[last]
 
 
-def _in_order(last: RememberedCall) -> list[RememberedCall]:
-    """Return a call and all before it, each behind those whose outputs it reads."""
-    found: dict[RememberedCall, None] = {}
+def _inputs_of(last: RememberedCall) -> dict[RememberedCall, list[Any]]:
+    """Return the inputs of a call and of all before it, with those that the function has."""
+    found: dict[RememberedCall, list[Any]] = {}
     waiting = [last]
     while waiting:
         call = waiting.pop()
         if call not in found:
-            found[call] = None
-            waiting += call.earlier()
+            found[call] = call.had_from()
+            waiting += _earlier(found[call])
             if len(found) > _MOST_CALLS:
                 raise _lost(f"more than {_MOST_CALLS} calls would have to be repeated")
-    return sorted(found, key=lambda call: call.depth)
+    return found
+
+
+def _earlier(inputs: Iterable[Any]) -> set[RememberedCall]:
+    """Return the calls of which these inputs are outputs."""
+    return {value.call for value in inputs if isinstance(value, _Made)}
 
 
 def _content(value: torch.Tensor) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from torch_shim.remote.received_results import (
     laid_out,
     view,
 )
-from torch_shim.remote.recomputation import CallOptions, remember
+from torch_shim.remote.recomputation import MOST_COPIED_BYTES, CallOptions, remember
 from torch_shim.remote.staying_outputs import LEAST_BYTES, OutputHabits, StayingOutputs, overwrite
 from torch_shim.remote.transfer import NAME_OF, Shipment
 from torch_shim.tensors import write_epochs
@@ -149,9 +149,10 @@ class RemoteProgram:
         outputs: list[Any],
         extras: "_Extras",
     ) -> None:
-        """Have the outputs that stayed remember their call, in case that the worker dies."""
-        if extras.stay is not None and extras.stay.made and not self.random:
-            remember(self, args, bound, how, outputs, extras.stay.made)
+        """Have the outputs remember their call, in case that a worker dies."""
+        stay = extras.stay
+        if stay is not None and (stay.made or stay.whole) and stay.repeatable and not self.random:
+            remember(self, args, bound, how, outputs, stay.made, stay.whole)
 
     def _extras(
         self,
@@ -243,6 +244,7 @@ class RemoteProgram:
                 outputs.append(found)
             elif found.source >= 0:
                 output = view(owned[found.source], found)
+                answer.note_whole(len(outputs), results.storages[found.source])
                 if answer.note_kept(output, found.source, results.storages[found.source]):
                     results.note_origin(output, found.source)
                 outputs.append(output)
@@ -262,7 +264,7 @@ class RemoteProgram:
         """Apply the program's write to an input to this process's tensor."""
         shipment = answer.shipment
         if answer.stay is not None:
-            answer.stay.made.clear()  # its call cannot be repeated
+            answer.stay.repeatable = False
         sent = shipment.sent(position)
         if sent is None:
             self.never_bound |= {position}
@@ -315,6 +317,11 @@ class _Answer(NamedTuple):
         if self.stay is None:
             raise BadFrame("an output stays with the worker unasked")
         return self.stay.output(number, size_bytes)
+
+    def note_whole(self, number: int, entry: list[int]) -> None:
+        """Record an output whose bytes came, if it is too large to be copied as an input."""
+        if self.stay is not None and entry[0] != STAYS and entry[1] > MOST_COPIED_BYTES:
+            self.stay.whole.append(number)
 
     def note_kept(self, output: torch.Tensor, number: int, entry: list[int]) -> bool:
         """Record which content the worker keeps, if it keeps this output; whether both have it."""

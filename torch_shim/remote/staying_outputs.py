@@ -58,6 +58,8 @@ class StayingOutputs:
         self._first_key = next(_first_keys)
         self._dropped = peer.take_dropped()
         self.made: list[AbsentBytes] = []  # the outputs that stayed
+        self.whole: list[int] = []  # the outputs that came, in storages of their own
+        self.repeatable = True  # False once it has written to an input
         self.option = [self._first_key, LEAST_BYTES, habits.wanted(), self._dropped]
         if peer.takes_files_back:
             self.option.append(True)

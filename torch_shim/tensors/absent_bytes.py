@@ -54,6 +54,10 @@ class Arrived(Protocol):
     def lent(self) -> LentPages | None:
         """Held while the file is mapped, if it is to be given back."""
 
+    @property
+    def left(self) -> bool:
+        """Whether a worker sent them as it ended, instead of when they were asked for."""
+
 
 class BytesHolder(write_epochs.StorageHolder, Protocol):
     """A worker that has bytes which this process has not."""
@@ -90,7 +94,6 @@ class AbsentBytes:
         self.absent = False
         self.holder: BytesHolder | None = None
         self.call: MadeByCall | None = None  # if it can be repeated
-        self.output = 0  # of that call
         self.run_there: RunThere = _nowhere
         self._memory = memory
         self._looked: Callable[[], None] | None = None
@@ -104,7 +107,10 @@ class AbsentBytes:
     def leave(
         self, holder: BytesHolder, run_there: RunThere, looked: Callable[[], None] | None = None
     ) -> None:
-        """From now on only this worker has the bytes; `looked` is called when they are fetched."""
+        """From now on only this worker has the bytes.
+
+        `looked` is called when they are fetched from it, unless it ends.
+        """
         self.holder, self.run_there, self._looked = holder, run_there, looked
         self.call = None
         holder.sole.add(self.key)
@@ -113,21 +119,24 @@ class AbsentBytes:
             waiting[self.key] = weakref.ref(self)
             self.absent = True
 
-    def bring(self, channel: Any = None) -> None:
-        """Fetch the bytes unless they are here; who is using a channel of the worker passes it."""
+    def bring(self, channel: Any = None, *, looks: bool = True) -> None:
+        """Fetch the bytes unless they are here; who is using a channel of the worker passes it.
+
+        `looks`: whether the function wants them.
+        """
         holder = self.holder
         if not self.absent or holder is None:
             return
+        asked = False
         try:
-            self._fetch(holder, channel)
+            asked = self._fetch(holder, channel)
         except RemoteFailure as failure:
             if not self._restore(failure):
                 raise error_of(failure, f"{failure}. {_REMEDY}") from failure
         except BadFrame as failure:
             if not self._restore(failure):
                 raise RuntimeError(f"CUDA error: {failure}. {_REMEDY}") from failure
-        report.add("bytes_out", len(self._memory))
-        if self._looked is not None:
+        if self._looked is not None and looks and asked:
             self._looked()
 
     def fill(self, content: torch.UntypedStorage) -> None:
@@ -139,12 +148,17 @@ class AbsentBytes:
                 self._memory.fill(flat_bytes.numpy().data)
                 self._note_here()
 
-    def _fetch(self, holder: BytesHolder, channel: Any) -> None:
+    def _fetch(self, holder: BytesHolder, channel: Any) -> bool:
+        """Return whether a worker that goes on was asked."""
         # The channel before the lock: who has the lock may be waiting for this very channel.
         with holder.channel_for(channel) as using, self._lock:
             if self._still_absent():
-                self._take(holder.fetch(self.key, using))
+                arrived = holder.fetch(self.key, using)
+                self._take(arrived)
                 self._note_here()
+                report.add("bytes_out", len(self._memory))
+                return not arrived.left
+        return False
 
     def _restore(self, failure: RemoteFailure | BadFrame) -> bool:
         """Have the bytes computed again; return whether they are here now."""

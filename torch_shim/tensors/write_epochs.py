@@ -38,13 +38,14 @@ class StorageHolder(Protocol):
 class WriteMark:
     """The record of writes to one storage, and of who may have a copy of it."""
 
-    __slots__ = ("_holders", "absent", "epoch", "key", "untracked")
+    __slots__ = ("_holders", "absent", "epoch", "key", "made_by", "untracked")
 
     def __init__(self, key: int = 0) -> None:
         self.epoch = next(_numbers)
         self.key = key or self.epoch  # unique in this process
         self.untracked = False  # True if another process can write to the storage
         self.absent: Any = None  # an `AbsentBytes`, if only a worker had the bytes at some time
+        self.made_by: Any = None  # the call that made a content, if it is known
         self._holders: tuple[StorageHolder, ...] = ()
 
     def held_by(self, holder: StorageHolder) -> None:

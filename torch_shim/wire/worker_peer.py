@@ -30,11 +30,13 @@ _MOST_DROPPED = 1 << 14  # keys in one message, whose lists are bounded
 
 class Fetched(NamedTuple):
     """Bytes that a worker had: in a file to be mapped, whose descriptor the receiver closes, or
-    in a buffer to be copied. Who maps a file holds `lent` meanwhile."""
+    in a buffer to be copied. Who maps a file holds `lent` meanwhile. What the worker sent as it
+    ended was `left`."""
 
     descriptor: int | None
     memory: memoryview
     lent: LentPages | None = None
+    left: bool = False
 
 
 class WorkerStorages:
@@ -307,7 +309,7 @@ class WorkerPeer:
         if epoch != self.kept.epochs.get(key, (None, None))[1]:
             message = "the worker has ended, and with it a tensor that only it had"
             raise RemoteFailure(FailureKind.LOST, message, {"key": key})
-        return Fetched(None, found)
+        return Fetched(None, found, left=True)
 
     def _close(self, channel: DataChannel) -> None:
         """Close a channel; a worker that ends in good order sends first what only it has."""

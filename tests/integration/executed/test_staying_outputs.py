@@ -95,7 +95,7 @@ for number in range(8):
 assert torch.equal(there.cpu(), grown) and torch.equal(got.cpu(), expected)
 """
     counts = programs.counts_of(program, tmp_path)
-    assert 40 < counts["graph_calls"] <= 40 + 10 + 15 + 20  # those after the last death only
+    assert 40 < counts["graph_calls"] <= 40 + 10 + 25 + 40  # all before each death
 
 
 def test_cache_that_began_with_equal_elements_is_computed_again_when_the_function_dropped_them(
@@ -120,6 +120,46 @@ for fill in (0.0, -0.0, 1.5, float("nan")):
     assert torch.equal(got.view(torch.int32).cpu(), expected.view(torch.int32))
 """
     programs.counts_of(program, tmp_path)
+
+
+def test_cache_that_came_while_it_was_small_is_computed_again(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = f"""
+{GROWING}
+{KILL_WORKERS}
+import gc
+x, cache = torch.randn(1, 512), torch.randn(4, 512)
+step.cpu()
+expected, grown = run(step, x, cache, 45)
+step.cuda()
+x, cache = x.cuda(), cache.cuda()
+for steps in (20, 20, 5):  # 48 KiB, 88 KiB
+    x, cache = run(step, x, cache, steps)
+    gc.collect()
+    assert kill_workers() >= 1
+assert torch.equal(cache.cpu(), grown) and torch.equal(x.cpu(), expected)
+"""
+    programs.counts_of(program, tmp_path)
+
+
+def test_cache_stays_with_the_next_worker_when_one_died(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = f"""
+{GROWING}
+{KILL_WORKERS}
+x, cache = x.cuda(), cache.cuda()
+first, there = run(step, x, cache, 5)
+assert kill_workers() >= 1
+got, there = run(step, first, there, 35)
+assert torch.equal(got.cpu(), expected)
+del there
+"""
+    counts = programs.counts_of(program, tmp_path)
+    cache_bytes = 261 * 512 * 4
+    assert counts["bytes_out"] < 2 * cache_bytes  # what was computed again came once
+    assert counts["bytes_in"] < 4 * cache_bytes
 
 
 @pytest.mark.parametrize(
