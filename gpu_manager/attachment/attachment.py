@@ -27,6 +27,7 @@ from scheduler.api import (
     GpuDraining,
     LeaseId,
     LeaseReleased,
+    MemoryPressure,
     ModelDemoted,
     ModelRegistered,
     NodeSnapshot,
@@ -152,7 +153,7 @@ class Attachment:
             if not self._stream.introduced:
                 self._unreported[event.model.id] = event
         elif isinstance(event, NodeSnapshot):
-            event = self._cut(event)
+            event = self._as_reported(event)
         elif isinstance(event, ModelDemoted):
             self._unreported_tiers.pop(event.model, None)
             if event.tier is Tier.ABSENT:
@@ -161,21 +162,28 @@ class Attachment:
             self._ended[event.lease] = None
             if len(self._ended) > _MOST_ENDED:
                 self._ended.popitem(last=False)
-        elif isinstance(event, RunFinished) and self._drained:
+        elif isinstance(event, RunFinished | MemoryPressure) and self._drained:
             return  # the scheduler may have removed the GPU already
         assert isinstance(event, NodeReport), f"{event} is not an event that a node reports"
         self._stream.send(Report(event))
         if self._unreported_tiers:
             self._stream.send_later_pages()
 
-    def _cut(self, snapshot: NodeSnapshot) -> NodeSnapshot:
-        """The snapshot with as many stored models as one message takes; others are sent later."""
+    def _as_reported(self, snapshot: NodeSnapshot) -> NodeSnapshot:
+        """The snapshot with as many stored models as one message takes; others are sent later.
+
+        It says which GPUs drain.
+        """
         node, stored = snapshot.node, snapshot.stored
         later = stored[_MOST_STORED:]
         self._unreported_tiers = {
             model: ModelDemoted(node, None, model, tier) for model, tier in later
         }
-        return snapshot._replace(stored=stored[:_MOST_STORED]) if later else snapshot
+        gpus = tuple(
+            each._replace(draining=True) if each.gpu.id in self._drained else each
+            for each in snapshot.gpus
+        )
+        return snapshot._replace(gpus=gpus, stored=stored[:_MOST_STORED])
 
     def _tier_pages(self) -> Iterator[list[Report]]:
         """Where the weights of stored models are, of which the snapshot says nothing."""
@@ -298,8 +306,6 @@ class Attachment:
         self._orders.contended(waiting=False)
         for event in self._orders.whole_state():
             self.report(event)
-        for leaving in [Report(GpuDraining(gpu)) for gpu in self._drained]:
-            self._stream.send(leaving)
         for report in unseen:
             self._stream.send(report)
         for call in self._calls:

@@ -36,6 +36,7 @@ from scheduler.wire.caller_stream import (
     Granted,
     Holds,
     Leads,
+    MetTerm,
     Present,
     Ran,
     Recalled,
@@ -283,6 +284,7 @@ class LeaseClient:
             if not isinstance(first, Leads):
                 raise BadValue("a leader begins by its term")
             if first.term < self._term:
+                line.send(pack_up(MetTerm(self._term)))
                 raise BadValue(f"it leads in term {first.term}, and term {self._term} has begun")
             self._take_up(line, first.term)
             return await self._listen(line, at)

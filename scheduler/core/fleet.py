@@ -126,7 +126,12 @@ class Fleet:
                 known = None
             if known is None:
                 self.join(GpuJoined(snapshot.gpu), now, out)
+            elif known.draining and not snapshot.draining:
+                known.draining = False
+                self._cluster.offer(known)
             self._reconcile_gpu(snapshot, event.lost_leases, now, out)
+            if snapshot.draining:
+                self.drain(GpuDraining(snapshot.gpu.id), now, out)
 
     def _reconcile_gpu(
         self, snapshot: GpuSnapshot, lost: AfterLoss, now: float, out: list[Action]
@@ -146,7 +151,6 @@ class Fleet:
             if found.lease not in slot.leases:
                 self._lifecycle.adopted_leases.adopt(found, slot, now)
                 self._lifecycle.adopted(found, now, out)
-        self.leave_if_drained(gpu)
 
     def _reconcile_residents(
         self, gpu: Gpu, snapshot: GpuSnapshot, now: float, out: list[Action]

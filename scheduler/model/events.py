@@ -96,7 +96,8 @@ class GpuSnapshot(NamedTuple):
     `contexts` are the empty processes that models left, and their memory. No model can have that of
     `shared` processes, which counts beside that of the models in them. `loading` are the residents
     that are not there yet. `gpu_shares` names those whose calls have only a part of the GPU's
-    multiprocessors.
+    multiprocessors. A `draining` GPU takes nothing new, as after `GpuDraining`; one that is not may
+    be that of a manager that has taken the place of one that drained.
     """
 
     gpu: GpuSpec
@@ -106,6 +107,7 @@ class GpuSnapshot(NamedTuple):
     shared: tuple[tuple[int, tuple[ModelId, ...]], ...] = ()
     loading: tuple[ModelId, ...] = ()
     gpu_shares: tuple[tuple[ModelId, float], ...] = ()
+    draining: bool = False
 
     @property
     def shared_bytes(self) -> int:

@@ -183,7 +183,9 @@ class SchedulerService:
             now_s=office.clock.now_s,
         )
         self._office, self.streams, self._candidacy = office, streams, candidacy
-        callers = CallerStreams(office, self._leases, self.meters, self.signed, self._elsewhere)
+        callers = CallerStreams(
+            office, self._leases, self.meters, self.signed, self._elsewhere, fenced
+        )
         self.callers = callers
         self._policy = PolicyInForce(choice, office.decide_by)
         self._terms = KeptTerms(self._store, office.terms, partial(_fence_of, candidacy), log)

@@ -20,6 +20,7 @@ PATH = "/callers/stream"
 VERSION = 1
 MOST_LEASES = 4_096
 MAX_FRAME_BYTES = 1 << 20
+MOST_TERM = (1 << 31) - 1
 # The leader shows that it lives this often; silence for longer means that it is frozen.
 BEAT_S, SILENCE_S = 1.0, 3.0
 GREETING_S = 2.0
@@ -100,6 +101,12 @@ class Cancel(NamedTuple):
     request: RequestId
 
 
+class MetTerm(NamedTuple):
+    """Up, last: the caller has met a leader of this higher term, so that this one leads no more."""
+
+    term: int
+
+
 class Leads(NamedTuple):
     """Down, first: this scheduler leads in this term."""
 
@@ -139,7 +146,7 @@ class Alive(NamedTuple):
     """Down: the leader lives."""
 
 
-CallerUp = Present | AskLease | AskAgain | GiveBack | Holds | Ran | Cancel | ToldTerms
+CallerUp = Present | AskLease | AskAgain | GiveBack | Holds | Ran | Cancel | ToldTerms | MetTerm
 CallerDown = Leads | SentAway | Granted | Refused | Recalled | Alive
 _UP: Codec[CallerUp] = Codec(CallerUp)
 _DOWN: Codec[CallerDown] = Codec(CallerDown)

@@ -85,7 +85,7 @@ class ActiveLease:
 class Gpu:
     """One GPU: its memory, as the cache index keeps it, its slots, and what its copy engine does.
 
-    `active`: the GPU takes requests; it is neither `draining`, which is final, nor `silent`.
+    `active`: the GPU takes requests; it is neither `draining` nor `silent`.
     `loads` are the models that are being loaded, until they are there, and when each load should
     end; a load outlives the lease that it was ordered for. `arriving` are those of them that are
     loaded beside runs: requests for them wait, as the slot's compute serves others meanwhile.

@@ -23,6 +23,7 @@ from scheduler.wire.caller_stream import (
     GREETING_S,
     MAX_FRAME_BYTES,
     MOST_LEASES,
+    MOST_TERM,
     VERSION,
     Alive,
     AskAgain,
@@ -33,6 +34,7 @@ from scheduler.wire.caller_stream import (
     Granted,
     Holds,
     Leads,
+    MetTerm,
     Present,
     Ran,
     Recalled,
@@ -59,7 +61,10 @@ Signed = Callable[[Placement, Request], tuple[int, tuple[str, ...], str]]
 
 
 class CallerStreams:
-    """The streams of one leader's callers; `lines` are those that are greeted."""
+    """The streams of one leader's callers; `lines` are those that are greeted.
+
+    `fenced` is called when a caller has met a higher term than this leader's.
+    """
 
     def __init__(
         self,
@@ -68,12 +73,14 @@ class CallerStreams:
         meters: SchedulerCounters,
         signed: Signed,
         elsewhere: Callable[[], str | None],
+        fenced: Callable[[int], None],
     ) -> None:
         self._office = office
         self._leases = leases
         self._meters = meters
         self._signed = signed
         self._elsewhere = elsewhere
+        self._fenced = fenced
         self.lines: dict[AcceptedLine, str] = {}
         self._closed = False
         # A lease may be recalled before the task that was granted it has resumed.
@@ -125,7 +132,14 @@ class CallerStreams:
 
     async def _serve_stream(self, line: AcceptedLine, caller: str) -> None:
         stream = _CallerStream(
-            line, caller, self._office, self._leases, self._meters, self._signed, self._early
+            line,
+            caller,
+            self._office,
+            self._leases,
+            self._meters,
+            self._signed,
+            self._early,
+            self._fenced,
         )
         beats = asyncio.get_running_loop().create_task(_beat(line))
         try:
@@ -147,8 +161,10 @@ class _CallerStream:
         meters: SchedulerCounters,
         signed: Signed,
         recalled: Container[LeaseId],
+        fenced: Callable[[int], None],
     ) -> None:
         self._line = line
+        self._fenced = fenced
         self._recalled = recalled
         self._caller = caller
         self._office = office
@@ -181,6 +197,8 @@ class _CallerStream:
             self._meters.answered["/cancel", _OK] += 1
         elif isinstance(message, ToldTerms):
             self._office.callers_terms.take(self._caller, message)
+        elif isinstance(message, MetTerm):
+            self._step_down(message.term)
         elif isinstance(message, AskLease | AskAgain):
             self._begin(message)
         else:
@@ -189,6 +207,12 @@ class _CallerStream:
     def end(self) -> None:
         """The line has ended: nobody waits for the open questions here any more."""
         self._tasks.cancel()
+
+    def _step_down(self, term: int) -> None:
+        if not self._office.term < term <= MOST_TERM:
+            raise BadValue(f"it has met term {term}, this one leads in {self._office.term}")
+        log.warning("caller %s has met term %d", self._caller, term)
+        self._fenced(term)
 
     def _begin(self, question: AskLease | AskAgain) -> None:
         call = question.call

@@ -117,7 +117,7 @@ def test_drained_gpu_is_forgotten_when_its_manager_lost_the_last_lease() -> None
     world = World(a_core("lb"))
     world.arrive(request("r0"))
     world.send(GpuDraining(G0.id))
-    world.send(report(G0))
+    world.send(NodeSnapshot(G0.node, (GpuSnapshot(G0, draining=True),)))
     assert refused(world.send(GpuJoined(G0))) == []
 
 

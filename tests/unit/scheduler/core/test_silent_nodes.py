@@ -111,6 +111,29 @@ def test_draining_gpu_takes_nothing_when_its_silent_node_reports_again() -> None
     assert refused(world.send(GpuJoined(G0))) == [], "it drained, and is forgotten"
 
 
+def test_gpu_is_offered_when_a_new_manager_has_it_whose_former_one_drained_it() -> None:
+    world = World(a_core("lb", gpus=("g0",)))
+    world.arrive(request("r0"))
+    world.send(GpuDraining(G0.id))
+    world.send(NodeSilent(G0.node))
+    world.arrive(request("r1"))
+    assert placements(world.send(holding(G0, "bert"))) == [("r1", "g0")]
+
+
+def test_gpu_takes_nothing_when_its_snapshot_says_that_it_drains() -> None:
+    world = World(a_core("lb", gpus=("g0",)))
+    world.arrive(request("r0"))
+    live = (LiveLease(world.lease_on("g0"), SlotId("g0"), (ModelId("bert"),)),)
+    world.send(GpuDraining(G0.id))
+    world.send(NodeSilent(G0.node))
+    world.arrive(request("r1"))
+    snapshot = GpuSnapshot(G0, leases=live, draining=True)
+    assert placements(world.send(NodeSnapshot(G0.node, (snapshot,)))) == []
+    assert placements(world.free("g0")) == []
+    assert placements(world.send(NodeSnapshot(G0.node, (GpuSnapshot(G0, draining=True),)))) == []
+    assert refused(world.send(GpuJoined(G0))) == [], "it is not known again"
+
+
 def test_gpus_of_other_nodes_are_offered_when_one_node_is_silent() -> None:
     world = World(a_core("lb", gpus=("g0", "g1")))
     world.send(NodeSilent(G0.node))

@@ -1,0 +1,108 @@
+"""Callers of a leader whose term has ended, or is below one that they have met."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import pytest
+
+from cache_manager.model.ids import NodeId
+from common.frames.frame_line import FrameLine, LineBroken
+from common.frames.stream_upgrade import dial
+from scheduler.service.http.access import ApiRole, token
+from scheduler.store.memory_store import MemoryStore
+from scheduler.wire.caller_stream import (
+    MAX_FRAME_BYTES,
+    MOST_TERM,
+    PATH,
+    VERSION,
+    Leads,
+    MetTerm,
+    Present,
+    SentAway,
+    pack_up,
+    read_down,
+)
+from testbed.nodes.fake_node import fake_node
+from tests.kit.cores.builders import gpu, request
+from tests.kit.waiting import eventually
+from tests.kit.worlds.service_world import SECRET, World, a_world, leading
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
+
+async def dialled(world: World) -> FrameLine:
+    headers = {"Authorization": f"Bearer {token(SECRET, ApiRole.CALLER)}"}
+    return await dial(world.url, PATH, headers, MAX_FRAME_BYTES)
+
+
+async def term_of(line: FrameLine) -> int:
+    """Present a caller; the term in which it is served."""
+    line.send(pack_up(Present(VERSION, "a caller", ())))
+    first = read_down(await line.receive())
+    assert isinstance(first, Leads)
+    return first.term
+
+
+@asynccontextmanager
+async def elected() -> AsyncIterator[World]:
+    """A scheduler that campaigns and leads, again and again."""
+    async with a_world() as world:
+        running = asyncio.create_task(world.service.run(MemoryStore()))
+        await eventually(lambda: world.service.health().leading)
+        yield world
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_caller_is_sent_away_when_the_term_ended_before_its_first_frame() -> None:
+    async with leading() as world:
+        callers = world.service.callers
+        assert callers is not None
+        async with await dialled(world) as line:
+            await callers.close()
+            line.send(pack_up(Present(VERSION, "late", ())))
+            assert isinstance(read_down(await line.receive()), SentAway)
+            assert not callers.lines
+
+
+async def test_leader_is_elected_above_the_term_that_a_caller_has_met() -> None:
+    """As when the datastore lost its data, and no manager remembers the former term."""
+    async with a_world() as former, elected() as world, AsyncExitStack() as stack:
+        async with await dialled(world) as line:
+            met = await term_of(line) + 1000
+        client = former.leases(world.url)
+        async with former.service.lead(met) as former.office:
+            former.attach(fake_node("n0", gpu("g0", node="n0"), load_s=0.0))
+            await stack.enter_async_context(client)
+            assert (await client.acquire(request("r0"))).term == met
+        asked = asyncio.create_task(client.acquire(request("r1")))
+
+        async def risen() -> bool:
+            with suppress(OSError, LineBroken):
+                async with await dialled(world) as line:
+                    return await term_of(line) > met
+            return False
+
+        async with asyncio.timeout(20):
+            while not await risen():
+                await asyncio.sleep(0.05)
+        world.office = world.service.office()
+        world.attach(fake_node("n1", gpu("g1", node="n1"), load_s=0.0))
+        granted = await asked
+        assert (granted.placement.node, granted.term > met) == (NodeId("n1"), True)
+
+
+@pytest.mark.parametrize("term", [-1, 0, 7, MOST_TERM + 1, 1 << 60])
+async def test_leader_leads_on_when_a_caller_names_a_term_that_supersedes_none(term: int) -> None:
+    async with leading(term=7) as world:
+        async with await dialled(world) as line:
+            assert await term_of(line) == 7
+            line.send(pack_up(MetTerm(term)))
+            with pytest.raises(LineBroken):
+                await line.receive()
+        async with await dialled(world) as line:
+            assert await term_of(line) == 7
+        async with world.leases() as client:
+            assert (await client.acquire(request("r0"))).term == 7
