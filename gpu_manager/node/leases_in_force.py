@@ -66,8 +66,10 @@ class LeaseTimes:
     ended, else `call_s`. A lease that no session claims, for example because the caller died, ends
     after `unclaimed_s`. If other requests wait, it ends `claim_s` after its models are loaded,
     unless a session has asked for it: a function that comes later asks for another lease. So it
-    does after `claim_s` without weights here that a session sends: its function may be gone. After
-    `pass_on_s` a session of the function that waits for a lease takes it over.
+    does after `claim_s` without weights here that a session sends: its function may be gone. Who
+    asked for its own calls comes at once: such a lease ends after `linger_s` where nobody waits,
+    as quotas count it. After `pass_on_s` a session of the function that waits for a lease takes one
+    over that its caller has.
     """
 
     linger_s: float = 5.0
@@ -324,10 +326,7 @@ class LeasesInForce:
     def _end_of_claim(self, held: LeaseInForce, claim: SessionClaim) -> tuple[float, EndReason]:
         times = self.times
         if claim.holder is None and held.granted_s is not None:
-            idle_s = held.lacking_s if held.loaded_s is None else held.loaded_s
-            if self.contended and idle_s is not None and not claim.awaited:
-                return max(idle_s, held.granted_s) + times.claim_s, EndReason.UNCLAIMED
-            return held.granted_s + times.unclaimed_s, EndReason.UNCLAIMED
+            return self._end_of_unclaimed(held, claim, held.granted_s), EndReason.UNCLAIMED
         ends = [
             (claim.used_s + times.linger_s, EndReason.IDLE),
             (claim.claimed_s + times.expiry_s, EndReason.EXPIRED),
@@ -336,6 +335,15 @@ class LeasesInForce:
             at_s, reason = min(self._ends_for_others(claim))
             ends.append((max(at_s, held.stands_until_s), reason))
         return min(ends)
+
+    def _end_of_unclaimed(self, held: LeaseInForce, claim: SessionClaim, granted_s: float) -> float:
+        times = self.times
+        idle_s = held.lacking_s if held.loaded_s is None else held.loaded_s
+        has_caller = held.function != "" or held.is_divided
+        if idle_s is None or claim.awaited or (has_caller and not self.contended):
+            return granted_s + times.unclaimed_s
+        wait_s = times.claim_s if self.contended else times.linger_s
+        return min(max(idle_s, granted_s) + wait_s, granted_s + times.unclaimed_s)
 
     def _ends_for_others(self, claim: SessionClaim) -> list[tuple[float, EndReason]]:
         """When a claim ends because other requests wait."""

@@ -382,8 +382,8 @@ class GpuNode:
         ]
         for lease in found:
             lease.loaded_s = self._loop.time()
-        if found and self.leases.contended:
-            self._endings.check()  # from now on a session has little time to claim it
+        if found:
+            self._endings.check()  # from now on a session has less time to claim it
 
     def _resync(self) -> None:
         self._resync_due = False

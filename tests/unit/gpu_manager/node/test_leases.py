@@ -166,8 +166,13 @@ def test_last_call_is_cut_short_only_when_nobody_wants_its_answer(why: EndReason
     assert (TIMES.grace(why) > 2.0) == wanted
 
 
-def unclaimed(leases: LeasesInForce, *, loaded_s: float | None = 0.0) -> LeaseInForce:
-    assert leases.grant(LeaseInForce(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), 0.0))
+def unclaimed(
+    leases: LeasesInForce, *, loaded_s: float | None = 0.0, function: str = ""
+) -> LeaseInForce:
+    lease = LeaseInForce(
+        LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), granted_s=0.0, function=function
+    )
+    assert leases.grant(lease)
     held = leases.get(LeaseId(1))
     assert held is not None
     held.loaded_s = loaded_s
@@ -196,12 +201,28 @@ def test_unclaimed_lease_ends_soon_without_weights_that_somebody_sends(
     assert due(leases, ends_s) == []
 
 
-def test_unclaimed_lease_stays_when_nobody_waits() -> None:
+def test_unclaimed_lease_of_a_caller_stays_when_nobody_waits() -> None:
     leases = LeasesInForce(TIMES)
-    unclaimed(leases)
+    unclaimed(leases, function="team/f")
 
     assert due(leases, 119.0) == []
     assert due(leases, 120.0) == [EndReason.UNCLAIMED]
+
+
+@pytest.mark.parametrize("loaded_s", [10.0, None])
+def test_unclaimed_lease_that_a_session_asked_for_ends_as_an_idle_one(
+    loaded_s: float | None,
+) -> None:
+    """Its quota counts it until then, and nobody waits who is refused for it."""
+    leases = LeasesInForce(TIMES)
+    held = unclaimed(leases, loaded_s=loaded_s)
+    assert due(leases, 119.0) == ([] if loaded_s is None else [EndReason.UNCLAIMED])
+    held.lacking_s = 10.0
+
+    assert due(leases, 10.0 + TIMES.linger_s - 0.1) == []
+    assert due(leases, 10.0 + TIMES.linger_s) == [EndReason.UNCLAIMED]
+    sole(held).awaited = True
+    assert due(leases, 119.0) == []
 
 
 def test_unclaimed_lease_stays_while_its_models_load_or_a_session_waits_for_it() -> None:
