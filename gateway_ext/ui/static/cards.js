@@ -16,7 +16,8 @@ export function openModel(feed, gpuId, model) {
   const { resident } = look();
   if (!resident) return;
   const about = h("div");
-  const times = h("div");
+  // What comes later is below the buttons, and has its place: nothing moves under the mouse.
+  const times = h("div", null, timesOf(LATER, LATER));
   const pin = h("button", { type: "button", class: "button" });
   const evict = twice("Evict from here", "Evict: press once more", () => run("evict"));
   const elsewhere = prefetchForm(feed.state, model, (gpu) => run("prefetch", gpu));
@@ -25,10 +26,10 @@ export function openModel(feed, gpuId, model) {
     "div",
     null,
     about,
-    times,
     h("div", { class: "actions" }, pin, evict),
     hint,
     elsewhere,
+    times,
   );
   const refresh = () => drawModel({ ...look(), state: feed.state, about, pin, evict, hint });
   const dialog = open({ title: nameOf(resident), content, className: "narrow", refresh });
@@ -42,6 +43,14 @@ export function openModel(feed, gpuId, model) {
   refresh();
   void drawTimes(times, model);
 }
+
+const LATER = "…";
+
+const timesOf = (load, run) =>
+  facts([
+    ["Load", load],
+    ["Run", run],
+  ]);
 
 /** The times that the scheduler places by, as they are now. */
 async function drawTimes(node, model) {
@@ -61,10 +70,7 @@ async function drawTimes(node, model) {
       `${several(one.vgpus, "part")} of ${one.gpu_type}`,
   );
   node.replaceChildren(
-    facts([
-      ["Load", loads.length ? listed(loads) : NOTHING],
-      ["Run", runs.length ? listed(runs) : NOTHING],
-    ]),
+    timesOf(loads.length ? listed(loads) : NOTHING, runs.length ? listed(runs) : NOTHING),
     ...(configured.length ? listing("Runs by configuration", configured, "") : []),
   );
 }

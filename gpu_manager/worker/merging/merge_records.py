@@ -248,7 +248,8 @@ class MergeCounts:
 class MergeRecords:
     """The records of one model's programs; the least recently used leave if there are too many."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: type[MergeRecord] = MergeRecord) -> None:
+        self._make = make
         self._records: OrderedDict[Hashable, MergeRecord] = OrderedDict()
         self._forbidden: dict[str, Singly] = {}
         self._known: dict[str, KnownRecord] = {}  # by earlier workers
@@ -287,4 +288,4 @@ class MergeRecords:
         def note(record: MergeRecord) -> None:
             self._learned[name] = record.known(name)
 
-        return MergeRecord(self._known.get(name), note)
+        return self._make(self._known.get(name), note)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from gpu_manager.worker.merging.call_line import CallLine
+from gpu_manager.worker.merging.merge_records import MergeRecord, MergeRecords
 from tests.kit.waiting import wait_until
 from tests.unit.gpu_manager.worker.calls.caller import (
     Caller,
@@ -19,6 +20,7 @@ from tests.unit.gpu_manager.worker.calls.caller import (
 from torch_shim.wire.programs import Program
 
 FIRST_LEASE = 100
+RUN_S = 0.02
 
 
 class Sent(NamedTuple):
@@ -26,6 +28,30 @@ class Sent(NamedTuple):
 
     values: tuple[Any, ...]
     more: dict[str, Any]
+
+
+class PayingRecord(MergeRecord):
+    """One that is told that groups of any size take as long as a single call.
+
+    On a busy machine two comparisons of a size may be held up, and it then rests.
+    """
+
+    def note_single(self, run_s: float) -> None:  # noqa: ARG002 - it is what a busy machine says
+        super().note_single(RUN_S)
+
+    def note_compared(self, size: int, merged_s: float, singles_s: float) -> None:  # noqa: ARG002
+        super().note_compared(size, RUN_S, size * RUN_S)
+
+    def note_merged(self, size: int, merged_s: float) -> None:  # noqa: ARG002
+        super().note_merged(size, RUN_S)
+
+
+def merging_pays(worker: LocalWorker) -> LocalWorker:
+    """Have running as one pay always, and be compared at once."""
+    worker.executor.single.run_s = RUN_S
+    worker.executor.merged.pace.pauses = 0.0
+    worker.executor.merged.records = MergeRecords(PayingRecord)
+    return worker
 
 
 class Crowd:

@@ -9,7 +9,7 @@ import torch
 from gpu_manager.worker.merging.merge_records import Singly
 from tests.kit.waiting import wait_until
 from tests.unit.gpu_manager.worker.calls.caller import CallFailed, LocalWorker, program, step
-from tests.unit.gpu_manager.worker.merging.crowd import FIRST_LEASE, Crowd
+from tests.unit.gpu_manager.worker.merging.crowd import FIRST_LEASE, Crowd, merging_pays
 from torch_shim.wire.arithmetic import Arithmetic
 from torch_shim.wire.programs import Constant, Program, Ref, Slice, Tuple, digest_of
 from torch_shim.wire.protocol import FrameKind
@@ -29,11 +29,8 @@ def some(count: int = SIZE, shape: tuple[int, ...] = (1, 8)) -> list[torch.Tenso
 
 
 def paying(*weights: torch.Tensor, **more: Any) -> LocalWorker:
-    """A worker whose runs take so long that running as one always pays."""
-    worker = LocalWorker(*weights, **more)
-    worker.executor.single.run_s = 0.02
-    worker.executor.merged.pace.pauses = 0.0
-    return worker
+    """A worker with whom running as one always pays."""
+    return merging_pays(LocalWorker(*weights, **more))
 
 
 def merged(worker: LocalWorker) -> tuple[int, int]:

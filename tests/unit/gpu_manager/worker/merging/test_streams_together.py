@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from gpu_manager.worker.merging.merge_records import Singly
 from gpu_manager.worker.program.channel_state import KeptStorages
 from tests.unit.gpu_manager.worker.calls.caller import CallFailed, LocalWorker, program, step
-from tests.unit.gpu_manager.worker.merging.crowd import Crowd, Sent
+from tests.unit.gpu_manager.worker.merging.crowd import Crowd, Sent, merging_pays
 from torch_shim.wire.programs import Program, Ref
 from torch_shim.wire.protocol import FailureKind
 
@@ -158,11 +158,8 @@ class Writers:
 
 
 def paying_worker(*weights: torch.Tensor, **more: Any) -> LocalWorker:
-    """A worker whose runs take so long that running as one always pays."""
-    worker = LocalWorker(*(weights or (TABLE, OUT)), **more)
-    worker.executor.single.run_s = 0.02
-    worker.executor.merged.pace.pauses = 0.0
-    return worker
+    """A worker with whom running as one always pays."""
+    return merging_pays(LocalWorker(*(weights or (TABLE, OUT)), **more))
 
 
 @both
@@ -325,9 +322,7 @@ def test_programs_whose_weights_meet_other_shapes_run_as_one_with_equal_shapes_o
         inputs=2,
     )
     weight = torch.eye(WIDTH)
-    worker = LocalWorker(weight)
-    worker.executor.single.run_s = 0.02
-    worker.executor.merged.pace.pauses = 0.0
+    worker = paying_worker(weight)
     with Crowd(worker, 4) as crowd:
         crowd.bind(what, [weight])
         for lengths, merges in [((1, 2, 3, 4), False), ((5, 5, 5, 5), True)]:
