@@ -66,10 +66,9 @@ class LeaseTimes:
     ended, else `call_s`. A lease that no session claims, for example because the caller died, ends
     after `unclaimed_s`. If other requests wait, it ends `claim_s` after its models are loaded,
     unless a session has asked for it: a function that comes later asks for another lease. So it
-    does after `claim_s` without weights here that a session sends: its function may be gone. Who
-    asked for its own calls comes at once: such a lease ends after `linger_s` where nobody waits,
-    as quotas count it. After `pass_on_s` a session of the function that waits for a lease takes one
-    over that its caller has.
+    does after `claim_s` without weights here that a session sends: its function may be gone. One
+    that is `own` ends after `linger_s` where nobody waits, as quotas count it. After `pass_on_s` a
+    session of the function that waits for a lease takes one over that its caller has.
     """
 
     linger_s: float = 5.0
@@ -119,7 +118,8 @@ class LeaseInForce:
     """One lease in force; it has a holder after a session has claimed it.
 
     A lease that stands for a time is for several requests of its caller: the scheduler recalls it,
-    so that other requests that wait do not end it here in that time. One with a `function` was
+    so that other requests that wait do not end it here in that time. One that is `own` was given to
+    sessions that asked for it themselves, and claim it at once. One with a `function` was
     given to a caller of that function, whose sessions need not ask for it: the one whose call comes
     first has it, and if it stands, all of them. It occupies `more_slots` too, and has the vCPUs of
     its configuration.
@@ -139,6 +139,7 @@ class LeaseInForce:
     function: str = ""
     more_slots: tuple[SlotId, ...] = ()
     configuration: Configuration | None = None
+    own: bool = False
     loaded_s: float | None = None  # since when its models are loaded
     lacking_s: float | None = None  # since when weights lack that nobody sends
     admitted: bool = False  # its models let calls in
@@ -339,8 +340,7 @@ class LeasesInForce:
     def _end_of_unclaimed(self, held: LeaseInForce, claim: SessionClaim, granted_s: float) -> float:
         times = self.times
         idle_s = held.lacking_s if held.loaded_s is None else held.loaded_s
-        has_caller = held.function != "" or held.is_divided
-        if idle_s is None or claim.awaited or (has_caller and not self.contended):
+        if idle_s is None or claim.awaited or not (held.own or self.contended):
             return granted_s + times.unclaimed_s
         wait_s = times.claim_s if self.contended else times.linger_s
         return min(max(idle_s, granted_s) + wait_s, granted_s + times.unclaimed_s)

@@ -161,6 +161,7 @@ class GpuNode:
             order.function,
             order.more_slots,
             order.configuration,
+            order.own,
         )
         fresh = self.leases.grant(lease)
         if fresh:

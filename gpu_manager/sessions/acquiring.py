@@ -363,6 +363,7 @@ def _request(
         batch=read.whole(fields, "batch", least=1),
         deadline_s=None if deadline_s is None else now_s + deadline_s,
         near=near,
+        own=True,
     )
 
 

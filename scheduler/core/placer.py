@@ -142,6 +142,7 @@ class Placer:
             first.request.function if lease.is_shared or first.request.caller else "",
             lease.more_ids,
             lease.configuration,
+            all(p.request.own for p in chosen),
         )
         out.append(lease.dispatch)
         if lease.dispatch.stands is not None:

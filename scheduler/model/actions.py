@@ -44,7 +44,8 @@ class Dispatch(NamedTuple):
     `function` is the one that a caller passes the lease on to; empty if nobody is between the
     scheduler and the session that asked, or if requests of several functions share the lease.
     The lease occupies `more_slots` of the same GPU as well, for its whole time; it is known, and
-    freed, by `slot`. With a `configuration` it has so many virtual CPUs.
+    freed, by `slot`. With a `configuration` it has so many virtual CPUs. It is `own` if all of its
+    requests are: then it is claimed at once, or nobody is left who would.
     """
 
     lease: LeaseId
@@ -62,6 +63,7 @@ class Dispatch(NamedTuple):
     function: str = ""
     more_slots: tuple[SlotId, ...] = ()
     configuration: Configuration | None = None
+    own: bool = False
 
 
 class Taken(NamedTuple):

@@ -41,7 +41,8 @@ class Request(NamedTuple):
     A request with `max_wait_s` is refused on arrival if it should wait for longer than this.
     A `caller` that is named can keep the lease for its next calls, reports them, and hears recalls.
     By `exit_rule` its models leave from now on when they are idle; empty: by the cluster's own
-    rule, None: as before.
+    rule, None: as before. A request that is `own` is of a session for its own calls, which claims
+    the lease at once.
     """
 
     id: RequestId
@@ -59,6 +60,7 @@ class Request(NamedTuple):
     max_wait_s: float | None = None
     caller: str = ""
     exit_rule: str | None = None
+    own: bool = False
 
 
 class StandingTerms(NamedTuple):

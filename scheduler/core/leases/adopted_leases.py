@@ -71,5 +71,6 @@ class AdoptedLeases:
             function=pending.request.function if lease.is_shared else "",
             more_slots=lease.more_ids,
             configuration=lease.configuration,
+            own=all(each.request.own for each in lease.requests),
         )
         out.append(lease.dispatch)

@@ -167,11 +167,9 @@ def test_last_call_is_cut_short_only_when_nobody_wants_its_answer(why: EndReason
 
 
 def unclaimed(
-    leases: LeasesInForce, *, loaded_s: float | None = 0.0, function: str = ""
+    leases: LeasesInForce, *, loaded_s: float | None = 0.0, own: bool = False
 ) -> LeaseInForce:
-    lease = LeaseInForce(
-        LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), granted_s=0.0, function=function
-    )
+    lease = LeaseInForce(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), granted_s=0.0, own=own)
     assert leases.grant(lease)
     held = leases.get(LeaseId(1))
     assert held is not None
@@ -203,7 +201,7 @@ def test_unclaimed_lease_ends_soon_without_weights_that_somebody_sends(
 
 def test_unclaimed_lease_of_a_caller_stays_when_nobody_waits() -> None:
     leases = LeasesInForce(TIMES)
-    unclaimed(leases, function="team/f")
+    unclaimed(leases)
 
     assert due(leases, 119.0) == []
     assert due(leases, 120.0) == [EndReason.UNCLAIMED]
@@ -215,7 +213,7 @@ def test_unclaimed_lease_that_a_session_asked_for_ends_as_an_idle_one(
 ) -> None:
     """Its quota counts it until then, and nobody waits who is refused for it."""
     leases = LeasesInForce(TIMES)
-    held = unclaimed(leases, loaded_s=loaded_s)
+    held = unclaimed(leases, loaded_s=loaded_s, own=True)
     assert due(leases, 119.0) == ([] if loaded_s is None else [EndReason.UNCLAIMED])
     held.lacking_s = 10.0
 

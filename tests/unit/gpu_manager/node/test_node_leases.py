@@ -186,13 +186,13 @@ async def test_lease_that_no_session_asks_for_passes_on_once_loaded_when_others_
     async with world(times=LeaseTimes(claim_s=1.0)) as it:
         model = it.add(16)
         await it.acquire(model)
-        await until(4.0)  # nobody else waits: it may stay for a while
+        await until(30.0)  # nobody else waits: it may stay
         assert not it.idle()
 
         held, _ = await it.hold(model)
 
         assert held.holders == {SessionKey("s")}
-        assert asyncio.get_running_loop().time() < 4.2
+        assert asyncio.get_running_loop().time() < 30.2
 
 
 @virtually

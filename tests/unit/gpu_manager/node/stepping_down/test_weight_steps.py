@@ -260,7 +260,7 @@ async def test_load_waits_for_its_function_when_the_weights_were_gone_before_it_
         await ordered(it, model, Tier.DISK)
         disk.meanwhile = lambda: it.prepare(model)  # too late: the file goes now
         it.step_down(model, Tier.ABSENT)
-        await it.advance(4.0)
+        await it.settle()
         assert it.seen(LoadFailed) == []
 
         it.add(5)

@@ -70,6 +70,14 @@ def test_requests_that_are_placed_together_have_one_lease_of_their_function() ->
     assert (given.requests, given.function, given.stands) == ((R0, R1, R2), "t/f", None)
 
 
+@pytest.mark.parametrize("own", [(True, True), (True, False), (False, False)])
+def test_lease_is_own_if_sessions_asked_for_all_of_it(own: tuple[bool, ...]) -> None:
+    world = empty_world()
+    asked = [request(f"r{n}")._replace(function="t/f", own=each) for n, each in enumerate(own)]
+    world.arrive(*asked)
+    assert only(Dispatch, world.send(GpuJoined(gpu("g0")))).own is all(own)
+
+
 def test_request_of_another_function_waits_for_a_lease_of_its_own() -> None:
     world = empty_world()
     for name, function in (("r0", "t/f"), ("r1", "t/g"), ("r2", "t/f")):
