@@ -211,7 +211,7 @@ class _CallerStream:
     def _step_down(self, term: int) -> None:
         if not self._office.term < term <= MOST_TERM:
             raise BadValue(f"it has met term {term}, this one leads in {self._office.term}")
-        log.warning("caller %s has met term %d", self._caller, term)
+        log.warning("a caller has met a leader of term %d", term)
         self._fenced(term)
 
     def _begin(self, question: AskLease | AskAgain) -> None:
