@@ -125,13 +125,12 @@ class Placer:
         if not from_local or self._counts_dispatches:
             slot.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)
-        alone = len(chosen) == 1
         lease.dispatch = Dispatch(
             lease.id,
             slot.id,
             slot.gpu.spec.id,
             slot.gpu.spec.node,
-            (first.request.id,) if alone else tuple(p.request.id for p in chosen),
+            (first.request.id,) if len(chosen) == 1 else tuple(p.request.id for p in chosen),
             hit,
             held_elsewhere,
             estimate,
