@@ -1,5 +1,6 @@
 """What a block of seeds came to: run in one process, kept as one line of JSON."""
 
+import gc
 import json
 import signal
 import time
@@ -77,6 +78,7 @@ def read_line(line: str) -> BlockRecord:
 
 def run_block(commit: str, seeds: range) -> BlockRecord:
     """Run these seeds, one after the other."""
+    gc.collect()  # what the last seeds of a process left; each of them had frozen it for the next
     began_s = time.process_time()
     drawn: Counter[str] = Counter()
     back: dict[str, list[BackAgain]] = {PLAIN: [], OVERLOADED: []}
