@@ -17,7 +17,7 @@ export function openModel(feed, gpuId, model) {
   if (!resident) return;
   const about = h("div");
   // What comes later is below the buttons, and has its place: nothing moves under the mouse.
-  const times = h("div", null, timesOf(LATER, LATER));
+  const times = h("div", { class: "times" }, timesOf(LATER, LATER));
   const pin = h("button", { type: "button", class: "button" });
   const evict = twice("Evict from here", "Evict: press once more", () => run("evict"));
   const elsewhere = prefetchForm(feed.state, model, (gpu) => run("prefetch", gpu));
