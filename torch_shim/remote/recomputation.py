@@ -107,7 +107,7 @@ class RememberedCall:
         self._made: list[tuple[int, weakref.ref[AbsentBytes]]] = []
 
     def made(self, output: int, tensor: torch.Tensor) -> None:
-        """Note that this output, of which only the worker may have the bytes, is a tensor."""
+        """Note that a tensor is this output, perhaps one whose bytes only the worker has."""
         mark = write_epochs.marked(tensor)
         mark.made_by = _Origin(self, output, _content(tensor))
         absent = absent_of(tensor)
@@ -184,15 +184,9 @@ def remember(
     args: Sequence[Any],
     bound: Bound,
     how: CallOptions,
-    outputs: Sequence[Any],
-    made: Iterable[AbsentBytes],
-    whole: Iterable[int],
+    made: Iterable[tuple[int, torch.Tensor]],
 ) -> None:
-    """Have what a call made remember it, if it could be repeated.
-
-    `made` are the storages whose bytes stayed with the worker, `whole` the numbers of outputs whose
-    bytes came, in storages of their own.
-    """
+    """Have these outputs of a call remember it, if it could be repeated; each has its number."""
     inputs: list[Any] = [None] * len(args)
     depth = 1
     for position in bound.others:
@@ -201,20 +195,13 @@ def remember(
             value = _remembered(value)
             if value is None:
                 return
-            if isinstance(value, _Elsewhere) and value.made is not None:
-                depth = max(depth, value.made.call.depth + 1)
-            if isinstance(value, _Made):
-                depth = max(depth, value.call.depth + 1)
+            made_by = value.made if isinstance(value, _Elsewhere) else value
+            if isinstance(made_by, _Made):
+                depth = max(depth, made_by.call.depth + 1)
         inputs[position] = value
     call = RememberedCall(program, bound, inputs, depth, how)
-    wanted = set(map(id, made))
-    for number, output in enumerate(outputs):
-        absent = absent_of(output) if isinstance(output, torch.Tensor) else None
-        if absent is not None and id(absent) in wanted:
-            wanted.discard(id(absent))
-            call.made(number, output)
-    for number in whole:
-        call.made(number, outputs[number])
+    for number, output in made:
+        call.made(number, output)
 
 
 def _remembered(value: torch.Tensor) -> Any:

@@ -151,8 +151,9 @@ class RemoteProgram:
     ) -> None:
         """Have the outputs remember their call, in case that a worker dies."""
         stay = extras.stay
-        if stay is not None and (stay.made or stay.whole) and stay.repeatable and not self.random:
-            remember(self, args, bound, how, outputs, stay.made, stay.whole)
+        if stay is not None and stay.large and stay.repeatable and not self.random:
+            made = [(number, outputs[number]) for number in stay.large]
+            remember(self, args, bound, how, made)
 
     def _extras(
         self,
@@ -244,7 +245,7 @@ class RemoteProgram:
                 outputs.append(found)
             elif found.source >= 0:
                 output = view(owned[found.source], found)
-                answer.note_whole(len(outputs), results.storages[found.source])
+                answer.note_large(len(outputs), results.storages[found.source])
                 if answer.note_kept(output, found.source, results.storages[found.source]):
                     results.note_origin(output, found.source)
                 outputs.append(output)
@@ -318,10 +319,10 @@ class _Answer(NamedTuple):
             raise BadFrame("an output stays with the worker unasked")
         return self.stay.output(number, size_bytes)
 
-    def note_whole(self, number: int, entry: list[int]) -> None:
-        """Record an output whose bytes came, if it is too large to be copied as an input."""
-        if self.stay is not None and entry[0] != STAYS and entry[1] > MOST_COPIED_BYTES:
-            self.stay.whole.append(number)
+    def note_large(self, number: int, entry: list[int]) -> None:
+        """Record an output that stayed, or that is too large to be copied as an input."""
+        if self.stay is not None and (entry[0] == STAYS or entry[1] > MOST_COPIED_BYTES):
+            self.stay.large.append(number)
 
     def note_kept(self, output: torch.Tensor, number: int, entry: list[int]) -> bool:
         """Record which content the worker keeps, if it keeps this output; whether both have it."""

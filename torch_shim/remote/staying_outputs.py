@@ -7,7 +7,7 @@ import torch
 
 from torch_shim.errors import BadFrame
 from torch_shim.tensors import write_epochs
-from torch_shim.tensors.absent_bytes import AbsentBytes, RunThere, storage_without_bytes
+from torch_shim.tensors.absent_bytes import RunThere, storage_without_bytes
 from torch_shim.tensors.handles import CudaTensor
 from torch_shim.wire.arena import tensor_over
 from torch_shim.wire.bounded_msgpack import shown
@@ -57,8 +57,7 @@ class StayingOutputs:
         self._peer = peer
         self._first_key = next(_first_keys)
         self._dropped = peer.take_dropped()
-        self.made: list[AbsentBytes] = []  # the outputs that stayed
-        self.whole: list[int] = []  # the outputs that came, in storages of their own
+        self.large: list[int] = []  # outputs in storages of their own, which stayed or came
         self.repeatable = True  # False once it has written to an input
         self.option = [self._first_key, LEAST_BYTES, habits.wanted(), self._dropped]
         if peer.takes_files_back:
@@ -77,7 +76,6 @@ class StayingOutputs:
         storage = storage_without_bytes(mark, size_bytes)
         looked = partial(self._habits.look, number, size_bytes)
         mark.absent.leave(self._peer, self._run_there, looked)
-        self.made.append(mark.absent)
         return storage
 
     def changed(self, value: torch.Tensor) -> bool:
