@@ -8,12 +8,15 @@ from typing import Any
 
 import aiohttp
 
+from common.frames.frame_line import FrameLine
+from common.frames.stream_upgrade import dial
 from scheduler.client.lease_client import LeaseClient
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.http.scheduler_server import listen, serving
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
+from scheduler.wire.caller_stream import MAX_FRAME_BYTES, PATH
 from testbed.nodes.attaching import attach_in_process
 from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit.cores.builders import gpu
@@ -67,6 +70,11 @@ class World:
         assert self.office is not None
         attach_in_process(self.office.driver, node)
         return node
+
+    async def dialed(self) -> FrameLine:
+        """A line for a caller's stream, on which nothing was sent yet."""
+        headers = {"Authorization": f"Bearer {token(SECRET, ApiRole.CALLER)}"}
+        return await dial(self.url, PATH, headers, MAX_FRAME_BYTES)
 
     def leases(self, *more_urls: str, patience_s: float = 10.0) -> LeaseClient:
         """A client for leases of this scheduler and perhaps others."""

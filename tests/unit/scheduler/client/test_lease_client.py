@@ -8,7 +8,6 @@ import pytest
 
 from cache_manager.model.ids import NodeId
 from common.frames.frame_line import FrameLine, LineBroken
-from common.frames.stream_upgrade import dial
 from scheduler.client.lease_client import LeaseClient
 from scheduler.model.actions import EndLease
 from scheduler.model.errors import (
@@ -24,7 +23,6 @@ from scheduler.service.callers import caller_leases
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.leadership.election import LeaderInfo
 from scheduler.wire.caller_stream import (
-    PATH,
     VERSION,
     Alive,
     AskLease,
@@ -129,11 +127,6 @@ async def test_client_follows_a_standby_to_the_leader_that_it_names() -> None:
         standby.service.leader = info  # what the datastore would have reported
         granted = await client.acquire(request("r0"))
         assert granted.term == 5
-
-
-async def dialed(world: World) -> FrameLine:
-    headers = {"Authorization": f"Bearer {token(SECRET, ApiRole.CALLER)}"}
-    return await dial(world.url, PATH, headers, 1 << 20)
 
 
 async def answer_of(line: FrameLine) -> CallerDown:
@@ -258,7 +251,7 @@ async def test_request_is_cancelled_when_its_task_is_or_its_client_ends() -> Non
 )
 async def test_caller_is_hung_up_on_when_it_begins_with_anything_else(frame: bytes) -> None:
     async with leading() as world:
-        line = await dialed(world)
+        line = await world.dialed()
         line.send(frame)
         with pytest.raises(LineBroken):
             await line.receive()
@@ -266,7 +259,7 @@ async def test_caller_is_hung_up_on_when_it_begins_with_anything_else(frame: byt
 
 async def test_bad_question_is_refused_and_an_open_number_ends_the_stream() -> None:
     async with leading() as world:
-        line = await dialed(world)
+        line = await world.dialed()
         line.send(pack_up(Present(VERSION, "a caller")))
         assert isinstance(read_down(await line.receive()), Leads)
         line.send(pack_up(AskLease(1, request("r0", "m" * 600))))

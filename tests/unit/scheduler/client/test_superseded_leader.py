@@ -8,13 +8,9 @@ import pytest
 
 from cache_manager.model.ids import NodeId
 from common.frames.frame_line import FrameLine, LineBroken
-from common.frames.stream_upgrade import dial
-from scheduler.service.http.access import ApiRole, token
 from scheduler.store.memory_store import MemoryStore
 from scheduler.wire.caller_stream import (
-    MAX_FRAME_BYTES,
     MOST_TERM,
-    PATH,
     VERSION,
     Leads,
     MetTerm,
@@ -26,14 +22,9 @@ from scheduler.wire.caller_stream import (
 from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu, request
 from tests.kit.waiting import eventually
-from tests.kit.worlds.service_world import SECRET, World, a_world, leading
+from tests.kit.worlds.service_world import World, a_world, leading
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
-
-
-async def dialled(world: World) -> FrameLine:
-    headers = {"Authorization": f"Bearer {token(SECRET, ApiRole.CALLER)}"}
-    return await dial(world.url, PATH, headers, MAX_FRAME_BYTES)
 
 
 async def term_of(line: FrameLine) -> int:
@@ -60,7 +51,7 @@ async def test_caller_is_sent_away_when_the_term_ended_before_its_first_frame() 
     async with leading() as world:
         callers = world.service.callers
         assert callers is not None
-        async with await dialled(world) as line:
+        async with await world.dialed() as line:
             await callers.close()
             line.send(pack_up(Present(VERSION, "late", ())))
             assert isinstance(read_down(await line.receive()), SentAway)
@@ -70,7 +61,7 @@ async def test_caller_is_sent_away_when_the_term_ended_before_its_first_frame() 
 async def test_leader_is_elected_above_the_term_that_a_caller_has_met() -> None:
     """As when the datastore lost its data, and no manager remembers the former term."""
     async with a_world() as former, elected() as world, AsyncExitStack() as stack:
-        async with await dialled(world) as line:
+        async with await world.dialed() as line:
             met = await term_of(line) + 1000
         client = former.leases(world.url)
         async with former.service.lead(met) as former.office:
@@ -81,7 +72,7 @@ async def test_leader_is_elected_above_the_term_that_a_caller_has_met() -> None:
 
         async def risen() -> bool:
             with suppress(OSError, LineBroken):
-                async with await dialled(world) as line:
+                async with await world.dialed() as line:
                     return await term_of(line) > met
             return False
 
@@ -97,12 +88,12 @@ async def test_leader_is_elected_above_the_term_that_a_caller_has_met() -> None:
 @pytest.mark.parametrize("term", [-1, 0, 7, MOST_TERM + 1, 1 << 60])
 async def test_leader_leads_on_when_a_caller_names_a_term_that_supersedes_none(term: int) -> None:
     async with leading(term=7) as world:
-        async with await dialled(world) as line:
+        async with await world.dialed() as line:
             assert await term_of(line) == 7
             line.send(pack_up(MetTerm(term)))
             with pytest.raises(LineBroken):
                 await line.receive()
-        async with await dialled(world) as line:
+        async with await world.dialed() as line:
             assert await term_of(line) == 7
         async with world.leases() as client:
             assert (await client.acquire(request("r0"))).term == 7
