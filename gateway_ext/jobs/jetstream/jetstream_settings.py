@@ -35,10 +35,11 @@ class JetStreamSettings:
     lease_s: float = 20.0
     connect_s: float = 5.0
     answer_s: float = 5.0
-    # How long parts may exist without a job, and how long the mark of a job that ended stays for
-    # the other gateways.
+    # How long parts may exist without a job, and how long the mark of a job that ended stays: for
+    # the other gateways, and until a nats-server 2.9 has written down, once a minute, what the mark
+    # replaced. Killed before that, the server has the record again.
     orphan_s: float = 900.0
-    mark_s: float = 60.0
+    mark_s: float = 120.0
 
 
 def servers_in(text: str) -> tuple[str, ...]:

@@ -5,8 +5,8 @@ import hashlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -18,6 +18,7 @@ from nats.js.errors import NotFoundError
 from gateway_ext.errors import ClaimLost
 from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
 from gateway_ext.jobs.execution.lane_fairness import LaneLimits
+from gateway_ext.jobs.jetstream.connection.nats_requests import NatsRequests
 from gateway_ext.jobs.jetstream.jetstream_queue import JetStreamQueue
 from gateway_ext.jobs.jetstream.records.job_numbers import JobNumbers
 from gateway_ext.jobs.jetstream.records.job_record import (
@@ -57,6 +58,8 @@ from tests.kit.worlds.job_world import (
 # In the head; in one part; in a few; in so many that they are purged together.
 SIZES = (0, 100, 40_000, 1_500_000, 6_000_000)
 LARGE = bytes(range(251)) * 9000  # a few parts
+# A nats-server 2.9 writes down at most one removal in half a second.
+_INDEX_WRITTEN_S = 0.7
 
 
 @pytest.fixture
@@ -286,6 +289,40 @@ async def test_record_that_a_killed_server_has_beside_the_mark_goes_with_it(
         await eventually(is_removed, "all records of the call are removed")
     async with a_shared_queue(tmp_path / "c", settings_for(server.url)) as queue:
         assert not queue.tally.calls
+
+
+async def test_what_was_removed_before_a_kill_hides_no_other_message(server: NatsServer) -> None:
+    """A nats-server 2.9 that is killed forgets removals; what it has beside them must be found."""
+    subjects = [f"hidden.{at}" for at in range(10)]
+
+    async def found(wire: NatsRequests) -> list[str]:
+        numbered = enumerate(subjects, start=1)
+        there = [(subject, await wire.message("hidden", seq, subject)) for seq, subject in numbered]
+        return [subject for subject, content in there if content is not None]
+
+    async with requests_to(server) as wire:
+        stream = stream_config(1).evolve(name="hidden", subjects=["hidden.>"])
+        await wire.client.jetstream().add_stream(stream)
+        for subject in subjects:
+            await wire.publish(subject, b"content")
+        await asyncio.sleep(_INDEX_WRITTEN_S)
+        for seq in (2, 3, 4):  # the server writes down the first removal alone
+            await wire.delete("hidden", seq, subjects[seq - 1])
+        server.kill()
+    server.start()
+    async with requests_to(server) as wire:
+        await wire.delete("hidden", 1, subjects[0])
+        await wire.publish("hidden.new", b"content")
+        assert (await found(wire))[-6:] == subjects[4:]
+
+
+@asynccontextmanager
+async def requests_to(server: NatsServer) -> AsyncIterator[NatsRequests]:
+    client = await nats.connect(server.url)
+    try:
+        yield NatsRequests(client, answer_s=5.0)
+    finally:
+        await client.close()
 
 
 async def test_gateways_that_draw_the_same_numbers_have_jobs_of_their_own(

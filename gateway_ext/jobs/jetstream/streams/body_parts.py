@@ -117,10 +117,7 @@ class BodyParts:
         await self._purge_names(uid, [stored.name, *stored.body_names()])
 
     async def remove_all(self, record: JobRecord) -> None:
-        """Remove all parts of a job, the head of the call first: without it the job is not run.
-
-        A purged message may return when a server is killed; one deleted by number does not.
-        """
+        """Remove all parts of a job, the head of the call first: without it the job is not run."""
         uid, call, result = record.uid, record.call, record.result
         subject = self._names.part(uid, call.name)
         await self._link.wire().delete(self._names.parts, call.head, subject)
