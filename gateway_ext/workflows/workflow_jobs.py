@@ -67,4 +67,4 @@ class JobTargetCalls:
         content = await whole(body)
         running = self._calls.call(plan, call.id, call.headers, call.query, content)
         async with running as answer:
-            yield FunctionAnswer(answer.status, answer.headers, answer.body)
+            yield FunctionAnswer(answer.status, answer.headers, answer.body, answer.refused)

@@ -12,11 +12,15 @@ from gateway_ext.jobs.queue.job_values import AsyncCall
 
 @dataclass(slots=True)
 class FunctionAnswer:
-    """The answer of a function; its body arrives while it is read."""
+    """The answer of a function; its body arrives while it is read.
+
+    A workflow's may be that a stage was `refused` by the gateway or the scheduler for now.
+    """
 
     status: int
     headers: Sequence[Header]
     body: AsyncIterator[bytes]
+    refused: bool = False
 
 
 class FunctionCalls(Protocol):

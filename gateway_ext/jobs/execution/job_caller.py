@@ -133,19 +133,21 @@ def _tried(answer: FunctionAnswer, now_s: float) -> AttemptOutcome:
         why=f"it answered {answer.status}",
         taken=answer.status != _TOO_MANY,
         retry_after_s=asked_wait_s(answer.headers, now_s),
+        estimated=answer.refused,
     )
 
 
 def _unanswered(error: GatewayError) -> AttemptOutcome:
     """An unknown function may become known: providers report theirs after a start."""
-    asked_s = (error.retry_after_s or 0.0) if isinstance(error, _REFUSALS) else 0.0
+    refused = isinstance(error, _REFUSALS)
     status = status_of(error)
     return AttemptOutcome(
         status=status,
         why=str(error),
         broken=isinstance(error, Unreachable | Unknown),
-        taken=not (isinstance(error, _REFUSALS) and status == _TOO_MANY),
-        retry_after_s=asked_s,
+        taken=not (refused and status == _TOO_MANY),
+        retry_after_s=(error.retry_after_s or 0.0) if isinstance(error, _REFUSALS) else 0.0,
+        estimated=refused,
     )
 
 

@@ -34,7 +34,7 @@ class AttemptOutcome:
     """How an attempt ended.
 
     `taken` is False where the call was put off: the gateway, the scheduler or the function itself
-    has too many calls now.
+    has too many calls now. `retry_after_s` may be `estimated` by the gateway or the scheduler.
     """
 
     status: int
@@ -42,6 +42,7 @@ class AttemptOutcome:
     broken: bool = False
     taken: bool = True
     retry_after_s: float = 0.0
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,9 @@ class RetryPolicy:
         """The consequence of an attempt, after `attempts` and `deferrals` before it."""
         if not tried.broken and tried.status not in RETRIED:
             return FinalAnswer()
-        asked_s = min(tried.retry_after_s, self.most_retry_after_s)
+        # An estimate may be far too high by then: calls before this one leave, a GPU returns.
+        most_s = self.back_off.most_s if tried.estimated else self.most_retry_after_s
+        asked_s = min(tried.retry_after_s, most_s)
         if not tried.taken:
             if age_s >= self.most_age_s:
                 return GiveUp(f"not taken for {age_s:.0f} s: {tried.why}")

@@ -15,11 +15,15 @@ TEXT: Header = (CONTENT_TYPE, b"text/plain; charset=utf-8")
 
 
 class WorkflowAnswer(NamedTuple):
-    """The answer of a workflow; the body must be read to its end, or closed."""
+    """The answer of a workflow; the body must be read to its end, or closed.
+
+    `refused` says that a stage was, for now, and that its function was not called.
+    """
 
     status: int
     headers: list[Header]
     body: Body
+    refused: bool = False
 
 
 def failed_answer(failure: StageFailed) -> WorkflowAnswer:
@@ -27,9 +31,8 @@ def failed_answer(failure: StageFailed) -> WorkflowAnswer:
     named = (STAGE_HEADER, failure.stage.encode())
     if failure.body is None:
         kept = [header for header in failure.headers if header[0] != CONTENT_TYPE]
-        return WorkflowAnswer(
-            failure.status, [TEXT, *kept, named], whole_body(str(failure).encode())
-        )
+        body = whole_body(str(failure).encode())
+        return WorkflowAnswer(failure.status, [TEXT, *kept, named], body, failure.refused)
     return WorkflowAnswer(failure.status, [*failure.headers, named], whole_body(failure.body))
 
 

@@ -1,5 +1,7 @@
 """The consequences of an attempt, and when the next one is."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +76,13 @@ def test_retry_after_is_honoured_beyond_the_most_wait_but_not_for_ever() -> None
     assert asked(20.0) == RetryLater(20.0, counts=True)
     assert asked(86_400.0) == RetryLater(30.0, counts=True)
     assert asked(0.0) == RetryLater(0.5, counts=True)
+
+
+def test_estimated_wait_is_honoured_no_longer_than_the_most_wait() -> None:
+    busy = AttemptOutcome(429, "busy", taken=False, retry_after_s=3600.0, estimated=True)
+    assert verdict(busy) == RetryLater(10.0 + 0.5, counts=False)
+    assert verdict(replace(busy, retry_after_s=8.0)) == RetryLater(8.0 + 0.5, counts=False)
+    assert verdict(replace(busy, estimated=False)) == RetryLater(30.0 + 0.5, counts=False)
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1), st.floats(0, 100))

@@ -170,7 +170,7 @@ async def test_busy_function_costs_no_attempts(tmp_path: Path) -> None:
     def behave(_one: AsyncCall, _body: bytes, before: int) -> ScriptedAnswer | GatewayError:
         if before >= 8:
             return ScriptedAnswer()
-        return Busy(ECHO, 0.01) if before % 2 else NoGpu(429, "many wait", 0.01)
+        return Busy(ECHO, 3600.0) if before % 2 else NoGpu(429, "many wait", 3600.0)
 
     async with working(tmp_path, behave) as (queue, functions):
         await put(queue, now())

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from gateway_ext.calls.invoke import Invoke, StreamedResponse
-from gateway_ext.errors import Busy
+from gateway_ext.errors import Busy, StageFailed
 from gateway_ext.model import FunctionId
+from gateway_ext.workflows.run.workflow_answers import TEXT, failed_answer
 from tests.kit.fakes.fake_function import says
 from tests.kit.worlds.workflow_world import workflow_world
 
@@ -37,3 +38,10 @@ async def test_stage_that_is_refused_is_called_again_if_something_was_computed_b
         else:
             assert (said.status, said.body, len(flows.got["a"])) == (200, "2", 1)
             assert (await flows.runs())[0]["stages"]["second"]["attempts"] == 2
+
+
+def test_answer_says_whether_the_stage_was_refused() -> None:
+    for refused in (False, True):
+        failure = StageFailed("first", 429, "busy", headers=[TEXT], refused=refused)
+        answer = failed_answer(failure)
+        assert (answer.status, answer.refused) == (429, refused)
