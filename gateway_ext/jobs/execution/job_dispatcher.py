@@ -106,6 +106,8 @@ class JobDispatcher:
             for job in jobs:
                 self._begin(job)
             if not jobs:
+                if lanes:  # another gateway has claimed what was due: others come first now
+                    heads = await self._queue.heads(self.kind)
                 # A due job without a place waits for a running job to end, not for time.
                 return min((h.due_at_s - now_s for h in heads if h.due_at_s > now_s), default=None)
 
