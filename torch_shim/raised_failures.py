@@ -11,6 +11,7 @@ CRASHES = "crashes"
 _LATER: Mapping[str, type[RuntimeError]] = {
     FailureKind.LOST: GpuUnavailable,
     FailureKind.CANCELLED: GpuUnavailable,
+    FailureKind.EXPIRED: GpuUnavailable,
     FailureKind.QUEUE_FULL: GpuQueueFull,
 }
 

@@ -34,6 +34,11 @@ class CallDeadlines:
         """Never time the call out; any thread may call this."""
         self._due_s.pop(call, None)
 
+    def left_s(self, call: LimitedCall) -> float | None:
+        """The seconds left to a call; None without a limit. Any thread may call this."""
+        due_s = self._due_s.get(call)
+        return None if due_s is None else max(0.0, due_s - self._loop.time())
+
     def _look(self) -> None:
         self._timer = None
         now_s = self._loop.time()

@@ -1,6 +1,7 @@
 """Passes a call's lease from its headers to the shim, and the models used back."""
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -20,9 +21,9 @@ class NoPlacements:
     def __init__(self) -> None:
         self.data = HandlerData()
 
-    def given(self, headers: Headers) -> AbstractContextManager[None]:
-        """A context for the call of the handler."""
-        del headers
+    def given(self, headers: Headers, within_s: float | None) -> AbstractContextManager[None]:
+        """A context for the call of the handler, which has this much time left."""
+        del headers, within_s
         return nullcontext()
 
     def used(self) -> Pairs:
@@ -46,17 +47,18 @@ class ShimPlacements(NoPlacements):
         self._given: Callable[..., AbstractContextManager[None]] = module.given
         self._used: Callable[[], Iterable[str]] = getattr(module, "used", tuple)
         self._told: Callable[[], Iterable[str]] = getattr(module, "told", tuple)
-        # An older shim takes no trace, and reports no times.
+        # An older shim takes no trace, and reports no times; it takes no time limit.
         self._timing_entries: Callable[[], Sequence[str]] | None = getattr(
             module, "timing_entries", None
         )
+        self._takes = frozenset(inspect.signature(module.given).parameters)
 
-    def given(self, headers: Headers) -> AbstractContextManager[None]:
+    def given(self, headers: Headers, within_s: float | None) -> AbstractContextManager[None]:
         """A context in which the shim uses the lease that the gateway sent, if any."""
         address, lease = headers.get("x-gpu-address"), headers.get("x-gpu-lease")
-        if self._timing_entries is None:
-            return self._given(address, lease)
-        return self._given(address, lease, trace=headers.get("traceparent"))
+        more = {"trace": headers.get("traceparent"), "within_s": within_s}
+        known = {name: value for name, value in more.items() if name in self._takes}
+        return self._given(address, lease, **known)
 
     def used(self) -> Pairs:
         """The digests of the models, which the gateway learns, and what ran without a GPU."""

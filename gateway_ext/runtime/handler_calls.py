@@ -204,7 +204,7 @@ class HandlerCall:
             if self._over:  # the client left while the call waited for a thread
                 return
             self._timing.begins()
-            with self._calls.gpu.given(self.event.headers):
+            with self._calls.gpu.given(self.event.headers, self._calls.deadlines.left_s(self)):
                 answer = self._called_in_thread()
             if answer is not None:
                 data = self._connection.encoded(answer)
@@ -298,7 +298,7 @@ class HandlerCall:
     async def _in_loop(self, returned: object) -> None:
         try:
             self._timing.begins()
-            with self._calls.gpu.given(self.event.headers):
+            with self._calls.gpu.given(self.event.headers, self._calls.deadlines.left_s(self)):
                 await self._called_in_loop(returned)
         except asyncio.CancelledError as error:
             # The runtime cancels when the client left or the time is up; else the handler failed.

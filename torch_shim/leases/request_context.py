@@ -21,7 +21,9 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
 from typing import NamedTuple
 
+from torch_shim import call_deadline
 from torch_shim.advice.told_places import told_places
+from torch_shim.call_deadline import CallDeadline
 from torch_shim.wire.call_timings import UNTIMED, CallTiming, Timings
 
 # The models of a request that are reported: all their digests have to fit into one header.
@@ -53,10 +55,17 @@ class RequestLease:
     the current request inside a `with` block, once.
     """
 
-    _before: "Token[RequestLease | None]"
+    _before: "tuple[Token[RequestLease | None], Token[CallDeadline | None]]"
 
-    def __init__(self, addresses: tuple[str, ...], token: str, trace: str = "") -> None:
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        token: str,
+        trace: str = "",
+        within_s: float | None = None,
+    ) -> None:
         self.addresses = addresses
+        self._deadline = CallDeadline(within_s)
         self.timings = Timings(trace) if trace else None
         self.token = token
         self.claims = claims_of(token)
@@ -65,11 +74,13 @@ class RequestLease:
         self._at_end: list[Callable[[], None]] = []
 
     def __enter__(self) -> None:
-        self._before = _current.set(self)
+        self._before = _current.set(self), call_deadline.CURRENT.set(self._deadline)
 
     def __exit__(self, *_: object) -> None:
         self.end()
-        _current.reset(self._before)
+        request, deadline = self._before
+        call_deadline.CURRENT.reset(deadline)
+        _current.reset(request)
 
     def at_end(self, do: Callable[[], None]) -> None:
         """Call `do` once the request has been answered."""
@@ -78,6 +89,7 @@ class RequestLease:
     def end(self) -> None:
         """Mark the request as answered, and run the callbacks."""
         self.over = True
+        self._deadline.over()
         for do in self._at_end:
             do()
 
@@ -86,17 +98,22 @@ _current: ContextVar[RequestLease | None] = ContextVar("gpufaas_placement", defa
 
 
 def given(
-    addresses: str | Iterable[str] | None, token: str | None, *, trace: str | None = None
+    addresses: str | Iterable[str] | None,
+    token: str | None,
+    *,
+    trace: str | None = None,
+    within_s: float | None = None,
 ) -> AbstractContextManager[None]:
     """Make GPU calls inside the `with` block use the lease of this token, if there is one.
 
     Addresses in a single string are separated by commas. `trace` is the request's `traceparent`: if
-    it is given, `timing_entries` reports the times of the request's GPU calls.
+    it is given, `timing_entries` reports the times of the request's GPU calls. A lease that the
+    block acquires itself is waited for `within_s` at most, counted from now.
     """
     if isinstance(addresses, str):
         addresses = addresses.split(",")
     found = tuple(filter(None, map(str.strip, addresses or ())))
-    return RequestLease(found, token if token and found else "", trace or "")
+    return RequestLease(found, token if token and found else "", trace or "", within_s)
 
 
 def current() -> RequestLease | None:

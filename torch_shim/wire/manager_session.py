@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch_shim import call_deadline
 from torch_shim.errors import ConnectionLost, ManagerUnreachable, QuotaUsedUp, RemoteFailure
 from torch_shim.process_report import report
 from torch_shim.wire import call_timings
@@ -292,13 +293,12 @@ class ManagerSession:
 
     def _connect(self, patience_s: float) -> ControlConnection:
         began_s = time.monotonic()
-        deadline = began_s + patience_s
         while True:
             try:
                 control = ControlConnection(self.address, self._credential, self.name)
             except (OSError, ConnectionLost) as error:
                 now_s = time.monotonic()
-                if now_s >= deadline:
+                if now_s >= began_s + patience_s:
                     if now_s >= began_s + FAILED_CONNECT_S:
                         self._unreachable_until_s = now_s + FAILED_CONNECT_S
                     raise ManagerUnreachable(self.address, str(error)) from error
@@ -319,12 +319,12 @@ class ManagerSession:
         return lease.peer.take() if answer.fields["lease"] == lease.number else None
 
     def _ask_acquire(self, digest: str, batch: int, **more: Any) -> ManagerAnswer:
-        fields = {"models": [digest], "batch": batch, "request": None, "deadline_s": None}
+        more |= {"deadline_s": call_deadline.seconds_left(), "follow": True}
         timing = call_timings.current()
         if timing is not None:
             more["trace"] = timing.header
         try:
-            return self.control.ask(FrameKind.ACQUIRE, fields | {"follow": True} | more)
+            return self.control.ask(FrameKind.ACQUIRE, {"models": [digest], "batch": batch} | more)
         except RemoteFailure as failure:
             if failure.failure == FailureKind.OVER_QUOTA:
                 raise QuotaUsedUp(failure.message) from failure

@@ -95,7 +95,7 @@ class BatchRun:
         error: BaseException | None = None
         answers: Sequence[HandlerResponse | BaseException] = ()
         repeated = False
-        with services.gpu.given(members[0].event.headers):
+        with services.gpu.given(members[0].event.headers, services.deadlines.left_s(self)):
             try:
                 returned = self._called(members)
             except BaseException as raised:  # noqa: BLE001 - every error of a handler is answered

@@ -23,6 +23,9 @@ from tests.seeds.surroundings import Surroundings
 PORT = 8100
 _ATTEMPTS = 4
 _DRAIN_S = 1.0
+# The gateway's time limit for calls; a function's own, `exec_timeout`, is a second above it.
+TIMEOUT_S = 20.0
+_CALL_S = TIMEOUT_S + 1.0
 
 
 class FunctionProgram:
@@ -101,11 +104,14 @@ class FunctionProgram:
         run_s = chance.uniform(*scenario.run_s)
         token = given_token or None
         where, given = self._node_at(address), token is not None
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + _CALL_S
         failures: list[Exception] = []
         elsewhere: dict[str, Any] | None = None
         while len(failures) < _ATTEMPTS:
             try:
-                elsewhere = await self._call(where, token, run_s, given=given)
+                within_s = max(0.0, ends_s - loop.time())
+                elsewhere = await self._call(where, token, run_s, within_s, given=given)
             except UnknownImage:
                 await self._upload(where)
                 continue
@@ -121,11 +127,12 @@ class FunctionProgram:
         raise failures[-1]
 
     async def _call(
-        self, where: NodeProgram, token: str | None, run_s: float, *, given: bool
+        self, where: NodeProgram, token: str | None, run_s: float, within_s: float, *, given: bool
     ) -> dict[str, Any] | None:
         """`given`: the lease is the caller's, who gives it back."""
         _, digest = image_of(self._model)
         fields: dict[str, Any] = {"models": [digest], "workers": [], "batch": 1, "follow": True}
+        fields["deadline_s"] = within_s
         if token is not None:
             fields["token"] = token
 

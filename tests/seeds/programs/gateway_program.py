@@ -32,7 +32,7 @@ from tests.kit.simulation.job_disk import JobDisk
 from tests.kit.simulation.simulated_loop import PROGRAM
 from tests.kit.simulation.simulated_nats import NATS_PORT
 from tests.kit.simulation.simulated_network import listener
-from tests.seeds.programs.function_program import FunctionProgram
+from tests.seeds.programs.function_program import TIMEOUT_S, FunctionProgram
 from tests.seeds.scenarios.fault_plan import NATS
 from tests.seeds.scenarios.planned_functions import TENANTS, PlannedFunction
 from tests.seeds.surroundings import SECRET, Surroundings
@@ -41,7 +41,6 @@ log = logging.getLogger("tests.seeds.gateway")
 
 PORT = 8080
 WORKFLOW = WorkflowId(TENANTS[0], "w")
-_TIMEOUT_S = 20.0
 _WORKFLOW_MS = 300_000
 _DRAIN_S = 2.0
 _START_AGAIN_S = 1.0
@@ -90,11 +89,11 @@ class GatewayProgram:
         shared = self._around.scenario.shared_queue
         settings = GatewaySettings(
             state_dir=str(self._around.folder / self.name),
-            timeout_s=_TIMEOUT_S,
+            timeout_s=TIMEOUT_S,
             callback_private=True,
             queue=f"nats://{NATS}:{NATS_PORT}" if shared else "sqlite",
         )
-        options = partial(function_options.of, default_timeout_s=_TIMEOUT_S)
+        options = partial(function_options.of, default_timeout_s=TIMEOUT_S)
         meters, invocation = GatewayMeters(), InvokeSettings()
         functions = self.functions = Functions(self._changed, options)
         self.leases = LeaseClient(self._around.scheduler_urls, token(SECRET, ApiRole.CALLER))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import torch_shim
 from tests.kit.processes.batch_runtime import HANDLER, answers, posted, sent_by, served
 from tests.kit.waiting import wait_until
 
@@ -23,6 +24,13 @@ async def handle_batch(events, context):
     if len(events) > 1 and any(event.body == b"poison" for event in events):
         raise RuntimeError("not together")
     return [len(events) for _ in events]
+"""
+
+
+LEFT = """
+from torch_shim.call_deadline import seconds_left
+def handle_batch(events, context):
+    return [str(seconds_left()) for _ in events]
 """
 
 
@@ -101,6 +109,13 @@ def test_deadline_of_one_member_leaves_the_others_their_answers(
         gate.touch()
         assert late[0].result().status == 200
         assert running.process.poll() is None
+
+
+def test_shim_learns_how_much_time_a_list_has_left(pool: ThreadPoolExecutor) -> None:
+    shim = str(Path(torch_shim.__file__).parent / "activate")
+    with served(LEFT, 2, GPUFAAS_ENABLED="1", PYTHONPATH=shim, exec_timeout="30s") as running:
+        found = [json.loads(each.body) for each in answers(pool, running, "a", "b")]
+    assert all(20.0 < left_s < 30.0 for left_s in found)
 
 
 def test_batch_that_never_ends_holds_up_the_next_one_only_for_its_time_limit(

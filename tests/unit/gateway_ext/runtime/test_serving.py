@@ -1,5 +1,6 @@
 """The runtime as a process: calls, streams, failures, times, and its end."""
 
+import json
 import os
 import signal
 import socket
@@ -342,6 +343,23 @@ async def later(event, context):
         handler + "handle = later\n", GPUFAAS_ENABLED="1", PYTHONPATH=str(ACTIVATE)
     ) as running:
         assert running.call(headers=lease).body == reported
+        assert running.call().body == b"[null]"
+
+
+def test_time_that_a_call_has_left_reaches_the_shim() -> None:
+    handler = """
+from torch_shim.call_deadline import seconds_left
+def handle(event, context):
+    return [seconds_left()]
+async def later(event, context):
+    return [seconds_left()]
+"""
+    shim = str(ACTIVATE)
+    for text in (handler, handler + "handle = later\n"):
+        with runtime(text, GPUFAAS_ENABLED="1", PYTHONPATH=shim, exec_timeout="30s") as running:
+            (left_s,) = json.loads(running.call().body)
+            assert 20.0 < left_s < 30.0
+    with runtime(handler, GPUFAAS_ENABLED="1", PYTHONPATH=shim) as running:
         assert running.call().body == b"[null]"
 
 

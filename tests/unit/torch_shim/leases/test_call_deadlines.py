@@ -1,0 +1,70 @@
+"""A lease that a call acquires itself is waited for as long as the call is, and no longer."""
+
+import asyncio
+import contextvars
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.api import FunctionIdentity
+from tests.kit.worlds.callers_leases import given, uploaded
+from tests.kit.worlds.cluster_in_process import a_scheduler, leases_of
+from tests.kit.worlds.joined_manager import joined
+from torch_shim.call_deadline import seconds_left
+from torch_shim.errors import GpuUnavailable, RemoteFailure
+from torch_shim.leases import request_context
+from torch_shim.leases.managers import Nodes
+from torch_shim.raised_failures import error_of
+from torch_shim.wire.manager_session import ManagerSession
+from torch_shim.wire.protocol import FailureKind, FrameKind
+
+pytestmark = pytest.mark.timeout(20, func_only=True)
+
+
+def test_time_is_left_inside_a_call_that_has_a_limit() -> None:
+    assert seconds_left() is None
+    with request_context.given(None, None, within_s=60.0):
+        left_s = seconds_left()
+        assert left_s is not None
+        assert 50.0 < left_s <= 60.0
+        with request_context.given(None, None):
+            assert seconds_left() is None
+        with request_context.given(None, None, within_s=0.0):
+            assert seconds_left() == 0.0
+        inside = contextvars.copy_context()
+        assert inside.run(seconds_left) is not None
+    assert seconds_left() is None
+    assert inside.run(seconds_left) is None, "work that outlives its call has no deadline"
+
+
+async def test_request_ends_with_the_time_of_its_call(tmp_path: Path) -> None:
+    def acquired(session: ManagerSession, within_s: float | None) -> object:
+        with request_context.given(None, None, within_s=within_s):
+            return session.acquire(image.digest, 1)
+
+    def offered(session: ManagerSession) -> None:
+        session.control.ask(FrameKind.UPLOAD, image.offer, (), [image.descriptor])
+
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        held = await given(it, image)
+        credential = node.manager.credentials.issue(FunctionIdentity("team", "function"))
+        nodes = Nodes(str(node.manager.addresses[0]), credential)
+        session = nodes.own
+        await asyncio.to_thread(offered, session)
+
+        with pytest.raises(RemoteFailure) as failure:
+            await asyncio.to_thread(acquired, session, 0.2)
+        assert failure.value.failure == FailureKind.EXPIRED
+        assert isinstance(error_of(failure.value), GpuUnavailable)
+        assert leases_of(it) == {held.lease}
+        assert len(it.core.requests) == 1, "of the lease that is held"
+
+        waiting = asyncio.ensure_future(asyncio.to_thread(acquired, session, 10.0))
+        await asyncio.sleep(0)
+        it.driver.release(held.lease)
+        await waiting
+        nodes.close()
+        image.close()
+    await it.stop()
