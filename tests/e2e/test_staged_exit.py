@@ -162,7 +162,13 @@ def test_function_with_other_weights_answers_while_the_former_ones_go_on_leaving
     # The gateway may have expected the former one once more; it leaves again.
     wait_until(lambda: _rests(up, former).keys() == {"host"}, "stage 3 again", instead=up.said)
     rest.deploy("host", method="PUT", annotations=_of(up, "host", 1, _STAGES["host"]))
-    wait_until(lambda: _answers(rest, "host") == first, "it has its former weights again")
+
+    def instead() -> str:
+        answer = rest.call("host")
+        return f"{answer.status_code} {answer.text}, and not {first}\n{up.said()}"
+
+    former_again = "it has its former weights again"
+    wait_until(lambda: _answers(rest, "host") == first, former_again, instead=instead)
 
 
 def _known(up: Stack) -> set[str]:

@@ -73,7 +73,7 @@ assert asked == [2, 2], asked
 
 @pytest.mark.parametrize(
     ("failure", "status"),
-    [("LOST", 503), ("CANCELLED", 503), ("QUEUE_FULL", 429), ("EXPIRED", None)],
+    [("LOST", 503), ("CANCELLED", 503), ("QUEUE_FULL", 429), ("EXPIRED", 503)],
 )
 def test_error_says_when_the_call_may_be_made_again(
     dynamo_shim: Snippet, failure: str, status: int | None
