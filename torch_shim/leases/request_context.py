@@ -16,6 +16,7 @@ and calls of requests without a lease, acquire their own.
 import base64
 import functools
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
@@ -23,7 +24,7 @@ from typing import NamedTuple
 
 from torch_shim import call_deadline
 from torch_shim.advice.told_places import told_places
-from torch_shim.call_deadline import CallDeadline
+from torch_shim.call_deadline import SecondsLeft
 from torch_shim.wire.call_timings import UNTIMED, CallTiming, Timings
 
 # The models of a request that are reported: all their digests have to fit into one header.
@@ -55,7 +56,7 @@ class RequestLease:
     the current request inside a `with` block, once.
     """
 
-    _before: "tuple[Token[RequestLease | None], Token[CallDeadline | None]]"
+    _before: "tuple[Token[RequestLease | None], Token[SecondsLeft | None]]"
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class RequestLease:
         within_s: float | None = None,
     ) -> None:
         self.addresses = addresses
-        self._deadline = CallDeadline(within_s)
+        self._ends_s = None if within_s is None else time.monotonic() + within_s
         self.timings = Timings(trace) if trace else None
         self.token = token
         self.claims = claims_of(token)
@@ -74,7 +75,7 @@ class RequestLease:
         self._at_end: list[Callable[[], None]] = []
 
     def __enter__(self) -> None:
-        self._before = _current.set(self), call_deadline.CURRENT.set(self._deadline)
+        self._before = _current.set(self), call_deadline.CURRENT.set(self._seconds_left)
 
     def __exit__(self, *_: object) -> None:
         self.end()
@@ -89,9 +90,14 @@ class RequestLease:
     def end(self) -> None:
         """Mark the request as answered, and run the callbacks."""
         self.over = True
-        self._deadline.over()
         for do in self._at_end:
             do()
+
+    def _seconds_left(self) -> float | None:
+        """The seconds until nobody waits for the answer; None without a limit, or after it."""
+        if self.over or self._ends_s is None:
+            return None
+        return max(0.0, self._ends_s - time.monotonic())
 
 
 _current: ContextVar[RequestLease | None] = ContextVar("gpufaas_placement", default=None)

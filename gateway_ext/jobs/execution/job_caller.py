@@ -139,14 +139,16 @@ def _tried(answer: FunctionAnswer, now_s: float) -> AttemptOutcome:
 
 def _unanswered(error: GatewayError) -> AttemptOutcome:
     """An unknown function may become known: providers report theirs after a start."""
-    refused = isinstance(error, _REFUSALS)
     status = status_of(error)
+    refused, asked_s = False, 0.0
+    if isinstance(error, _REFUSALS):
+        refused, asked_s = True, error.retry_after_s or 0.0
     return AttemptOutcome(
         status=status,
         why=str(error),
         broken=isinstance(error, Unreachable | Unknown),
         taken=not (refused and status == _TOO_MANY),
-        retry_after_s=(error.retry_after_s or 0.0) if isinstance(error, _REFUSALS) else 0.0,
+        retry_after_s=asked_s,
         estimated=refused,
     )
 
