@@ -13,8 +13,9 @@ import pytest
 
 from gpufaas.local.held_ports import HeldPort
 from tests.kit.network.certificates import self_signed
+from tests.kit.places import ACTIVATE, ROOT
 from tests.kit.processes.runtime_process import runtime
-from tests.kit.processes.two_nodes import ACTIVATE, TwoNodes
+from tests.kit.processes.two_nodes import TwoNodes
 from tests.kit.programs.data_functions import (
     DataFunction,
     SharedNode,
@@ -274,7 +275,7 @@ def test_tensor_goes_through_three_functions_by_handles_in_headers(
     cluster: TwoNodes, kind: str
 ) -> None:
     address, manager = one_node(cluster, "--runtime", "stream")
-    path = os.pathsep.join([ACTIVATE, str(Path(ACTIVATE).parents[1])])
+    path = os.pathsep.join([str(ACTIVATE), str(ROOT)])
     with ExitStack() as stack:
         functions = []
         for name, scale in (("one", "2.0"), ("two", "3.0"), ("three", "5.0")):

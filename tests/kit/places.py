@@ -3,3 +3,4 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+ACTIVATE = ROOT / "torch_shim" / "activate"

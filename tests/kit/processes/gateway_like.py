@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch_shim
 from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import load_secret
 from gpu_manager.node.settings import EmulatedTimes
@@ -23,8 +22,7 @@ from scheduler.model.events import Event, LeaseReleased
 from scheduler.model.values import LeaseId, Placement, Request, RequestId
 from scheduler.wire.lease_tokens import LeaseClaims, sign
 from testbed.nodes.node_thread import NodeThread, node_thread
-
-ACTIVATE = Path(torch_shim.__file__).parent / "activate"
+from tests.kit.places import ACTIVATE, ROOT
 
 # Serves requests in threads: so many calls, then so many seconds of work without the GPU, which
 # goes on until a file is there, where one is named.
@@ -193,7 +191,7 @@ def gateway_like(
     with node_thread(secret_file=secret_file, emulation=emulation, **more) as node:
         environment = {
             "PATH": os.defpath,
-            "PYTHONPATH": os.pathsep.join([str(ACTIVATE), str(ACTIVATE.parents[1])]),
+            "PYTHONPATH": os.pathsep.join([str(ACTIVATE), str(ROOT)]),
             "GPUFAAS_ENABLED": "1",
             "GPUFAAS_ADDRESS": node.address,
             "GPUFAAS_CREDENTIAL": node.credential(),

@@ -8,14 +8,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
-import torch_shim
 from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_secret
 from gpufaas.local.held_ports import HeldPort
 from scheduler.service.http.access import ApiRole, token
 from testbed.nodes.worker_client import FunctionClient
+from tests.kit.places import ACTIVATE, ROOT
 from tests.kit.processes.daemons import GPUFAAS, Daemon
-
-ACTIVATE = str(Path(torch_shim.__file__).parent / "activate")
 
 
 class Program:
@@ -86,7 +84,7 @@ class TwoNodes:
         """A function whose own node's manager is at this address."""
         environment = {
             "PATH": os.defpath,
-            "PYTHONPATH": os.pathsep.join([ACTIVATE, str(Path(ACTIVATE).parents[1])]),
+            "PYTHONPATH": os.pathsep.join([str(ACTIVATE), str(ROOT)]),
             "GPUFAAS_ENABLED": "1",
             "GPUFAAS_ADDRESS": address,
             "GPUFAAS_CREDENTIAL": self.credential(name, tenant),

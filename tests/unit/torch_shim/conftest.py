@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit.places import ROOT
+from tests.kit.places import ACTIVATE
 from tests.kit.programs.snippets import Snippet, snippets
 
-ACTIVATE = ROOT / "torch_shim" / "activate"
 _DYNAMO = "torch._dynamo"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import torch_shim
+from tests.kit.places import ACTIVATE
 from tests.kit.processes.batch_runtime import HANDLER, answers, posted, sent_by, served
 from tests.kit.waiting import wait_until
 
@@ -112,8 +112,9 @@ def test_deadline_of_one_member_leaves_the_others_their_answers(
 
 
 def test_shim_learns_how_much_time_a_list_has_left(pool: ThreadPoolExecutor) -> None:
-    shim = str(Path(torch_shim.__file__).parent / "activate")
-    with served(LEFT, 2, GPUFAAS_ENABLED="1", PYTHONPATH=shim, exec_timeout="30s") as running:
+    with served(
+        LEFT, 2, GPUFAAS_ENABLED="1", PYTHONPATH=str(ACTIVATE), exec_timeout="30s"
+    ) as running:
         found = [json.loads(each.body) for each in answers(pool, running, "a", "b")]
     assert all(20.0 < left_s < 30.0 for left_s in found)
 

@@ -5,14 +5,12 @@ import os
 import signal
 import socket
 import time
-from pathlib import Path
 
-import torch_shim
 from gateway_ext.tracing.reported_trace import thread_wait
+from tests.kit.places import ACTIVATE
 from tests.kit.processes.runtime_process import Running, runtime
 from tests.kit.waiting import wait_until
 
-ACTIVATE = Path(torch_shim.__file__).parent / "activate"
 ECHO = """
 import os, threading
 IN = threading.current_thread() is threading.main_thread()
