@@ -61,6 +61,11 @@ class CallLease(NamedTuple):
     lines: tuple[bytes, ...]
     kept: KeptLease | None = None
 
+    @property
+    def others_may_wait(self) -> bool:
+        """Whether somebody else may wait for its GPU: else it would stand for longer."""
+        return self.kept is None or self.kept.for_a_slice or self.kept.recalled
+
 
 class GpuLeasing:
     """Leases for the calls of GPU functions."""

@@ -1,6 +1,7 @@
 """The time limit of all calls: one timer for the oldest, not one for each."""
 
 import asyncio
+import math
 from typing import Protocol
 
 
@@ -10,6 +11,29 @@ class LimitedCall(Protocol):
     def time_out(self) -> None:
         """The call's time is up."""
         ...
+
+
+class CallDeadline:
+    """When a call's time is up, and until when the gateway waits for the first of its answer."""
+
+    __slots__ = ("_awaited_until_s", "_loop", "due_s")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, limit_s: float, awaited_s: float = math.inf
+    ) -> None:
+        now_s = loop.time()
+        self.due_s = now_s + limit_s
+        self._awaited_until_s = now_s + awaited_s
+        self._loop = loop
+
+    def answer_begins(self) -> None:
+        """The gateway has the first of the answer, and waits without a limit for the rest."""
+        self._awaited_until_s = math.inf
+
+    def left_s(self) -> float | None:
+        """The seconds that the call may still wait; None without a limit. From any thread."""
+        until_s = min(self.due_s, self._awaited_until_s)
+        return None if until_s == math.inf else max(0.0, until_s - self._loop.time())
 
 
 class CallDeadlines:
@@ -22,22 +46,18 @@ class CallDeadlines:
         self._due_s: dict[LimitedCall, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, call: LimitedCall) -> None:
-        """Let the call's time run from now on."""
-        if not self.limit_s:
-            return
-        due_s = self._due_s[call] = self._loop.time() + self.limit_s
-        if self._timer is None:
-            self._timer = self._loop.call_at(due_s, self._look)
+    def add(self, call: LimitedCall, awaited_s: float = math.inf) -> CallDeadline:
+        """Let the call's time run from now on; the gateway waits so long for its answer."""
+        deadline = CallDeadline(self._loop, self.limit_s or math.inf, awaited_s)
+        if self.limit_s:
+            self._due_s[call] = deadline.due_s
+            if self._timer is None:
+                self._timer = self._loop.call_at(deadline.due_s, self._look)
+        return deadline
 
     def remove(self, call: LimitedCall) -> None:
         """Never time the call out; any thread may call this."""
         self._due_s.pop(call, None)
-
-    def left_s(self, call: LimitedCall) -> float | None:
-        """The seconds left to a call; None without a limit. Any thread may call this."""
-        due_s = self._due_s.get(call)
-        return None if due_s is None else max(0.0, due_s - self._loop.time())
 
     def _look(self) -> None:
         self._timer = None

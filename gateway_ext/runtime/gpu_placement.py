@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -9,8 +10,10 @@ from gateway_ext.runtime.handler.handler_data import HandlerData, ShimData
 from gateway_ext.runtime.handler.handler_event import Headers
 
 Pairs = list[tuple[str, str]]
+SecondsLeft = Callable[[], float | None]
 
 MODELS, LOCAL = "X-Gpu-Models", "X-Gpu-Local"
+_WITHIN = "x-gpu-within"
 
 
 class NoPlacements:
@@ -21,9 +24,14 @@ class NoPlacements:
     def __init__(self) -> None:
         self.data = HandlerData()
 
-    def given(self, headers: Headers, within_s: float | None) -> AbstractContextManager[None]:
+    def awaited_s(self, headers: Headers) -> float:
+        """The seconds for which the gateway waits for the answer, from the call's arrival on."""
+        del headers
+        return math.inf
+
+    def given(self, headers: Headers, left_s: SecondsLeft) -> AbstractContextManager[None]:
         """A context for the call of the handler, which has this much time left."""
-        del headers, within_s
+        del headers, left_s
         return nullcontext()
 
     def used(self) -> Pairs:
@@ -53,10 +61,18 @@ class ShimPlacements(NoPlacements):
         )
         self._takes = frozenset(inspect.signature(module.given).parameters)
 
-    def given(self, headers: Headers, within_s: float | None) -> AbstractContextManager[None]:
+    def awaited_s(self, headers: Headers) -> float:
+        """What the gateway says; inf where it says nothing that is a time."""
+        try:
+            seconds = float(headers.get(_WITHIN, math.inf))
+        except ValueError:
+            return math.inf
+        return seconds if seconds >= 0.0 else math.inf
+
+    def given(self, headers: Headers, left_s: SecondsLeft) -> AbstractContextManager[None]:
         """A context in which the shim uses the lease that the gateway sent, if any."""
         address, lease = headers.get("x-gpu-address"), headers.get("x-gpu-lease")
-        more = {"trace": headers.get("traceparent"), "within_s": within_s}
+        more = {"trace": headers.get("traceparent"), "left_s": left_s}
         known = {name: value for name, value in more.items() if name in self._takes}
         return self._given(address, lease, **known)
 

@@ -79,7 +79,6 @@ class HandlerCalls:
         event.passed = self.data
         call = HandlerCall(self, event, connection)
         self.live[call] = True
-        self.deadlines.add(call)
         if self.gathered is not None:
             self.gathered.add(call)
         elif self._in_loop:
@@ -112,6 +111,7 @@ class HandlerCall:
         self._calls = calls
         self.event = event
         self.holder: BatchHolder | None = None  # of a call that the handler is given with others
+        self.deadline = calls.deadlines.add(self, calls.gpu.awaited_s(event.headers))
         self._connection = connection
         self._timing = Timing(event.headers, calls.at_a_time)
         self._context = copy_context()
@@ -204,7 +204,7 @@ class HandlerCall:
             if self._over:  # the client left while the call waited for a thread
                 return
             self._timing.begins()
-            with self._calls.gpu.given(self.event.headers, self._calls.deadlines.left_s(self)):
+            with self._calls.gpu.given(self.event.headers, self.deadline.left_s):
                 answer = self._called_in_thread()
             if answer is not None:
                 data = self._connection.encoded(answer)
@@ -281,12 +281,12 @@ class HandlerCall:
             close = getattr(pieces, "close", None)
             if close is not None:
                 close()
-        end = self._stream_head(answer), self._trailers()
-        self._calls.mailbox.post(self._finish_stream, *end)
+        self._calls.mailbox.post(self._finish_stream, self._stream_head(answer), self._trailers())
 
     def _stream_head(self, answer: HandlerResponse) -> HandlerResponse:
         """The stream's head, with what the gateway is told at its first piece."""
         if self._head is None:
+            self.deadline.answer_begins()
             names = ", ".join(self._timing.trailers + self._calls.gpu.trailers)
             announced = [("Trailer", names)] if names else []
             more = self._calls.gpu.used() + announced
@@ -298,7 +298,7 @@ class HandlerCall:
     async def _in_loop(self, returned: object) -> None:
         try:
             self._timing.begins()
-            with self._calls.gpu.given(self.event.headers, self._calls.deadlines.left_s(self)):
+            with self._calls.gpu.given(self.event.headers, self.deadline.left_s):
                 await self._called_in_loop(returned)
         except asyncio.CancelledError as error:
             # The runtime cancels when the client left or the time is up; else the handler failed.

@@ -16,7 +16,6 @@ and calls of requests without a lease, acquire their own.
 import base64
 import functools
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
@@ -63,10 +62,10 @@ class RequestLease:
         addresses: tuple[str, ...],
         token: str,
         trace: str = "",
-        within_s: float | None = None,
+        left_s: SecondsLeft | None = None,
     ) -> None:
         self.addresses = addresses
-        self._ends_s = None if within_s is None else time.monotonic() + within_s
+        self._left_s = left_s
         self.timings = Timings(trace) if trace else None
         self.token = token
         self.claims = claims_of(token)
@@ -95,9 +94,7 @@ class RequestLease:
 
     def _seconds_left(self) -> float | None:
         """The seconds until nobody waits for the answer; None without a limit, or after it."""
-        if self.over or self._ends_s is None:
-            return None
-        return max(0.0, self._ends_s - time.monotonic())
+        return None if self.over or self._left_s is None else self._left_s()
 
 
 _current: ContextVar[RequestLease | None] = ContextVar("gpufaas_placement", default=None)
@@ -108,18 +105,18 @@ def given(
     token: str | None,
     *,
     trace: str | None = None,
-    within_s: float | None = None,
+    left_s: SecondsLeft | None = None,
 ) -> AbstractContextManager[None]:
     """Make GPU calls inside the `with` block use the lease of this token, if there is one.
 
     Addresses in a single string are separated by commas. `trace` is the request's `traceparent`: if
     it is given, `timing_entries` reports the times of the request's GPU calls. A lease that the
-    block acquires itself is waited for `within_s` at most, counted from now.
+    block acquires itself is waited for as long as the request has left then (`left_s`).
     """
     if isinstance(addresses, str):
         addresses = addresses.split(",")
     found = tuple(filter(None, map(str.strip, addresses or ())))
-    return RequestLease(found, token if token and found else "", trace or "", within_s)
+    return RequestLease(found, token if token and found else "", trace or "", left_s)
 
 
 def current() -> RequestLease | None:

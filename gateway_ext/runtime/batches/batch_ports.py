@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway_ext.runtime.call_deadlines import CallDeadlines
+from gateway_ext.runtime.call_deadlines import CallDeadline, CallDeadlines
 from gateway_ext.runtime.gpu_placement import NoPlacements
 from gateway_ext.runtime.handler.handler_data import HandlerData
 from gateway_ext.runtime.handler.handler_event import HandlerEvent
@@ -25,6 +25,7 @@ class BatchMember(Protocol):
     """One call that the handler is given with others."""
 
     event: HandlerEvent
+    deadline: CallDeadline
     holder: BatchHolder | None
 
     @property

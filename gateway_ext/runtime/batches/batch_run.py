@@ -5,6 +5,7 @@ in the loop. The calls of a batch share a lease: that of the first one.
 """
 
 import asyncio
+import math
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ from functools import partial
 
 from gateway_ext.runtime.batches.batch_ports import BatchMember, BatchServices
 from gateway_ext.runtime.batches.gathered_calls import GatheredCalls
+from gateway_ext.runtime.call_deadlines import CallDeadline
 from gateway_ext.runtime.handler.handler_event import HandlerContext
 from gateway_ext.runtime.handler.handler_module import HandleList, ListHandler
 from gateway_ext.runtime.handler.handler_response import (
@@ -43,14 +45,20 @@ class BatchRun:
         self._settings = settings
         self._members = members
         self._ended: Callable[[], None] | None = ended
+        self._deadline: CallDeadline
         self._stuck = False
         self._coroutine: Future[object] | None = None
         for member in members:
             member.holder = self
 
     def start(self) -> None:
-        """Begin, in the loop: the batch's own time runs from now on."""
-        self._services.deadlines.add(self)
+        """Begin, in the loop: the batch's own time runs from now on.
+
+        Its answers are awaited as long as somebody waits for one of them.
+        """
+        left_s = [member.deadline.left_s() for member in self._members]
+        awaited_s = max(math.inf if seconds is None else seconds for seconds in left_s)
+        self._deadline = self._services.deadlines.add(self, awaited_s)
         self._services.threads.run(partial(copy_context().run, self._in_thread))
 
     def left(self, call: BatchMember) -> None:
@@ -95,7 +103,7 @@ class BatchRun:
         error: BaseException | None = None
         answers: Sequence[HandlerResponse | BaseException] = ()
         repeated = False
-        with services.gpu.given(members[0].event.headers, services.deadlines.left_s(self)):
+        with services.gpu.given(members[0].event.headers, self._deadline.left_s):
             try:
                 returned = self._called(members)
             except BaseException as raised:  # noqa: BLE001 - every error of a handler is answered

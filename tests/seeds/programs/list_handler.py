@@ -10,8 +10,9 @@ from gateway_ext.runtime.batches.gathered_calls import GatheredCalls
 from gateway_ext.runtime.runtime_settings import BatchSettings
 from tests.seeds.programs.manager_link import FAILURES
 
-# Computes for a call, or for a list of calls, with the address and the lease that it brought.
-Compute = Callable[[str, str], Coroutine[Any, Any, None]]
+# Computes for a call, or for a list of calls, with the address and the lease that it brought, and
+# until when it is awaited.
+Compute = Callable[[str, str, float], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,10 @@ class ListedEvent:
 class ListedCall:
     """One call that waits for its list, or is in one; a `BatchMember` as far as it is used here."""
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, ends_s: float) -> None:
         self.address = address
         self.token = token
+        self.ends_s = ends_s
         self.event = ListedEvent({"x-gpu-lease": token} if token else {})
         self.holder: object = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -50,9 +52,9 @@ class SimulatedListHandler:
         self._gathered = GatheredCalls(loop, BatchSettings(most), self._start)
         self._running: set[asyncio.Task[None]] = set()
 
-    async def handle(self, address: str, token: str) -> None:
+    async def handle(self, address: str, token: str, ends_s: float) -> None:
         """Return when the list with this call was handled; one of FAILURES if it failed."""
-        call = ListedCall(address, token)
+        call = ListedCall(address, token, ends_s)
         member = cast(BatchMember, call)
         self._gathered.add(member)
         try:
@@ -69,18 +71,19 @@ class SimulatedListHandler:
         task.add_done_callback(lambda _: ended())
 
     async def _run(self, calls: Sequence[ListedCall]) -> None:
-        error = await self._tried(calls[0])
+        ends_s = max(call.ends_s for call in calls)
+        error = await self._tried(calls[0], ends_s)
         if error is None or len(calls) == 1:
             for call in calls:
                 call.end(error)
             return
         for call in calls:
             if not call.ended.done():
-                call.end(await self._tried(call))
+                call.end(await self._tried(call, ends_s))
 
-    async def _tried(self, call: ListedCall) -> Exception | None:
+    async def _tried(self, call: ListedCall, ends_s: float) -> Exception | None:
         try:
-            await self._compute(call.address, call.token)
+            await self._compute(call.address, call.token, ends_s)
         except FAILURES as error:
             return error
         return None

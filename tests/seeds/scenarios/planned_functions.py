@@ -1,6 +1,7 @@
 """The functions of a scenario, what they ask for themselves, and what operators change. Pure."""
 
 from dataclasses import dataclass
+from math import inf
 from random import Random
 
 from cache_manager.model.ids import MIB
@@ -17,12 +18,18 @@ _USUAL = OwnerTerms()
 
 @dataclass(frozen=True, slots=True)
 class PlannedFunction:
-    """One function; its handler takes up to `batch` calls at a time (0: each call alone)."""
+    """One function; its handler takes up to `batch` calls at a time (0: each call alone).
+
+    Each call has one of so many `threads` (0: any number) for as long as it takes, and uses a GPU
+    so many times, one `step` after the other, as a stream does.
+    """
 
     name: str
     tenant: str
     memory_mib: int
     batch: int = 0
+    threads: int = 0
+    steps: int = 1
     priority: int = 0
     slo_s: float | None = None
     terms: OwnerTerms = _USUAL
@@ -73,11 +80,12 @@ class OperatorChange:
 
 def gpus_allowed(terms: OwnerTerms) -> float:
     """How many GPUs an owner may keep busy all the time."""
-    share = float("inf") if terms.gpu_s is None else terms.gpu_s / terms.window_s
-    return min(share, float("inf") if terms.leases is None else terms.leases)
+    share = inf if terms.gpu_s is None else terms.gpu_s / terms.window_s
+    copies = inf if terms.resident_bytes is None else terms.resident_bytes // (_LEAST_MIB * MIB)
+    return min(share, copies, inf if terms.leases is None else terms.leases)
 
 
-def functions_of(chance: Random, number: int) -> tuple[PlannedFunction, ...]:
+def functions_of(chance: Random, handlers: Random, number: int) -> tuple[PlannedFunction, ...]:
     """So many functions, of one name space or two, mostly without terms of their own."""
     tenants = chance.choice((1, 1, 2))
     with_terms = chance.random() < 0.3
@@ -90,6 +98,8 @@ def functions_of(chance: Random, number: int) -> tuple[PlannedFunction, ...]:
             priority=chance.choice((0, 0, 0, -1, 2)),
             slo_s=chance.choice((None, None, 0.5, 3.0)),
             terms=_terms(chance) if with_terms else _USUAL,
+            threads=handlers.choice((0, 0, 1, 2, 8)),
+            steps=handlers.choice((1, 1, 1, 4)),
         )
         for each in range(number)
     )

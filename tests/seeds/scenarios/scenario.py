@@ -1,6 +1,6 @@
 """What a seed makes: a cluster, its load, and the faults that befall it. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from cache_manager import eviction
@@ -21,6 +21,8 @@ _EVICTIONS = eviction.available()
 _EXITS = ("never", "never", "never", "adaptive", "fixed:1", "fixed:3")
 # Loads that ask for more of the GPUs' time than this are an overload.
 _BUSY = 0.8
+# Of packets, for a lease and a call under it.
+_ROUND_TRIPS = 6
 # So long the GPUs may need for one call of every function through every gateway.
 _PROMPT_S = 2.5
 
@@ -67,6 +69,12 @@ class Scenario:
     changes: tuple[OperatorChange, ...]
     faults: tuple[Fault, ...]
 
+    def with_steps_that_end(self) -> "Scenario":
+        """The same, with one step where each might have to load its model anew: by a quota."""
+        if not self._quota_of_bytes:
+            return self
+        return replace(self, functions=tuple(replace(each, steps=1) for each in self.functions))
+
     @property
     def policies(self) -> set[str]:
         """Those that decide at some time."""
@@ -85,19 +93,43 @@ class Scenario:
         """
         if any(each.gpu_s is not None or each.waiting is not None for each in self._terms):
             return True
-        functions = len(self.functions)
-        calls = functions * self.gateways
-        fits = self.gpu_mib >= sum(each.memory_mib + CONTEXT_MIB for each in self.functions)
-        loads = functions if fits else calls
-        prompt_s = (calls * self.run_s[1] + loads * self.model_load_s[1]) / self._gpus
+        runs = sum(each.steps for each in self.functions) * self.gateways
+        fits = self._all_may_stay
+        loads = len(self.functions) if fits else runs
+        prompt_s = (runs * self.run_s[1] + loads * self.model_load_s[1]) / self._gpus
         mean_s = sum(self.run_s) / 2 + (0.0 if fits else sum(self.model_load_s) / 2)
-        return prompt_s > _PROMPT_S or self._runs * mean_s > _BUSY * self.load_s * self._gpus
+        if prompt_s > _PROMPT_S or self._runs * mean_s > _BUSY * self.load_s * self._gpus:
+            return True
+        return any(self._threads_busy(each, mean_s) > _BUSY for each in self.functions)
+
+    @property
+    def _all_may_stay(self) -> bool:
+        """Whether no model has to leave for another one, or for its copy elsewhere."""
+        needed_mib = sum(each.memory_mib + CONTEXT_MIB for each in self.functions)
+        return self.gpu_mib >= needed_mib and not self._quota_of_bytes
+
+    @property
+    def _quota_of_bytes(self) -> bool:
+        return any(each.resident_bytes is not None for each in self._terms)
 
     @property
     def _runs(self) -> float:
         """How many runs the load is."""
-        calls = self.gateways * self.load_s / self.every_s
-        return calls * (len(self.functions) if self.workflow else 1)
+        steps = sum(each.steps for each in self.functions)
+        return self._calls * (steps if self.workflow else steps / len(self.functions))
+
+    @property
+    def _calls(self) -> float:
+        """How many calls of functions, or of the workflow, the load is."""
+        return self.gateways * self.load_s / self.every_s
+
+    def _threads_busy(self, function: PlannedFunction, run_s: float) -> float:
+        """Which part of the time the threads of a function have calls, waits for GPUs left out."""
+        if not function.threads:
+            return 0.0
+        calls = self._calls / (1 if self.workflow else len(self.functions))
+        each_s = function.steps * (run_s + _ROUND_TRIPS * self.latency_s[1])
+        return calls * each_s / (function.threads * self.load_s)
 
     @property
     def _gpus(self) -> float:
@@ -117,12 +149,12 @@ def scenario_of(seed: int) -> Scenario:
     nodes = tuple(chance.choice((1, 1, 2)) for _ in range(chance.choice((1, 2, 2, 3))))
     load_s = chance.uniform(4.0, 9.0)
     schedulers, gateways = chance.choice((1, 2, 2, 2)), chance.choice((1, 2, 2))
-    functions = functions_of(chance, chance.choice((1, 2, 3, 4)))
+    functions = functions_of(chance, Random(f"handlers {seed}"), chance.choice((1, 2, 3, 4)))
     shared = chance.random() < 0.3
     workflow = len(functions) > 1 and chance.random() < 0.4
     hosts = Hosts(schedulers, len(nodes), gateways, len(functions), shared=shared)
     latency_s = chance.choice((0.0001, 0.001, 0.01))
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         policy=policy_of(chance),
         eviction=chance.choice(_EVICTIONS),
@@ -146,6 +178,7 @@ def scenario_of(seed: int) -> Scenario:
         changes=changes_of(chance, functions, load_s, shared=shared and workflow),
         faults=faults_of(chance, hosts, load_s),
     )
+    return scenario.with_steps_that_end()
 
 
 def _shape(chance: Random) -> GpuShape:

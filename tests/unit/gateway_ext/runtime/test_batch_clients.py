@@ -116,7 +116,12 @@ def test_shim_learns_how_much_time_a_list_has_left(pool: ThreadPoolExecutor) -> 
         LEFT, 2, GPUFAAS_ENABLED="1", PYTHONPATH=str(ACTIVATE), exec_timeout="30s"
     ) as running:
         found = [json.loads(each.body) for each in answers(pool, running, "a", "b")]
-    assert all(20.0 < left_s < 30.0 for left_s in found)
+        assert all(20.0 < left_s < 30.0 for left_s in found)
+        hurried, patient = (
+            posted(pool, running, "a", **{"X-Gpu-Within": seconds})[0] for seconds in ("2", "9")
+        )
+        found = [json.loads(each.result().body) for each in (hurried, patient)]
+    assert all(5.0 < left_s < 9.0 for left_s in found), "as long as one of them is waited for"
 
 
 def test_batch_that_never_ends_holds_up_the_next_one_only_for_its_time_limit(
