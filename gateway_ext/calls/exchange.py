@@ -203,9 +203,8 @@ class Exchange:
         self._connection = connection
         head_only = call.method == "HEAD"
         upload = self._upload
-        instance.handled += 1
-        self._handled = True
         if upload.complete:
+            self._note_begun(instance)
             if call.asked.has_body:
                 call.asked.length, call.asked.chunked = len(upload.body), False
             data = self._head(instance) + upload.body
@@ -219,6 +218,7 @@ class Exchange:
             upload.pour(connection)
             await answered
             attempt.answered_s = time.monotonic()
+            self._note_begun(instance)
         if not _is_stream(connection):
             self._note_handled(instance)
         return connection
@@ -235,6 +235,11 @@ class Exchange:
         if self.call.function.has_no_thread(instance):
             self._lease = attempt.placement = None
             leasing.release(held, clean=True)
+
+    def _note_begun(self, instance: Instance) -> None:
+        """The instance has the whole call, and its handler begins as soon as there is a thread."""
+        self._handled = True
+        instance.handled += 1
 
     def _note_handled(self, instance: Instance) -> None:
         """The handler has returned, or works for nobody."""
