@@ -234,7 +234,7 @@ class Exchange:
             return
         if self.call.function.has_no_thread(instance):
             self._lease = attempt.placement = None
-            leasing.release(held, clean=True)
+            leasing.spare(held)
 
     def _note_begun(self, instance: Instance) -> None:
         """The instance has the whole call, and its handler begins as soon as there is a thread."""

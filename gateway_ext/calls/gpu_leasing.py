@@ -142,6 +142,14 @@ class GpuLeasing:
         else:
             self._kept.end(lease.kept, lease.request, clean=clean)
 
+    def spare(self, lease: CallLease) -> None:
+        """The call goes on without its lease: give it back, or leave it to the next call."""
+        if lease.kept is None:
+            self._leases.release(lease.placement.lease, lease.request)
+        else:
+            lease.kept.spare(lease.request, time.monotonic())
+            self._kept.left(lease.kept)
+
     def _taken(
         self, kind: LeaseKind, instance: str, found: Found, use: LeaseUse, *, own: bool
     ) -> tuple[CallLease, bool]:

@@ -8,6 +8,7 @@ import asyncio
 import heapq
 import logging
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -243,7 +244,9 @@ def bury(loop: SimulatedLoop, programs: Iterable[SimulatedProgram]) -> None:
         for _ in range(_BURIALS):  # generators that were forgotten are closed by tasks
             await asyncio.sleep(0)
 
-    with last_words_ignored():
+    with last_words_ignored(), warnings.catch_warnings():
+        # Of a task that never had its first step, what it was to await is begun by nobody.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         loop.run_until_complete(close())
         loop.close()
 
