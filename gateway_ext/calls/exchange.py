@@ -79,7 +79,7 @@ class Exchange:
 
     __slots__ = (
         "call", "interruption", "_parts", "_upload", "_task", "_timer", "_deadline_s",
-        "_instance", "_answered", "_handled", "_lease", "_connection", "_avoid", "_ended",
+        "_instance", "_answered", "_lease", "_connection", "_avoid", "_ended",
     )  # fmt: skip
 
     def __init__(
@@ -99,7 +99,6 @@ class Exchange:
         self._deadline_s = call.began_s + call.timeout_s
         self._instance: Instance | None = None
         self._answered = False  # by the instance, or not counted as unanswered
-        self._handled = False  # by the instance, and counted as such
         self._lease: CallLease | None = None
         self._connection: HttpConnection | None = None
         self._avoid: tuple[Instance, ...] = ()
@@ -193,7 +192,6 @@ class Exchange:
                 near=call.asked.near,
                 part=call.part,
             )
-            self._spare_lease(parts.leasing, instance, attempt)
         attempt.asked_s = time.monotonic()
         if instance.doubted_since_s:
             await until_it_answers(parts.client, instance)
@@ -204,7 +202,6 @@ class Exchange:
         head_only = call.method == "HEAD"
         upload = self._upload
         if upload.complete:
-            self._note_begun(instance)
             if call.asked.has_body:
                 call.asked.length, call.asked.chunked = len(upload.body), False
             data = self._head(instance) + upload.body
@@ -218,34 +215,7 @@ class Exchange:
             upload.pour(connection)
             await answered
             attempt.answered_s = time.monotonic()
-            self._note_begun(instance)
-        if not _is_stream(connection):
-            self._note_handled(instance)
         return connection
-
-    def _spare_lease(self, leasing: GpuLeasing, instance: Instance, attempt: Attempt) -> None:
-        """Give the lease back if others may wait for it and the call would wait for a thread.
-
-        Calls that have the threads may wait for that very GPU. Once this one begins, the function
-        asks for a lease itself.
-        """
-        held = self._lease
-        if held is None or not held.others_may_wait:
-            return
-        if self.call.function.has_no_thread(instance):
-            self._lease = attempt.placement = None
-            leasing.spare(held)
-
-    def _note_begun(self, instance: Instance) -> None:
-        """The instance has the whole call, and its handler begins as soon as there is a thread."""
-        self._handled = True
-        instance.handled += 1
-
-    def _note_handled(self, instance: Instance) -> None:
-        """The handler has returned, or works for nobody."""
-        if self._handled:
-            self._handled = False
-            instance.handled -= 1
 
     def _note_answered(self, instance: Instance) -> None:
         """Let the next call of the function go to this instance; a slow caller holds up none."""
@@ -339,7 +309,6 @@ class Exchange:
                 connection.fail("its call was broken off")
         instance, self._instance = self._instance, None
         if instance is not None:
-            self._note_handled(instance)
             self.call.function.give_back(instance, answered=self._answered)
         if lease and self._lease is not None and self._parts.leasing is not None:
             held, self._lease = self._lease, None
@@ -366,8 +335,3 @@ class Exchange:
         elif self._connection is not None:
             self._connection.fail(str(error))
             self.end()
-
-
-def _is_stream(connection: HttpConnection) -> bool:
-    """Whether the answer's head came before its handler had returned."""
-    return any(name == b"transfer-encoding" for name, _ in connection.headers)

@@ -26,14 +26,12 @@ OptionsOf = Callable[[Deployment], function_options.FunctionOptions]
 class Instance:
     """One endpoint of a function, and the number of its calls in flight.
 
-    `unanswered` counts those that the instance has whole, and has not begun to answer; `handled`
-    those that it was sent, and whose handler has not returned: also of streams. It is doubted from
-    a call that broke off until it answers: `doubted_since_s` (monotonic), else 0.
+    `unanswered` counts those that the instance has whole, and has not begun to answer. It is
+    doubted from a call that broke off until it answers: `doubted_since_s` (monotonic), else 0.
     """
 
     __slots__ = (
-        "address", "doubted_since_s", "endpoint", "handled", "inflight", "prefix", "unanswered",
-        "_empty",
+        "address", "doubted_since_s", "endpoint", "inflight", "prefix", "unanswered", "_empty",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -43,7 +41,6 @@ class Instance:
         self.prefix = endpoint.prefix.rstrip("/").encode()
         self.inflight = 0
         self.unanswered = 0
-        self.handled = 0
         self._empty: list[asyncio.Future[None]] = []
 
     async def empty(self) -> None:
@@ -180,14 +177,6 @@ class Function:
         self.last_call_s = time.monotonic()
         if self._turns:
             self._turns.hand_out(self._take)
-
-    def has_no_thread(self, instance: Instance) -> bool:
-        """Whether one more call cannot begin there before another has ended, as far as known.
-
-        A handler that is given calls together does not wait for a thread of its own for each.
-        """
-        at_a_time = self.waits.at_a_time
-        return 0 < at_a_time <= instance.handled and self.options.batches.most <= 1
 
     @property
     def instances(self) -> Sequence[Instance]:

@@ -61,11 +61,6 @@ class CallLease(NamedTuple):
     lines: tuple[bytes, ...]
     kept: KeptLease | None = None
 
-    @property
-    def others_may_wait(self) -> bool:
-        """Whether somebody else may wait for its GPU: else it would stand for longer."""
-        return self.kept is None or self.kept.for_a_slice or self.kept.recalled
-
 
 class GpuLeasing:
     """Leases for the calls of GPU functions."""
@@ -141,14 +136,6 @@ class GpuLeasing:
             self._leases.release(lease.placement.lease, lease.request)
         else:
             self._kept.end(lease.kept, lease.request, clean=clean)
-
-    def spare(self, lease: CallLease) -> None:
-        """The call goes on without its lease: give it back, or leave it to the next call."""
-        if lease.kept is None:
-            self._leases.release(lease.placement.lease, lease.request)
-        else:
-            lease.kept.spare(lease.request, time.monotonic())
-            self._kept.left(lease.kept)
 
     def _taken(
         self, kind: LeaseKind, instance: str, found: Found, use: LeaseUse, *, own: bool

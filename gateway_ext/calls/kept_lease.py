@@ -78,14 +78,6 @@ class KeptLease:
         else:
             self.uses.append(use._replace(ended_s=now_s))
 
-    def spare(self, request: RequestId, now_s: float) -> None:
-        """The call goes on without it: only what the scheduler knows of the call has to end."""
-        if self._running[request] is None:
-            self.end(request, now_s)
-        else:
-            del self._running[request]
-            self.calls_left += 1
-
     def is_spent(self, now_s: float) -> bool:
         """Whether no further call may begin under it."""
         until_s = self.slice_until_s if self.recalled else self.until_s

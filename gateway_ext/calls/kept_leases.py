@@ -274,25 +274,7 @@ class KeptLeases:
         """A call has ended; after one that may still run in its function no other one follows."""
         kept.end(request, time.monotonic())
         kept.clean = kept.clean and clean
-        self.left(kept)
-
-    def left(self, kept: KeptLease) -> None:
-        """One call fewer uses the lease: leave it to the next ones, or give it back."""
-        now_s = time.monotonic()
-        shelf = self._shelves[kept.kind]
-        if not kept.members and (not kept.clean or kept.is_spent(now_s)):
-            self._give_back(kept)
-            return
-        self._report_soon(kept)
-        _fill(shelf, kept, now_s)
-        if kept.members:
-            return
-        if kept.may_idle:
-            kept.free_s = now_s
-            shelf.shared.pop(kept, None)
-            shelf.free.append(kept)
-        else:
-            self._give_back(kept)
+        self._left(kept)
 
     # -- recalls ----------------------------------------------------------------------------------
 
@@ -323,7 +305,25 @@ class KeptLeases:
             self._home.release(found.granted.placement.lease, found.request)
         else:
             found.promised -= 1
-            self.left(found)
+            self._left(found)
+
+    def _left(self, kept: KeptLease) -> None:
+        """One call fewer uses the lease: leave it to the next ones, or give it back."""
+        now_s = time.monotonic()
+        shelf = self._shelves[kept.kind]
+        if not kept.members and (not kept.clean or kept.is_spent(now_s)):
+            self._give_back(kept)
+            return
+        self._report_soon(kept)
+        _fill(shelf, kept, now_s)
+        if kept.members:
+            return
+        if kept.may_idle:
+            kept.free_s = now_s
+            shelf.shared.pop(kept, None)
+            shelf.free.append(kept)
+        else:
+            self._give_back(kept)
 
     def _give_back(self, kept: KeptLease) -> None:
         report = kept.report(0.0)

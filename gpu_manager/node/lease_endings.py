@@ -73,6 +73,8 @@ class LeaseEndings:
         if lease.ending is not None and deadline_s >= lease.deadline_s:
             return
         first = lease.ending is None
+        if first and reason is EndReason.UNCLAIMED:
+            self._leases.note_unclaimed(lease, self._loop.time())
         lease.ending, lease.deadline_s = lease.ending or reason, deadline_s
         if first and not lease.admitted:
             self._freed(lease)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from gpu_manager.node.claims.claim_patience import ClaimPatience
 from scheduler.api import Configuration, GpuId, LeaseId, ModelId, RequestId, SlotId
 
 SessionKey = NewType("SessionKey", str)
@@ -65,7 +66,8 @@ class LeaseTimes:
     A call in flight may take `grace_s` if its lease was released, `orphan_s` if its session has
     ended, else `call_s`. A lease that no session claims, for example because the caller died, ends
     after `unclaimed_s`. If other requests wait, it ends `claim_s` after its models are loaded,
-    unless a session has asked for it: a function that comes later asks for another lease. So it
+    or sooner where the function claimed none of its last ones, unless a session has asked for it: a
+    function that comes later asks for another lease. So it
     does after `claim_s` without weights here that a session sends: its function may be gone. One
     that is `own` ends after `linger_s` where nobody waits, as quotas count it. After `pass_on_s` a
     session of the function that waits for a lease takes one over that its caller has.
@@ -225,6 +227,7 @@ class LeasesInForce:
     times: LeaseTimes
     contended: bool = False
     latest: LeaseId = _NO_LEASE
+    patience: ClaimPatience = field(default_factory=ClaimPatience)
     _held: dict[LeaseId, LeaseInForce] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[LeaseInForce]:
@@ -248,6 +251,11 @@ class LeasesInForce:
         self._held[lease.id] = lease
         return True
 
+    def note_unclaimed(self, held: LeaseInForce, now_s: float) -> None:
+        """Nobody has claimed the lease in the time that it had while others wait."""
+        if self.contended and held.function:
+            self.patience.in_vain(held.function, held.id, now_s, self.times.claim_s)
+
     def is_over(self, lease: LeaseId) -> bool:
         """Whether the lease was granted and has ended."""
         return lease not in self._held and lease <= self.latest
@@ -265,6 +273,8 @@ class LeasesInForce:
         claim = held.claim_of(request)
         assert claim is not None, "this request has no part of the lease"
         claim.holder, claim.given = holder, given
+        if given:
+            self.patience.claimed(held.function)
         claim.claimed_s = claim.used_s = claim.checked_s = now_s
 
     def record_use(self, held: LeaseInForce, now_s: float, run_s: float, session: str = "") -> None:
@@ -342,7 +352,8 @@ class LeasesInForce:
         idle_s = held.lacking_s if held.loaded_s is None else held.loaded_s
         if idle_s is None or claim.awaited or not (held.own or self.contended):
             return granted_s + times.unclaimed_s
-        wait_s = times.claim_s if self.contended else times.linger_s
+        claim_s = self.patience.of(held.function, times.claim_s)
+        wait_s = claim_s if self.contended else times.linger_s
         return min(max(idle_s, granted_s) + wait_s, granted_s + times.unclaimed_s)
 
     def _ends_for_others(self, claim: SessionClaim) -> list[tuple[float, EndReason]]:

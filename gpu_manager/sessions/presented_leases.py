@@ -89,4 +89,7 @@ class PresentedLeases:
         while leases.get(claims.lease) is None and leases.latest < claims.lease:
             if not await self._node.granted.wait(deadline_s - loop.time()):
                 break
-        return leases.get(claims.lease)
+        found = leases.get(claims.lease)
+        if found is None:
+            leases.patience.asked_for(claims.lease, loop.time())
+        return found

@@ -86,6 +86,11 @@ def run_seed(
     scenario = scenario_of(seed)
     if faults is not None:
         scenario = replace(scenario, faults=faults)
+    return run_scenario(scenario, show=show)
+
+
+def run_scenario(scenario: Scenario, *, show: Callable[[str], None] | None = None) -> SeedOutcome:
+    """Run this scenario, with the chance of its seed."""
     gc.freeze()  # what was there before is no garbage of this seed
     try:
         with last_words_ignored():

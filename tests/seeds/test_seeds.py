@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from gateway_ext.jobs.queue.job_values import Job
 from gpu_manager.attachment.attachment import Attachment
 from scheduler.api import Event, SlotFreed
 from testbed.nodes.in_memory_runtime import InMemoryHosted
-from tests.seeds.simulation import SeedOutcome, run_seed
+from tests.seeds.scenarios.fault_plan import Fault, FaultKind
+from tests.seeds.scenarios.planned_functions import PlannedFunction
+from tests.seeds.scenarios.scenario import GpuShape, scenario_of
+from tests.seeds.simulation import SeedOutcome, run_scenario, run_seed
 
 _SEEDS, _TOGETHER = 200, 20
 _ROOT = Path(__file__).parents[2]
@@ -44,6 +48,39 @@ def test_seed_replays_to_the_same_events_in_other_processes(seed: int) -> None:
         with_seed = ["env", f"PYTHONHASHSEED={hash_seed}", *command]
         run = subprocess.run(with_seed, cwd=_ROOT, capture_output=True, text=True, check=False)
         assert f"digest {here}" in run.stdout, run.stdout + run.stderr
+
+
+def test_streams_are_served_again_after_their_node_was_silent() -> None:
+    """Twice as many calls wait by then as there are threads, and the threads for leases."""
+    cut = (Fault(5.0, FaultKind.CUT, "n0", other, 14.0) for other in ("s0", "g0", "n1", "n2"))
+    stream = PlannedFunction("f0", "team", 40, threads=8, steps=5)
+    plain = PlannedFunction("f1", "team", 40, threads=8)
+    scenario = replace(
+        scenario_of(11),
+        policy="lalbo3",
+        exit_rule="never",
+        schedulers=1,
+        nodes=(1, 1, 1),
+        shape=GpuShape(),
+        gateways=1,
+        shared_queue=False,
+        functions=(stream, plain),
+        workflow=False,
+        gpu_mib=400,
+        latency_s=(0.0001, 0.0005),
+        run_s=(0.01, 0.03),
+        model_load_s=(0.01, 0.05),
+        every_s=0.25,
+        load_s=40.0,
+        async_share=0.2,
+        leaving_share=0.0,
+        standing=True,
+        changes=(),
+        faults=tuple(cut),
+    )
+    outcome = run_scenario(scenario)
+    assert not outcome.violations, _told(outcome)
+    assert outcome.back_s < 5.0, "it was 40"
 
 
 def _found_by(words: str) -> bool:

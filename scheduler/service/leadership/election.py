@@ -216,7 +216,7 @@ class Leadership:
     async def _depose(self, leader: LeaderInfo) -> None:
         """Delete the record of a leader on this machine whose process was killed.
 
-        If another leader is elected in between, it is elected again: terms decide, not this record.
+        If another leader is elected in between, its record goes: it looks for it every second.
         """
         latest = decoded(await self._store.get(LEADER))
         if latest is not None and latest.id == leader.id:
@@ -247,10 +247,11 @@ class Leadership:
             self.confirmed = False
 
     async def _stay(self) -> None:
-        """Refresh the lease; if the lease or the key is gone, try to be elected again."""
+        """Refresh the lease; if the lease or the key is gone, try to be elected again.
+
+        The key may go without the lease: whoever deposes a dead leader may be late (`_depose`).
+        """
         alive = self._lease is not None and await self._store.refresh(self._lease)
-        if alive and self.confirmed and not self._doubted.is_set():
-            return
         holder = decoded(await self._store.get(LEADER))
         if not alive or holder is None or (holder.id, holder.term) != (self._me.id, self.term):
             await self._regain()

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway_ext.calls.call_limits import CallPart
-from gateway_ext.calls.function_table import Function
 from gateway_ext.calls.invoke import Streamed, close_body
 from gateway_ext.calls.learned_models import Learned
 from gateway_ext.errors import Busy, TimedOut
@@ -23,7 +22,7 @@ from scheduler.model.errors import (
     SchedulerError,
     SchedulerUnreachable,
 )
-from scheduler.model.values import RequestId, StandingTerms
+from scheduler.model.values import RequestId
 from tests.kit.fakes.fake_function import FakeFunction, a_function, says, writes
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway, answer_of
@@ -182,59 +181,6 @@ async def test_lease_is_given_back_before_a_slow_caller_has_read_the_answer() ->
         await eventually(lambda: gateway.leases.released == [1])
 
 
-async def test_call_that_would_wait_for_a_thread_gives_its_lease_back_and_asks_again_later() -> (
-    None
-):
-    head = f"HTTP/1.1 200 OK\r\nX-Gpu-Models: {BERT}\r\nTransfer-Encoding: chunked\r\n\r\n"
-    behind = "0\r\nX-Gpu-Trace: 1 h;1;1;q=0;t=1\r\n\r\n"
-    stream = writes(f"{head}2\r\nhi\r\n".encode(), 0.3, behind.encode())
-    async with a_gateway() as gateway, a_function(stream) as fake:
-        await a_learned_function(gateway, fake)
-        (instance,) = _function(gateway).instances
-        first = asyncio.create_task(gateway.call())
-        await eventually(lambda: len(fake.got) == 2)
-        second = asyncio.create_task(gateway.call())
-        await eventually(lambda: gateway.leases.released == [2])
-        assert (await first).status == (await second).status == 200
-        assert [got.header("x-gpu-lease") for got in fake.got] == [None, "token1", None]
-        assert instance.handled == 0
-        await gateway.call()
-        assert fake.got[3].header("x-gpu-lease") == "token3"
-
-
-async def test_lease_that_nobody_else_waits_for_is_kept_until_there_is_a_thread() -> None:
-    head = f"HTTP/1.1 200 OK\r\nX-Gpu-Models: {BERT}\r\nTransfer-Encoding: chunked\r\n\r\n"
-    behind = "0\r\nX-Gpu-Trace: 1 h;1;1;q=0;t=1\r\n\r\n"
-    stream = writes(f"{head}2\r\nhi\r\n".encode(), 0.1, behind.encode())
-    for terms, tokens in (
-        (StandingTerms(9.0, 99), [None, "token1", "token2"]),
-        (StandingTerms(0.05, 99, slice_s=0.05), [None, "token1", None]),
-    ):
-        async with a_gateway() as gateway, a_function(stream) as fake:
-            gateway.leases.terms = terms
-            await a_learned_function(gateway, fake)
-            answers = await asyncio.gather(*(gateway.call() for _ in range(2)))
-            assert [answer.status for answer in answers] == [200, 200]
-            assert [got.header("x-gpu-lease") for got in fake.got] == tokens
-
-
-async def test_caller_that_reads_a_whole_answer_slowly_holds_no_thread() -> None:
-    headers = f"X-Gpu-Models: {BERT}\r\nX-Gpu-Trace: 1 h;1;1;q=0;t=1\r\n"
-    async with a_gateway() as gateway, a_function(says(20_000_000 * b"x", headers=headers)) as fake:
-        gateway.deploy(a_gpu_deployment(), fake)
-        _, slow = await gateway.connect()
-        slow.write(b"GET /function/echo HTTP/1.1\r\nhost: x\r\n\r\n")
-        function = _function(gateway)
-        await eventually(lambda: bool(function.learned.models))
-        assert (function.inflight, function.instances[0].handled) == (1, 0)
-
-
-def _function(gateway: Gateway) -> Function:
-    function = gateway.functions.by_path(b"echo")
-    assert function is not None
-    return function
-
-
 async def test_gpu_is_asked_for_once_the_body_has_come() -> None:
     async with a_gateway() as gateway, a_function(USES_BERT) as fake:
         await a_learned_function(gateway, fake)
@@ -250,10 +196,12 @@ async def test_gpu_is_asked_for_once_the_body_has_come() -> None:
 async def test_caller_that_never_sends_its_body_is_given_no_gpu_and_told_why() -> None:
     async with a_gateway() as gateway, a_function(USES_BERT) as fake:
         await a_learned_function(gateway, fake, timeout="1s")
+        function = gateway.functions.by_path(b"echo")
+        assert function is not None
         reader, writer = await gateway.connect()
         writer.write(b"POST /function/echo HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab")
         await asyncio.sleep(0.7)
-        assert (gateway.leases.asked, _function(gateway).inflight) == ([], 0)
+        assert (gateway.leases.asked, function.inflight) == ([], 0)
         assert (await answer_of(reader)).status == 408
         assert len(fake.got) == 1
 

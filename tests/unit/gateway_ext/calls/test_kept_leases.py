@@ -251,18 +251,6 @@ async def test_long_call_is_reported_as_running_and_later_as_ended(it: Leasing) 
     assert len(it.uses()) == 1
 
 
-async def test_call_that_goes_on_without_its_lease_leaves_it_and_is_not_reported(
-    it: Leasing,
-) -> None:
-    it.leasing.spare(await it.acquire("c0"))
-    it.leasing.spare(await it.acquire("c1"))
-    it.done(await it.acquire("c2"))
-    await eventually(lambda: [use.request for use in it.uses()] == ["c2"])
-    assert (it.asked, it.ends()) == (["c0"], ["c0"]), "the scheduler placed the first one itself"
-    it.recall(1)
-    assert it.leases.released == [1]
-
-
 async def test_report_precedes_the_return(it: Leasing) -> None:
     it.done(await it.acquire("c0"))
     lease = await it.acquire("c1")

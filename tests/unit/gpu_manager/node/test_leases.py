@@ -167,14 +167,18 @@ def test_last_call_is_cut_short_only_when_nobody_wants_its_answer(why: EndReason
 
 
 def unclaimed(
-    leases: LeasesInForce, *, loaded_s: float | None = 0.0, own: bool = False
+    leases: LeasesInForce,
+    number: int = 1,
+    *,
+    loaded_s: float | None = 0.0,
+    own: bool = False,
+    function: str = "",
 ) -> LeaseInForce:
-    lease = LeaseInForce(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), granted_s=0.0, own=own)
+    slot, gpu = SlotId("g0"), GpuId("g0")
+    lease = LeaseInForce(LeaseId(number), slot, gpu, (BERT,), granted_s=0.0, own=own)
     assert leases.grant(lease)
-    held = leases.get(LeaseId(1))
-    assert held is not None
-    held.loaded_s = loaded_s
-    return held
+    lease.loaded_s, lease.function = loaded_s, function
+    return lease
 
 
 def test_unclaimed_lease_ends_soon_when_others_wait() -> None:
@@ -197,6 +201,31 @@ def test_unclaimed_lease_ends_soon_without_weights_that_somebody_sends(
     assert due(leases, ends_s) == [EndReason.UNCLAIMED]
     sole(held).awaited = True
     assert due(leases, ends_s) == []
+
+
+def test_function_that_claims_none_of_its_leases_has_less_time_for_each() -> None:
+    leases = LeasesInForce(TIMES, contended=True)
+    for number, ends_s in enumerate((1.0, 0.5, 0.25, 0.125, 0.0625, 0.0625), start=1):
+        held = unclaimed(leases, number, function="f")
+        assert due(leases, ends_s - 0.01) == []
+        assert due(leases, ends_s) == [EndReason.UNCLAIMED]
+        leases.note_unclaimed(held, ends_s)
+        leases.forget(held.id)
+    other = unclaimed(leases, 7, function="g")
+    assert due(leases, 0.9) == []
+    leases.forget(other.id)
+
+    held = unclaimed(leases, 8, function="f")
+    leases.claim(held, SessionKey("s"), 0.01)
+    assert leases.patience.of("f", 1.0) == 0.0625, "a session's own lease says nothing"
+    leases.claim(held, SessionKey("s"), 0.01, given=True)
+    assert leases.patience.of("f", 1.0) == 0.125
+
+
+def test_lease_that_ends_where_nobody_waits_costs_its_function_no_time() -> None:
+    leases = LeasesInForce(TIMES)
+    leases.note_unclaimed(unclaimed(leases, function="f"), 120.0)
+    assert leases.patience.of("f", 1.0) == 1.0
 
 
 def test_unclaimed_lease_of_a_caller_stays_when_nobody_waits() -> None:

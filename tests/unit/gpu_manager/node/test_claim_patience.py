@@ -1,0 +1,48 @@
+"""How long leases of a function that claims none wait for it."""
+
+from gpu_manager.node.claims.claim_patience import ClaimPatience
+from scheduler.api import LeaseId
+
+
+def in_vain(patience: ClaimPatience, *leases: int, at_s: float = 0.0) -> float:
+    for lease in leases:
+        patience.in_vain("f", LeaseId(lease), at_s, 1.0)
+    return patience.of("f", 1.0)
+
+
+def test_each_lease_in_vain_halves_the_time_and_each_claimed_one_doubles_it() -> None:
+    patience = ClaimPatience()
+    assert patience.of("f", 1.0) == 1.0
+    assert in_vain(patience, 1) == 0.5
+    assert in_vain(patience, 2, 3, 4, 5, 6) == 1.0 / 16
+    assert patience.of("g", 1.0) == 1.0
+    for expected in (0.125, 0.25, 0.5, 1.0, 1.0):
+        patience.claimed("f")
+        assert patience.of("f", 1.0) == expected
+
+
+def test_session_that_is_only_too_late_for_the_shorter_time_makes_up_for_the_lease() -> None:
+    patience = ClaimPatience()
+    assert in_vain(patience, 1, 2, 3) == 0.125
+    patience.in_vain("f", LeaseId(4), 10.0, 1.0)  # after 0.125 s of it
+    patience.asked_for(LeaseId(4), 10.8)
+    assert patience.of("f", 1.0) == 0.25, "more than that lease had"
+    patience.asked_for(LeaseId(4), 10.8)
+    patience.asked_for(LeaseId(99), 10.8)
+    assert patience.of("f", 1.0) == 0.25
+
+
+def test_session_that_comes_after_the_usual_time_too_changes_nothing() -> None:
+    patience = ClaimPatience()
+    in_vain(patience, 1, 2, at_s=10.0)
+    patience.asked_for(LeaseId(1), 10.1)  # it had all of the usual time
+    patience.asked_for(LeaseId(2), 10.6)  # it had half of it
+    assert patience.of("f", 1.0) == 0.25
+
+
+def test_what_it_remembers_is_bounded() -> None:
+    patience = ClaimPatience()
+    for number in range(5_000):
+        patience.in_vain(f"f{number}", LeaseId(number), 0.0, 1.0)
+    assert patience.of("f0", 1.0) == 1.0
+    assert patience.of("f4999", 1.0) == 0.5
