@@ -12,6 +12,8 @@ _MOST_CRASHES = 2
 _MOST_LOST_MANAGERS = 2
 # A worker's end is one crash, however many connections its manager still makes to it.
 _MOST_TO_DEAD_WORKERS, _PAUSE_S = 20, 0.025
+# Workers that end within this time of each other: a host without memory ends several at once.
+_TOGETHER_S, _AFTERWARDS_S = 1.0, 0.5
 
 
 class BrokenConnections:
@@ -19,6 +21,8 @@ class BrokenConnections:
 
     def __init__(self) -> None:
         self.crashes = 0
+        self._crashed_s = 0.0
+        self._excused = False
         self._managers = 0
         self._by_worker: Counter[str] = Counter()
 
@@ -49,7 +53,12 @@ class BrokenConnections:
 
     def _crashed(self, error: WireError) -> None:
         report.add("repeated_calls", 1)
-        self.crashes += 1
+        now_s = time.monotonic()
+        if self.crashes and not self._excused and now_s < self._crashed_s + _TOGETHER_S:
+            self._excused = True
+            time.sleep(_AFTERWARDS_S)
+            return
+        self.crashes, self._crashed_s = self.crashes + 1, now_s
         if self.crashes >= _MOST_CRASHES:
             message = f"connections broke {self.crashes} times in this call ({error})"
             facts = {CRASHES: self.crashes}

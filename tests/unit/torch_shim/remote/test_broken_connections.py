@@ -16,20 +16,44 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def test_call_fails_when_two_workers_are_lost() -> None:
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now_s = [100.0]
+    monkeypatch.setattr("torch_shim.remote.broken_connections.time.monotonic", lambda: now_s[-1])
+    return now_s
+
+
+def test_call_fails_when_two_workers_are_lost_one_after_the_other(clock: list[float]) -> None:
     broken = BrokenConnections()
     broken.of_worker("a", LOST)
+    clock.append(101.0)
     with pytest.raises(RemoteFailure, match="broke 2 times") as raised:
         broken.of_worker("b", LOST)
     assert not isinstance(error_of(raised.value), GpuUnavailable), "it may be what ends workers"
 
 
-def test_a_worker_whose_end_is_not_seen_yet_is_one_crash(pauses: list[float]) -> None:
+def test_two_workers_that_are_lost_together_are_one_crash_but_three_are_two(
+    clock: list[float], pauses: list[float]
+) -> None:
+    broken = BrokenConnections()
+    broken.of_worker("a", LOST)
+    clock.append(100.02)
+    broken.of_worker("b", LOST)
+    assert broken.crashes == 1
+    assert pauses == [0.5], "whatever ended both may not be over"
+    with pytest.raises(RemoteFailure):
+        broken.of_worker("c", LOST)
+
+
+def test_a_worker_whose_end_is_not_seen_yet_is_one_crash(
+    clock: list[float], pauses: list[float]
+) -> None:
     broken = BrokenConnections()
     for _ in range(20):
         broken.of_worker("a", LOST)
     assert broken.crashes == 1
     assert len(pauses) == 19
+    clock.append(101.0)
     with pytest.raises(RemoteFailure):
         broken.of_worker("a", LOST)
 
