@@ -375,9 +375,9 @@ async def later(event, context):
     for _ in range(2):
         yield f"{seconds_left()} "
 """
-    more = {"GPUFAAS_ENABLED": "1", "PYTHONPATH": str(ACTIVATE), "exec_timeout": "30s"}
+    shim = str(ACTIVATE)
     for text in (handler, handler + "handle = later\n"):
-        with runtime(text, **more) as running:
+        with runtime(text, GPUFAAS_ENABLED="1", PYTHONPATH=shim, exec_timeout="30s") as running:
             first_s, second_s = map(
                 float, running.call(headers={"X-Gpu-Within": "2.5"}).body.split()
             )
