@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
-from gpu_manager.node.claims.claim_patience import ClaimPatience
+from gpu_manager.node.patience.claim_patience import ClaimPatience
 from scheduler.api import Configuration, GpuId, LeaseId, ModelId, RequestId, SlotId
 
 SessionKey = NewType("SessionKey", str)

@@ -1,0 +1,1 @@
+"""How long a lease waits for whom it was granted to."""
