@@ -67,10 +67,10 @@ class LeaseTimes:
     ended, else `call_s`. A lease that no session claims, for example because the caller died, ends
     after `unclaimed_s`. If other requests wait, it ends `claim_s` after its models are loaded,
     or sooner where the function claimed none of its last ones, unless a session has asked for it: a
-    function that comes later asks for another lease. So it
-    does after `claim_s` without weights here that a session sends: its function may be gone. One
-    that is `own` ends after `linger_s` where nobody waits, as quotas count it. After `pass_on_s` a
-    session of the function that waits for a lease takes one over that its caller has.
+    function that comes later asks for another lease. So it does after that time without weights
+    here that a session sends: its function may be gone. One that is `own` ends after `linger_s`
+    where nobody waits, as quotas count it. After `pass_on_s` a session of the function that waits
+    for a lease takes one over that its caller has.
     """
 
     linger_s: float = 5.0

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(20, func_only=True)
 
 def test_time_is_left_inside_a_call_that_has_a_limit() -> None:
     assert seconds_left() is None
-    limits = iter((60.0, None))
+    limits = iter((60.0, None, 5.0))
     with request_context.given(None, None, left_s=lambda: next(limits)):
         assert seconds_left() == 60.0
         with request_context.given(None, None):
@@ -32,6 +32,7 @@ def test_time_is_left_inside_a_call_that_has_a_limit() -> None:
             assert seconds_left() == 0.0
         assert seconds_left() is None, "the limit is asked for each time: it may have been lifted"
         inside = contextvars.copy_context()
+        assert inside.run(seconds_left) == 5.0
     assert seconds_left() is None
     assert inside.run(seconds_left) is None, "work that outlives its call has no deadline"
 
