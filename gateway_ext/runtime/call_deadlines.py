@@ -30,9 +30,14 @@ class CallDeadline:
         """The gateway has the first of the answer, and waits without a limit for the rest."""
         self._awaited_until_s = math.inf
 
+    @property
+    def until_s(self) -> float:
+        """Until when the call may wait; inf without a limit. From any thread."""
+        return min(self.due_s, self._awaited_until_s)
+
     def left_s(self) -> float | None:
         """The seconds that the call may still wait; None without a limit. From any thread."""
-        until_s = min(self.due_s, self._awaited_until_s)
+        until_s = self.until_s
         return None if until_s == math.inf else max(0.0, until_s - self._loop.time())
 
 

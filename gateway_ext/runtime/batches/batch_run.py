@@ -5,7 +5,6 @@ in the loop. The calls of a batch share a lease: that of the first one.
 """
 
 import asyncio
-import math
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -56,8 +55,8 @@ class BatchRun:
 
         Its answers are awaited as long as somebody waits for one of them.
         """
-        left_s = [member.deadline.left_s() for member in self._members]
-        awaited_s = max(math.inf if seconds is None else seconds for seconds in left_s)
+        until_s = max(member.deadline.until_s for member in self._members)
+        awaited_s = until_s - self._services.loop.time()
         self._deadline = self._services.deadlines.add(self, awaited_s)
         self._services.threads.run(partial(copy_context().run, self._in_thread))
 
