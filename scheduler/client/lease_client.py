@@ -66,10 +66,10 @@ _Broken = OSError, LineBroken, StreamRefused, BadValue
 
 
 class _Question(NamedTuple):
-    """An unanswered question; `make` makes its message anew for another stream."""
+    """An unanswered question; `make` makes its message, for a stream at this time."""
 
     request: RequestId
-    make: Callable[[], AskLease | AskAgain]
+    make: Callable[[float], AskLease | AskAgain]
     answer: asyncio.Future[GrantedLease]
     asked_s: float
 
@@ -149,8 +149,8 @@ class LeaseClient:
         parent, state = ("", "") if trace is None else (trace.header, trace.state)
         keeps = self.keeper is not None
 
-        def make() -> AskLease:
-            sent = relative(request, arrived_s, time.monotonic())
+        def make(now_s: float) -> AskLease:
+            sent = relative(request, arrived_s, now_s)
             return AskLease(call, sent, parent, state, keeps)
 
         return await self._ask(call, request.id, make)
@@ -158,7 +158,7 @@ class LeaseClient:
     async def wanted(self, request: RequestId) -> GrantedLease:
         """Wait for another lease after one that was released with `may_return`."""
         call = next(self._numbers)
-        return await self._ask(call, request, lambda: AskAgain(call, request))
+        return await self._ask(call, request, lambda _: AskAgain(call, request))
 
     def release(
         self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
@@ -219,12 +219,12 @@ class LeaseClient:
     # -- questions --------------------------------------------------------------------------------
 
     async def _ask(
-        self, call: int, request: RequestId, make: Callable[[], AskLease | AskAgain]
+        self, call: int, request: RequestId, make: Callable[[float], AskLease | AskAgain]
     ) -> GrantedLease:
         answer: asyncio.Future[GrantedLease] = asyncio.get_running_loop().create_future()
         self._cancelled.pop(request, None)  # a call that is tried again keeps its id
         self._questions[call] = _Question(request, make, answer, time.monotonic())
-        self._send(make())
+        self._send(make(time.monotonic()))
         try:
             return await answer
         except asyncio.CancelledError:
@@ -305,8 +305,9 @@ class LeaseClient:
         for request, at_s in self._cancelled.items():
             if at_s >= since_s:
                 self._send(Cancel(request))
+        now_s = time.monotonic()  # one for all, or a hold-up between two would change their order
         for question in self._questions.values():
-            self._send(question.make())
+            self._send(question.make(now_s))
 
     def _tell_all_terms(self) -> None:
         """Nothing is sent by a client without any: a scheduler that is older reads no terms."""
