@@ -230,7 +230,7 @@ async def test_questions_keep_their_order_when_their_process_is_held_up_between_
 
     def slowly(request: Request, arrived_s: float, now_s: float) -> Request:
         sent = relative(request, arrived_s, now_s)
-        time.sleep(0.03)  # noqa: ASYNC251 - a process that gets no processor
+        time.sleep(0.03)  # the process gets no processor
         return sent
 
     async with leading() as world, world.leases() as client:
