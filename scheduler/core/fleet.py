@@ -51,6 +51,7 @@ class Fleet:
         elif len({slot.id for slot in spec.slot_specs()}) < len(spec.slot_specs()):
             out.append(Refuse(event, f"GPU {spec.id} names a slot twice"))
         else:
+            self._time_without_gpus_ends()
             self._cluster.join(spec)
             self._lifecycle.refuse_what_cannot_fit(out)
 
@@ -100,7 +101,17 @@ class Fleet:
             if gpu.silent:
                 gpu.silent = False
                 if not gpu.draining:
-                    self._cluster.offer(gpu)
+                    self._offer(gpu)
+
+    def _offer(self, gpu: Gpu) -> None:
+        """Offer a retired GPU again."""
+        self._time_without_gpus_ends()
+        self._cluster.offer(gpu)
+
+    def _time_without_gpus_ends(self) -> None:
+        """If no GPU was offered, nothing could be placed, and that is not the pace of a GPU."""
+        if not self._cluster.active_slots:
+            self._placer.pace.pause()
 
     def _of(self, node: NodeId) -> list[Gpu]:
         return [gpu for gpu in self._cluster.gpus.values() if gpu.spec.node == node]
@@ -128,7 +139,7 @@ class Fleet:
                 self.join(GpuJoined(snapshot.gpu), now, out)
             elif known.draining and not snapshot.draining:
                 known.draining = False
-                self._cluster.offer(known)
+                self._offer(known)
             self._reconcile_gpu(snapshot, event.lost_leases, now, out)
             if snapshot.draining:
                 self.drain(GpuDraining(snapshot.gpu.id), now, out)

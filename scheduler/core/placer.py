@@ -235,7 +235,7 @@ class Placer:
         """Take a request out of its queue, global or local."""
         self.queued -= 1
         if not self.queued:
-            self.pace.emptied()
+            self.pace.pause()
         if pending.standing is Standing.WAITING:
             self.standing.waits_no_more(pending)
             self.cluster.waiting.remove(pending)

@@ -8,8 +8,9 @@ class QueuePace:
     """The seconds from one placement to the next, while requests wait.
 
     Times without a waiting request are left out: they would show what is asked of the GPUs, not
-    what the GPUs can do. The result includes everything that holds a GPU: loads, runs, the time
-    that functions take between their runs.
+    what the GPUs can do. So are times without a GPU, which say nothing of the GPUs that come back.
+    The result includes everything that holds a GPU: loads, runs, the time that functions take
+    between their runs.
     """
 
     __slots__ = ("_placed", "_since_s", "_took_s")
@@ -30,8 +31,8 @@ class QueuePace:
             self._took_s = self._took_s * kept + step_s
         self._since_s = now
 
-    def emptied(self) -> None:
-        """No request waits."""
+    def pause(self) -> None:
+        """Leave out the time until the next placement: no request waits, or no GPU is offered."""
         self._since_s = None
 
     def wait_s(self, ahead: int) -> float:

@@ -5,8 +5,15 @@ import pytest
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler import policies
 from scheduler.model.actions import SetTimer
-from scheduler.model.events import GpuJoined, ModelRegistered
-from scheduler.model.values import CoreSettings, RequestId, RequestOutcome
+from scheduler.model.events import (
+    GpuDraining,
+    GpuJoined,
+    GpuLost,
+    ModelRegistered,
+    NodeHeard,
+    NodeSilent,
+)
+from scheduler.model.values import AfterLoss, CoreSettings, RequestId, RequestOutcome
 from tests.kit.cores.builders import GIB, a_core, gpu, model, request
 from tests.kit.cores.core_world import World, ended, only, placements
 
@@ -120,6 +127,25 @@ def test_times_without_waiting_requests_do_not_count_as_slowness() -> None:
     world.free("g0", at=7201.0)
     soon = request("soon", max_wait_s=1.5)
     assert ended(world.arrive(soon)) == {}
+
+
+@pytest.mark.parametrize("loss", ["silence", "loss", "draining"])
+def test_time_without_a_gpu_does_not_count_as_slowness(loss: str) -> None:
+    """A queue that stood for a minute moves as before once a GPU is there."""
+    world = one_a_second("lalbo3", waiting=12)
+    g0 = gpu("g0")
+    if loss == "silence":
+        world.send(NodeSilent(g0.node))
+        world.send(NodeHeard(g0.node), at=world.now + 60.0)
+    elif loss == "loss":
+        world.send(GpuLost(g0.id, AfterLoss.REQUEUE))
+        world.send(GpuJoined(g0), at=world.now + 60.0)
+    else:
+        world.send(GpuDraining(g0.id))
+        world.free("g0")
+        world.send(GpuJoined(g0), at=world.now + 60.0)
+    world.free("g0", at=world.now + 1.0)
+    assert world.core.placer.expected_wait_s(10) == pytest.approx(10.0, rel=0.2)
 
 
 def test_request_is_accepted_beside_one_that_fits_nowhere_when_a_gpu_is_idle() -> None:

@@ -34,7 +34,7 @@ def test_slots_that_come_free_together_share_the_time() -> None:
 
 def test_time_without_waiting_requests_is_left_out() -> None:
     pace = paced(1.0, 2.0)
-    pace.emptied()
+    pace.pause()
     pace.placed(1, 1000.0)
     pace.placed(1, 1001.0)
     assert pace.wait_s(1) == pytest.approx(1.0)
