@@ -65,8 +65,8 @@ class Store(Protocol):
         """Write a key that does not exist yet; the revision, or None if the key exists already."""
         ...
 
-    async def delete(self, key: str) -> None:
-        """Delete a key, if it exists."""
+    async def delete(self, key: str, value: bytes | None = None) -> None:
+        """Delete a key, if it exists; with a value, only while that is the key's."""
         ...
 
     async def write(

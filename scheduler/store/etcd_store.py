@@ -114,9 +114,11 @@ class EtcdStore:
         answer = await self._kv("Txn", request, lease)
         return int(answer.header.revision) if answer.succeeded else None
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, key: str, value: bytes | None = None) -> None:
         """See Store."""
-        await self._kv("DeleteRange", rpc.DeleteRangeRequest(key=self._key(key)))
+        compare = [] if value is None else [self._has(key, value)]
+        request = rpc.TxnRequest(compare=compare, success=[self._deletion(key)])
+        await self._kv("Txn", request)
 
     async def write(
         self,
@@ -132,10 +134,7 @@ class EtcdStore:
         deleted = tuple(deletes)
         assert len(puts) + len(deleted) <= MAX_CHANGES, "too many keys for one write"
         assert not puts.keys() & set(deleted), "a key is written and deleted at once"
-        steps += [
-            rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=self._key(key)))
-            for key in deleted
-        ]
+        steps += [self._deletion(key) for key in deleted]
         compare = [] if fence is None else [self._created(fence.key, fence.revision)]
         answer = await self._kv("Txn", rpc.TxnRequest(compare=compare, success=steps), lease)
         if fence is not None and not answer.succeeded:
@@ -232,6 +231,14 @@ class EtcdStore:
 
     def _put(self, key: str, value: bytes, lease: StoreLease | None) -> Any:
         return rpc.PutRequest(key=self._key(key), value=value, lease=lease or 0)
+
+    def _deletion(self, key: str) -> Any:
+        return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=self._key(key)))
+
+    def _has(self, key: str, value: bytes) -> Any:
+        """The condition that the key has this value."""
+        target = rpc.Compare.VALUE
+        return rpc.Compare(result=rpc.Compare.EQUAL, target=target, key=self._key(key), value=value)
 
     def _created(self, key: str, revision: int) -> Any:
         """The condition that the key was created at this revision; 0: that there is no such key."""

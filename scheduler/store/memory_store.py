@@ -94,10 +94,12 @@ class MemoryStore:
         self._apply({key: value}, (), lease)
         return self._revision
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, key: str, value: bytes | None = None) -> None:
         """See Store."""
         self._check()
-        self._apply({}, (key,))
+        entry = self._entries.get(key)
+        if value is None or (entry is not None and entry.value == value):
+            self._apply({}, (key,))
 
     async def write(
         self,

@@ -108,6 +108,17 @@ async def test_a_deleted_key_is_gone_when_it_was_there_and_nothing_happens_when_
     assert await stage.store.get("a") is None
 
 
+async def test_a_key_is_deleted_with_a_value_when_it_has_that_value_alone(stage: Stage) -> None:
+    await stage.store.put("a", b"1")
+    await stage.store.put("ab", b"2")
+    await stage.store.delete("a", b"2")
+    await stage.store.delete("b", b"")
+    assert await stage.store.get("a") == b"1"
+    await stage.store.delete("a", b"1")
+    assert await stage.store.get("a") is None
+    assert await stage.store.get("ab") == b"2"
+
+
 async def test_create_writes_nothing_when_the_key_is_there(stage: Stage) -> None:
     await _creation(stage.store, "leader", b"me")
     assert await stage.store.create("leader", b"you") is None

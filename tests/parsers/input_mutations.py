@@ -23,6 +23,7 @@ _WORD = re.compile(rb"[A-Za-z_][\w.-]*|\d+|[^\w\s]+|\s+")
 _NUMBERS = (b"0", b"1", b"-1", b"255", b"256", b"65535", b"2147483648", b"9223372036854775808")
 _HIGH_DIGITS = b"9" * 400
 _FEW = 32
+_LONG = 100  # elements of a list; of a longer one forty times as many are no other case
 
 
 class Mutations:
@@ -80,7 +81,7 @@ class Mutations:
             self._chance.choice(self._OF_TREES)(self, container, key, given)
             if not holder:
                 holder.append(None)
-        packed = written(self._form, holder)
+        packed = written(self._form, holder, self._most_bytes)
         return in_frame(data, packed) if self._form is InputForm.FRAME else packed + rest
 
     def _hostile(self, container: Any, key: Any, _: list[Tree]) -> None:
@@ -117,7 +118,8 @@ class Mutations:
         elif isinstance(value, bytes):
             container[key] = self._chance.choice(self._OF_BYTES)(self, value, value)
         elif isinstance(value, list):
-            container[key] = value * self._chance.choice((0, 2, 40))
+            times = (0, 2, 40) if len(value) < _LONG else (0, 2)
+            container[key] = value * self._chance.choice(times)
         elif isinstance(value, dict):
             container[key] = dict(list(value.items())[1:])
 

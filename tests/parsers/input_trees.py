@@ -2,6 +2,7 @@
 
 import json
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -43,9 +44,12 @@ def read(form: InputForm, data: bytes) -> tuple[list[Tree], bytes]:
         raise Unreadable from error
 
 
-def written(form: InputForm, holder: Sequence[Tree]) -> bytes:
-    """The bytes of the tree that a list holds."""
-    return _json(holder[0]) if form is InputForm.JSON else _msgpack(holder[0])
+def written(form: InputForm, holder: Sequence[Tree], most_bytes: int = sys.maxsize) -> bytes:
+    """The first bytes of the tree that a list holds, however large it is."""
+    out = bytearray()
+    write = _write_json if form is InputForm.JSON else _write_msgpack
+    write(holder[0], out, most_bytes)
+    return bytes(out[:most_bytes])
 
 
 def in_frame(frame: bytes, packed: bytes) -> bytes:
@@ -78,30 +82,41 @@ def copied(tree: Any) -> Any:
     return tree
 
 
-def _json(tree: Tree) -> bytes:
+def _write_json(tree: Tree, out: bytearray, most_bytes: int) -> None:
     if isinstance(tree, Raw):
-        return tree.data
-    if isinstance(tree, list):
-        return b"[" + b",".join(map(_json, tree)) + b"]"
-    if isinstance(tree, dict):
-        entries = (_json(str(key)) + b":" + _json(each) for key, each in tree.items())
-        return b"{" + b",".join(entries) + b"}"
-    return json.dumps(tree, default=repr).encode()
+        out += tree.data
+    elif isinstance(tree, list | dict):
+        begin, end = (b"[", b"]") if isinstance(tree, list) else (b"{", b"}")
+        out += begin
+        for number, key in enumerate(tree):
+            if len(out) >= most_bytes:
+                return
+            out += b"," if number else b""
+            if isinstance(tree, dict):
+                _write_json(str(key), out, most_bytes)
+                out += b":"
+            _write_json(tree[key] if isinstance(tree, dict) else key, out, most_bytes)
+        out += end
+    else:
+        out += json.dumps(tree, default=repr).encode()
 
 
-def _msgpack(tree: Tree) -> bytes:
+def _write_msgpack(tree: Tree, out: bytearray, most_bytes: int) -> None:
     if isinstance(tree, Raw):
-        return tree.data
-    if isinstance(tree, list):
-        head = _head(len(tree), 0x90, b"\xdc", b"\xdd")
-        return head + b"".join(map(_msgpack, tree))
-    if isinstance(tree, dict):
-        head = _head(len(tree), 0x80, b"\xde", b"\xdf")
-        return head + b"".join(_msgpack(key) + _msgpack(each) for key, each in tree.items())
-    if isinstance(tree, int) and not isinstance(tree, bool) and tree not in _INTEGERS:
-        tree = max(_INTEGERS[0], min(tree, _INTEGERS[-1]))
-    packed: bytes = msgpack.packb(tree, unicode_errors="surrogatepass")
-    return packed
+        out += tree.data
+    elif isinstance(tree, list | dict):
+        heads = (0x90, b"\xdc", b"\xdd") if isinstance(tree, list) else (0x80, b"\xde", b"\xdf")
+        out += _head(len(tree), *heads)
+        for key in tree:
+            if len(out) >= most_bytes:
+                return
+            _write_msgpack(key, out, most_bytes)
+            if isinstance(tree, dict):
+                _write_msgpack(tree[key], out, most_bytes)
+    else:
+        if isinstance(tree, int) and not isinstance(tree, bool) and tree not in _INTEGERS:
+            tree = max(_INTEGERS[0], min(tree, _INTEGERS[-1]))
+        out += msgpack.packb(tree, unicode_errors="surrogatepass")
 
 
 def _head(count: int, short: int, medium: bytes, long: bytes) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.parsers.input_search import InputSearch
+from tests.parsers.input_trees import read, written
 from tests.parsers.kept_inputs import fewest
 from tests.parsers.parser_target import InputForm, Target, fault_of, fault_of_memory
 from tests.parsers.watched_searches import SearchPlan, searched
@@ -100,3 +101,22 @@ def test_report_of_a_search_comes_back_from_its_process(tmp_path: Path) -> None:
     assert report.tried > 1
     assert report.arcs
     assert [what for what, _ in report.faults.values()] == ["KeyError: 'planted'"]
+
+
+@pytest.mark.parametrize("form", [InputForm.JSON, InputForm.MSGPACK])
+def test_tree_is_written_whole_or_up_to_a_bound(form: InputForm) -> None:
+    tree = {"a": [1, {"b": [None, True, "ä", 1.5]}, []], "c": {}}
+    whole = written(form, [tree])
+    assert read(form, whole) == ([tree], b"")
+    assert [written(form, [tree], most) for most in range(len(whole) + 2)] == [
+        whole[:most] for most in range(len(whole) + 2)
+    ]
+
+
+@pytest.mark.parametrize("form", [InputForm.JSON, InputForm.MSGPACK])
+def test_tree_that_is_larger_than_memory_is_written_up_to_its_bound(form: InputForm) -> None:
+    """Repeating a list that is in a list repeats references: what they stand for grows faster."""
+    tree: list[object] = []
+    for _ in range(12):
+        tree = [tree] * 1000
+    assert len(written(form, [tree], 10_000)) == 10_000

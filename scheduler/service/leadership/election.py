@@ -198,10 +198,10 @@ class Leadership:
                 if value is None and (changes.complete or LEADER in changes.values):
                     return
                 leader = decoded(value)
-                if leader is not None:
+                if value is not None and leader is not None:
                     self._me = self._me._replace(term=max(self.term, leader.term))
                     if has_ended(leader.process):
-                        await self._depose(leader)
+                        await self._depose(leader, value)
 
     async def _give_way(self) -> None:
         """After an outage of the datastore all its leases expired: let the old leader return."""
@@ -213,15 +213,13 @@ class Leadership:
         if healthy:
             self._back_s = asyncio.get_running_loop().time()
 
-    async def _depose(self, leader: LeaderInfo) -> None:
+    async def _depose(self, leader: LeaderInfo, record: bytes) -> None:
         """Delete the record of a leader on this machine whose process was killed.
 
-        If another leader is elected in between, its record goes: it looks for it every second.
+        The record of another leader, elected in between, stays.
         """
-        latest = decoded(await self._store.get(LEADER))
-        if latest is not None and latest.id == leader.id:
-            self._log.info("the process of %s has ended without resigning", leader.name)
-            await self._store.delete(LEADER)
+        self._log.info("the process of %s has ended without resigning", leader.name)
+        await self._store.delete(LEADER, record)
 
     # -- staying the leader -----------------------------------------------------------------------
 
@@ -249,7 +247,7 @@ class Leadership:
     async def _stay(self) -> None:
         """Refresh the lease; if the lease or the key is gone, try to be elected again.
 
-        The key may go without the lease: whoever deposes a dead leader may be late (`_depose`).
+        The key may go without the lease: the datastore may be restored from an older state.
         """
         alive = self._lease is not None and await self._store.refresh(self._lease)
         holder = decoded(await self._store.get(LEADER))

@@ -91,8 +91,8 @@ class EtcdClient:
     async def create(self, key: str, value: bytes, lease: StoreLease | None = None) -> int | None:
         return await self._ask(lambda: self._etcd.store.create(key, value, lease), writes=True)
 
-    async def delete(self, key: str) -> None:
-        await self._ask(lambda: self._etcd.store.delete(key), writes=True)
+    async def delete(self, key: str, value: bytes | None = None) -> None:
+        await self._ask(lambda: self._etcd.store.delete(key, value), writes=True)
 
     async def write(
         self,

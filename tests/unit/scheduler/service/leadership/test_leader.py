@@ -99,7 +99,7 @@ async def test_a_leader_loses_when_another_one_holds_its_key(*, doubted: bool) -
     store = MemoryStore()
     async with candidate(store, "a") as a, candidate(store, "b") as b:
         await a.campaign()
-        await store.delete(LEADER)  # as one does that deposes a leader of before, but late
+        await store.delete(LEADER)
         assert await b.campaign() == 2
         if doubted:
             a.doubt()
@@ -191,6 +191,41 @@ async def test_a_candidate_leads_at_once_when_the_leaders_process_has_ended() ->
             assert not waiting.done(), process
         await store.put(LEADER, json.dumps(leader | {"process": f"{space}/{ended.pid}"}).encode())
         assert await waiting == 2
+
+
+class HeldUp(MemoryStore):
+    """What is deleted in it is deleted when `goes_on` is set, as by a process that was frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = asyncio.Event()
+
+    async def delete(self, key: str, value: bytes | None = None) -> None:
+        await self.goes_on.wait()
+        await super().delete(key, value)
+
+
+@virtually
+async def test_a_leader_keeps_its_record_when_a_frozen_scheduler_deposes_the_one_before() -> None:
+    store = HeldUp()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    async with candidate(store, "a") as a, candidate(store, "b") as b, candidate(store, "c") as c:
+        await a.campaign()
+        leader = json.loads(await store.get(LEADER) or b"")
+        leader["process"] = f"{leader['process'].rpartition('/')[0]}/{ended.pid}"
+        await store.put(LEADER, json.dumps(leader).encode())
+        deposing = asyncio.create_task(b.campaign())
+        await until(1)
+        await MemoryStore.delete(store, LEADER)
+        await c.campaign()
+        record = await store.get(LEADER)
+        store.goes_on.set()
+        await until(2)
+        assert await store.get(LEADER) == record
+        assert c.leading
+        assert not deposing.done()
+        deposing.cancel()
 
 
 @virtually
