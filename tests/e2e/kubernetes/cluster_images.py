@@ -11,10 +11,10 @@ from tests.kit.engines.docker_base_image import BASE, base_image
 from tests.kit.engines.docker_engine import Engine, EngineFailed
 from tests.kit.places import ROOT
 
-# As docs/kubernetes.md and values.yaml name them.
+# As docs/kubernetes.md names them.
 CONTROL = "registry.example/gpufaas/control:0.1.0"
 MANAGER = "registry.example/gpufaas/manager:0.1.0"
-CHARTS_ETCD = "gpufaas/etcd:3.5.28"
+CHARTS_ETCD = "registry.example/gpufaas/etcd:3.5.28"
 FUNCTIONS = ("classify:latest", "greets:1")
 
 _FUNCTION_BASE = "gpufaas-test/function:latest"
