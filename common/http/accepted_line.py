@@ -1,15 +1,20 @@
 """A server's end of a line of frames: bounds for strangers, and its place among connections."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 
 from common.frames.frame_line import FrameLine
 from common.frames.stream_upgrade import SWITCHED, StreamRequest
 from common.http.connection_table import ConnectionTable
 from common.http.request_head import NO_STREAM
+from common.tcp import notice_silence
 
 # The largest frame of a client that is not known yet, and of one that is.
 _FIRST_FRAME_BYTES, _MOST_FRAME_BYTES = 16 << 10, 16 << 20
+# A client whose host vanished, or is cut off, loses its line after this time.
+_SILENCE_S = 20
+_OF_TCP = (socket.AF_INET, socket.AF_INET6)
 
 
 class AcceptedLine(FrameLine):
@@ -44,6 +49,10 @@ class AcceptedLine(FrameLine):
         """Take the place of the request that asked for the line."""
         super().connection_made(transport)
         self._table.admit(self)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family in _OF_TCP:
+            # Without it the kernel asks no host for which data wait, such as signs of life.
+            notice_silence(connection, _SILENCE_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count the connection no more."""

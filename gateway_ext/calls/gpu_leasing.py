@@ -97,7 +97,8 @@ class GpuLeasing:
         if not function.learned.models:
             return None
         attempt = journey.attempts[-1]
-        request = _request(function, journey.call_id, deadline_s, own_id=own_id, near=near)
+        request_id = _request_id(journey.call_id, attempt.number, own_id=own_id)
+        request = _request(function, request_id, deadline_s, near)
         request = request if part is None else _of_workflow(request, part)
         attempt.request = request.id
         trace = journey.context(LEASE, attempt.number)
@@ -180,12 +181,10 @@ def _kind(function: Function) -> LeaseKind:
     return LeaseKind(function.id.for_scheduler, function.learned.models, together)
 
 
-def _request(
-    function: Function, call_id: str, deadline_s: float, *, own_id: bool, near: str
-) -> Request:
+def _request(function: Function, request: RequestId, deadline_s: float, near: str) -> Request:
     options = function.options
     return Request(
-        id=_request_id(call_id, own_id=own_id),
+        id=request,
         function=function.id.for_scheduler,
         models=function.learned.models,
         deadline_s=deadline_s,
@@ -208,9 +207,12 @@ def _of_workflow(request: Request, part: CallPart) -> Request:
     )
 
 
-def _request_id(call_id: str, *, own_id: bool) -> RequestId:
-    """A unique id for each lease: two requests with one id are one request to the scheduler."""
+def _request_id(call_id: str, attempt: int, *, own_id: bool) -> RequestId:
+    """A unique id for each lease: two requests with one id are one request to the scheduler.
+
+    What an earlier attempt asked for may still be asked for, or have been given back.
+    """
     if own_id:
-        return RequestId(call_id)
+        return RequestId(f"{call_id}~{attempt + 1}" if attempt else call_id)
     plain = "".join(letter for letter in call_id[:_CALL_ID_LETTERS] if letter.isprintable())
     return RequestId(f"{plain}~{secrets.token_hex(6)}")

@@ -200,17 +200,17 @@ class Attachment:
 
     async def acquire(self, request: Request) -> Placement:
         """Wait for a lease; cancelling the task cancels the request."""
-        now_s = asyncio.get_running_loop().time
-        arrived_s = now_s() if request.arrived_s is None else request.arrived_s
+        now_s = asyncio.get_running_loop().time()
+        arrived_s = now_s if request.arrived_s is None else request.arrived_s
 
-        def make_call(number: int) -> Call:
-            return Acquire(number, relative(request, arrived_s, now_s()))
+        def make_call(number: int, now_s: float) -> Call:
+            return Acquire(number, relative(request, arrived_s, now_s))
 
         return await self._place(request.id, make_call, request.deadline_s)
 
     async def wanted(self, request: RequestId) -> Placement:
         """Wait for another lease after one that was released with `may_return`."""
-        return await self._place(request, lambda number: Wanted(number, request), None)
+        return await self._place(request, lambda number, _: Wanted(number, request), None)
 
     def release(
         self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
@@ -227,33 +227,33 @@ class Attachment:
 
     async def pin(self, model: ModelId, gpu: GpuId | None = None) -> None:
         """Keep a model on one GPU, or on every GPU where it is resident."""
-        await self._ask(lambda number: Ask(number, "pin", model, gpu))
+        await self._ask(lambda number, _: Ask(number, "pin", model, gpu))
 
     async def unpin(self, model: ModelId, gpu: GpuId | None = None) -> None:
         """Let a pinned model be evicted again."""
-        await self._ask(lambda number: Ask(number, "unpin", model, gpu))
+        await self._ask(lambda number, _: Ask(number, "unpin", model, gpu))
 
     async def evict(self, model: ModelId, gpu: GpuId | None = None) -> None:
         """Remove a model from GPU memory where it is not in use."""
-        await self._ask(lambda number: Ask(number, "evict", model, gpu))
+        await self._ask(lambda number, _: Ask(number, "evict", model, gpu))
 
     async def locate(self, node: NodeId) -> tuple[str, ...]:
         """Ask the scheduler for a node's addresses, which may have changed; none if unknown."""
-        answer = await self._ask(lambda number: Locate(number, node))
+        answer = await self._ask(lambda number, _: Locate(number, node))
         return answer.addresses
 
     async def survey(self) -> Status:
         """Return the scheduler's current view: this node's GPUs and the cluster's counts."""
-        answer = await self._ask(Survey)
+        answer = await self._ask(lambda number, _: Survey(number))
         if answer.status is None:
             raise BadValue("the scheduler's answer contains no status")
         return answer.status
 
     async def _place(
-        self, request: RequestId, make_call: Callable[[int], Call], deadline_s: float | None
+        self, request: RequestId, make_call: Callable[[int, float], Call], deadline_s: float | None
     ) -> Placement:
         call = self._calls.add(make_call, request)
-        self._stream.send(make_call(call.number))
+        self._stream.send(make_call(call.number, asyncio.get_running_loop().time()))
         latest_s = None if deadline_s is None else deadline_s + _LATE_S
         given_up = True
         try:
@@ -273,12 +273,12 @@ class Attachment:
             self._neighbours.learn(answer.placement.node, answer.addresses)
         return answer.placement
 
-    async def _ask(self, make_call: Callable[[int], Call]) -> Answer:
+    async def _ask(self, make_call: Callable[[int, float], Call]) -> Answer:
         if not self._stream.connected:
             raise NoScheduler("no scheduler is reached at the moment")
         call = self._calls.add(make_call)
         try:
-            self._stream.send(make_call(call.number))
+            self._stream.send(make_call(call.number, asyncio.get_running_loop().time()))
             return await call.answer
         finally:
             self._calls.remove(call, given_up=True)
@@ -303,7 +303,6 @@ class Attachment:
         """
         assert self._orders is not None, "a stream begins when the node is attached"
         self._ended.clear()
-        self._orders.contended(waiting=False)
         for event in self._orders.whole_state():
             self.report(event)
         for report in unseen:

@@ -170,6 +170,8 @@ class LeaderStream:
             self._line = None
             for helper in helpers:
                 helper.cancel()
+            # Who waits is said again on the next line; until then nobody gets a GPU of this node.
+            self._receive(Contended(waiting=False))
 
     def _connected(self, line: FrameLine, dialed: Dialed) -> None:
         """Resume the stream where it broke, or start a new one with the whole state."""

@@ -12,10 +12,10 @@ Call = Acquire | Wanted | Ask | Survey | Locate
 
 
 class PendingCall:
-    """One call and its future; `make_call` creates the message again for another stream."""
+    """One call and its future; `make_call` creates the message, for a stream at some time."""
 
     def __init__(
-        self, make_call: Callable[[int], Call], number: int, request: RequestId | None
+        self, make_call: Callable[[int, float], Call], number: int, request: RequestId | None
     ) -> None:
         self.make_call = make_call
         self.number = number
@@ -35,11 +35,15 @@ class PendingCalls:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Call]:
-        """Iterate over the unanswered calls, with times relative to now."""
-        return iter([found.make_call(found.number) for found in self._waiting.values()])
+        """Iterate over the unanswered calls, with times relative to now.
+
+        Now is one time for all: a hold-up between two calls would change their order.
+        """
+        now_s = asyncio.get_running_loop().time()
+        return iter([found.make_call(found.number, now_s) for found in self._waiting.values()])
 
     def add(
-        self, make_call: Callable[[int], Call], request: RequestId | None = None
+        self, make_call: Callable[[int, float], Call], request: RequestId | None = None
     ) -> PendingCall:
         """Add a call, and return it with its number."""
         found = PendingCall(make_call, next(self._numbers), request)

@@ -90,6 +90,7 @@ class CallerStreams:
     async def serve(self, line: AcceptedLine) -> None:
         """Serve one line of a caller that is known, from its first frame to its end."""
         try:
+            line.max_frame_bytes = MAX_FRAME_BYTES  # its first frame names all leases that it has
             async with asyncio.timeout(GREETING_S):
                 present = _checked(read_up(await line.receive()))
             line.confirm()

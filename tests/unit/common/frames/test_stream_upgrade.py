@@ -1,6 +1,7 @@
 """How a connection becomes a line of frames: against servers of ours, and such as answer badly."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -279,3 +280,19 @@ async def test_line_is_encrypted_and_the_server_checked_where_its_url_is_https(
                 line.send(each)
             assert [await line.receive() for _ in sent] == sent
             line.send(b"last")
+
+
+async def test_line_fails_when_what_is_sent_stays_unacknowledged_as_by_a_host_that_vanished() -> None:
+    """Its signs of life keep the kernel from probing an idle connection."""
+    found: list[int] = []
+
+    async def talk(request: StreamRequest, line: AcceptedLine) -> None:
+        assert line.transport is not None
+        connection = line.transport.get_extra_info("socket")
+        found.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        line.send(b"hello")
+        await line.flush()
+
+    async with server(handler=talk) as url, await dial(url, "/", {}, MOST) as line:
+        assert await line.receive() == b"hello"
+    assert found == [20_000]

@@ -173,6 +173,18 @@ async def test_lease_is_given_back_when_function_fails() -> None:
         assert len(gateway.leases.asked) == 1  # one lease, for three attempts to connect
 
 
+async def test_call_that_is_repeated_asks_as_another_request_than_the_one_before() -> None:
+    """What its first attempt asked for was given back, or is asked for on behalf of others."""
+    async with a_gateway() as gateway, a_function(writes(close=True)) as fake:
+        function = gateway.deploy(a_gpu_deployment(retry="idempotent"), fake)
+        function.learned.saw(BERT.encode())
+        answer = await gateway.call()
+        assert answer.status == 502
+        call = answer.header("x-call-id")
+        assert [asked.id for asked in gateway.leases.asked] == [call, f"{call}~2", f"{call}~3"]
+        await eventually(lambda: gateway.leases.released == [1, 2, 3])
+
+
 async def test_lease_is_given_back_before_a_slow_caller_has_read_the_answer() -> None:
     async with a_gateway() as gateway, a_function(USES_BERT) as fake:
         await a_learned_function(gateway, fake)

@@ -7,7 +7,16 @@ import pytest
 
 from scheduler.client import lease_client
 from scheduler.model.values import LeaseId
-from scheduler.wire.caller_stream import CallerDown, Granted, read_down
+from scheduler.wire.caller_stream import (
+    MOST_LEASES,
+    VERSION,
+    CallerDown,
+    Granted,
+    Leads,
+    Present,
+    pack_up,
+    read_down,
+)
 from tests.kit.cores.builders import request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import leading
@@ -51,3 +60,10 @@ async def test_lease_is_held_no_more_when_its_caller_left_just_as_it_was_granted
 
         await eventually(lambda: keeper.held is not None, "the stream has ended")
         assert keeper.held == []
+
+
+async def test_caller_connects_again_however_many_leases_it_holds() -> None:
+    leases = tuple(LeaseId((7 << 32) + number) for number in range(MOST_LEASES))
+    async with leading() as world, await world.dialed() as line:
+        line.send(pack_up(Present(VERSION, "caller", leases)))
+        assert isinstance(read_down(await line.receive()), Leads)

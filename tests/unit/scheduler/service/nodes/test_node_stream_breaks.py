@@ -322,3 +322,24 @@ async def test_call_is_answered_by_the_grant_when_the_answer_is_lost_with_the_sc
         assert (await asking).lease in node.leases
         assert len(node.leases) == 1
     await it.stop()
+
+
+async def test_contention_is_forgotten_when_nobody_waits_any_more_at_a_resumed_stream() -> None:
+    it, node = await a_scheduler(times=PATIENT), a_node()
+    async with (
+        Wire.to(it.url) as wire,
+        attached(node, wire.url, times=PATIENT) as attachment,
+    ):
+        await attachment.acquire(request("holder"))
+        waiting = asyncio.ensure_future(it.driver.acquire(request("waiting")))
+        await eventually(lambda: node.contentions and node.contentions[-1][1])
+        wire.down()
+        await eventually(lambda: not attachment.connected)
+        assert not node.contentions[-1][1]
+        waiting.cancel()
+        await eventually(lambda: not it.core.placer.queued)
+        wire.heal()
+        await eventually(lambda: attachment.connected)
+        await attachment.survey()
+        assert not node.contentions[-1][1]
+    await it.stop()
