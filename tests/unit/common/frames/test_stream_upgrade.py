@@ -282,11 +282,11 @@ async def test_line_is_encrypted_and_the_server_checked_where_its_url_is_https(
             line.send(b"last")
 
 
-async def test_line_fails_when_what_is_sent_stays_unacknowledged_as_by_a_host_that_vanished() -> None:
+async def test_line_fails_when_the_other_host_acknowledges_nothing_any_more() -> None:
     """Its signs of life keep the kernel from probing an idle connection."""
     found: list[int] = []
 
-    async def talk(request: StreamRequest, line: AcceptedLine) -> None:
+    async def talk(_: StreamRequest, line: AcceptedLine) -> None:
         assert line.transport is not None
         connection = line.transport.get_extra_info("socket")
         found.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
