@@ -14,21 +14,20 @@ class LimitedCall(Protocol):
 
 
 class CallDeadline:
-    """When a call's time is up, and until when the gateway waits for the first of its answer."""
+    """When a call's time is up, and until when somebody waits for its answer."""
 
     __slots__ = ("_awaited_until_s", "_loop", "due_s")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, limit_s: float, awaited_s: float = math.inf
+        self, loop: asyncio.AbstractEventLoop, limit_s: float, awaited_until_s: float
     ) -> None:
-        now_s = loop.time()
-        self.due_s = now_s + limit_s
-        self._awaited_until_s = now_s + awaited_s
+        self.due_s = loop.time() + limit_s
+        self._awaited_until_s = awaited_until_s
         self._loop = loop
 
-    def answer_begins(self) -> None:
-        """The gateway has the first of the answer, and waits without a limit for the rest."""
-        self._awaited_until_s = math.inf
+    def nobody_waits(self) -> None:
+        """The client has left."""
+        self._awaited_until_s = -math.inf
 
     @property
     def until_s(self) -> float:
@@ -51,9 +50,9 @@ class CallDeadlines:
         self._due_s: dict[LimitedCall, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, call: LimitedCall, awaited_s: float = math.inf) -> CallDeadline:
-        """Let the call's time run from now on; the gateway waits so long for its answer."""
-        deadline = CallDeadline(self._loop, self.limit_s or math.inf, awaited_s)
+    def add(self, call: LimitedCall, awaited_until_s: float = math.inf) -> CallDeadline:
+        """Let the call's time run from now on; the gateway waits until then for its answer."""
+        deadline = CallDeadline(self._loop, self.limit_s or math.inf, awaited_until_s)
         if self.limit_s:
             self._due_s[call] = deadline.due_s
             if self._timer is None:

@@ -25,7 +25,7 @@ class NoPlacements:
         self.data = HandlerData()
 
     def awaited_s(self, headers: Headers) -> float:
-        """The seconds for which the gateway waits for the answer, from the call's arrival on."""
+        """The seconds for which the gateway waits for the answer, from the request's head on."""
         del headers
         return math.inf
 

@@ -111,7 +111,8 @@ class HandlerCall:
         self._calls = calls
         self.event = event
         self.holder: BatchHolder | None = None  # of a call that the handler is given with others
-        self.deadline = calls.deadlines.add(self, calls.gpu.awaited_s(event.headers))
+        awaited_s = calls.gpu.awaited_s(event.headers)
+        self.deadline = calls.deadlines.add(self, connection.asked_s + awaited_s)
         self._connection = connection
         self._timing = Timing(event.headers, calls.at_a_time)
         self._context = copy_context()
@@ -132,6 +133,7 @@ class HandlerCall:
 
     def cancel(self) -> None:
         """The client has left."""
+        self.deadline.nobody_waits()
         self._end(keep_deadline=self in self._calls.in_threads)
         self._stop()
 
@@ -278,15 +280,12 @@ class HandlerCall:
                     return
                 self._calls.mailbox.post(self._send, self._stream_head(answer), data)
         finally:
-            close = getattr(pieces, "close", None)
-            if close is not None:
-                close()
+            getattr(pieces, "close", _nothing)()
         self._calls.mailbox.post(self._finish_stream, self._stream_head(answer), self._trailers())
 
     def _stream_head(self, answer: HandlerResponse) -> HandlerResponse:
         """The stream's head, with what the gateway is told at its first piece."""
         if self._head is None:
-            self.deadline.answer_begins()
             names = ", ".join(self._timing.trailers + self._calls.gpu.trailers)
             announced = [("Trailer", names)] if names else []
             more = self._calls.gpu.used() + announced
@@ -397,4 +396,4 @@ class HandlerCall:
 
 
 def _nothing() -> None:
-    """The call has its answer already."""
+    """The call has its answer already, or its pieces need no end."""

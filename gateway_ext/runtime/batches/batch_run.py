@@ -5,6 +5,7 @@ in the loop. The calls of a batch share a lease: that of the first one.
 """
 
 import asyncio
+import math
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -51,13 +52,8 @@ class BatchRun:
             member.holder = self
 
     def start(self) -> None:
-        """Begin, in the loop: the batch's own time runs from now on.
-
-        Its answers are awaited as long as somebody waits for one of them.
-        """
-        until_s = max(member.deadline.until_s for member in self._members)
-        awaited_s = until_s - self._services.loop.time()
-        self._deadline = self._services.deadlines.add(self, awaited_s)
+        """Begin, in the loop: the batch's own time runs from now on."""
+        self._deadline = self._services.deadlines.add(self)
         self._services.threads.run(partial(copy_context().run, self._in_thread))
 
     def left(self, call: BatchMember) -> None:
@@ -102,7 +98,8 @@ class BatchRun:
         error: BaseException | None = None
         answers: Sequence[HandlerResponse | BaseException] = ()
         repeated = False
-        with services.gpu.given(members[0].event.headers, self._deadline.left_s):
+        left_s = partial(self._left_s, members)
+        with services.gpu.given(members[0].event.headers, left_s):
             try:
                 returned = self._called(members)
             except BaseException as raised:  # noqa: BLE001 - every error of a handler is answered
@@ -125,6 +122,12 @@ class BatchRun:
                 answer.headers += reported
                 member.answer_from_batch(answer)
         return True
+
+    def _left_s(self, members: Sequence[BatchMember]) -> float | None:
+        """The seconds for which somebody waits for one of these; None without a limit."""
+        awaited = (member.deadline.until_s for member in members if not member.over)
+        until_s = min(self._deadline.due_s, max(awaited, default=-math.inf))
+        return None if until_s == math.inf else max(0.0, until_s - self._services.loop.time())
 
     def _called(self, members: Sequence[BatchMember]) -> object:
         services = self._services

@@ -58,6 +58,7 @@ class ServerConnection(asyncio.Protocol):
         self.lost = False
         self.room = threading.Event()  # set while a stream may be written, and after its end
         self.room.set()
+        self.asked_s = 0.0  # when the head of the last request was here
         self._site = site
         self._loop = asyncio.get_running_loop()
         self._made_s = self._loop.time()
@@ -264,6 +265,7 @@ class ServerConnection(asyncio.Protocol):
             self._head = head_in(self._buffer)
             if self._head is None:
                 return False
+            self.asked_s = self._loop.time()
             self._body = BodyParser(self._head.length, self._site.max_body_bytes)
             if self._head.expects_continue and not self._buffer and self._head.length != 0:
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -1,6 +1,5 @@
 """The runtime as a process: calls, streams, failures, times, and its end."""
 
-import json
 import os
 import signal
 import socket
@@ -342,47 +341,6 @@ async def later(event, context):
     ) as running:
         assert running.call(headers=lease).body == reported
         assert running.call().body == b"[null]"
-
-
-def test_time_that_a_call_has_left_reaches_the_shim() -> None:
-    handler = """
-from torch_shim.call_deadline import seconds_left
-def handle(event, context):
-    return [seconds_left()]
-async def later(event, context):
-    return [seconds_left()]
-"""
-    shim = str(ACTIVATE)
-    for text in (handler, handler + "handle = later\n"):
-        with runtime(text, GPUFAAS_ENABLED="1", PYTHONPATH=shim, exec_timeout="30s") as running:
-            (left_s,) = json.loads(running.call().body)
-            assert 20.0 < left_s < 30.0
-    with runtime(handler, GPUFAAS_ENABLED="1", PYTHONPATH=shim) as running:
-        assert running.call().body == b"[null]"
-        (left_s,) = json.loads(running.call(headers={"X-Gpu-Within": "2.5"}).body)
-        assert 0.0 < left_s <= 2.5
-        for no_time in ("soon", "nan", "-1", "inf", ""):
-            assert running.call(headers={"X-Gpu-Within": no_time}).body == b"[null]"
-
-
-def test_stream_that_has_begun_has_the_functions_own_limit_alone() -> None:
-    handler = """
-from torch_shim.call_deadline import seconds_left
-def handle(event, context):
-    yield f"{seconds_left()} "
-    yield f"{seconds_left()} "
-async def later(event, context):
-    for _ in range(2):
-        yield f"{seconds_left()} "
-"""
-    shim = str(ACTIVATE)
-    for text in (handler, handler + "handle = later\n"):
-        with runtime(text, GPUFAAS_ENABLED="1", PYTHONPATH=shim, exec_timeout="30s") as running:
-            first_s, second_s = map(
-                float, running.call(headers={"X-Gpu-Within": "2.5"}).body.split()
-            )
-            assert 0.0 < first_s <= 2.5
-            assert 20.0 < second_s < 30.0
 
 
 def _accepts(running: Running) -> bool:
