@@ -28,6 +28,7 @@ from scheduler.api import (
     LeaseId,
     Placement,
     Request,
+    RequestExpired,
     RequestId,
     RequestWithdrawn,
 )
@@ -256,7 +257,9 @@ class Acquiring:
     ) -> LocalGrant | RemoteGrant:
         """Acquire a new lease for the session, join one that it holds, or take one over."""
         asked_s = asyncio.get_running_loop().time()
+        since_s = session.expired_questions.asked_since_s(wanted.models, asked_s)
         request = _request(session, fields, wanted.models, self._node.name, asked_s)
+        request = request._replace(arrived_s=since_s)
         lost = NoWorker(wanted.models[0], "its leases ended before they could be used")
         for _ in range(_ATTEMPTS):
             for held in self._node.leases.held_by(session.key):
@@ -266,7 +269,12 @@ class Acquiring:
                     return joined
             if self._stopping:
                 raise RequestWithdrawn(request.id, "this GPU manager stops")
-            placement = await self._unclaimed.placed_or_taken(session, wanted.models, request)
+            try:
+                placement = await self._unclaimed.placed_or_taken(session, wanted.models, request)
+            except RequestExpired:
+                now_s = asyncio.get_running_loop().time()
+                session.expired_questions.expired(wanted.models, since_s, now_s)
+                raise
             placed_s = asyncio.get_running_loop().time()
             if isinstance(placement, TakenLease):
                 taken = _placement(placement.held, self._node, hit=True)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.node.leases_in_force import SessionKey
+from gpu_manager.sessions.expired_questions import ExpiredQuestions
 from scheduler.api import LeaseId
 from torch_shim.wire.image_digests import new_nonce
 
@@ -27,6 +28,7 @@ class ClientSession:
     identity: FunctionIdentity
     nonce: str = field(default_factory=new_nonce)
     connections: list[SessionConnection] = field(default_factory=list)
+    expired_questions: ExpiredQuestions = field(default_factory=ExpiredQuestions)
 
 
 class ClientSessions:

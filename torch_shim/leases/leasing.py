@@ -5,6 +5,7 @@ import threading
 import time
 from weakref import WeakKeyDictionary
 
+from torch_shim import call_deadline
 from torch_shim.errors import RemoteFailure, WireError
 from torch_shim.leases import request_context
 from torch_shim.leases.habits import Habits
@@ -79,12 +80,18 @@ class ProcessLeases:
             return found
         with self._lock:
             acquiring = self._acquiring.setdefault(model.digest, threading.Lock())
-        with acquiring:
+        # The thread that asks does so for all; when its call's time is up, another one asks on.
+        left_s = call_deadline.seconds_left()
+        if not acquiring.acquire(timeout=-1 if left_s is None else left_s):
+            raise RemoteFailure(FailureKind.EXPIRED, "the call's time is up")
+        try:
             found = self._in_force(model.digest, bring)
             if found is None:
                 found = self._acquire(model, batch, bring)
                 self._acquired[model.digest] = found.session, found.lease
             return found
+        finally:
+            acquiring.release()
 
     def _in_force(self, digest: str, bring: Bring) -> SessionLease | None:
         session, lease = self._acquired.get(digest, (None, None))

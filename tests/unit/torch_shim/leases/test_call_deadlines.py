@@ -2,23 +2,36 @@
 
 import asyncio
 import contextvars
+import time
 from pathlib import Path
 
 import pytest
 
 from gpu_manager.api import FunctionIdentity
+from gpu_manager.node.leases_in_force import LeaseTimes
+from scheduler.model.values import Request, RequestId
+from testbed.nodes.manager_client import SealedWeights
+from tests.kit.waiting import eventually
 from tests.kit.worlds.callers_leases import given, uploaded
 from tests.kit.worlds.cluster_in_process import a_scheduler, leases_of
-from tests.kit.worlds.joined_manager import joined
+from tests.kit.worlds.joined_manager import joined, model_of
 from torch_shim.call_deadline import seconds_left
 from torch_shim.errors import GpuUnavailable, RemoteFailure
 from torch_shim.leases import request_context
+from torch_shim.leases.leasing import ProcessLeases
 from torch_shim.leases.managers import Nodes
 from torch_shim.raised_failures import error_of
+from torch_shim.weights.model_weights import ModelImage
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import FailureKind, FrameKind
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
+
+PATIENT = LeaseTimes(pass_on_s=120.0, claim_s=120.0)  # nobody claims the lease that is held
+
+
+def offered(session: ManagerSession, image: SealedWeights) -> None:
+    session.control.ask(FrameKind.UPLOAD, image.offer, (), [image.descriptor])
 
 
 def test_time_is_left_inside_a_call_that_has_a_limit() -> None:
@@ -30,7 +43,7 @@ def test_time_is_left_inside_a_call_that_has_a_limit() -> None:
             assert seconds_left() is None
         with request_context.given(None, None, left_s=lambda: 0.0):
             assert seconds_left() == 0.0
-        assert seconds_left() is None, "the limit is asked for each time: it may have been lifted"
+        assert seconds_left() is None, "the limit is asked for each time: it may have changed"
         inside = contextvars.copy_context()
         assert inside.run(seconds_left) == 5.0
     assert seconds_left() is None
@@ -42,9 +55,6 @@ async def test_request_ends_with_the_time_of_its_call(tmp_path: Path) -> None:
         with request_context.given(None, None, left_s=lambda: left_s):
             return session.acquire(image.digest, 1)
 
-    def offered(session: ManagerSession) -> None:
-        session.control.ask(FrameKind.UPLOAD, image.offer, (), [image.descriptor])
-
     it = await a_scheduler()
     async with joined(tmp_path, it.url) as node:
         _, image = await uploaded(node)
@@ -52,7 +62,7 @@ async def test_request_ends_with_the_time_of_its_call(tmp_path: Path) -> None:
         credential = node.manager.credentials.issue(FunctionIdentity("team", "function"))
         nodes = Nodes(str(node.manager.addresses[0]), credential)
         session = nodes.own
-        await asyncio.to_thread(offered, session)
+        await asyncio.to_thread(offered, session, image)
 
         with pytest.raises(RemoteFailure) as failure:
             await asyncio.to_thread(acquired, session, 0.2)
@@ -65,6 +75,51 @@ async def test_request_ends_with_the_time_of_its_call(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         it.driver.release(held.lease)
         await waiting
+        nodes.close()
+        image.close()
+    await it.stop()
+
+
+async def test_thread_that_asks_on_for_another_one_has_waited_as_long_as_the_question(
+    tmp_path: Path,
+) -> None:
+    """Threads of one process share a question, which has the time of the call that asks it."""
+
+    def called(leases: ProcessLeases, left_s: float) -> int:
+        def bring(_: ManagerSession) -> ModelImage:
+            return ModelImage(image.digest, image.table, {})
+
+        until_s = time.monotonic() + left_s
+        left = request_context.given(
+            None, None, left_s=lambda: max(0.0, until_s - time.monotonic())
+        )
+        with left:
+            return leases.lease_for(1, bring).lease.number
+
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
+        _, image = await uploaded(node)
+        held = await given(it, image)
+        credential = node.manager.credentials.issue(FunctionIdentity("team", "function"))
+        nodes = Nodes(str(node.manager.addresses[0]), credential)
+        await asyncio.to_thread(offered, nodes.own, image)
+        leases = ProcessLeases(nodes)
+
+        hurried = asyncio.ensure_future(asyncio.to_thread(called, leases, 1.0))
+        await eventually(lambda: it.driver.status().waiting == 1)
+        patient = asyncio.ensure_future(asyncio.to_thread(called, leases, 60.0))
+        short = asyncio.ensure_future(asyncio.to_thread(called, leases, 0.1))
+        other = Request(RequestId("other"), "team/other", (model_of(image),))
+        behind = asyncio.ensure_future(it.driver.acquire(other))
+        for each in (short, hurried):
+            with pytest.raises(RemoteFailure) as failure:
+                await each
+            assert failure.value.failure == FailureKind.EXPIRED
+        await eventually(lambda: it.driver.status().waiting == 2)
+        it.driver.release(held.lease)
+        await patient
+        assert not behind.done()
+        behind.cancel()
         nodes.close()
         image.close()
     await it.stop()

@@ -39,6 +39,7 @@ class FakeManager:
     """Accepts at an abstract address; `heard` are the frames' kinds in their order."""
 
     def __init__(self, behave: Behaviour | None, **welcome: Any) -> None:
+        self.accepted = 0
         self.heard: list[FrameKind] = []
         self._behave = behave
         self._welcome = {"node": "node", "gpus": [], "nonce": "", "local": True} | welcome
@@ -74,6 +75,7 @@ class FakeManager:
                 connection, _ = self._listening.accept()
             except OSError:
                 return
+            self.accepted += 1
             thread = threading.Thread(target=self._serve, args=(FrameSocket(connection),))
             self._threads.append(thread)
             thread.start()
@@ -123,11 +125,10 @@ def test_threads_that_queue_behind_one_that_waited_in_vain_do_not_wait_each(
     with fake_manager() as it:
         session = ManagerSession(it.address, "team/function:mac", patience_s=0.0)
         with ThreadPoolExecutor(8) as pool:
-            began_s = time.monotonic()
             for each in [pool.submit(lambda: session.control) for _ in range(8)]:
                 with pytest.raises(ManagerUnreachable):
                     each.result()
-            assert time.monotonic() - began_s < 2 * dialing.CONNECT_TIMEOUT_S
+            assert it.accepted <= 3  # more than one where the test is held up
         time.sleep(manager_session.FAILED_CONNECT_S)  # then it is tried again
         with pytest.raises(ManagerUnreachable, match="did not answer within"):
             _ = session.control
