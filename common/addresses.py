@@ -12,6 +12,7 @@ from common.errors import BadAddress
 
 _PORTS = range(65536)
 _PORT_DIGITS = 5
+_BRACKETS = {"[", "]"}
 _FINGERPRINT = re.compile(r"([0-9a-f]{64})?")
 
 
@@ -75,8 +76,8 @@ def parse_address(text: str) -> Address:
         return UnixAddress(rest)
     site, _, fingerprint = rest.partition("#")
     shown, _, port = site.rpartition(":")
-    host = shown.removeprefix("[").removesuffix("]")
-    if host and _is_port(port):
+    host = shown[1:-1] if shown[:1] == "[" and shown[-1:] == "]" else shown
+    if host and not _BRACKETS & set(host) and _is_port(port):
         if scheme == "tcp" and not fingerprint:
             return TcpAddress(host, int(port))
         if scheme == "tls" and _FINGERPRINT.fullmatch(fingerprint.lower()):
