@@ -26,7 +26,7 @@ def test_address_reads_as_it_was_written(text: str, address: object) -> None:
     "text",
     ["", "unix:", "unix:@", "unix:relative", "/run/x", "tcp:host", "tcp:host:", "tcp:host:65536",
      "tcp:host:1#" + "ab" * 32, "tls:host:1#ab", "tls:host:1#" + "xy" * 32,
-     "tcp::80", "tcp:host:-1", "http:host:80"],
+     "tcp:[::1:80", "tcp:::1]:80", "tcp:[]]:80", "tcp::80", "tcp:host:-1", "http:host:80"],
 )  # fmt: skip
 def test_address_is_refused_when_no_server_could_listen_there(text: str) -> None:
     with pytest.raises(BadAddress, match="is expected"):
