@@ -63,8 +63,8 @@ class Mutations:
             except (Unreadable, RecursionError):  # by now it is no tree any more
                 pass
         for _ in range(count):
-            data = self._chance.choice(self._OF_BYTES)(self, data, donor)
-        return data[: self._most_bytes]
+            data = self._chance.choice(self._OF_BYTES)(self, data, donor)[: self._most_bytes]
+        return data
 
     @property
     def _is_tree(self) -> bool:
@@ -154,7 +154,8 @@ class Mutations:
     def _repeated(self, data: bytes, _: bytes) -> bytes:
         begin, end = sorted((self._at(data), self._at(data)))
         times = self._chance.choice((1, 1, 2, 50))
-        return data[:end] + data[begin:end] * times + data[end:]
+        most = self._most_bytes // max(1, end - begin) + 1
+        return data[:end] + data[begin:end] * min(times, most) + data[end:]
 
     def _spliced(self, data: bytes, donor: bytes) -> bytes:
         return data[: self._at(data)] + donor[self._at(donor) :]

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from socket import socket
+from socket import AF_INET, socket
 from typing import Any, cast
 
 from tests.kit.simulation.simulated_loop import PROGRAM, SimulatedLoop, SimulatedProgram
@@ -22,6 +22,8 @@ _Item = bytes | str
 
 class SimulatedSocket:
     """As much of a socket as servers and clients ask for."""
+
+    family = AF_INET
 
     def __init__(self, own: tuple[str, int], peer: tuple[str, int] = ("", 0)) -> None:
         self._own = own
