@@ -294,7 +294,7 @@ def _header(digest: str, table: ImageTable) -> bytes:
 def _read_table(digest: str, source: int) -> tuple[ImageTable, int]:
     """Return the table and the offset of the first storage; the digest is verified on loading."""
     length = int.from_bytes(os.pread(source, _LENGTH_BYTES, 0), "little")
-    if length > _MOST_HEADER_BYTES:
+    if length > min(_MOST_HEADER_BYTES, os.fstat(source).st_size):
         raise WeightsChanged(digest, f"a header of {length} bytes")
     try:
         entries = json.loads(os.pread(source, length, _LENGTH_BYTES))
