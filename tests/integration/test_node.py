@@ -162,15 +162,13 @@ def test_two_functions_take_turns_when_both_want_the_gpu(
     others.upload(image)
     assert ones.use(image) == [8.0] * 4  # a first worker takes as long as all turns
     ones.release()
-    until_s = time.monotonic() + 1.5
-    counts = {}
+    until_s = time.monotonic() + 30.0
+    counts = {ones.session: 0, others.session: 0}
 
     def work(it: FunctionClient) -> None:
-        done = 0
-        while time.monotonic() < until_s:
+        while min(counts.values()) < 3 and time.monotonic() < until_s:
             assert it.use(image) == [8.0] * 4
-            done += 1
-        counts[it.session] = done
+            counts[it.session] += 1
 
     threads = [threading.Thread(target=work, args=(it,)) for it in (ones, others)]
     for thread in threads:
@@ -178,7 +176,7 @@ def test_two_functions_take_turns_when_both_want_the_gpu(
     for thread in threads:
         thread.join()
 
-    assert all(counts[it.session] >= 3 for it in (ones, others)), counts
+    assert min(counts.values()) >= 3, counts
     assert len(node.pids()) == 1
     image.close()
 

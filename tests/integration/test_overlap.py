@@ -15,6 +15,7 @@ from testbed.nodes.manager_client import SealedWeights
 from testbed.nodes.node_thread import NodeThread, node_thread
 from testbed.nodes.worker_client import FunctionClient, alive
 from tests.integration.test_node import model
+from tests.integration.test_slots import holder_of_first_slot
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import wait_until
 from torch_shim.errors import WireError
@@ -105,14 +106,14 @@ def test_scheduler_gives_a_slot_as_many_leases_as_its_node_says() -> None:
 def test_worker_is_killed_when_it_keeps_its_turn_without_a_lease() -> None:
     """Stopped in the midst of a call whose lease is then forgotten: others would wait for ever."""
     image = model(1.0)
-    with node_thread(gpu_overlap=2, emulation=EmulatedTimes(run_s=0.5)) as node:
+    with node_thread(gpu_overlap=2, emulation=EmulatedTimes(run_s=60.0)) as node:
         it = FunctionClient(node.address, node.credential())
         it.upload(image)
         it.acquire(image)
         (pid,) = node.pids()
         calling = threading.Thread(target=fails, args=(it, image))
         calling.start()
-        time.sleep(0.2)
+        wait_until(lambda: node.run(holder_of_first_slot) == pid, "it has its turn")
         stop(pid)
 
         def forget(found: EmbeddedNode) -> None:
@@ -129,7 +130,7 @@ def test_worker_is_killed_when_it_keeps_its_turn_without_a_lease() -> None:
 
 def test_other_workers_go_on_when_the_one_with_the_turn_is_killed() -> None:
     images = [model(1.0), model(2.0)]
-    with node_thread(gpu_overlap=2, emulation=EmulatedTimes(run_s=1.0)) as node:
+    with node_thread(gpu_overlap=2, emulation=EmulatedTimes(run_s=4.0)) as node:
         killed, other = (FunctionClient(node.address, node.credential()) for _ in images)
         killed.upload(images[0])
         killed.acquire(images[0])
@@ -138,7 +139,7 @@ def test_other_workers_go_on_when_the_one_with_the_turn_is_killed() -> None:
         other.acquire(images[1])
         calling = threading.Thread(target=fails, args=(killed, images[0]))
         calling.start()
-        time.sleep(0.3)
+        wait_until(lambda: node.run(holder_of_first_slot) == pid, "it has its turn")
 
         threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
 

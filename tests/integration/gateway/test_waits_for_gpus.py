@@ -32,6 +32,10 @@ class World:
         declared = {"enabled": "true", "model": BERT} | options
         self.gateway.deploy(a_deployment("", **declared), fake)
 
+    async def serves(self) -> bool:
+        """Whether a call is answered now."""
+        return (await self.gateway.call()).status == 200
+
     def asked(self) -> int:
         """How many leases the scheduler was asked for."""
         counts = self.scheduler.service.meters.answered
@@ -82,11 +86,11 @@ async def test_calls_beyond_the_wait_for_a_gpu_are_refused_and_the_others_served
         served = [each for each in said if each.status == 200]
         assert len(refused) + len(served) == 150
         assert len(served) >= 2
-        assert {each.header("retry-after") for each in refused} == {"1"}
+        assert all(int(each.header("retry-after") or 0) >= 1 for each in refused)
         assert len(fake.got) == 5 + len(served)
         assert world.asked() < 155, "the gateway refuses some calls without asking"
         await eventually(lambda: not world.node.leases)
-        assert (await world.gateway.call()).status == 200
+        await eventually(world.serves, "calls are served again")
 
 
 async def test_calls_are_served_when_as_many_fit_as_come() -> None:

@@ -161,7 +161,7 @@ async def test_call_times_out_before_the_answer() -> None:
         began_s = time.monotonic()
         result = await gateway.call()
         assert result.status == 504
-        assert 0.04 < time.monotonic() - began_s < 2
+        assert 0.04 < time.monotonic() - began_s < 20
         assert function.inflight == 0
         gateway.deploy(a_deployment("5ms"), fake)
         assert (await gateway.call()).status == 504
@@ -169,7 +169,7 @@ async def test_call_times_out_before_the_answer() -> None:
 
 async def test_answer_is_cut_when_time_is_over_or_function_breaks_off() -> None:
     async with a_gateway() as gateway, a_function(writes(BEGUN, 30.0)) as fake:
-        gateway.deploy(a_deployment(timeout="50ms"), fake)
+        gateway.deploy(a_deployment(timeout="2500ms"), fake)
         with pytest.raises(asyncio.IncompleteReadError):
             await gateway.call()
         fake_too = a_function(writes(BEGUN, 0.02, close=True), "i1")
@@ -278,11 +278,10 @@ async def test_direct_call_times_out_before_and_in_the_answer() -> None:
         with pytest.raises(TimedOut):
             await gateway.invoke.direct("POST", b"/function/echo", b"", [], b"")
         async with a_function(writes(BEGUN, 30.0), "i1") as stuck:
-            gateway.deploy(a_deployment(timeout="50ms"), stuck)
+            gateway.deploy(a_deployment(timeout="2500ms"), stuck)
             answer = await gateway.invoke.direct("POST", b"/function/echo", b"", [], b"")
             assert await anext(answer.body) == b"ab"
-            await asyncio.sleep(0.1)
-            assert function.inflight == 0  # although the response is not read
+            await eventually(lambda: not function.inflight, "although the response is not read")
             with pytest.raises(TimedOut):
                 await anext(answer.body)
 

@@ -236,7 +236,8 @@ async def test_workflow_is_refused_before_its_first_stage_when_a_later_one_would
 
     async with workflow_world(tmp_path, {"a": says_json(b"{}"), "b": held}) as flows:
         wishes = {"com.gpufaas.concurrency": "1", "com.gpufaas.max-wait": "20ms"}
-        assert (await flows.world.deploy("b", annotations=wishes)).status == 202
+        alone = {"com.openfaas.scale.max": "1"}
+        assert (await flows.world.deploy("b", annotations=wishes, labels=alone)).status == 202
         await flows.deploy(f"  first: {{function: a}}\n  second: {{function: b, {second}}}\n")
         await _two_calls(flows, may_answer, slow_s=0.2)  # from now on waits are known
         waiting = asyncio.create_task(_two_calls(flows, may_answer, slow_s=0.0))
@@ -249,7 +250,8 @@ async def test_workflow_is_refused_before_its_first_stage_when_a_later_one_would
         await waiting
         assert len(flows.got["a"]) == firsts
         if not firsts:
-            assert (said.status, said.headers["retry-after"]) == (429, "1")
+            assert said.status == 429
+            assert int(said.headers["retry-after"]) >= 1
             assert await flows.runs() == []
 
 

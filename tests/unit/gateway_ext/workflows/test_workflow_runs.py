@@ -240,11 +240,12 @@ async def test_answer_that_stalls_beyond_the_stages_time_fails_it(tmp_path: Path
 async def test_workflow_beyond_its_time_fails_wherever_it_is(tmp_path: Path) -> None:
     functions = {"a": says(status=503), "b": says(delay_s=30)}
     async with workflow_world(tmp_path, functions) as flows:
-        head = "workflow: w\ntimeout_ms: 100"
-        await flows.deploy("  first: {function: b}\n  last: {function: a, after: first}", head)
+        stages = "  first: {function: b}\n  last: {function: a, after: first}"
+        await flows.deploy(stages, "workflow: w\ntimeout_ms: 100")
         assert (await flows.call()).status == 504
 
-        await flows.deploy("  only: {function: a, retries: 9, backoff_ms: 5000}", head)
+        stages = "  only: {function: a, retries: 9, backoff_ms: 5000}"
+        await flows.deploy(stages, "workflow: w\ntimeout_ms: 3000")
         assert (await flows.call()).status == 503, "no time is left for another attempt"
 
 

@@ -14,7 +14,7 @@ import pytest
 from gpu_manager.transfers.path_watch import PathWatch
 from gpu_manager.transfers.process_gate import ProcessGate, make_gate, path_holder
 from gpu_manager.transfers.transfer_path import PathSpeed, TransferAbandoned, TransferPath
-from gpu_manager.transfers.transfer_schedule import PATIENCE, TransferRank
+from gpu_manager.transfers.transfer_schedule import TransferRank
 from tests.kit.places import ROOT
 from tests.kit.waiting import wait_until
 
@@ -187,17 +187,16 @@ def test_call_waits_for_one_block_when_another_process_loads(
 
 
 def test_path_is_free_at_once_when_a_process_is_killed_in_mid_transfer(
-    path: TransferPath, other: Other
+    gate: int, path: TransferPath, other: Other
 ) -> None:
     other.move(CALL, 1 << 40)
     assert other.hears(20.0) == "block"
 
     other.process.send_signal(signal.SIGKILL)
     other.process.wait()
-    begin_s = time.monotonic()
-    path.transfer("load").move(BLOCK)
 
-    assert time.monotonic() - begin_s < 4 * BLOCK_S
+    assert path_holder(gate) is None
+    path.transfer("load").move(BLOCK)
 
 
 @pytest.mark.parametrize("what", ["announces", "locks every rank"])
@@ -205,12 +204,14 @@ def test_load_has_its_share_when_another_process_announces_calls_for_ever(
     gate: int, path: TransferPath, what: str
 ) -> None:
     hostile = Other(HOSTILE, gate, what)
-    begin_s = time.monotonic()
-    path.transfer("load").move(3 * BLOCK)
-    took_s = time.monotonic() - begin_s
+    loading = threading.Thread(target=lambda: path.transfer("load").move(3 * BLOCK))
+    loading.start()
+    loading.join(20.0)
+    is_over = not loading.is_alive()
     hostile.stop()
+    loading.join()
 
-    assert took_s < 2.0 * 3 * (PATIENCE + 1) * BLOCK_S
+    assert is_over
 
 
 def test_process_that_keeps_the_path_is_killed_when_nothing_else_passes(

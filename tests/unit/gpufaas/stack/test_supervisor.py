@@ -161,17 +161,17 @@ async def test_child_that_ends_before_it_is_up_fails_the_start_with_its_last_wor
 async def test_child_that_ends_fails_the_start_though_another_program_answers_for_it(
     tmp_path: Path,
 ) -> None:
-    ended = tmp_path / "ended"
-
     async def answers_then() -> bool:
-        await eventually(ended.exists)
-        await asyncio.sleep(0.2)  # until it is known that it has ended
+        await eventually(lambda: bool(pids(tmp_path)), "it has begun")
+        await eventually(lambda: not alive(pids(tmp_path)[0]), "its status was read")
+        for _ in range(20):
+            await asyncio.sleep(0.01)  # the thread that has read the status tells the event loop
         return True
 
-    program = f"open({str(ended)!r}, 'w').close(); raise SystemExit(3)"
+    program = noting(tmp_path, "raise SystemExit(3)")
     async with Supervisor(LOG) as children:
         with pytest.raises(StackFailed, match="status 3"):
-            await children.start(part(tmp_path, program, answers_then))
+            await children.start(part(tmp_path, program, answers_then, start_s=30.0))
 
 
 async def test_child_that_is_never_ready_fails_the_start_and_is_gone(tmp_path: Path) -> None:

@@ -101,10 +101,13 @@ async def test_mark_of_another_life_gets_everything() -> None:
 
 
 async def test_lease_and_local_queue_are_shown_while_they_last() -> None:
-    async with leading(fake_node("n0", gpu("g0", node="n0"), load_s=0.5)) as world:
-        held = await world.acquire("r0")
+    async with leading(fake_node("n0", gpu("g0", node="n0"), load_s=60.0)) as world:
+        assert world.office is not None
+        known = world.office.core.requests
+        await world.acquire("r0")
         waiting = asyncio.create_task(world.acquire("r1", "gpt"))
-        found = await look(world)
+        await eventually(lambda: "r1" in known)
+        found = (await world.get("/feed")).body
         (shown,) = found["gpus"]
         (lease,) = shown["leases"]
         assert shown["state"] == "busy"
@@ -112,8 +115,8 @@ async def test_lease_and_local_queue_are_shown_while_they_last() -> None:
         assert lease["since_s"] <= lease["expected_end_s"]
         assert shown["residents"][0]["loading"]
         assert found["queue"]["length"] + found["queue"]["local"] == 1
-        await world.release(held.body["lease"])
-        await world.release((await waiting).body["lease"])
+        waiting.cancel()
+        await asyncio.wait({waiting})
 
 
 async def test_queue_is_in_order_and_counted_by_function() -> None:

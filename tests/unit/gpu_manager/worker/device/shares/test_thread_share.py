@@ -9,8 +9,34 @@ import pytest
 import torch
 
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
+from gpu_manager.worker.device.shares import thread_share
 from gpu_manager.worker.device.shares.thread_share import ThreadShare
 from gpu_manager.worker.device.shares.work_length import LONG_S
+
+
+class FakeTime:
+    """What a share knows of time; only a test and the share's own pauses make it pass."""
+
+    def __init__(self) -> None:
+        self.pauses_s: list[float] = []
+        self._now_s = 0.0
+
+    def pass_by(self, seconds: float) -> None:
+        self._now_s += seconds
+
+    def perf_counter(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses_s.append(seconds)
+        self.pass_by(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    found = FakeTime()
+    monkeypatch.setattr(thread_share, "time", found)
+    return found
 
 
 def in_a_thread(work: Callable[[], object]) -> None:
@@ -84,19 +110,17 @@ def test_only_the_thread_that_computes_for_all_has_helpers() -> None:
     assert found == [1]
 
 
-def test_a_part_of_a_thread_pauses_in_proportion() -> None:
+def test_a_part_of_a_thread_pauses_in_proportion(clock: FakeTime) -> None:
     device = CpuArithmetic(all_threads=1)
     device.use_share(0.25)
-    begun_s = time.perf_counter()
-    device.run(lambda: time.sleep(0.05), measure=False)
-    assert 0.19 < time.perf_counter() - begun_s < 0.4
+    device.run(lambda: clock.pass_by(0.5), measure=False)
+    assert clock.pauses_s == [1.5]
 
 
-def test_a_whole_share_never_pauses() -> None:
+def test_a_whole_share_never_pauses(clock: FakeTime) -> None:
     device = CpuArithmetic(all_threads=3)
-    begun_s = time.perf_counter()
-    device.run(lambda: time.sleep(0.05), measure=False)
-    assert time.perf_counter() - begun_s < 0.15
+    device.run(lambda: clock.pass_by(0.5), measure=False)
+    assert clock.pauses_s == []
 
 
 def test_the_next_model_has_the_whole_gpu_when_one_with_a_share_has_left() -> None:
