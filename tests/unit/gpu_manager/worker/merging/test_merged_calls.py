@@ -235,10 +235,12 @@ def test_calls_run_singly_when_a_group_would_take_too_much_memory() -> None:
     grows = program(step("m:repeat", Ref(0), copies), step("m:sum", Ref(1)), output=[Ref(2)])
     worker = paying(limit_bytes=160 << 20)
     with Crowd(worker, 4) as crowd:
-        for _ in range(6):
+        for turn in range(60):  # by chance fewer than all of them come together
             xs = [torch.full((4,), float(n)) for n in range(4)]
             for x, (y,) in zip(xs, crowd.call(grows, xs), strict=True):
                 torch.testing.assert_close(y, x.sum() * copies)
+            if turn >= 5 and Singly.MEMORY in singly(worker):
+                break
     assert not worker.pressures
     groups, calls = merged(worker)
     assert calls <= 3 * groups  # only groups of fewer than all four fit
