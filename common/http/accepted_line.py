@@ -12,8 +12,8 @@ from common.tcp import notice_silence
 
 # The largest frame of a client that is not known yet, and of one that is.
 _FIRST_FRAME_BYTES, _MOST_FRAME_BYTES = 16 << 10, 16 << 20
-# A client whose host vanished, or is cut off, loses its line after this time.
-_SILENCE_S = 20
+# A client whose host vanished, or is cut off, is noticed after this time: its line or request ends.
+SILENCE_S = 20
 _OF_TCP = (socket.AF_INET, socket.AF_INET6)
 
 
@@ -52,7 +52,7 @@ class AcceptedLine(FrameLine):
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family in _OF_TCP:
             # Without it the kernel asks no host for which data wait, such as signs of life.
-            notice_silence(connection, _SILENCE_S)
+            notice_silence(connection, SILENCE_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count the connection no more."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from common.http.accepted_line import StreamHandler
+from common.http.accepted_line import SILENCE_S, StreamHandler
 from common.http.asgi import App
 from common.http.connection_table import ConnectionTable
 from common.http.cut_requests import CutRequests
@@ -25,8 +25,6 @@ from common.tcp import notice_silence
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2_048
-# A client whose host vanished is noticed, and its request cancelled, after this time.
-_SILENCE_S = 20
 _DRAIN_LOOK_S = 0.01
 # For the last answers to requests that were cut, and for their clients to take these.
 _CUT_S = 1.0
@@ -155,7 +153,7 @@ def listen(host: str, port: int, *, probe_clients: bool = False) -> socket.socke
         # Accepted sockets inherit the options; asyncio sets them only on sockets that it made.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if probe_clients:
-            notice_silence(listener, _SILENCE_S, writes=False)
+            notice_silence(listener, SILENCE_S, writes=False)
         listener.bind((host, port))
         listener.listen(_BACKLOG)
     except OSError:

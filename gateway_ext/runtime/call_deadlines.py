@@ -36,8 +36,12 @@ class CallDeadline:
 
     def left_s(self) -> float | None:
         """The seconds that the call may still wait; None without a limit. From any thread."""
-        until_s = self.until_s
-        return None if until_s == math.inf else max(0.0, until_s - self._loop.time())
+        return seconds_until(self.until_s, self._loop)
+
+
+def seconds_until(until_s: float, loop: asyncio.AbstractEventLoop) -> float | None:
+    """The seconds until then, 0 at least; None if that is never (inf). From any thread."""
+    return None if until_s == math.inf else max(0.0, until_s - loop.time())
 
 
 class CallDeadlines:

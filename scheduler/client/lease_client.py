@@ -223,8 +223,9 @@ class LeaseClient:
     ) -> GrantedLease:
         answer: asyncio.Future[GrantedLease] = asyncio.get_running_loop().create_future()
         self._cancelled.pop(request, None)  # a call that is tried again keeps its id
-        self._questions[call] = _Question(request, make, answer, time.monotonic())
-        self._send(make(time.monotonic()))
+        now_s = time.monotonic()
+        self._questions[call] = _Question(request, make, answer, now_s)
+        self._send(make(now_s))
         try:
             return await answer
         except asyncio.CancelledError:

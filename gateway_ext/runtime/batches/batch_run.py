@@ -14,7 +14,7 @@ from functools import partial
 
 from gateway_ext.runtime.batches.batch_ports import BatchMember, BatchServices
 from gateway_ext.runtime.batches.gathered_calls import GatheredCalls
-from gateway_ext.runtime.call_deadlines import CallDeadline
+from gateway_ext.runtime.call_deadlines import CallDeadline, seconds_until
 from gateway_ext.runtime.handler.handler_event import HandlerContext
 from gateway_ext.runtime.handler.handler_module import HandleList, ListHandler
 from gateway_ext.runtime.handler.handler_response import (
@@ -127,7 +127,7 @@ class BatchRun:
         """The seconds for which somebody waits for one of these; None without a limit."""
         awaited = (member.deadline.until_s for member in members if not member.over)
         until_s = min(self._deadline.due_s, max(awaited, default=-math.inf))
-        return None if until_s == math.inf else max(0.0, until_s - self._services.loop.time())
+        return seconds_until(until_s, self._services.loop)
 
     def _called(self, members: Sequence[BatchMember]) -> object:
         services = self._services
