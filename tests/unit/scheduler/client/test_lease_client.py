@@ -8,7 +8,6 @@ import pytest
 
 from cache_manager.model.ids import NodeId
 from common.frames.frame_line import FrameLine, LineBroken
-from scheduler.client import lease_client
 from scheduler.client.lease_client import LeaseClient
 from scheduler.model.actions import EndLease
 from scheduler.model.errors import (
@@ -19,7 +18,7 @@ from scheduler.model.errors import (
     SchedulerUnreachable,
 )
 from scheduler.model.events import LeaseUsed
-from scheduler.model.values import LeaseId, LeaseUse, Request, RequestId
+from scheduler.model.values import LeaseId, LeaseUse, RequestId
 from scheduler.service.callers import caller_leases
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.leadership.election import LeaderInfo
@@ -36,9 +35,9 @@ from scheduler.wire.caller_stream import (
     pack_up,
     read_down,
 )
-from scheduler.wire.request_times import relative
 from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit.cores.builders import gpu, request
+from tests.kit.network.held_up import hold_up_between_requests
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, a_world, leading
 
@@ -227,17 +226,11 @@ async def test_questions_keep_their_order_when_their_process_is_held_up_between_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(caller_leases, "RETURN_S", 60.0)
-
-    def slowly(request: Request, arrived_s: float, now_s: float) -> Request:
-        sent = relative(request, arrived_s, now_s)
-        time.sleep(0.03)  # the process gets no processor
-        return sent
-
     async with leading() as world, world.leases() as client:
         holder = await client.acquire(request("holder"))
         waiting = [asyncio.create_task(client.acquire(request(f"r{n}"))) for n in range(3)]
         await eventually(lambda: waiting_at(world) == 3)
-        monkeypatch.setattr(lease_client, "relative", slowly)
+        hold_up_between_requests(monkeypatch, "scheduler.client.lease_client")
 
         await cut_all_lines(world)
         client.release(holder.placement.lease)

@@ -1,7 +1,6 @@
 """Leaders that follow each other: models and leases stay, and the old leader is fenced."""
 
 import asyncio
-import time
 from dataclasses import replace
 
 import pytest
@@ -11,9 +10,8 @@ from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.errors import BadSetting
 from scheduler.model.actions import Demote, Dispatch, Prepare
 from scheduler.model.events import ModelRegistered, NodeSnapshot
-from scheduler.model.values import Request
-from scheduler.wire.request_times import relative
 from tests.kit.cores.builders import model, request
+from tests.kit.network.held_up import hold_up_between_requests
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import (
     TIMES,
@@ -342,11 +340,6 @@ def test_name_of_a_node_is_refused_when_it_does_not_fit_into_a_url() -> None:
 async def test_calls_keep_their_order_when_their_node_is_held_up_between_two(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def slowly(asked: Request, arrived_s: float, now_s: float) -> Request:
-        sent = relative(asked, arrived_s, now_s)
-        time.sleep(0.03)  # the process gets no processor
-        return sent
-
     old, node = await a_scheduler(term=1), a_node()
     async with attached(node, old.url) as attachment:
         held = await attachment.acquire(request("holder"))
@@ -354,7 +347,7 @@ async def test_calls_keep_their_order_when_their_node_is_held_up_between_two(
             asyncio.ensure_future(attachment.acquire(request(f"r{number}"))) for number in range(3)
         ]
         await eventually(lambda: old.driver.status().waiting == 3)
-        monkeypatch.setattr("gpu_manager.attachment.attachment.relative", slowly)
+        hold_up_between_requests(monkeypatch, "gpu_manager.attachment.attachment")
         await old.stop()
         new = await a_scheduler(term=2, port=port(old))
         await eventually(lambda: new.driver.status().waiting == 3)
