@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.kit.engines.nats_servers import NatsServer, nats_server
+from tests.kit.engines.nats_servers import NatsServer, nats_server, remove_streams
 from tests.kit.engines.real_etcd import EtcdWorld, an_etcd
-from tests.kit.worlds.job_queues import Open, jetstream, sqlite
+from tests.kit.worlds.job_queues import Open, jetstream, prefix_in, sqlite
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +25,12 @@ async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EtcdWo
         yield one
 
 
-@pytest.fixture(params=["sqlite", "jetstream"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+@pytest_asyncio.fixture(params=["sqlite", "jetstream"])
+async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
     """Opens each of the queues in turn, as often as a test calls it."""
     if request.param == "sqlite":
-        return partial(sqlite, tmp_path)
-    return partial(jetstream, request.getfixturevalue("nats"), tmp_path)
+        yield partial(sqlite, tmp_path)
+        return
+    server: NatsServer = request.getfixturevalue("nats")
+    yield partial(jetstream, server, tmp_path)
+    await remove_streams(server, prefix_in(tmp_path))

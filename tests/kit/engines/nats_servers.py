@@ -145,6 +145,17 @@ async def messages(server: NatsServer, stream: str) -> list[str]:
         await client.close()
 
 
+async def remove_streams(server: NatsServer, prefix: str) -> None:
+    """Give the space back that the two streams with this prefix reserve, if they were created."""
+    client = await nats.connect(server.url)
+    try:
+        for stream in await client.jetstream().streams_info():
+            if (name := stream.config.name) and name.startswith(f"{prefix}_"):
+                await client.jetstream().delete_stream(name)
+    finally:
+        await client.close()
+
+
 async def left_in_streams(server: NatsServer) -> set[str]:
     """The subjects of all records and parts, without the heartbeats of gateways."""
     records = await messages(server, "gpufaas_jobs")

@@ -36,7 +36,11 @@ async def sqlite(folder: Path) -> AsyncIterator[JobQueue]:
 
 @asynccontextmanager
 async def jetstream(server: NatsServer, folder: Path) -> AsyncIterator[JobQueue]:
-    # Streams of their own for each test: the server is shared.
-    prefix = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-    async with a_shared_queue(folder, settings_for(server.url, prefix=prefix), LIMITS) as queue:
+    settings = settings_for(server.url, prefix=prefix_in(folder))
+    async with a_shared_queue(folder, settings, LIMITS) as queue:
         yield queue
+
+
+def prefix_in(folder: Path) -> str:
+    """The names of the streams of the test with this folder: the server is shared."""
+    return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
