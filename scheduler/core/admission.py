@@ -21,21 +21,20 @@ class Admission:
         turns, a request waits for those of its own, and one namespace does not fill the queue.
         """
         placer, limit, request = self._placer, self._max_waiting, pending.request
-        if limit is not None and placer.queued >= limit:
-            return f"{limit} requests wait already"
-        tenancy, ahead = placer.tenancy, placer.queued
-        if tenancy.order.lead_s:
-            ahead = tenancy.ahead_of(request.function, ahead)
-            if limit is not None and not tenancy.may_wait(request.function, limit):
+        tenancy = placer.tenancy
+        if limit is not None:
+            if placer.queued >= limit:
+                return f"{limit} requests wait already"
+            if tenancy.takes_turns and not tenancy.owners.may_wait(request.function, limit):
                 return f"{placer.queued} requests wait, and of its namespace more than its part"
         if request.max_wait_s is None or self._adopted.is_promised(pending):
             return ""
-        most_s, wait_s = request.max_wait_s, placer.expected_wait_s(ahead)
+        most_s, wait_s = request.max_wait_s, placer.expected_wait_s(request.function)
         if request.deadline_s is not None:
             most_s = min(most_s, max(0.0, request.deadline_s - now))
         if wait_s <= most_s:
             return ""
-        return f"{ahead} requests wait, which takes {wait_s:.1f} s"
+        return f"{placer.queued} requests wait, and its turn comes in {wait_s:.1f} s"
 
     def over_quota(self, pending: Pending) -> QuotaRefusal | None:
         """Which quota a new request exceeds."""

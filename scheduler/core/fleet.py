@@ -112,6 +112,7 @@ class Fleet:
         """If no GPU was offered, nothing could be placed, and that is not the pace of a GPU."""
         if not self._cluster.active_slots:
             self._placer.pace.pause()
+            self._placer.tenancy.owners.pause()
 
     def _of(self, node: NodeId) -> list[Gpu]:
         return [gpu for gpu in self._cluster.gpus.values() if gpu.spec.node == node]

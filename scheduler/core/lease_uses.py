@@ -48,7 +48,7 @@ class LeaseUses:
                 occupation.runs_until(self._cluster, lease, began_s + dispatch.estimate.run_s, now)
         tenancy = self._placer.tenancy
         if tenancy.on and lease is not None:
-            tenancy.named(lease, event.function, dispatch.estimate.run_s)
+            tenancy.named(lease, event.function, len(event.uses), dispatch.estimate.run_s)
             if tenancy.yields(lease.id):
                 self._placer.standing.given_back(lease.id, tell=True)
 

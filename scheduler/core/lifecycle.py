@@ -92,7 +92,7 @@ class Lifecycle:
         request = pending.request
         if request.deadline_s is not None:
             out.append(SetTimer(request.deadline_s, DeadlinePassed(request.id, request.deadline_s)))
-        if not self._placer.tenancy.order.lead_s:  # else requests are ordered by their turns
+        if not self._placer.tenancy.takes_turns:  # else requests are ordered by their turns
             self._cluster.latest_seq = max(pending.seq, self._cluster.latest_seq)
         self.requests[request.id] = pending
         pending.number = self._cluster.accept(pending.models, now)

@@ -265,12 +265,14 @@ class Placer:
         self.standing.waits(pending)
         self.cluster.wait(pending)
 
-    def expected_wait_s(self, ahead: int | None = None) -> float:
-        """The seconds that a request that arrives now should wait for a lease, behind so many."""
+    def expected_wait_s(self, function: str) -> float:
+        """The seconds that a request of this function that arrives now should wait for a lease."""
         held_back = self.queued and self.cluster.loadable.running  # slots idle, copy engines do not
         if self.cluster.idle_slots and not held_back:
             return 0.0
-        return self.pace.wait_s(self.queued if ahead is None else ahead)
+        if self.tenancy.takes_turns:
+            return self.tenancy.owners.wait_s(function, self.queued, self.pace)
+        return self.pace.wait_s(self.queued)
 
     def recall(self, slot: Slot) -> None:
         """Move a whole local queue back to the global queue, each request to its old place."""

@@ -1,5 +1,6 @@
 """All owners that are known, by name, and how much weight those have that are at work."""
 
+from scheduler.core.state.queues.queue_pace import QueuePace
 from scheduler.core.tenants.owners import NO_TERMS, FunctionOwner, Owner, TenantSpace
 from scheduler.model.owner_terms import OwnerTerms
 
@@ -61,10 +62,32 @@ class OwnerTable:
         was_busy = space.busy
         space.waiting += waiting
         space.leases += leases
+        if not space.waiting:
+            space.pace.pause()
         if space.busy != was_busy:
             self._active += -1 if was_busy else 1
             change = -space.weight if was_busy else space.weight
             self.active_weight = self.active_weight + change if self._active else 0.0
+
+    def wait_s(self, function: str, queued: int, pace: QueuePace) -> float:
+        """The expected wait of a new request of this function, where namespaces take turns.
+
+        It is behind those of its own namespace. Others that come later may go before them: so the
+        wait is at least what the namespace's own pace makes of it, as that is measured.
+        """
+        space = self.of(function).space
+        weight = self.active_weight + (0.0 if space.busy else space.weight)
+        ahead = min(queued, int(space.waiting * weight / space.weight))
+        return max(pace.wait_s(ahead), space.pace.wait_s(space.waiting))
+
+    def may_wait(self, function: str, limit: int) -> bool:
+        """Whether its namespace may have one more request among `limit` that wait.
+
+        It leaves room for the others that are at work, and for one more.
+        """
+        space = self.of(function).space
+        others = self.active_weight - (space.weight if space.busy else 0.0)
+        return space.waiting < max(1.0, limit * space.weight / (others + space.weight + 1.0))
 
     def forget_when_due(self, virtual_s: float) -> None:
         """Forget owners, if there are many."""
@@ -80,6 +103,11 @@ class OwnerTable:
             if len(self.functions) <= _MOST_OWNERS // 2:
                 break
         self._due = max(_MOST_OWNERS, 2 * len(self.functions))
+
+    def pause(self) -> None:
+        """No GPU is offered: the time until the next placement is not the pace of one."""
+        for space in self.spaces.values():
+            space.pace.pause()
 
     def clear(self) -> None:
         """Forget all owners, but not their terms."""

@@ -5,6 +5,7 @@ from math import inf
 
 from cache_manager.model.ids import ModelId
 from scheduler.core.state.pending import Pending
+from scheduler.core.state.queues.queue_pace import QueuePace
 from scheduler.core.tenants.gpu_window import GpuWindow
 from scheduler.model.owner_terms import OwnerTerms
 
@@ -221,13 +222,17 @@ class OwnerOrder:
 
 
 class TenantSpace(Owner):
-    """A tenant; its functions share its part. `turn_s` is the virtual time among these."""
+    """A tenant; its functions share its part.
 
-    __slots__ = ("functions", "turn_s", "turns")
+    `turn_s` is the virtual time among these, `pace` that of its requests while some of them wait.
+    """
+
+    __slots__ = ("functions", "pace", "turn_s", "turns")
 
     def __init__(self, name: str, number: int) -> None:
         super().__init__(name, number)
         self.functions: dict[str, FunctionOwner] = {}
+        self.pace = QueuePace()
         self.turns = OwnerOrder()
         self.turn_s = 0.0
 

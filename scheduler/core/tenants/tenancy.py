@@ -4,6 +4,7 @@ A layer under every policy: policies see only the requests whose turn it is, and
 locality, batches and costs. It is on while a policy has a `lead_s` or any owner has terms.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from cache_manager.model.ids import ModelId
@@ -49,6 +50,11 @@ class Tenancy:
     def held(self) -> int:
         """How many requests are held back."""
         return self.order.held
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether namespaces share the GPUs by their weights."""
+        return self.order.lead_s > 0.0
 
     @property
     def terms(self) -> Mapping[str, OwnerTerms]:
@@ -194,23 +200,6 @@ class Tenancy:
         turn = self.order.turns.get(pending.id)
         return (0.0, "") if turn is None else (turn.held_s, turn.held_for if turn.held_s else "")
 
-    def ahead_of(self, function: str, queued: int) -> int:
-        """How many of the requests that wait go before a new one of this function, about."""
-        if not self.order.lead_s:
-            return queued
-        space = self.owners.of(function).space
-        weight = self.owners.active_weight + (0.0 if space.busy else space.weight)
-        return min(queued, int(space.waiting * weight / space.weight))
-
-    def may_wait(self, function: str, limit: int) -> bool:
-        """Whether its namespace may have one more request among `limit` that wait.
-
-        It leaves room for the others that are at work, and for one more.
-        """
-        space = self.owners.of(function).space
-        others = self.owners.active_weight - (space.weight if space.busy else 0.0)
-        return space.waiting < max(1.0, limit * space.weight / (others + space.weight + 1.0))
-
     # -- turns ----------------------------------------------------------------------------------
 
     def expose(self) -> None:
@@ -293,11 +282,17 @@ class Tenancy:
             if turn.queued:
                 self._unqueue(turn)
             owners.append(turn.owner)
+        for space, count in Counter(owner.space for owner in owners).items():
+            if space.waiting:
+                space.pace.placed(count, self.now)
         self.leases.granted(lease, owners, expected_s, self.now)
 
-    def named(self, lease: ActiveLease, function: str, expected_s: float) -> None:
-        """A call of this function runs under a lease, perhaps one that an earlier leader gave."""
-        self.leases.used(lease, self.owners.of(function), expected_s, self.now)
+    def named(self, lease: ActiveLease, function: str, calls: int, expected_s: float) -> None:
+        """Calls of this function ran under a lease, perhaps one that an earlier leader gave."""
+        owner = self.owners.of(function)
+        if owner.space.waiting:
+            owner.space.pace.placed(calls, self.now)
+        self.leases.used(lease, owner, expected_s, self.now)
 
     def computes(self, lease: ActiveLease) -> None:
         """A lease that was loading beside the runs of others has its slot from now on."""

@@ -19,8 +19,8 @@ def error_of(request: Request, ended: AcquireEnded, core: Core) -> RequestEnded:
     """The error for its caller."""
     outcome, reason = ended.outcome, ended.reason
     if outcome is RequestOutcome.QUEUE_FULL:
-        placer = core.placer
-        return QueueFull(request.id, reason, placer.queued, placer.expected_wait_s())
+        wait_s = core.placer.expected_wait_s(request.function)
+        return QueueFull(request.id, reason, core.placer.queued, wait_s)
     if outcome is RequestOutcome.OVER_QUOTA:
         return OverQuota(request.id, reason, ended.again_s or 0.0)
     if outcome is RequestOutcome.TOO_LARGE:

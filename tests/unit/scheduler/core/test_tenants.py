@@ -338,6 +338,25 @@ def test_a_flood_does_not_fill_the_queue_when_namespaces_take_turns() -> None:
     assert not ended(world.arrive(*(of(B, f"b{n}") for n in range(5))))
 
 
+def test_namespace_waits_no_longer_than_it_may_when_later_requests_go_before_its_own() -> None:
+    """One request of the heavier namespace waits at any time, and most turns are its."""
+    world = fair({"b": OwnerTerms(weight=3.0)})
+    waiting: dict[str, float] = {}
+    waits_s: list[float] = []
+    for step in range(200):
+        if not any(name.startswith("b") for name in waiting):
+            world.arrive(of(B, f"b{step}"))
+            waiting[f"b{step}"] = world.now
+        if not ended(world.arrive(of(A, f"a{step}", max_wait_s=10.0))):
+            waiting[f"a{step}"] = world.now
+        begun_s = world.now
+        for name in served(world, 1):
+            waited_s = begun_s - waiting.pop(name)
+            waits_s += [waited_s] if name.startswith("a") else []
+    assert len(waits_s) > 40
+    assert max(waits_s) <= 12.0
+
+
 def test_owners_are_forgotten_when_they_have_nothing_to_do() -> None:
     world = fair()
     for number in range(2500):
