@@ -271,7 +271,7 @@ class Placer:
         if self.cluster.idle_slots and not held_back:
             return 0.0
         if self.tenancy.takes_turns:
-            return self.tenancy.owners.wait_s(function, self.queued, self.pace)
+            return self.tenancy.owners.wait_s(function, self.pace)
         return self.pace.wait_s(self.queued)
 
     def recall(self, slot: Slot) -> None:

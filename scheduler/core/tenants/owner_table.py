@@ -1,5 +1,7 @@
 """All owners that are known, by name, and how much weight those have that are at work."""
 
+from collections.abc import Iterable
+
 from scheduler.core.state.queues.queue_pace import QueuePace
 from scheduler.core.tenants.owners import NO_TERMS, FunctionOwner, Owner, TenantSpace
 from scheduler.model.owner_terms import OwnerTerms
@@ -14,6 +16,24 @@ def namespace_of(function: str) -> str:
     return space if slash else ""
 
 
+class SummedWeight:
+    """How much weight some namespaces have together."""
+
+    __slots__ = ("_count", "weight")
+
+    def __init__(self, weights: Iterable[float] = ()) -> None:
+        found = tuple(weights)
+        self._count = len(found)
+        self.weight = float(sum(found))
+
+    def follow(self, space: TenantSpace, *, was_one: bool, is_one: bool) -> None:
+        """One of them has come, or left."""
+        if is_one != was_one:
+            self._count += 1 if is_one else -1
+            change = space.weight if is_one else -space.weight
+            self.weight = self.weight + change if self._count else 0.0
+
+
 class OwnerTable:
     """Namespaces and their functions; functions that name no namespace are of one without a name.
 
@@ -22,11 +42,12 @@ class OwnerTable:
     """
 
     def __init__(self) -> None:
+        """`busy` is the weight of those at work, `waiting` of those of which requests wait."""
         self.terms: dict[str, OwnerTerms] = {}
         self.spaces: dict[str, TenantSpace] = {}
         self.functions: dict[str, FunctionOwner] = {}
-        self.active_weight = 0.0
-        self._active = 0
+        self.busy = SummedWeight()
+        self.waiting = SummedWeight()
         self._made = 0
         self._due = _MOST_OWNERS
 
@@ -59,25 +80,24 @@ class OwnerTable:
         owner.waiting += waiting
         owner.leases += leases
         space = owner.space
-        was_busy = space.busy
+        was_busy, waited = space.busy, space.waiting > 0
         space.waiting += waiting
         space.leases += leases
+        self.busy.follow(space, was_one=was_busy, is_one=space.busy)
+        self.waiting.follow(space, was_one=waited, is_one=space.waiting > 0)
         if not space.waiting:
             space.pace.pause()
-        if space.busy != was_busy:
-            self._active += -1 if was_busy else 1
-            change = -space.weight if was_busy else space.weight
-            self.active_weight = self.active_weight + change if self._active else 0.0
 
-    def wait_s(self, function: str, queued: int, pace: QueuePace) -> float:
+    def wait_s(self, function: str, pace: QueuePace) -> float:
         """The expected wait of a new request of this function, where namespaces take turns.
 
-        It is behind those of its own namespace. Others that come later may go before them: so the
-        wait is at least what the namespace's own pace makes of it, as that is measured.
+        It is behind those of its own namespace, and behind as many of each other one that waits as
+        the weights say: these may come later, and go before it. If its namespace moves more slowly
+        than that, its own pace tells the wait.
         """
         space = self.of(function).space
-        weight = self.active_weight + (0.0 if space.busy else space.weight)
-        ahead = min(queued, int(space.waiting * weight / space.weight))
+        others = self.waiting.weight - (space.weight if space.waiting else 0.0)
+        ahead = int(space.waiting * (others + space.weight) / space.weight)
         return max(pace.wait_s(ahead), space.pace.wait_s(space.waiting))
 
     def may_wait(self, function: str, limit: int) -> bool:
@@ -86,7 +106,7 @@ class OwnerTable:
         It leaves room for the others that are at work, and for one more.
         """
         space = self.of(function).space
-        others = self.active_weight - (space.weight if space.busy else 0.0)
+        others = self.busy.weight - (space.weight if space.busy else 0.0)
         return space.waiting < max(1.0, limit * space.weight / (others + space.weight + 1.0))
 
     def forget_when_due(self, virtual_s: float) -> None:
@@ -113,8 +133,8 @@ class OwnerTable:
         """Forget all owners, but not their terms."""
         self.spaces.clear()
         self.functions.clear()
-        self.active_weight = 0.0
-        self._active = 0
+        self.busy = SummedWeight()
+        self.waiting = SummedWeight()
 
     def _new_function(self, function: str) -> FunctionOwner:
         name = namespace_of(function)
@@ -139,8 +159,9 @@ class OwnerTable:
             del self.spaces[space.name]
 
     def _weigh(self) -> None:
-        busy = [space.weight for space in self.spaces.values() if space.busy]
-        self._active, self.active_weight = len(busy), sum(busy)
+        spaces = self.spaces.values()
+        self.busy = SummedWeight(space.weight for space in spaces if space.busy)
+        self.waiting = SummedWeight(space.weight for space in spaces if space.waiting)
 
 
 def both(owner: FunctionOwner) -> tuple[Owner, Owner]:

@@ -157,7 +157,7 @@ class TurnOrder:
 
     def pace(self) -> float:
         """By how much the virtual time advances in a second, with all slots at work."""
-        return max(1, self._cluster.active_slots) / max(self._owners.active_weight, 1e-6)
+        return max(1, self._cluster.active_slots) / max(self._owners.busy.weight, 1e-6)
 
     def _follow_pace(self) -> None:
         """List anew whose turn depends on the pace, if that has changed."""

@@ -110,8 +110,11 @@ class TenantInvariants(Invariants):
                 assert owner.exposed == exposed[name], f"{name} is exposed"
                 assert owner.leases == leases[name], f"{name} has leases"
         assert set(waiting) <= {name for each in tenancy.owners.functions for name in _names(each)}
-        weight = sum(each.weight for each in tenancy.owners.spaces.values() if each.busy)
-        assert abs(tenancy.owners.active_weight - weight) < 1e-6
+        owners, spaces = tenancy.owners, tenancy.owners.spaces.values()
+        busy = sum(each.weight for each in spaces if each.busy)
+        assert owners.busy.weight == pytest.approx(busy)
+        queued = sum(each.weight for each in spaces if each.waiting)
+        assert owners.waiting.weight == pytest.approx(queued)
         assert tenancy.order.turns.keys() <= core.requests.keys()
 
     def _leases(self) -> Counter[str]:
