@@ -83,10 +83,10 @@ class KeptLease:
         until_s = self.slice_until_s if self.recalled else self.until_s
         return self.calls_left <= self.promised or now_s >= until_s
 
-    def has_room(self, now_s: float, full_until_s: float) -> bool:
-        """Whether one more call may run under it: until then also those of a second batch."""
+    def has_room(self, now_s: float, *, gathers: bool) -> bool:
+        """Whether one more call may run under it; if it `gathers`, also those of a second batch."""
         together = self.kind.together
-        most = 2 * together if self.kind.is_shared and now_s < full_until_s else together
+        most = 2 * together if self.kind.is_shared and gathers else together
         return self.members < most and self.clean and not self.is_spent(now_s)
 
     @property
@@ -111,3 +111,13 @@ class KeptLease:
         self.uses.clear()
         self.ends.clear()
         return LeaseUsed(self.id, kind.function, uses, ends)
+
+
+class OwnLease(NamedTuple):
+    """A lease that the scheduler gave a question: this call's, or one that it took over."""
+
+    granted: GrantedLease
+    request: RequestId
+
+
+Found = KeptLease | OwnLease

@@ -10,10 +10,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from common.tasks import BackgroundTasks
-from gateway_ext.calls.kept_lease import KeptLease, LeaseKind
+from gateway_ext.calls.kept_lease import Found, KeptLease, LeaseKind, OwnLease
 from scheduler.api import LeaseId, LeaseUse, LeaseUsed, RequestEnded, RequestId
 from scheduler.client.granted_lease import GrantedLease
 
@@ -31,8 +31,8 @@ _MOST_EARLY = 4_096
 # How many waiting calls are looked at for one of the lease's instance, and how often the first one
 # may be passed over.
 _MOST_LOOKED_AT, _MOST_PASSED_OVER = 8, 8
-# Calls that share leases fill one batch first. Where a question brought no further GPU within the
-# patience, each lease takes the calls of one more batch for so long: these gather meanwhile.
+# Calls that share leases fill one batch first. While a question has brought no further GPU within
+# the patience, and for so long after it, each lease takes the calls of one more: these gather.
 FULL_S = 0.5
 _MOST_SHARED = 64  # leases that are looked at for room
 
@@ -52,26 +52,16 @@ class LeaseHome(Protocol):
         ...
 
 
-class OwnLease(NamedTuple):
-    """A lease that the scheduler gave a question: this call's, or one that it took over."""
-
-    granted: GrantedLease
-    request: RequestId
-
-
-Found = KeptLease | OwnLease
-
-
 class _Question:
     """A question that the scheduler has not answered, and the call that needs the answer now."""
 
-    __slots__ = ("request", "taken_over", "task", "turn")
+    __slots__ = ("late", "request", "taken_over", "task", "turn")
 
     def __init__(self, request: RequestId, turn: "_Turn", task: asyncio.Task[GrantedLease]) -> None:
         self.request = request
         self.task = task
         self.turn: _Turn | None = turn
-        self.taken_over = False
+        self.taken_over = self.late = False
 
 
 class _Turn:
@@ -92,19 +82,24 @@ class _Turn:
 class _Shelf:
     """The leases of one kind, and the calls that wait for one; `unasked`: without a question.
 
-    `shared` are those in use that more calls may join, twice as many until `full_until_s`.
+    `shared` are those in use that more calls may join. `late` questions were not answered within
+    the patience, the last of them until `FULL_S` before `full_until_s`.
     """
 
-    __slots__ = ("count", "free", "full_until_s", "shared", "turns", "unasked")
+    __slots__ = ("count", "free", "full_until_s", "late", "shared", "turns", "unasked")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.late = 0
         self.free: list[KeptLease] = []
         self.shared: dict[KeptLease, None] = {}
         self.full_until_s = 0.0
         # The first one is asked for all the time: a plain dict would look through what was deleted.
         self.turns: OrderedDict[_Turn, None] = OrderedDict()
         self.unasked: OrderedDict[_Turn, None] = OrderedDict()
+
+    def gathers(self, now_s: float) -> bool:
+        """Whether a second batch gathers under each lease, as no further GPU is free."""
+        return self.late > 0 or now_s < self.full_until_s
 
 
 class KeptLeases:
@@ -160,8 +155,8 @@ class KeptLeases:
         shelf = self._shelves.get(kind)
         if shelf is None:
             return None
-        looked_at = islice(shelf.shared, _MOST_SHARED)
-        found = [kept for kept in looked_at if kept.has_room(now_s, shelf.full_until_s)]
+        gathers, looked_at = shelf.gathers(now_s), islice(shelf.shared, _MOST_SHARED)
+        found = [kept for kept in looked_at if kept.has_room(now_s, gathers=gathers)]
         return min(found, key=lambda kept: (kept.instance != instance, kept.members), default=None)
 
     async def _turn(self, kind: LeaseKind, turn: _Turn) -> Found:
@@ -205,6 +200,9 @@ class KeptLeases:
 
     def _answered(self, kind: LeaseKind, shelf: _Shelf, question: _Question) -> None:
         task, turn = question.task, question.turn
+        if question.late:
+            shelf.late -= 1
+            shelf.full_until_s = time.monotonic() + FULL_S
         if task.cancelled():
             return
         error = task.exception()
@@ -223,8 +221,8 @@ class KeptLeases:
     def _unanswered(self, shelf: _Shelf, question: _Question) -> None:
         if question.task.done():
             return
+        question.late, shelf.late = True, shelf.late + 1
         now_s = time.monotonic()
-        shelf.full_until_s = now_s + FULL_S
         for kept in shelf.shared:
             _fill(shelf, kept, now_s)
 
@@ -377,7 +375,7 @@ class KeptLeases:
 
 def _fill(shelf: _Shelf, kept: KeptLease, now_s: float) -> None:
     """Let the calls that wait run under this lease, as far as it has room."""
-    while kept.has_room(now_s, shelf.full_until_s):
+    while kept.has_room(now_s, gathers=shelf.gathers(now_s)):
         waiting = (turn for turn in shelf.turns if not turn.found.done())
         turns = list(islice(waiting, _MOST_LOOKED_AT))
         if not turns:

@@ -76,6 +76,18 @@ async def test_second_batch_gathers_under_the_lease_while_no_further_gpu_is_free
     assert numbers([await beyond]) == [2]
 
 
+async def test_batches_gather_for_as_long_as_a_question_has_no_answer(
+    it: Leasing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_leases, "FULL_S", 0.0)
+    first = await full(it)
+    waiting = [asyncio.create_task(it.acquire(f"d{number}")) for number in range(5)]
+    assert numbers([await each for each in waiting[:3]]) == [1, 1, 1]
+    for lease, then in zip(first, waiting[3:], strict=False):
+        it.done(lease)
+        assert numbers([await then]) == [1]
+
+
 async def test_lease_is_kept_after_the_last_call_and_not_before(it: Leasing) -> None:
     first, second, third = await acquired(it, "c0", "c1", "c2")
     for lease in (second, first, third):
