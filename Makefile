@@ -164,7 +164,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(shell test -x $(BIN)/python
 	@$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-# Half a minute where the core's sources are new to this machine; without a C compiler it only says so.
+# Two minutes where the core's sources are new to this machine; without a C compiler it only says so.
 $(VENV)/.compiled: $(VENV)/.installed $(shell find cache_manager scheduler deploy/compiled -name '*.py')
 	@$(BIN)/python -m deploy.compiled --optional
 	@touch $@
