@@ -15,6 +15,7 @@ from gateway_ext.runtime.template.example_calls import examples_in
 from gpufaas.load.arrivals import at_rate
 from gpufaas.load.http_callers import target_at
 from gpufaas.load.load_run import LoadOutcome, TrafficPlan, run
+from gpufaas.load.statistics import CallTally
 from scheduler.sim.workload import Arrivals, Pattern
 
 _TIMEOUT_S = 120.0
@@ -71,14 +72,22 @@ class MixedLoad:
 
     def statuses(self) -> Mapping[str, Mapping[str, int]]:
         """How each kind of call was answered, by status; MeasurementFailed if the load broke."""
-        if self._outcome is None:
-            raise MeasurementFailed("the load has not ended")
-        figures = self._outcome.tally.by_function()
+        figures = self._tally().by_function()
         return {name: found.statuses for name, found in figures.items()}
 
     def unexpected(self) -> Mapping[str, int]:
-        """The answers that no limit and no quota explains, with the first text of each."""
-        return unexpected_answers(self.statuses(), self._examples)
+        """The answers that no limit and no quota explains, with the first text of each.
+
+        After them stands why answers did not come, whatever was called.
+        """
+        found = unexpected_answers(self.statuses(), self._examples)
+        why = self._tally().reasons
+        return {**found, **{f"(of all without an answer) {text}": why[text] for text in why}}
+
+    def _tally(self) -> CallTally:
+        if self._outcome is None:
+            raise MeasurementFailed("the load has not ended")
+        return self._outcome.tally
 
     def _answered(self, kind: int, status: int, body: bytes) -> None:
         if status not in _EXPECTED:
