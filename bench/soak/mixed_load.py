@@ -81,8 +81,8 @@ class MixedLoad:
         After them stands why answers did not come, whatever was called.
         """
         found = unexpected_answers(self.statuses(), self._examples)
-        why = self._tally().reasons
-        return {**found, **{f"(of all without an answer) {text}": why[text] for text in why}}
+        why = self._tally().reasons.items()
+        return {**found, **{f"(of all without an answer) {text}": count for text, count in why}}
 
     def _tally(self) -> CallTally:
         if self._outcome is None:

@@ -27,8 +27,7 @@ class LeaseUses:
             self._lifecycle.call_ended(end.request, event.lease, min(end.ended_s, now), out)
         if not event.uses:
             return
-        if self._placer.queued:
-            self._placer.pace.placed(len(event.uses), now)
+        self._placer.count_placed(event.function, len(event.uses), now)
         dispatch = self._dispatch(event, lease)
         for use in event.uses:
             if use.request in self._lifecycle.requests:
@@ -48,7 +47,7 @@ class LeaseUses:
                 occupation.runs_until(self._cluster, lease, began_s + dispatch.estimate.run_s, now)
         tenancy = self._placer.tenancy
         if tenancy.on and lease is not None:
-            tenancy.named(lease, event.function, len(event.uses), dispatch.estimate.run_s)
+            tenancy.named(lease, event.function, dispatch.estimate.run_s)
             if tenancy.yields(lease.id):
                 self._placer.standing.given_back(lease.id, tell=True)
 

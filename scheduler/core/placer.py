@@ -109,8 +109,6 @@ class Placer:
         explanation = self._explain(first, slot, decision.rule, now, plan)
         for pending in chosen:
             self.take(pending)
-        if self.queued:
-            self.pace.placed(len(chosen), now)
         batch = first.request.batch if len(chosen) == 1 else sum(p.request.batch for p in chosen)
         estimate = self._estimate(bundle, batch, slot, decision)
         lease = self._lease(slot, bundle.models, beside=beside)
@@ -125,6 +123,7 @@ class Placer:
         if not from_local or self._counts_dispatches:
             slot.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)
+        self.count_placed(first.request.function, len(chosen), now)
         lease.dispatch = Dispatch(
             lease.id,
             slot.id,
@@ -146,6 +145,13 @@ class Placer:
         out.append(lease.dispatch)
         if lease.dispatch.stands is not None:
             self.standing.given(lease, first)
+
+    def count_placed(self, function: str, count: int, now: float) -> None:
+        """Requests of one function have what they asked for: how fast do the others move?"""
+        if self.queued:
+            self.pace.placed(count, now)
+        if self.tenancy.takes_turns:
+            self.tenancy.owners.count_placed(function, count, now)
 
     def use(self, lease: ActiveLease, now: float) -> None:
         """A call ran, or runs, under a lease that its caller keeps."""

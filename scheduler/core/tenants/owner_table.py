@@ -88,6 +88,12 @@ class OwnerTable:
         if not space.waiting:
             space.pace.pause()
 
+    def count_placed(self, function: str, count: int, now: float) -> None:
+        """Requests of a function were placed: its namespace's pace, if others of it wait."""
+        space = self.of(function).space
+        if space.waiting:
+            space.pace.placed(count, now)
+
     def wait_s(self, function: str, pace: QueuePace) -> float:
         """The expected wait of a new request of this function, where namespaces take turns.
 

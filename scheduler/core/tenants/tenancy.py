@@ -4,7 +4,6 @@ A layer under every policy: policies see only the requests whose turn it is, and
 locality, batches and costs. It is on while a policy has a `lead_s` or any owner has terms.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from cache_manager.model.ids import ModelId
@@ -117,11 +116,11 @@ class Tenancy:
     def _share_memory(self) -> None:
         """Where namespaces take turns they also have parts of the memory, by their weights."""
         weights = {name: terms.weight for name, terms in self.terms.items() if "/" not in name}
-        self._cluster.index.parts.share(weights if self.order.lead_s else None)
+        self._cluster.index.parts.share(weights if self.takes_turns else None)
 
     def _switch(self, requests: Iterable[Pending], leases: Iterable[ActiveLease]) -> None:
         """Begin to follow everything there is, or stop."""
-        on = self.order.lead_s > 0.0 or bool(self.owners.terms)
+        on = self.takes_turns or bool(self.owners.terms)
         if on == self.on:
             return
         self.on = on
@@ -282,17 +281,11 @@ class Tenancy:
             if turn.queued:
                 self._unqueue(turn)
             owners.append(turn.owner)
-        for space, count in Counter(owner.space for owner in owners).items():
-            if space.waiting:
-                space.pace.placed(count, self.now)
         self.leases.granted(lease, owners, expected_s, self.now)
 
-    def named(self, lease: ActiveLease, function: str, calls: int, expected_s: float) -> None:
-        """Calls of this function ran under a lease, perhaps one that an earlier leader gave."""
-        owner = self.owners.of(function)
-        if owner.space.waiting:
-            owner.space.pace.placed(calls, self.now)
-        self.leases.used(lease, owner, expected_s, self.now)
+    def named(self, lease: ActiveLease, function: str, expected_s: float) -> None:
+        """A call of this function runs under a lease, perhaps one that an earlier leader gave."""
+        self.leases.used(lease, self.owners.of(function), expected_s, self.now)
 
     def computes(self, lease: ActiveLease) -> None:
         """A lease that was loading beside the runs of others has its slot from now on."""
@@ -306,7 +299,7 @@ class Tenancy:
         """Whether its caller must not keep this lease: its owner has too much of something."""
         order, others_wait = self.order, self._cluster.waiting.count or self.held
         for function in self.leases.owners_of(lease):
-            if order.lead_s and others_wait and order.is_ahead(function.space):
+            if self.takes_turns and others_wait and order.is_ahead(function.space):
                 return True
             for owner in both(function):
                 most = owner.terms.leases
