@@ -15,6 +15,7 @@ from common.frames.frame_line import FrameLine, LineBroken
 from common.frames.stream_upgrade import dial
 from common.telemetry.traces import TraceContext
 from scheduler.client.granted_lease import GrantedLease
+from scheduler.client.repeated_messages import RepeatedMessages
 from scheduler.client.scheduler_urls import SchedulerUrls
 from scheduler.model.errors import BadValue, SchedulerUnreachable
 from scheduler.model.events import LeaseUsed
@@ -51,10 +52,6 @@ from scheduler.wire.request_times import relative, shifted
 
 log = logging.getLogger(__name__)
 
-# A leader may die while a release that it took still waits for its node's stream, this long; and
-# what was sent on a line that broke may never have arrived.
-_REPEATED_S = 12.0
-_MOST_REPEATED = 4_000
 # Reports that no leader has heard wait for the next one, so many at most.
 _MOST_REPORTS = 1_000
 # Calls in one frame; each takes about 250 bytes, and what a lease is held for less.
@@ -72,13 +69,6 @@ class _Question(NamedTuple):
     make: Callable[[float], AskLease | AskAgain]
     answer: asyncio.Future[GrantedLease]
     asked_s: float
-
-
-class _GivenBack(NamedTuple):
-    """What a leader was told of a lease, and the next one may not have heard."""
-
-    at_s: float
-    message: GiveBack
 
 
 class LeaseKeeper(Protocol):
@@ -111,8 +101,7 @@ class LeaseClient:
         self._numbers = count(1)
         self._questions: dict[int, _Question] = {}
         self._held: dict[LeaseId, dict[RequestId, None]] = {}
-        self._given_back: deque[_GivenBack] = deque(maxlen=_MOST_REPEATED)
-        self._cancelled: dict[RequestId, float] = {}
+        self._repeated = RepeatedMessages()
         self._line: FrameLine | None = None
         self._term = 0
         self._without_leader_s = 0.0
@@ -170,7 +159,8 @@ class LeaseClient:
         if not may_return:
             self._drop(lease, request)
         message = GiveBack(lease, may_return, request)
-        self._given_back.append(_GivenBack(time.monotonic(), message))
+        self._repeated.gave_back(message, time.monotonic())
+        self._forget_heard()
         self._send(message)
 
     def _drop(self, lease: LeaseId, request: RequestId | None) -> None:
@@ -197,10 +187,14 @@ class LeaseClient:
 
     def cancel(self, request: RequestId) -> None:
         """End the request, wherever it is."""
-        self._cancelled[request] = time.monotonic()
-        if len(self._cancelled) > _MOST_REPEATED:
-            del self._cancelled[next(iter(self._cancelled))]
+        self._repeated.cancelled(request, time.monotonic())
+        self._forget_heard()
         self._send(Cancel(request))
+
+    def _forget_heard(self) -> None:
+        """Forget what need not be repeated to the next leader."""
+        led = self._line is not None
+        self._repeated.forget(time.monotonic() if led else self._without_leader_s)
 
     def tell_terms(self, function: str, terms: OwnerTerms | None) -> None:
         """Tell what a function says of itself, this leader and the following ones; None: nothing.
@@ -222,7 +216,7 @@ class LeaseClient:
         self, call: int, request: RequestId, make: Callable[[float], AskLease | AskAgain]
     ) -> GrantedLease:
         answer: asyncio.Future[GrantedLease] = asyncio.get_running_loop().create_future()
-        self._cancelled.pop(request, None)  # a call that is tried again keeps its id
+        self._repeated.asked(request)
         now_s = time.monotonic()
         self._questions[call] = _Question(request, make, answer, now_s)
         self._send(make(now_s))
@@ -292,20 +286,16 @@ class LeaseClient:
 
     def _take_up(self, line: FrameLine, term: int) -> None:
         """Use this line: repeat what its leader may not know, and ask what is unanswered."""
+        self._forget_heard()
         self._line, self._term = line, term
-        since_s = min(self._without_leader_s, time.monotonic()) - _REPEATED_S
         held = [(lease, each) for lease, found in self._held.items() for each in found]
         for begin in range(0, len(held), _MOST_CALLS):
             self._send(Holds(tuple(held[begin : begin + _MOST_CALLS])))
         if self._unreported:
             self.report(())
         self._tell_all_terms()
-        for at_s, message in self._given_back:
-            if at_s >= since_s:
-                self._send(message)
-        for request, at_s in self._cancelled.items():
-            if at_s >= since_s:
-                self._send(Cancel(request))
+        for message in self._repeated:
+            self._send(message)
         now_s = time.monotonic()  # one for all, or a hold-up between two would change their order
         for question in self._questions.values():
             self._send(question.make(now_s))

@@ -227,8 +227,8 @@ class Lifecycle:
 
     def cut_off(self, lease: ActiveLease, after: AfterLoss, reason: str, out: list[Action]) -> None:
         """The GPU work of a lease is lost: its unfinished requests fail or wait again."""
+        self._placer.handover.cut_off(lease.id, released=lease.released)
         if lease.released:
-            self._placer.handover.release(lease.id)  # its manager may not know that it is to end
             self._conclude(lease, out)
             lease.requests.clear()
             return

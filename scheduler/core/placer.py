@@ -61,7 +61,7 @@ class Placer:
         self.meter: UseMeter | None = None
         self.disturbed = False
         self.last_lease = settings.first_lease - 1
-        self.handover = Handover()
+        self.handover = Handover(settings.first_lease)
         self._wakes_s = 0.0
 
     def apply(
@@ -186,7 +186,7 @@ class Placer:
     def end(self, lease: ActiveLease, now: float) -> None:
         """A lease is over: take it off its slots, and out of all books."""
         slot = lease.slot
-        self.standing.ended(lease)
+        self.standing.ended(lease, now)
         if self.meter is not None:
             self.meter.ended(lease, now)
         if self.tenancy.on:

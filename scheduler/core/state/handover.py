@@ -1,4 +1,4 @@
-"""What a new leader learns of leases that an earlier one gave, by and by, and in any order."""
+"""What is known of leases that nodes may report later: an earlier leader's, and those cut off."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from scheduler.model.events import LiveLease
 from scheduler.model.values import LeaseId, RequestId
 
-# How many leases that this core does not know, or no longer knows, are remembered as released, in
-# case a node reports them later; and so many requests of each, which has no more in practice.
-_MOST_RELEASED = 4096
+# So many leases at most are remembered as cut off or released, in case a node reports them later;
+# and so many requests of each, which has no more in practice.
+_MOST_REMEMBERED = 4096
 _MOST_NAMED = 256
 
 
@@ -18,9 +18,11 @@ class Handover:
     A caller that got its lease need not ask for it again, so the request may stay unknown.
     """
 
-    __slots__ = ("_awaited", "_promised", "_released")
+    __slots__ = ("_awaited", "_first_lease", "_promised", "_released")
 
-    def __init__(self) -> None:
+    def __init__(self, first_lease: int) -> None:
+        """This leader's leases begin with this one."""
+        self._first_lease = first_lease
         self._promised: dict[RequestId, LeaseId] = {}
         self._awaited: dict[LeaseId, dict[RequestId, None]] = {}  # the same, by lease
         # The oldest one leaves at every release: a plain dict would look through what was deleted.
@@ -61,18 +63,32 @@ class Handover:
 
     # -- releases of unknown leases ---------------------------------------------------------------
 
+    def cut_off(self, lease: LeaseId, *, released: bool) -> None:
+        """The lease's node may still have it, and report it: who releases it until then counts."""
+        self._remember(lease, (None,) if released else ())
+
     def release(self, lease: LeaseId, request: RequestId | None = None) -> None:
-        """The lease was released, by this request or (without one) by all of its requests."""
-        names = self._released.get(lease, ())
+        """An unknown lease was released, by this request or (without one) by all of its requests.
+
+        A lease of this leader that was not cut off is over by its node's word. Most releases are
+        of such: a caller keeps its lease until its node has ended it.
+        """
+        names = self._released.get(lease)
+        if names is None and lease >= self._first_lease:
+            return
+        names = names or ()
         if request not in names and len(names) < _MOST_NAMED:
-            self._released[lease] = (*names, request)
-            if len(self._released) > _MOST_RELEASED:
-                self._released.popitem(last=False)
+            self._remember(lease, (*names, request))
+
+    def _remember(self, lease: LeaseId, names: tuple[RequestId | None, ...]) -> None:
+        self._released[lease] = names
+        if len(self._released) > _MOST_REMEMBERED:
+            self._released.popitem(last=False)
 
     def left(self, found: LiveLease) -> tuple[RequestId, ...] | None:
         """Its requests that have not released it; None if it was released for good."""
         names = self._released.get(found.lease)
-        if names is None:
+        if not names:
             return found.requests
         left = tuple([request for request in found.requests if request not in names])
         return None if None in names or not left else left

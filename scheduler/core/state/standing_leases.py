@@ -8,7 +8,9 @@ from scheduler.core.state.slots import ActiveLease, Slot
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Estimate, LeaseId, StandingTerms
 
-# A caller reports its last calls under a lease a moment after the node has ended the lease.
+# A caller reports its last calls under a lease a moment after the node has ended the lease, and
+# what it could not report for longer than this is left out.
+_REPORTED_S = 60.0
 _MOST_ENDED = 4_096
 _RULE = "its caller kept this lease"
 # A lease that no second call used was kept in vain: the next leases of its kind do not stand, one
@@ -59,7 +61,8 @@ class StandingLeases:
         self._unsaid: list[LeaseId] = []
         self.waiting: dict[_Kind, int] = {}
         self.queued = 0
-        self._ended: OrderedDict[LeaseId, Dispatch] = OrderedDict()  # many, and the oldest leaves
+        # When each ended, and by what it was given: many, of which the oldest leaves.
+        self._ended: OrderedDict[LeaseId, tuple[float, Dispatch]] = OrderedDict()
         self.unused: dict[LeaseId, _Doubted] = {}
         self._doubts: dict[_Doubted, _Doubt] = {}
 
@@ -133,7 +136,7 @@ class StandingLeases:
             if tell:
                 self._unsaid.append(lease)
 
-    def ended(self, lease: ActiveLease) -> None:
+    def ended(self, lease: ActiveLease, now: float) -> None:
         """The lease is over; a caller that still keeps it is told so by a recall."""
         if lease.dispatch is None or lease.dispatch.stands is None:
             return
@@ -142,16 +145,23 @@ class StandingLeases:
         unused = self.unused.pop(lease.id, None)
         if unused is not None:
             self._doubt(unused)
-        self._ended[lease.id] = lease.dispatch._replace(explanation=None)
-        if len(self._ended) > _MOST_ENDED:
+        self._ended[lease.id] = now, lease.dispatch._replace(explanation=None)
+        self._forget_ended(now)
+
+    def _forget_ended(self, now: float) -> None:
+        while self._ended:
+            ended_s, _ = next(iter(self._ended.values()))
+            if len(self._ended) <= _MOST_ENDED and now - ended_s <= _REPORTED_S:
+                return
             self._ended.popitem(last=False)
 
     def dispatch_of(self, number: LeaseId, lease: ActiveLease | None) -> Dispatch | None:
         """What the calls under this lease have for a dispatch; None for a lease unknown here."""
-        given = self._ended.get(number) if lease is None else lease.dispatch
-        if given is None and lease is not None:
-            given = _adopted(lease)
-        if given is None:
+        if lease is not None:
+            given = lease.dispatch or _adopted(lease)
+        elif number in self._ended:
+            _, given = self._ended[number]
+        else:
             return None
         return given._replace(hit=True, held_elsewhere=False, rule=_RULE, explanation=None)
 

@@ -11,7 +11,14 @@ from scheduler.model.events import (
     RequestCancelled,
     SlotFreed,
 )
-from scheduler.model.values import LeaseId, ModelSpec, RequestId, RequestOutcome, SlotId
+from scheduler.model.values import (
+    CoreSettings,
+    LeaseId,
+    ModelSpec,
+    RequestId,
+    RequestOutcome,
+    SlotId,
+)
 from tests.kit.cores.builders import GIB, a_core, gpu, model, request
 
 BERT: ModelSpec = model("bert")
@@ -119,7 +126,7 @@ def test_lease_stays_when_its_request_did_not_ask_again() -> None:
 
 def early(*released: LeaseReleased) -> tuple[Core, list[Action]]:
     """A core that gets releases first, and then the node's report that the lease is in force."""
-    core = a_core(gpus=())
+    core = a_core(gpus=(), settings=CoreSettings(first_lease=1000))
     for event in released:
         assert core.handle(event, 0.5) == []
     live = LiveLease(LEASE, SLOT, (BERT.id,), (RequestId("r1"),))

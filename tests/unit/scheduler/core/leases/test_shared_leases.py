@@ -20,7 +20,7 @@ from scheduler.model.events import (
     RunFailed,
     SlotFreed,
 )
-from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
+from scheduler.model.values import CoreSettings, LeaseId, RequestId, RequestOutcome, SlotId
 from scheduler.policies.placement_policy import Decision, Place, View
 from tests.kit.cores.builders import GIB, gpu, model, request
 from tests.kit.cores.core_world import World, ended, only, placements
@@ -41,8 +41,9 @@ class TogetherPolicy:
                 yield Place(view.waiting_like(head, 8), slot, "all at once")
 
 
-def empty_world() -> World:
-    found = World(Core(TogetherPolicy(), eviction.make("lru")))
+def empty_world(*, first_lease: int = LEASE) -> World:
+    settings = CoreSettings(first_lease=first_lease)
+    found = World(Core(TogetherPolicy(), eviction.make("lru"), settings))
     found.send(ModelRegistered(BERT))
     return found
 
@@ -175,7 +176,7 @@ def found_by_node() -> NodeSnapshot:
 
 def adopted() -> World:
     """A new leader, which was told that r0 and r1 have lease 1."""
-    world = empty_world()
+    world = empty_world(first_lease=LEASE + 1)
     world.send(found_by_node())
     return world
 
@@ -202,7 +203,7 @@ def test_adopted_lease_ends_when_its_unknown_requests_are_cancelled() -> None:
 
 @pytest.mark.parametrize("both", [False, True])
 def test_release_before_the_report_of_the_lease_counts_for_its_request(*, both: bool) -> None:
-    world = empty_world()
+    world = empty_world(first_lease=LEASE + 1)
     gives_back(world, "r0")
     if both:
         gives_back(world, "r1")

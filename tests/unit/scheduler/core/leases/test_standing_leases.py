@@ -292,6 +292,19 @@ def test_report_is_taken_when_the_lease_has_just_ended() -> None:
     assert isinstance(finish, Finish)
 
 
+def test_report_is_refused_when_the_lease_has_ended_long_ago_and_others_since() -> None:
+    """What is kept of a lease for late reports is kept for a minute, and not by its number."""
+    world = a_world()
+    lease = given(world)
+    world.send(SlotFreed(SlotId("g0"), lease))
+    world.now += 61.0
+    later = given(world, "r1", function="g")
+    world.send(SlotFreed(SlotId("g0"), later))
+    assert only(Refuse, world.send(LeaseUsed(lease, "f", (use("r2", ended_s=0.0),)))).reason
+    taken = world.send(LeaseUsed(later, "g", (use("r3", ended_s=0.0),)))
+    assert only(Taken, taken).request.id == "r3"
+
+
 def test_report_is_refused_when_the_lease_was_never_given() -> None:
     world = a_world()
     assert only(Refuse, world.send(LeaseUsed(LeaseId(99), "f", (use("r1"),)))).reason
