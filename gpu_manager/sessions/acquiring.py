@@ -372,6 +372,7 @@ def _request(
         deadline_s=None if deadline_s is None else now_s + deadline_s,
         near=near,
         own=True,
+        goes_on=read.flag(fields, "goes_on", default=False),
     )
 
 

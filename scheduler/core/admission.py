@@ -41,4 +41,4 @@ class Admission:
         tenancy = self._placer.tenancy
         if not tenancy.on or self._adopted.is_promised(pending):
             return None
-        return tenancy.refusal(pending.request.function, pending.bundle)
+        return tenancy.refusal(pending.request, pending.bundle)

@@ -149,7 +149,11 @@ class Core:
                 self.lifecycle.refuse_held_back(out)
             if cluster.waiting.count or cluster.has_ready():
                 self._decide(now, out)
-            again = tenancy.goes_on() or tenancy.expose_spare(nothing_runs=not placer.leases)
+            again = tenancy.goes_on() or tenancy.resume()
+            again = again or tenancy.expose_spare(nothing_runs=not placer.leases)
+        room_s = tenancy.order.paused.next_s(now)
+        if room_s is not None:
+            placer.wake(room_s, now, out)
 
     # -- events handled by the core itself --------------------------------------------------------
 

@@ -82,7 +82,7 @@ class Placer:
         elif isinstance(decision, Prefetch):
             self.prefetch(decision.model, slots[decision.slot.id], now, out)
         else:
-            self._wake(decision.at_s, now, out)
+            self.wake(decision.at_s, now, out)
 
     # -- a lease for requests -------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class Placer:
         run_s = estimates.configured_s(profiles, bundle.models, ran, gpu_type)
         return Estimate(self.cluster.load_s(bundle, slot), run_s)
 
-    def _wake(self, at_s: float, now: float, out: list[Action]) -> None:
+    def wake(self, at_s: float, now: float, out: list[Action]) -> None:
         """Have the policy run then, unless it runs sooner anyway, and can ask again."""
         if now < self._wakes_s - _EARLY_S and self._wakes_s <= at_s:
             return

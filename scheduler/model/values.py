@@ -42,7 +42,8 @@ class Request(NamedTuple):
     A `caller` that is named can keep the lease for its next calls, reports them, and hears recalls.
     By `exit_rule` its models leave from now on when they are idle; empty: by the cluster's own
     rule, None: as before. A request that is `own` is of a session for its own calls, which claims
-    the lease at once.
+    the lease at once. One that `goes_on` is of a call that has used a GPU already: it is not
+    refused because a quota of GPU time is used up, but waits until that has room.
     """
 
     id: RequestId
@@ -61,6 +62,7 @@ class Request(NamedTuple):
     caller: str = ""
     exit_rule: str | None = None
     own: bool = False
+    goes_on: bool = False
 
 
 class StandingTerms(NamedTuple):

@@ -104,7 +104,8 @@ class ProcessLeases:
         """Acquire a lease on this node or, if the scheduler places the request there, another."""
         own = self._nodes.own
         for attempt in range(1, _ATTEMPTS + 1):
-            found = own.acquire(model.digest, batch)
+            # Work of before would be lost if the request were refused for now.
+            found = own.acquire(model.digest, batch, goes_on=bool(request_context.used()))
             if isinstance(found, ModelLease):
                 return SessionLease(own, model, found)
             try:

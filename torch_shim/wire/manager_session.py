@@ -161,14 +161,16 @@ class ManagerSession:
         *,
         lease: int | None = None,
         again: bool = False,
+        goes_on: bool = False,
     ) -> ModelLease | LeaseElsewhere:
         """Acquire a lease for this model; wait for one if necessary.
 
         With a token or a number, return that lease, or raise RemoteFailure (LEASE) if it is no
         longer usable. With a token and `again`, acquire another lease for the token's request,
-        which has given the token's lease back.
+        which has given the token's lease back. A request that `goes_on` has used a GPU already.
         """
-        named = {"token": token, "lease": lease} | ({"again": True} if again else {})
+        flags = {name: True for name, so in (("again", again), ("goes_on", goes_on)) if so}
+        named = {"token": token, "lease": lease} | flags
         timing = call_timings.current()
         begun_us = 0 if timing is None else timing.now_us
         answer = self._ask_acquire(digest, batch, workers=self._known(), **named)

@@ -22,18 +22,22 @@ class QuotaRefusal:
 
 
 def refusal(
-    function: FunctionOwner, bundle: Bundle, expected_s: float, now: float
+    function: FunctionOwner, bundle: Bundle, expected_s: float, now: float, *, goes_on: bool
 ) -> QuotaRefusal | None:
-    """The first quota, of the function or of its namespace, that one more request exceeds."""
+    """The first quota, of the function or of its namespace, that one more request exceeds.
+
+    Of calls that go on, whose work so far would be lost, as many again may wait, and for GPU time
+    as well.
+    """
     too_large = too_many_bytes(function, bundle)
     if too_large is not None:
         return too_large
     for owner in both(function):
         terms = owner.terms
-        if terms.waiting is not None and owner.waiting >= terms.waiting:
+        if terms.waiting is not None and owner.waiting >= terms.waiting * (1 + goes_on):
             detail = f"{owner.waiting} of {terms.waiting} requests wait"
             return QuotaRefusal(owner, "waiting", detail, None)
-        if terms.gpu_s is not None:
+        if terms.gpu_s is not None and not (goes_on and terms.gpu_s > 0.0):
             found = _gpu_time(owner, terms.gpu_s, expected_s, now)
             if found is not None:
                 return found

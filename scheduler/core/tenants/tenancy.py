@@ -17,10 +17,10 @@ from scheduler.core.tenants.lease_charges import LeaseCharges
 from scheduler.core.tenants.owner_table import OwnerTable, both
 from scheduler.core.tenants.owners import FunctionOwner, Turn
 from scheduler.core.tenants.quotas import QuotaRefusal, is_over_gpu_s, refusal, too_many_bytes
-from scheduler.core.tenants.turn_order import TurnOrder, head_start_s
+from scheduler.core.tenants.turn_order import GPU_TIME, TurnOrder, head_start_s
 from scheduler.model.actions import Action
 from scheduler.model.owner_terms import OwnerTerms
-from scheduler.model.values import LeaseId, RequestId, RequestOutcome
+from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome
 
 # While slots are idle the policy may choose among so many requests for each, if that many wait.
 # With more of them it would use idle slots better, and delay namespaces more that come meanwhile.
@@ -71,6 +71,7 @@ class Tenancy:
     ) -> None:
         """These terms hold for an owner from now on."""
         self.owners.set_terms(name, terms, self.now)
+        self.order.paused.terms_changed()
         if "/" not in name:
             self._share_memory()
         self._switch(requests, leases)
@@ -154,11 +155,11 @@ class Tenancy:
 
     # -- requests -------------------------------------------------------------------------------
 
-    def refusal(self, function: str, bundle: Bundle) -> QuotaRefusal | None:
-        """Which quota a new request of this function exceeds, if any."""
+    def refusal(self, request: Request, bundle: Bundle) -> QuotaRefusal | None:
+        """Which quota a new request exceeds, if any."""
         self.owners.forget_when_due(self.order.virtual_s)
-        owner = self.owners.of(function)
-        return refusal(owner, bundle, self.order.estimate_s(bundle), self.now)
+        owner, expected_s = self.owners.of(request.function), self.order.estimate_s(bundle)
+        return refusal(owner, bundle, expected_s, self.now, goes_on=request.goes_on)
 
     def hold(self, pending: Pending) -> None:
         """Hold a request back that is to wait for any slot, until its turn."""
@@ -236,13 +237,24 @@ class Tenancy:
         return found
 
     def retry(self) -> None:
-        """Look whether functions that lacked room in a quota of resident bytes have it now."""
+        """Look whether what lacked room in a quota, of resident bytes or GPU time, has it now."""
+        self.resume()
         for owner in list(self.order.stuck)[:_MOST_RETRIED]:
             first = owner.first()
             if first is None or resident_bytes.has_room(owner, first.pending.bundle, self._cluster):
                 self._free(owner)
             else:  # others are looked at next time
                 self.order.stuck[owner] = self.order.stuck.pop(owner)
+
+    def resume(self) -> bool:
+        """Let calls go on for which a quota of GPU time has room now; whether there were any."""
+        due = self.order.paused.due(self.now)
+        for turn in due:
+            self._note_held(turn)
+            self.order.let_go(turn)
+            self.order.hold(turn, self.now)
+            turn.held_for = GPU_TIME
+        return bool(due)
 
     def _free(self, owner: FunctionOwner) -> None:
         del self.order.stuck[owner]

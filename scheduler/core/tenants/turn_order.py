@@ -11,6 +11,7 @@ from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.pending import Bundle, Pending, Standing
 from scheduler.core.tenants.owner_table import OwnerTable
 from scheduler.core.tenants.owners import FunctionOwner, OwnerOrder, TenantSpace, Turn, is_listed
+from scheduler.core.tenants.paused_calls import PausedCalls, is_used_up
 
 # Requests that have the same turn to the microsecond keep their order of arrival.
 _SEQ_STEP = 1 << 40
@@ -22,6 +23,7 @@ AHEAD = "its namespace was ahead of its share"
 ITS_TURN = "others had their turn"
 LEASES = "its quota of leases"
 RESIDENT = "its quota of resident bytes"
+GPU_TIME = "its quota of GPU time"
 
 
 class TurnOrder:
@@ -37,6 +39,7 @@ class TurnOrder:
         self.turns: dict[str, Turn] = {}
         self.held = 0
         self.stuck: dict[FunctionOwner, None] = {}
+        self.paused = PausedCalls()
         self._cluster = cluster
         self._owners = owners
         self._spaces = OwnerOrder()
@@ -60,21 +63,28 @@ class TurnOrder:
         if pending.seq < 0:  # it goes before all others
             turn.arrival = pending.seq
         self._places += 1
-        head = int(turn.head_s * 1e6) * _SEQ_STEP if self.lead_s else 0
-        owner.hold(turn, turn.arrival - head, self._places)
         self.held += 1
         self._cluster.held += 1
         pending.standing = Standing.HELD
         pending.at = pending.lease = None
         turn.since_s = now
+        if pending.request.goes_on and is_used_up(owner, now):
+            turn.place, turn.held_for = self._places, GPU_TIME
+            self.paused.add(turn, now)
+            return
+        head = int(turn.head_s * 1e6) * _SEQ_STEP if self.lead_s else 0
+        owner.hold(turn, turn.arrival - head, self._places)
         turn.held_for = self._why(owner)
         self.list(owner)
 
     def let_go(self, turn: Turn) -> None:
         """A request is held back no more."""
-        turn.owner.let_go(turn)
         self.held -= 1
         self._cluster.held -= 1
+        if self.paused.remove(turn):
+            turn.place = 0
+            return
+        turn.owner.let_go(turn)
         self.list(turn.owner)
 
     def list(self, owner: FunctionOwner) -> None:

@@ -49,7 +49,7 @@ class TenantInvariants(Invariants):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self.held_back = 0
+        self.held_back = self.paused = 0
         self._use = _Use()
         self.over_quota: Counter[str] = Counter()
 
@@ -64,9 +64,12 @@ class TenantInvariants(Invariants):
         self.held_back = max(self.held_back, tenancy.held)
         for action in actions:
             if isinstance(action, Finish) and action.outcome is RequestOutcome.OVER_QUOTA:
-                self.over_quota[action.reason.split()[1]] += 1
+                quota = action.reason.split()[1]
+                self.over_quota[quota] += 1
+                assert quota != "gpu_s" or not self.world.sent[action.request].goes_on
         if not isinstance(event, NO_DECISION) and not refused_event(event, actions):
             self._check_why_held_back()
+            self._check_paused()
         self._check_leases(actions, before)
         self._check_residents(actions)
         if accepted and isinstance(event, RequestArrived):
@@ -164,6 +167,24 @@ class TenantInvariants(Invariants):
 
     # -- quotas ---------------------------------------------------------------------------------
 
+    def _check_paused(self) -> None:
+        """Calls that go on are paused only where GPU time is used up, or another one goes first."""
+        tenancy, now = self.world.core.placer.tenancy, self.world.now
+        queued = [each for each in tenancy.order.turns.values() if each.queued]
+        paused = [each for each in queued if each in tenancy.order.paused]
+        self.paused = max(self.paused, len(paused))
+        going = {
+            each.owner.name
+            for each in queued
+            if each.pending.request.goes_on and each not in tenancy.order.paused
+        }
+        for turn in paused:
+            owners = (turn.owner, turn.owner.space)
+            assert turn.owner.name in going or any(
+                each.terms.gpu_s is not None and each.used_s(now) >= each.terms.gpu_s - 1e-5
+                for each in owners
+            ), f"{turn.pending.id} is paused though there is room"
+
     def _terms_of(self, function: str) -> list[tuple[str, OwnerTerms]]:
         terms = self.world.core.terms
         space = namespace_of(function)
@@ -244,8 +265,9 @@ class TenantInvariants(Invariants):
                 and owner in (each.request.function, namespace_of(each.request.function))
                 and each.id != event.request.id
             ]
+            most = terms.waiting * (2 if event.request.goes_on else 1)
             assert (
-                len(queue) < terms.waiting
+                len(queue) < most
                 or event.request.id not in core.requests
                 or any(isinstance(each, Dispatch) for each in actions)
             )

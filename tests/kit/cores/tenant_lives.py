@@ -26,6 +26,7 @@ _TERMS = (
     OwnerTerms(waiting=2),
     OwnerTerms(gpu_s=3.0, window_s=6.0),
     OwnerTerms(gpu_s=0.4, window_s=2.0, waiting=4),
+    OwnerTerms(gpu_s=1.0, window_s=30.0),
     OwnerTerms(resident_bytes=3000 * MIB),
     OwnerTerms(resident_bytes=6000 * MIB, leases=3),
     OwnerTerms(resident_bytes=1500 * MIB, weight=2.0),
@@ -71,6 +72,7 @@ class TenantChaos(Chaos):
                 function=f"{space}/f{who % 2}" if who % 9 else "alone",
                 priority=(0, 0, 0, 2, -1, 30)[how % 6],
                 slo_s=slo_s,
+                goes_on=(who + how) % 3 == 0,
             )
         )
 

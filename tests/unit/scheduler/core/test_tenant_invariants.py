@@ -31,12 +31,13 @@ def test_owners_keep_their_quotas_when_anything_happens(
 
 @each_policy
 def test_owners_keep_their_quotas_when_it_runs_long(policy: str) -> None:
-    random = Random(f"tenants {policy}")
+    random = Random(f"owners {policy}")
     core = make_core(policy, settings=LEAVING)
     operations = life_length(3000)
     found = live_through(core, random_tenant_operations(random, operations))
     if operations == 3000:  # a short life need not come to either
         assert found.held_back
+        assert found.paused
         assert found.over_quota
 
 

@@ -1,0 +1,128 @@
+"""Calls that have used a GPU and need one again, while a quota of GPU time is used up."""
+
+import pytest
+
+from scheduler.model.actions import Action, Dispatch, Finish, SetTimer
+from scheduler.model.events import (
+    DeadlinePassed,
+    RequestCancelled,
+    TermsSet,
+    TimerFired,
+)
+from scheduler.model.owner_terms import OwnerTerms
+from scheduler.model.values import CoreSettings, Request, RequestId, RequestOutcome
+from tests.kit.cores.builders import a_core, request
+from tests.kit.cores.core_world import World, only, placements
+
+A, B = "a/f", "b/f"
+QUOTA = OwnerTerms(gpu_s=5.0, window_s=60.0)
+# The last part of the window in which all was used has left it then.
+ROOM_S = 67.1
+
+
+def new(function: str, name: str) -> Request:
+    return request(name)._replace(function=function)
+
+
+def going_on(function: str, name: str, deadline_s: float | None = None) -> Request:
+    return new(function, name)._replace(goes_on=True, deadline_s=deadline_s)
+
+
+def used_up(owner: str = "a", *, gpus: int = 2, settings: CoreSettings | None = None) -> World:
+    """By 6 s a call has used the 5 s that its owner may use in a minute."""
+    names = [f"g{number}" for number in range(gpus)]
+    world = World(a_core("lalbo3", gpus=names, settings=settings))
+    world.send(TermsSet(owner, QUOTA))
+    world.arrive(new(A, "first"))
+    world.free("g0", 6.0)
+    return world
+
+
+def timers(actions: list[Action]) -> list[float]:
+    return [
+        each.at_s
+        for each in actions
+        if isinstance(each, SetTimer) and isinstance(each.event, TimerFired)
+    ]
+
+
+def outcomes(actions: list[Action]) -> dict[str, RequestOutcome]:
+    return {each.request: each.outcome for each in actions if isinstance(each, Finish)}
+
+
+@pytest.mark.parametrize("owner", ["a", A])
+def test_call_waits_until_the_quota_has_room_when_it_goes_on(owner: str) -> None:
+    world = used_up(owner)
+    assert outcomes(world.arrive(new(A, "new"))) == {"new": RequestOutcome.OVER_QUOTA}
+    (room_s,) = timers(world.arrive(going_on(A, "on")))
+    assert room_s == pytest.approx(62.0, abs=0.1)
+    assert world.core.cluster.held == 1
+    assert placements(world.send(TimerFired(), 40.0)) == []
+    assert placements(world.send(TimerFired(), room_s)) == [("on", "g0")]
+    assert world.core.cluster.held == 0
+
+
+def test_call_that_goes_on_is_placed_at_once_while_there_is_room() -> None:
+    world = World(a_core("lalbo3"))
+    world.send(TermsSet("a", QUOTA))
+    assert placements(world.arrive(going_on(A, "on"))) == [("on", "g0")]
+
+
+def test_others_are_served_meanwhile() -> None:
+    world = used_up()
+    world.arrive(going_on(A, "on"))
+    assert placements(world.arrive(new(B, "other"))) == [("other", "g0")]
+
+
+def test_calls_go_on_one_after_the_other() -> None:
+    """What each will use is not known; all at once could use far more than there is."""
+    world = used_up(gpus=1)
+    world.arrive(new(B, "busy"))
+    world.arrive(*(going_on(A, f"on{number}") for number in range(4)))
+    world.send(TimerFired(), ROOM_S)
+    assert world.core.cluster.held == 3
+    assert placements(world.free("g0", ROOM_S + 1.0)) == [("on0", "g0")]
+    assert world.core.cluster.held == 2
+    assert placements(world.free("g0", ROOM_S + 9.0)) == [("on1", "g0")]  # it had its turn before
+    assert world.core.cluster.held == 2
+    assert placements(world.free("g0", ROOM_S + 10.0)) == []
+
+
+def test_call_goes_on_when_the_terms_leave_more_room() -> None:
+    for terms in (None, OwnerTerms(), OwnerTerms(gpu_s=50.0, window_s=60.0)):
+        world = used_up()
+        world.arrive(going_on(A, "on"))
+        assert placements(world.send(TermsSet("a", terms))) == [("on", "g0")]
+
+
+def test_paused_call_that_ends_leaves_nothing() -> None:
+    world = used_up()
+    world.arrive(going_on(A, "cancelled"), going_on(A, "late", deadline_s=20.0))
+    world.send(RequestCancelled(RequestId("cancelled")))
+    expired = world.send(DeadlinePassed(RequestId("late"), 20.0), 20.0)
+    assert outcomes(expired) == {"late": RequestOutcome.EXPIRED}
+    assert (world.core.cluster.held, world.core.placer.queued) == (0, 0)
+    assert timers(world.send(TimerFired(), 21.0)) == []
+
+
+def test_call_that_goes_on_is_refused_where_no_gpu_time_is_allowed_at_all() -> None:
+    world = World(a_core("lalbo3"))
+    world.send(TermsSet("a", OwnerTerms(gpu_s=0.0)))
+    assert outcomes(world.arrive(going_on(A, "on"))) == {"on": RequestOutcome.OVER_QUOTA}
+
+
+def test_as_many_again_may_wait_when_they_go_on() -> None:
+    world = World(a_core("lalbo3", gpus=()))
+    world.send(TermsSet("a", OwnerTerms(waiting=2)))
+    world.arrive(*(new(A, f"n{number}") for number in range(2)))
+    refused = outcomes(world.arrive(new(A, "n2"), *(going_on(A, f"on{n}") for n in range(3))))
+    assert set(refused) == {"n2", "on2"}
+
+
+def test_explanation_says_what_held_a_call_back() -> None:
+    world = used_up(settings=CoreSettings(explain=frozenset({RequestId("on")})))
+    world.arrive(going_on(A, "on"))
+    dispatch = only(Dispatch, world.send(TimerFired(), ROOM_S))
+    assert dispatch.explanation is not None
+    assert dispatch.explanation.held_s == pytest.approx(ROOM_S - 6.0)
+    assert dispatch.explanation.held_for == "its quota of GPU time"
