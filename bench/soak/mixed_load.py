@@ -18,7 +18,8 @@ from gpufaas.load.load_run import LoadOutcome, TrafficPlan, run
 from gpufaas.load.statistics import CallTally
 from scheduler.sim.workload import Arrivals, Pattern
 
-_TIMEOUT_S = 120.0
+# Longer than the workflow may take: what it did not end by then, it answers with the reason.
+_TIMEOUT_S = 150.0
 # An answer, a call that is queued, and a refusal by a limit or a quota.
 _EXPECTED = frozenset({200, 202, 429})
 

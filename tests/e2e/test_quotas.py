@@ -31,6 +31,20 @@ def answer():
     with torch.no_grad():
         return tuple(model(torch.ones(1, 8, device="cuda")).shape)
 """
+STREAM = """
+import time
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 4).eval().cuda()
+def handle(event, context):
+    return {"statusCode": 200, "body": tokens(int(event.query["count"]))}
+def tokens(count):
+    for number in range(count):
+        time.sleep(0.05)
+        with torch.no_grad():
+            model(torch.ones(1, 8, device="cuda")).cpu()
+        yield f"{number}\\n"
+"""
 GPU = {"com.gpufaas.enabled": "true", "com.gpufaas.max-wait": "0"}
 CALLS = 6
 OTHERS = "others"
@@ -63,6 +77,15 @@ def learn(rest: Rest, name: str) -> None:
         return rest.metric("gpufaas_gateway_lease_seconds_count", result="hit") > before
 
     wait_until(is_leased, "the gateway has a lease for the call")
+
+
+def quota(up: Stack, *words: str) -> str:
+    """What `gpufaas quota` prints."""
+    done = up.run(
+        "quota", *words, "--scheduler", up.scheduler_url, "--secret-file", str(up.state / "secret")
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def ended(calls: Sequence[Future[httpx.Response]]) -> list[httpx.Response]:
@@ -133,18 +156,43 @@ def test_function_that_asks_by_itself_is_put_off_too(up: Stack, rest: Rest) -> N
     rest.remove("tiny")
 
 
+def test_stream_pauses_and_is_not_cut_off_when_its_quota_is_used_up_in_its_middle(
+    up: Stack, rest: Rest, pool: ThreadPoolExecutor
+) -> None:
+    """Three functions stream on two GPUs: between two tokens each loses its own to another one."""
+    limited, *others = "limited", "first-other", "second-other"
+
+    def use(figure: str) -> float:
+        return float(owner(up, f"openfaas-fn/{limited}")["use"][figure])
+
+    written = write(up.work, "stream", STREAM)
+    for name in (limited, *others):
+        rest.deploy(name, annotations={**written, **GPU})
+        learn(rest, f"{name}?count=1")
+    quota(up, "set", f"openfaas-fn/{limited}", "--gpu-seconds", "1", "--window", "4")
+    streams = [pool.submit(rest.call, f"{limited}?count=40") for _ in range(2)]
+    rivals = [pool.submit(rest.call, f"{name}?count=70") for name in others * 2]
+    wait_until(lambda: use("held_back") > 0, "a stream is paused")
+    refused = rest.call(f"{limited}?count=1")
+    assert refused.status_code == 429, refused.text
+    assert f"quota gpu_s of openfaas-fn/{limited}" in refused.text
+    for calls, count in ((streams, 40), (rivals, 70)):
+        for call in calls:
+            assert call.result().text.split() == [str(number) for number in range(count)]
+    quota(up, "remove", f"openfaas-fn/{limited}")
+    for name in (limited, *others):
+        rest.remove(name)
+
+
 def test_operators_terms_win_until_they_are_removed(up: Stack, rest: Rest) -> None:
     wanted = {**write(up.work, "gated", GATED), **GPU, "com.gpufaas.weight": "2"}
     rest.deploy("weighed", annotations=wanted)
     wait_until(lambda: owner(up, "openfaas-fn/weighed")["set_by"] == "function", "told")
-    words = ("--scheduler", up.scheduler_url, "--secret-file", str(up.state / "secret"))
-    done = up.run("quota", "set", "openfaas-fn/weighed", "--leases", "3", *words)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^openfaas-fn/weighed +operator +2 ", done.stdout, re.MULTILINE)
-    shown = up.run("quota", "show", "--json", *words)
-    (row,) = json.loads(shown.stdout)
+    quota(up, "set", "openfaas-fn/weighed", "--leases", "3")
+    assert re.search(r"^openfaas-fn/weighed +operator +2 ", quota(up, "show"), re.MULTILINE)
+    (row,) = json.loads(quota(up, "show", "--json"))
     assert (row["set_by"], row["terms"]["weight"], row["terms"]["leases"]) == ("operator", 2.0, 3)
-    assert up.run("quota", "remove", "openfaas-fn/weighed", *words).returncode == 0
+    quota(up, "remove", "openfaas-fn/weighed")
     assert owner(up, "openfaas-fn/weighed")["set_by"] == "function"
     rest.remove("weighed")
 

@@ -143,11 +143,12 @@ class Owner:
 class FunctionOwner(Owner):
     """A function of a namespace, and those of its requests that are held back.
 
-    It is `stuck` while its first request has no room within a quota of resident bytes. `models`
-    are those that it named, if it has such a quota of its own.
+    Of these `held` wait for their turn, and the `paused` ones for GPU time. It is `stuck` while its
+    first request has no room within a quota of resident bytes. `models` are those that it named, if
+    it has such a quota of its own.
     """
 
-    __slots__ = ("_heap", "held", "models", "space", "stuck")
+    __slots__ = ("_heap", "held", "models", "paused", "space", "stuck")
 
     def __init__(self, name: str, number: int, space: "TenantSpace") -> None:
         super().__init__(name, number)
@@ -155,6 +156,7 @@ class FunctionOwner(Owner):
         self.held = 0
         self.stuck = False
         self.models: dict[ModelId, None] = {}
+        self.paused: dict[Turn, None] = {}
         self._heap: list[tuple[int, int, Turn]] = []
 
     def hold(self, turn: Turn, key: int, place: int) -> None:

@@ -12,36 +12,31 @@ _LEAST_S, _LATER_S = 1e-6, 0.001
 
 
 class PausedCalls:
-    """Their turns, by function, in the order in which they came.
+    """The functions that have such calls.
 
     Of each function one goes on at a time, once the quota has room: what it will use is not known,
     and all at once could use far more than there is.
     """
 
     def __init__(self) -> None:
-        self._turns: dict[FunctionOwner, dict[Turn, None]] = {}
         self._room_s: dict[FunctionOwner, float] = {}  # when there may be room; not before
         self._resumed: dict[FunctionOwner, Turn] = {}
-
-    def __contains__(self, turn: Turn) -> bool:
-        turns = self._turns.get(turn.owner)
-        return turns is not None and turn in turns
 
     def add(self, turn: Turn, now: float) -> None:
         """This call goes on when there is room."""
         owner = turn.owner
-        self._turns.setdefault(owner, {})[turn] = None
+        owner.paused[turn] = None
         if owner not in self._room_s:
             self._room_s[owner] = _room_s(owner, now)
 
     def remove(self, turn: Turn) -> bool:
         """Pause this call no longer; whether it was paused."""
-        if turn not in self:
-            return False
         owner = turn.owner
-        del self._turns[owner][turn]
-        if not self._turns[owner]:
-            del self._turns[owner], self._room_s[owner]
+        if turn not in owner.paused:
+            return False
+        del owner.paused[turn]
+        if not owner.paused:
+            del self._room_s[owner]
             self._resumed.pop(owner, None)
         return True
 
@@ -50,12 +45,12 @@ class PausedCalls:
         found = []
         for owner, room_s in self._room_s.items():
             last = self._resumed.get(owner)
-            if room_s > now or (last is not None and last.queued and last not in self):
+            if room_s > now or (last is not None and last.queued and last not in owner.paused):
                 continue
             if is_used_up(owner, now):
                 self._room_s[owner] = _room_s(owner, now)
                 continue
-            turn = self._resumed[owner] = next(iter(self._turns[owner]))
+            turn = self._resumed[owner] = next(iter(owner.paused))
             found.append(turn)
         return found
 

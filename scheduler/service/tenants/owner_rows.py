@@ -29,8 +29,8 @@ class TermsShown:
 class OwnerUse:
     """What an owner uses at this moment; `gpu_s` is the GPU time in the window of its quota.
 
-    `held_back` requests wait until another one of the owner has ended, or others had their turn;
-    `refused` ones were refused in this term, by quota.
+    `held_back` requests wait until another one of the owner has ended, until a quota has room, or
+    until others had their turn; `refused` ones were refused in this term, by quota.
     """
 
     gpu_s: float = 0.0
@@ -85,5 +85,5 @@ def _use(core: Core, name: str, now: float) -> OwnerUse:
     if owner is not None:
         use.gpu_s = owner.seen_s(now)
         use.leases, use.waiting = owner.leases, owner.waiting
-        use.held_back = sum(each.held for each in functions)
+        use.held_back = sum(each.held + len(each.paused) for each in functions)
     return use

@@ -171,12 +171,12 @@ class TenantInvariants(Invariants):
         """Calls that go on are paused only where GPU time is used up, or another one goes first."""
         tenancy, now = self.world.core.placer.tenancy, self.world.now
         queued = [each for each in tenancy.order.turns.values() if each.queued]
-        paused = [each for each in queued if each in tenancy.order.paused]
+        paused = [each for each in queued if each in each.owner.paused]
         self.paused = max(self.paused, len(paused))
         going = {
             each.owner.name
             for each in queued
-            if each.pending.request.goes_on and each not in tenancy.order.paused
+            if each.pending.request.goes_on and each not in paused
         }
         for turn in paused:
             owners = (turn.owner, turn.owner.space)
