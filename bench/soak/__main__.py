@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.measure.drawn_pictures import draw_picture
 from bench.measure.report import BenchReport, load_average
-from bench.soak.attribution.watched_parts import PARTS, WatchPlan
+from bench.soak.attribution.watched_parts import DETAILS, PARTS, WatchPlan
 from bench.soak.mixed_load import rows_of
 from bench.soak.part_verdicts import HEAD, overloaded, verdicts_of, with_interval
 from bench.soak.soak_growth import SeriesGrowth, growth_of
@@ -43,9 +43,9 @@ def main() -> int:
     )
     add("--watch-every", type=float, default=20.0, help="seconds between two of its samples (20)")
     add("--remember", type=int, help="calls that gateway and scheduler remember (2,000 of a kind)")
-    add("--lines", action="store_true", help="it also says which lines of code allocated it (slow)")
+    add("--detail", choices=DETAILS, default="", help="by what allocated it, or what holds it")
     options = parser.parse_args()
-    watch = WatchPlan(options.watch, options.watch_every, options.lines)
+    watch = WatchPlan(options.watch, options.watch_every, options.detail)
     times = options.seconds, options.rate, options.seed, options.every
     plan = SoakPlan(*times, watch, options.remember)
     report = BenchReport("Soak", f"python -m bench.soak {' '.join(sys.argv[1:])}".strip())

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.soak.attribution.heap_report import grown_entries, heap_section, split_of
 from bench.soak.attribution.watched_parts import WatchPlan, end_watch, watching
 from tests.kit.waiting import wait_until
@@ -15,10 +17,11 @@ MIB = 1 << 20
 # It is taken for a gateway by its command, leaks an object of its own kind, and makes cycles.
 _LEAKING = """
 import sys
-class Leaked: pass
+class Leaked:
+    def __init__(self, text): self.text = text
 kept = []
-for _ in range(500):
-    kept.append(Leaked())
+for number in range(500):
+    kept.append(Leaked(f"text {number}"))
     cycle = []
     cycle.append(cycle)
 print("ready", flush=True)
@@ -40,8 +43,14 @@ def a_sample(private_mib: float, when: str = "", **more: Any) -> Mapping[str, An
     }
 
 
-def test_watched_part_says_what_it_has_until_the_end(tmp_path: Path) -> None:
-    variables = watching(WatchPlan(("gateway",), every_s=0.3, lines=True), tmp_path)
+@pytest.mark.parametrize(
+    ("detail", "shown"),
+    [("lines", "<string>:"), ("holders", "builtins.str < builtins.dict < __main__.Leaked")],
+)
+def test_watched_part_says_what_it_has_until_the_end(
+    tmp_path: Path, detail: str, shown: str
+) -> None:
+    variables = watching(WatchPlan(("gateway",), every_s=0.3, detail=detail), tmp_path)
     process = subprocess.Popen(
         [sys.executable, "-c", _LEAKING, "gpufaas.cli", "gateway"],
         stdin=subprocess.PIPE,
@@ -65,7 +74,7 @@ def test_watched_part_says_what_it_has_until_the_end(tmp_path: Path) -> None:
     assert samples[-1]["private_bytes"] > MIB
     assert samples[-2]["garbage"]["builtins.list"] > 50  # of 500 cycles, if none was collected
     assert samples[-1]["malloc_used_bytes"] > 0
-    assert any(line.startswith("<string>:") for line in samples[-3]["lines"])
+    assert any(text.startswith(shown) for text in samples[-3]["details"])
     assert f"The memory of gateway-{process.pid}" in heap_section(file)
 
 

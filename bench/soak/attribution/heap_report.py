@@ -31,10 +31,10 @@ def heap_section(file: Path) -> str:
         if "garbage" in sample:
             garbage = sorted(sample["garbage"].items(), key=lambda each: -each[1])
             parts.append(_list("Garbage in cycles", garbage[:_MOST_SHOWN]))
-    traced = [sample["lines"] for sample in samples if "lines" in sample]
-    if len(traced) > 1:
-        lines = grown_entries(traced[len(traced) // 2], traced[-1], _LEAST_GROWN_BYTES)
-        parts.append(_list("Lines whose bytes are more at the end than in the middle", lines))
+    detailed = [sample["details"] for sample in samples if "details" in sample]
+    if len(detailed) > 1:
+        grown = grown_entries(detailed[len(detailed) // 2], detailed[-1], _LEAST_GROWN_BYTES)
+        parts.append(_list("Whose bytes are more at the end than in the middle", grown))
     return "\n".join(parts)
 
 

@@ -1,7 +1,8 @@
 """Runs inside a watched part: writes every few seconds what its memory consists of.
 
-Only the standard library is imported: this comes before anything else of the process. At the end
-garbage in cycles and free memory of malloc are given back in turn, so that the rest is what lives.
+Only the standard library is imported until a detail is wanted: this comes before anything else of
+the process. At the end garbage in cycles and free memory of malloc are given back in turn, so that
+the rest is what lives.
 """
 
 import ctypes
@@ -13,14 +14,14 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 END = "end"
 _POLL_S = 0.2
-_MOST_TYPES, _MOST_LINES = 60, 400
-_LINES_EVERY = 4  # samples: to take the lines in stops the process for a while
+_MOST_TYPES, _MOST_DETAILS = 60, 400
+_DETAILS_EVERY = 4  # samples: to take them stops the process for a while
 _KIB = 1024
 
 
@@ -36,41 +37,42 @@ class _Mallinfo(ctypes.Structure):
     ]
 
 
-def watch_if_chosen(folder: str, parts: Sequence[str], every_s: float, *, lines: bool) -> None:
+def watch_if_chosen(folder: str, parts: Sequence[str], every_s: float, detail: str) -> None:
     """Begin to watch this process, if it is one of these parts of gpufaas."""
     words = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")
     if "gpufaas.cli" not in words:
         return
     part = words[words.index("gpufaas.cli") + 1]
     if part in parts:
-        watcher = HeapWatch(part, Path(folder), every_s, lines=lines)
+        watcher = HeapWatch(part, Path(folder), every_s, detail)
         threading.Thread(target=watcher.watch, name="heap-watch", daemon=True).start()
 
 
 class HeapWatch:
     """Appends a sample to a file of this process, every so often and at the end.
 
-    With `lines` Python also notes which line allocated what: that costs time and memory itself.
+    For the detail `lines` Python notes which line allocated what, which costs time and memory
+    itself, and says nothing of compiled code; for `holders` it is seen what refers to what.
     """
 
-    def __init__(self, part: str, folder: Path, every_s: float, *, lines: bool) -> None:
+    def __init__(self, part: str, folder: Path, every_s: float, detail: str) -> None:
         self._path = folder / f"{part}-{os.getpid()}.jsonl"
         self._end = folder / END
         self._every_s = every_s
-        self._lines = lines
+        self._detail = _DETAILS[detail]
         self._began_s = time.monotonic()
         self._libc = ctypes.CDLL(None)
         self._libc.mallinfo2.restype = _Mallinfo
-        if lines:
+        if detail == "lines":
             tracemalloc.start()
 
     def watch(self) -> None:
         """Sample until the file `end` is there, and then once after each step of giving back."""
         number = 0
         while not self._is_over():
-            self._write("", lines=self._lines and number % _LINES_EVERY == 0)
+            self._write("", detailed=number % _DETAILS_EVERY == 0)
             number += 1
-        self._write("before giving back", lines=self._lines)
+        self._write("before giving back", detailed=True)
         garbage = _garbage()
         when = f"after a collection of {garbage.total()} objects"
         self._write(when, garbage=dict(garbage.most_common(_MOST_TYPES)))
@@ -86,11 +88,11 @@ class HeapWatch:
             time.sleep(_POLL_S)
         return False
 
-    def _write(self, when: str, *, lines: bool = False, **more: object) -> None:
+    def _write(self, when: str, *, detailed: bool = False, **more: object) -> None:
         sample = self.sample() | more
         sample["when"] = when
-        if lines:
-            sample["lines"] = _lines()
+        if detailed and self._detail is not None:
+            sample["details"] = dict(self._detail().most_common(_MOST_DETAILS))
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(sample) + "\n")
 
@@ -126,12 +128,27 @@ def _types(objects: Sequence[object]) -> "Counter[str]":
     return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in objects)
 
 
-def _lines() -> dict[str, int]:
+def _lines() -> "Counter[str]":
     """The bytes that each line has allocated and nobody has freed."""
-    found = tracemalloc.take_snapshot().statistics("lineno")[:_MOST_LINES]
-    return {f"{each.traceback[0].filename}:{each.traceback[0].lineno}": each.size for each in found}
+    found = tracemalloc.take_snapshot().statistics("lineno")
+    return Counter(
+        {f"{each.traceback[0].filename}:{each.traceback[0].lineno}": each.size for each in found}
+    )
+
+
+def _holders() -> "Counter[str]":
+    from bench.soak.attribution.held_objects import held_bytes  # noqa: PLC0415 - see above
+
+    return held_bytes()
 
 
 def _private_bytes() -> int:
     rows = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
     return sum(int(row.split()[1]) * _KIB for row in rows if row.startswith("Private_"))
+
+
+_DETAILS: dict[str, Callable[[], "Counter[str]"] | None] = {
+    "": None,
+    "lines": _lines,
+    "holders": _holders,
+}

@@ -8,22 +8,23 @@ from pathlib import Path
 from bench.soak.attribution.heap_watch import END
 
 PARTS = ("gateway", "scheduler", "gpu-manager", "up")
+DETAILS = ("lines", "holders")
 _HOOK = '''"""Made for one soak: the parts that it names watch their own memory."""
 
 from bench.soak.attribution.heap_watch import watch_if_chosen
 
-watch_if_chosen({folder!r}, {parts!r}, {every_s!r}, lines={lines!r})
+watch_if_chosen({folder!r}, {parts!r}, {every_s!r}, {detail!r})
 '''
 _END_S, _ASK_S = 120.0, 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class WatchPlan:
-    """Which parts are watched, how often each says what it has, and whether by lines of code."""
+    """Which parts are watched, how often each says what it has, and in which detail."""
 
     parts: Sequence[str] = ()
     every_s: float = 20.0
-    lines: bool = False
+    detail: str = ""
 
 
 def watching(plan: WatchPlan, folder: Path) -> Mapping[str, str]:
@@ -33,7 +34,7 @@ def watching(plan: WatchPlan, folder: Path) -> Mapping[str, str]:
     hook = folder / "hook"
     hook.mkdir()
     text = _HOOK.format(
-        folder=str(folder), parts=tuple(plan.parts), every_s=plan.every_s, lines=plan.lines
+        folder=str(folder), parts=tuple(plan.parts), every_s=plan.every_s, detail=plan.detail
     )
     (hook / "sitecustomize.py").write_text(text, encoding="utf-8")
     return {"PYTHONPATH": str(hook)}
