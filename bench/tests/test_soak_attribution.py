@@ -45,7 +45,7 @@ def a_sample(private_mib: float, when: str = "", **more: Any) -> Mapping[str, An
 
 @pytest.mark.parametrize(
     ("detail", "shown"),
-    [("lines", "<string>:"), ("holders", "builtins.str < builtins.dict < __main__.Leaked")],
+    [("lines", "<string>:"), ("holders", "builtins.str < __main__.Leaked")],
 )
 def test_watched_part_says_what_it_has_until_the_end(
     tmp_path: Path, detail: str, shown: str

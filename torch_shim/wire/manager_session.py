@@ -169,8 +169,7 @@ class ManagerSession:
         longer usable. With a token and `again`, acquire another lease for the token's request,
         which has given the token's lease back. A request that `goes_on` has used a GPU already.
         """
-        flags = {name: True for name, so in (("again", again), ("goes_on", goes_on)) if so}
-        named = {"token": token, "lease": lease} | flags
+        named = {"token": token, "lease": lease, "again": again, "goes_on": goes_on}
         timing = call_timings.current()
         begun_us = 0 if timing is None else timing.now_us
         answer = self._ask_acquire(digest, batch, workers=self._known(), **named)
@@ -180,9 +179,8 @@ class ManagerSession:
             request = str(answer.fields.get("request") or "")
             timing.acquired(begun_us, answer.fields["lease"], queue_s, load_s, request)
         if elsewhere is not None:
-            addresses = tuple(elsewhere["addresses"])
             number, node = answer.fields["lease"], elsewhere["node"]
-            return LeaseElsewhere(number, node, addresses, elsewhere["token"])
+            return LeaseElsewhere(number, node, tuple(elsewhere["addresses"]), elsewhere["token"])
         report.acquired(queue_s, load_s)
         self._open(answer)
         worker = answer.fields["workers"][digest]
