@@ -27,14 +27,7 @@ from scheduler.model.values import (
     RequestId,
     StandingTerms,
 )
-from scheduler.policies.placement_policy import (
-    Decision,
-    LoadBeside,
-    Place,
-    Prefetch,
-    Queue,
-    Skip,
-)
+from scheduler.policies.placement_policy import Decision, LoadBeside, Place, Prefetch, Queue, Skip
 
 # A timer may fire so much too early.
 _EARLY_S = 0.001
@@ -148,7 +141,7 @@ class Placer:
 
     def count_placed(self, function: str, count: int, now: float) -> None:
         """Requests of one function have what they asked for: how fast do the others move?"""
-        if self.queued:
+        if self.contending:
             self.pace.placed(count, now)
         if self.tenancy.takes_turns:
             self.tenancy.owners.count_placed(function, count, now)
@@ -240,15 +233,17 @@ class Placer:
     def take(self, pending: Pending) -> None:
         """Take a request out of its queue, global or local."""
         self.queued -= 1
-        if not self.queued:
-            self.pace.pause()
-        if pending.standing is Standing.WAITING:
-            self.standing.waits_no_more(pending)
-            self.cluster.waiting.remove(pending)
-            return
         if pending.standing is Standing.HELD:
             self.tenancy.let_go(pending)
-            return
+        elif pending.standing is Standing.WAITING:
+            self.standing.waits_no_more(pending)
+            self.cluster.waiting.remove(pending)
+        else:
+            self._take_from_slot(pending)
+        if not self.contending:
+            self.pace.pause()
+
+    def _take_from_slot(self, pending: Pending) -> None:
         assert pending.standing is Standing.LOCAL, f"{pending.id} waits in no queue"
         assert pending.at is not None
         slot = self.cluster.slots[pending.at]
@@ -266,19 +261,24 @@ class Placer:
             self.tenancy.hold(pending)
             return
         pending.standing = Standing.WAITING
-        pending.at = None
-        pending.lease = None
+        pending.at = pending.lease = None
         self.standing.waits(pending)
         self.cluster.wait(pending)
 
+    @property
+    def contending(self) -> int:
+        """How many requests wait for a GPU; others wait until a quota of GPU time has room."""
+        return self.queued - self.tenancy.order.paused.count
+
     def expected_wait_s(self, function: str) -> float:
         """The seconds that a request of this function that arrives now should wait for a lease."""
-        held_back = self.queued and self.cluster.loadable.running  # slots idle, copy engines do not
-        if self.cluster.idle_slots and not held_back:
+        # A slot may be idle, and its GPU's copy engine not.
+        copies_wait = self.contending and self.cluster.loadable.running
+        if self.cluster.idle_slots and not copies_wait:
             return 0.0
         if self.tenancy.takes_turns:
             return self.tenancy.owners.wait_s(function, self.pace)
-        return self.pace.wait_s(self.queued)
+        return self.pace.wait_s(self.contending)
 
     def recall(self, slot: Slot) -> None:
         """Move a whole local queue back to the global queue, each request to its old place."""

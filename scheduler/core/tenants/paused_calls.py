@@ -19,6 +19,7 @@ class PausedCalls:
     """
 
     def __init__(self) -> None:
+        self.count = 0
         self._room_s: dict[FunctionOwner, float] = {}  # when there may be room; not before
         self._resumed: dict[FunctionOwner, Turn] = {}
 
@@ -26,6 +27,7 @@ class PausedCalls:
         """This call goes on when there is room."""
         owner = turn.owner
         owner.paused[turn] = None
+        self.count += 1
         if owner not in self._room_s:
             self._room_s[owner] = _room_s(owner, now)
 
@@ -35,6 +37,7 @@ class PausedCalls:
         if turn not in owner.paused:
             return False
         del owner.paused[turn]
+        self.count -= 1
         if not owner.paused:
             del self._room_s[owner]
             self._resumed.pop(owner, None)

@@ -262,7 +262,7 @@ class Driver:
                 self._lose_nodes()
                 if self._events:
                     self._handle(self._events.popleft())
-                elif not self._contention.notify(waiting=self._core.placer.queued > 0):
+                elif not self._contention.notify(waiting=self._core.placer.contending > 0):
                     break
         finally:
             self._handling = False

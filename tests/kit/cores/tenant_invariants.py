@@ -172,6 +172,7 @@ class TenantInvariants(Invariants):
         tenancy, now = self.world.core.placer.tenancy, self.world.now
         queued = [each for each in tenancy.order.turns.values() if each.queued]
         paused = [each for each in queued if each in each.owner.paused]
+        assert tenancy.order.paused.count == len(paused)
         self.paused = max(self.paused, len(paused))
         going = {
             each.owner.name

@@ -126,3 +126,13 @@ def test_explanation_says_what_held_a_call_back() -> None:
     assert dispatch.explanation is not None
     assert dispatch.explanation.held_s == pytest.approx(ROOM_S - 6.0)
     assert dispatch.explanation.held_for == "its quota of GPU time"
+
+
+def test_others_are_expected_to_wait_no_longer_for_calls_that_are_paused() -> None:
+    """Neither are the pauses taken for the time that a GPU needs for a request."""
+    world = used_up(gpus=1)
+    world.arrive(*(going_on(A, f"on{number}") for number in range(20)))
+    world.arrive(*(new(B, f"b{number}") for number in range(4)), at=30.0)
+    for at_s in (31.0, 32.0):
+        world.free("g0", at_s)
+    assert world.core.placer.expected_wait_s(B) == pytest.approx(1.0)
