@@ -40,6 +40,13 @@ def test_lease_that_was_released_before_it_was_cut_off_is_over_when_its_node_is_
     assert handover.left(found(OURS, R0)) is None
 
 
+def test_who_released_a_lease_before_it_was_cut_off_is_not_forgotten() -> None:
+    handover = Handover(FIRST)
+    handover.release(EARLIER, R0)
+    handover.cut_off(EARLIER, released=False)
+    assert handover.left(found(EARLIER, R0, R1)) == (R1,)
+
+
 @pytest.mark.parametrize("requests", [(), (R0,)])
 def test_lease_that_was_cut_off_has_all_its_requests_when_none_has_released_it(
     requests: tuple[RequestId, ...],
