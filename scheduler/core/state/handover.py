@@ -66,7 +66,7 @@ class Handover:
     def cut_off(self, lease: LeaseId, *, released: bool) -> None:
         """The lease's node may still have it, and report it: who releases it until then counts."""
         names = self._released.get(lease, ())
-        self._remember(lease, (*names, None) if released else names)
+        self._remember(lease, (None,) if released else names)
 
     def release(self, lease: LeaseId, request: RequestId | None = None) -> None:
         """An unknown lease was released, by this request or (without one) by all of its requests.
