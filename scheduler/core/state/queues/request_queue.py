@@ -151,6 +151,8 @@ class RequestQueue:
 
     def regroup(self, size_classes: int) -> None:
         """Sort the lanes into size classes again."""
+        for heads in self._heads:
+            heads.clear()  # lanes that are over refer to them, and would be left to the collector
         self._heads = [[] for _ in range(size_classes)]
         for lane in self.lanes.values():
             lane.heads = self._heads[lane.bundle.size_class if size_classes > 1 else 0]

@@ -1,5 +1,7 @@
 """A queue in lanes answers like one sorted list."""
 
+import gc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,3 +95,18 @@ def test_queue_has_no_first_when_it_is_empty() -> None:
     queue = RequestQueue(CLASSES)
     assert queue.first(CLASSES - 1) is None
     assert list(queue) == []
+
+
+def test_lanes_that_are_over_are_freed_without_the_collector() -> None:
+    queue = RequestQueue()
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(2000):
+            entered = pending(number, bundle(number))
+            queue.add(entered, number)
+            queue.remove(entered)
+        del entered
+        assert gc.collect() < 100
+    finally:
+        gc.enable()
