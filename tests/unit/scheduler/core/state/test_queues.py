@@ -99,14 +99,17 @@ def test_queue_has_no_first_when_it_is_empty() -> None:
 
 def test_lanes_that_are_over_are_freed_without_the_collector() -> None:
     queue = RequestQueue()
+
+    def wait_and_leave(number: int) -> None:
+        entered = pending(number, bundle(number))
+        queue.add(entered, number)
+        queue.remove(entered)
+
     gc.collect()
     gc.disable()
     try:
         for number in range(2000):
-            entered = pending(number, bundle(number))
-            queue.add(entered, number)
-            queue.remove(entered)
-        del entered
+            wait_and_leave(number)
         assert gc.collect() < 100
     finally:
         gc.enable()
