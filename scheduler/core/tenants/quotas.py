@@ -11,6 +11,10 @@ def refused_by(reason: str) -> tuple[str, str]:
     return rest.partition(": ")[0], quota
 
 
+# So many calls of a function may wait for GPU time that is used up.
+MOST_PAUSED = 1_000
+
+
 class QuotaRefusal:
     """Why a request is refused, by which quota of whom; and in how long there may be room."""
 
@@ -26,9 +30,10 @@ def refusal(
 ) -> QuotaRefusal | None:
     """The first quota, of the function or of its namespace, that one more request exceeds.
 
-    Of calls that go on, whose work so far would be lost, as many again may wait, and for GPU time
-    as well.
+    Of calls that go on, whose work so far would be lost, as many again may wait, and some for GPU
+    time as well.
     """
+    pauses = goes_on and len(function.paused) < MOST_PAUSED
     too_large = too_many_bytes(function, bundle)
     if too_large is not None:
         return too_large
@@ -37,7 +42,7 @@ def refusal(
         if terms.waiting is not None and owner.waiting >= terms.waiting * (1 + goes_on):
             detail = f"{owner.waiting} of {terms.waiting} requests wait"
             return QuotaRefusal(owner, "waiting", detail, None)
-        if terms.gpu_s is not None and not (goes_on and terms.gpu_s > 0.0):
+        if terms.gpu_s is not None and not (pauses and terms.gpu_s > 0.0):
             found = _gpu_time(owner, terms.gpu_s, expected_s, now)
             if found is not None:
                 return found

@@ -2,6 +2,7 @@
 
 import pytest
 
+from scheduler.core.tenants.quotas import MOST_PAUSED
 from scheduler.model.actions import Action, Dispatch, Finish, SetTimer
 from scheduler.model.events import (
     DeadlinePassed,
@@ -117,6 +118,16 @@ def test_as_many_again_may_wait_when_they_go_on() -> None:
     world.arrive(*(new(A, f"n{number}") for number in range(2)))
     refused = outcomes(world.arrive(new(A, "n2"), *(going_on(A, f"on{n}") for n in range(3))))
     assert set(refused) == {"n2", "on2"}
+
+
+def test_no_more_calls_of_a_function_are_paused_than_may_be() -> None:
+    """A function could say of any number of requests that their calls go on."""
+    world = used_up()
+    refused = outcomes(world.arrive(*(going_on(A, f"on{n}") for n in range(MOST_PAUSED + 2))))
+    assert refused == dict.fromkeys(
+        (f"on{MOST_PAUSED}", f"on{MOST_PAUSED + 1}"), RequestOutcome.OVER_QUOTA
+    )
+    assert outcomes(world.arrive(going_on("a/g", "other's"))) == {}
 
 
 def test_explanation_says_what_held_a_call_back() -> None:
