@@ -61,6 +61,7 @@ class GpuBook:
         if resident is None:
             if holding is not None:
                 self._resize(holding, 0, now_us)
+                holding.kept_sole = None  # it refers to the holding
                 del self.residents[model]
                 self._former.left(self.node, model, holding.users)
             return None

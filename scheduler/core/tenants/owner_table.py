@@ -137,6 +137,8 @@ class OwnerTable:
 
     def clear(self) -> None:
         """Forget all owners, but not their terms."""
+        for space in self.spaces.values():
+            space.part()
         self.spaces.clear()
         self.functions.clear()
         self.busy = SummedWeight()
@@ -162,7 +164,7 @@ class OwnerTable:
         space = owner.space
         del self.functions[owner.name], space.functions[owner.name]
         if not space.functions and space.name not in self.terms:
-            del self.spaces[space.name]
+            self.spaces.pop(space.name).part()
 
     def _weigh(self) -> None:
         spaces = self.spaces.values()

@@ -238,6 +238,11 @@ class TenantSpace(Owner):
         self.turns = OwnerOrder()
         self.turn_s = 0.0
 
+    def part(self) -> None:
+        """It is forgotten: without references to its functions nothing waits for the collector."""
+        self.functions.clear()
+        self.turns = OwnerOrder()
+
 
 def is_listed(owner: Owner) -> bool:
     """Whether it has a turn."""
