@@ -125,7 +125,12 @@ def _garbage() -> "Counter[str]":
 
 
 def _types(objects: Sequence[object]) -> "Counter[str]":
-    return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in objects)
+    return Counter(map(type_name, objects))
+
+
+def type_name(one: object) -> str:
+    """The name of its type, with the module."""
+    return f"{type(one).__module__}.{type(one).__qualname__}"
 
 
 def _lines() -> "Counter[str]":

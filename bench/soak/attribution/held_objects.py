@@ -7,8 +7,10 @@ collector of cycles does not follow them, so they are in none of its lists.
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from bench.soak.attribution.heap_watch import type_name
 
 # What says little of whom an object belongs to: its own holder is named as well, so far up.
 _CONTAINERS = frozenset({dict, list, tuple, set, frozenset})
@@ -47,18 +49,13 @@ def _holders(tracked: Sequence[Any]) -> dict[int, tuple[Any, Any]]:
 
 
 def _text(one: Any, holder_of: dict[int, tuple[Any, Any]]) -> str:
-    words = [_name(one)]
+    words = [type_name(one)]
     for _ in range(_MOST_HOLDERS):
         _, holder = holder_of.get(id(one), (None, None))
         if holder is None:
             break
-        words.append(_name(holder))
+        words.append(type_name(holder))
         if type(holder) not in _CONTAINERS:
             break
         one = holder
     return " < ".join(words)
-
-
-def _name(one: object) -> str:
-    kind: Callable[..., object] = type(one)
-    return f"{kind.__module__}.{kind.__qualname__}"

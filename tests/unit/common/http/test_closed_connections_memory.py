@@ -10,6 +10,7 @@ from common.http.asgi import Receive, Scope, Send, send_text
 from common.http.server import listen, serving
 from common.http.server_protocol import ServerProtocol
 from tests.kit.waiting import eventually
+from tests.kit.without_collector import without_collector
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
@@ -18,10 +19,8 @@ ASKS = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
 
 @pytest.fixture(autouse=True)
 def _no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+    with without_collector():
+        yield
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,6 +13,7 @@ from gateway_ext.calls.invoke import close_body
 from gateway_ext.errors import GatewayError
 from tests.kit.fakes.fake_function import Got, a_function, echoes, writes
 from tests.kit.waiting import eventually
+from tests.kit.without_collector import without_collector
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
@@ -23,12 +24,10 @@ BODY_BYTES = 1 << 16
 @pytest.fixture(autouse=True)
 def _no_collector() -> Iterator[None]:
     """Nor a log: pytest keeps the errors that were logged."""
-    gc.collect()
-    gc.disable()
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
-    gc.enable()
+    with without_collector():
+        logging.disable()
+        yield
+        logging.disable(logging.NOTSET)
 
 
 def exchanges() -> int:

@@ -1,6 +1,5 @@
 """A body on its way into a queue is freed with its spool, also without a collector."""
 
-import gc
 import weakref
 from pathlib import Path
 
@@ -8,19 +7,16 @@ import pytest
 
 from gateway_ext.jobs.jetstream.streams.scratch_spool import ScratchSpool
 from gateway_ext.jobs.sqlite.body_files import FileSpool
+from tests.kit.without_collector import without_collector
 
 
 @pytest.mark.parametrize("kind", [FileSpool, ScratchSpool])
 async def test_spool_is_freed_once_nobody_has_it(
     tmp_path: Path, kind: type[FileSpool] | type[ScratchSpool]
 ) -> None:
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         spool = kind(tmp_path, 100, 1_000)
         await spool.write(bytes(50))
         there = weakref.ref(spool)
         del spool
         assert there() is None
-    finally:
-        gc.enable()

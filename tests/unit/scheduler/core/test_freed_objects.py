@@ -1,26 +1,12 @@
 """What comes and goes is freed at once: the collector of cycles runs seldom, by a large number."""
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 from scheduler.model.events import PolicySet, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
 from tests.kit.cores.builders import a_core, gpu, model, request
 from tests.kit.cores.core_world import World
+from tests.kit.without_collector import without_collector
 
 TIMES = 100
-
-
-@contextmanager
-def without_collector() -> Iterator[Callable[[], int]]:
-    """Yields what counts the objects that only the collector frees."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield gc.collect
-    finally:
-        gc.enable()
 
 
 def test_owners_are_freed_when_terms_come_and_go() -> None:

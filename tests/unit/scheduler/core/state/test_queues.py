@@ -1,7 +1,5 @@
 """A queue in lanes answers like one sorted list."""
 
-import gc
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +7,7 @@ from cache_manager.model.ids import ModelId
 from scheduler.core.state.pending import Bundle, Pending
 from scheduler.core.state.queues.request_queue import RequestQueue
 from scheduler.model.values import Request, RequestId
+from tests.kit.without_collector import without_collector
 
 CLASSES = 3
 BUNDLES = 5
@@ -105,11 +104,7 @@ def test_lanes_that_are_over_are_freed_without_the_collector() -> None:
         queue.add(entered, number)
         queue.remove(entered)
 
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector() as garbage:
         for number in range(2000):
             wait_and_leave(number)
-        assert gc.collect() < 100
-    finally:
-        gc.enable()
+        assert garbage() < 100
