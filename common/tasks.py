@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from logging import Logger
 from typing import Any, TypeVar
 
@@ -15,26 +16,27 @@ class BackgroundTasks:
     under the name of the group, unless `failed` takes its error; a cancelled one is no failure.
     """
 
-    __slots__ = ("_failed", "_log", "_tasks", "_what")
+    __slots__ = ("_log", "_tasks", "_what")
 
-    def __init__(
-        self, log: Logger, what: str, failed: Callable[[BaseException], None] | None = None
-    ) -> None:
+    def __init__(self, log: Logger, what: str) -> None:
         self._log = log
         self._what = what
-        self._failed = failed or self._log_error
         self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order of their starts
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def start(
-        self, work: Coroutine[Any, Any, Result], *, name: str | None = None
+        self,
+        work: Coroutine[Any, Any, Result],
+        *,
+        name: str | None = None,
+        failed: Callable[[BaseException], None] | None = None,
     ) -> asyncio.Task[Result]:
         """Run this in a task, which is forgotten at its end."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[task] = None
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, failed or self._log_error))
         return task
 
     def cancel(self) -> None:
@@ -52,14 +54,26 @@ class BackgroundTasks:
         self.cancel()
         await self.wait()
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _ended(self, failed: Callable[[BaseException], None], task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
-        error = None if task.cancelled() else task.exception()
+        error = error_of(task)
         if error is not None:
-            self._failed(error)
+            failed(error)
 
     def _log_error(self, error: BaseException) -> None:
         self._log.error("%s failed", self._what, exc_info=error)
+
+
+def error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    """The error of a task that has ended; None if it was cancelled.
+
+    A cancelled task keeps an error too until it is asked for, and by it all that the frames of the
+    task refer to: often the task itself, which only the collector of cycles would then free.
+    """
+    try:
+        return task.exception()
+    except asyncio.CancelledError:
+        return None
 
 
 async def until_first(*works: Coroutine[Any, Any, object]) -> None:

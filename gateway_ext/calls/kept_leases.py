@@ -114,8 +114,7 @@ class KeptLeases:
         self._unreported: dict[KeptLease, None] = {}
         self._reporting: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
-        # The call that asks raises the errors of its question, unless it needs no answer any more.
-        self._tasks = BackgroundTasks(log, "a question for a lease", lambda _: None)
+        self._tasks = BackgroundTasks(log, "a question for a lease")
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -191,7 +190,8 @@ class KeptLeases:
         shelf.unasked.pop(turn, None)
         # While other calls have leases, a question says what is needed, and not for which call.
         request = RequestId(f"{turn.request}~ask") if shelf.count else turn.request
-        question = _Question(request, turn, self._tasks.start(turn.ask(request)))
+        asking = self._tasks.start(turn.ask(request), failed=_leave_to_call)
+        question = _Question(request, turn, asking)
         turn.question = question
         question.task.add_done_callback(lambda _: self._answered(kind, shelf, question))
         if kind.is_shared:
@@ -393,3 +393,7 @@ def _fitting(turns: Sequence[_Turn], instance: str) -> _Turn:
                 first.passed_over += turn is not first
                 return turn
     return first
+
+
+def _leave_to_call(_: BaseException) -> None:
+    """The call that asks raises the error of its question, unless it needs no answer any more."""

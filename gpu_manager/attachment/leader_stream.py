@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 
 from common.frames.frame_line import FrameLine, LineBroken
+from common.tasks import error_of
 from gpu_manager.attachment.leader_dialing import Dialed, Dialer
 from gpu_manager.errors import GpuManagerError, NoScheduler
 from scheduler.api import BadValue, LeaseReleased, RequestCancelled
@@ -274,6 +275,5 @@ class LeaderStream:
 
 def _ended(task: asyncio.Task[None]) -> None:
     """Log the error that ended the stream's task: the node is not attached without it."""
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
+    if (error := error_of(task)) is not None:
         log.critical("this node is no longer attached", exc_info=error)

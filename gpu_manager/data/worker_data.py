@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 from common.data_handles import is_of_worker, node_of
+from common.tasks import error_of
 from gpu_manager.data.data_files import DataFile
 from gpu_manager.data.data_item import DataItem, DataStage
 from gpu_manager.data.data_table import DataTable, NewData
@@ -168,5 +169,4 @@ class WorkerData:
 
 def _note_error(task: asyncio.Task[None]) -> None:
     """Take the error of a task that nobody waits for any more."""
-    if not task.cancelled():
-        task.exception()
+    error_of(task)

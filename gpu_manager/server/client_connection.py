@@ -43,7 +43,7 @@ class ClientConnection:
         self._stream = FrameStream(client, MAX_HELLO_BYTES, 0, _MOST_DESCRIPTORS)
         self._room = asyncio.Semaphore(_MOST_AT_ONCE)
         self._descriptor_room = asyncio.Semaphore(_MOST_WITH_DESCRIPTORS)
-        self._tasks = BackgroundTasks(log, "a request", self._failed)
+        self._tasks = BackgroundTasks(log, "a request")
         self._peer = "an unidentified client"
 
     async def serve(self) -> None:
@@ -70,7 +70,7 @@ class ClientConnection:
     def lease_ended(self, lease: LeaseId) -> None:
         """Notify the client of a lease's end; a lost notification does no harm."""
         if len(self._tasks) < _MOST_TASKS:  # else the client does not read
-            self._tasks.start(self._notify_lease_ended(lease))
+            self._tasks.start(self._notify_lease_ended(lease), failed=self._failed)
 
     # -- HELLO ----------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class ClientConnection:
             for room in (self._room, self._descriptor_room)[: 2 if frame.descriptors else 1]:
                 await self._enter(room)
                 held.callback(room.release)
-            task = self._tasks.start(self._answer(frame, number, handler))
+            task = self._tasks.start(self._answer(frame, number, handler), failed=self._failed)
             of_task = held.pop_all()
             task.add_done_callback(lambda _: of_task.close())
 

@@ -22,6 +22,10 @@ class LoadUrgency:
         """Have this called when the rank changes."""
         self._listeners.append(listener)
 
+    def ignore(self, listener: Callable[[TransferRank], None]) -> None:
+        """Call this one no more."""
+        self._listeners.remove(listener)
+
     def hurry(self) -> None:
         """A request waits from now on."""
         if self.is_ahead:

@@ -86,10 +86,11 @@ class FrameDecoder:
             raise
 
     def close(self) -> None:
-        """Close the descriptors of incomplete frames."""
+        """Close the descriptors of incomplete frames, and let their bodies go."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
+        self._body = bytearray()
 
     def _advance(self, data: memoryview) -> memoryview:
         """Consume bytes up to the end of one frame; return the rest."""
@@ -234,7 +235,7 @@ class FrameStream:
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Close the socket and unread frames' descriptors, and wake waiting tasks."""
+        """Close the socket and unread descriptors, let the buffers go, and wake waiting tasks."""
         if self._closed:
             return
         self._closed = True
@@ -242,6 +243,7 @@ class FrameStream:
         self._loop.remove_writer(self.socket)
         self.socket.close()
         self._decoder.close()
+        self._buffer = memoryview(b"")
         while self._ready:
             self._ready.popleft().close_descriptors()
         for waiting in self._waiting:
@@ -282,6 +284,8 @@ class FrameStream:
             reader.set_exception(error)
         else:
             reader.set_result(None)
+        finally:
+            del reader  # it has the error, whose traceback has this frame
 
     def _read_some(self) -> None:
         room = self._decoder.room()

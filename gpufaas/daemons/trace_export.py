@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from common.tasks import error_of
 from common.telemetry.traces import Attributes, Span
 
 log = logging.getLogger(__name__)
@@ -170,8 +171,7 @@ class SpanExporter:
 
 def _log_failure(sending: asyncio.Task[None]) -> None:
     """A bug of ours ends the export of spans; calls continue."""
-    error = None if sending.cancelled() else sending.exception()
-    if error is not None:
+    if (error := error_of(sending)) is not None:
         log.error("traces are not sent any more", exc_info=error)
 
 

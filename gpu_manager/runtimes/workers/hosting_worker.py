@@ -214,6 +214,7 @@ class HostingWorker:
         self._ends = True
         if self._watching is not None:
             self._watching.cancel()
+            self._watching = None  # a cancelled task refers to all that it worked with
         self._fail_all(ConnectionLost(cause))
         for model in self.models:
             model.close(cause)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from common.data_handles import SECRET_BYTES, around_secret
 from common.tasks import BackgroundTasks
@@ -23,14 +23,14 @@ from gpu_manager.runtimes.runtime import (
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from gpu_manager.runtimes.workers.image_loads import send_image, spans_of
 from gpu_manager.runtimes.workers.merge_reports import merged_sums, records_to_keep
+from gpu_manager.runtimes.workers.worker_answers import wait_within
+from gpu_manager.transfers.transfer_schedule import TransferRank
 from gpu_manager.worker import data_orders, worker_orders
 from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
 from torch_shim.errors import WireError
 
 log = logging.getLogger(__name__)
 
-# If the event loop wakes later than this, the loop itself was delayed: an answer may be unread.
-_DELAYED_S = 0.05
 # A worker that ends sends functions what only it has.
 _LEAVING_S = 2.0
 # One that lets a model go does that too, and then gives back its memory.
@@ -149,11 +149,14 @@ class ModelInWorker:
         urgency = self._order.urgency
         told_ahead = urgency.is_ahead
         await send_image(self._worker, self.number, self._order, shared=self._host.shared)
-        urgency.listen(lambda _: self._hurry())
-        if told_ahead and not urgency.is_ahead:
-            self._hurry()
-        await self._host.assign(assign)
-        answer = await asyncio.shield(self._loaded)
+        urgency.listen(self._hurry)
+        try:
+            if told_ahead:
+                self._hurry(urgency.rank)
+            await self._host.assign(assign)
+            answer = await asyncio.shield(self._loaded)
+        finally:
+            urgency.ignore(self._hurry)
         self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
         self._load_spans = [*self._load_spans, *spans_of(answer, self._begin_s)]
 
@@ -194,7 +197,7 @@ class ModelInWorker:
             await asyncio.shield(self._closed)  # no call goes on when the model has left
             return
         try:
-            await _wait_within(self._end_calls(lease), grace_s)
+            await wait_within(self._end_calls(lease), grace_s)
         except TimeoutError:
             self._worker.kill(f"a call of lease {lease} outlived its grace of {grace_s} s")
             await asyncio.shield(self._closed)
@@ -300,7 +303,7 @@ class ModelInWorker:
         self.leaves = True
         order()
         try:
-            await _wait_within(self._closed, within_s)
+            await wait_within(self._closed, within_s)
         except TimeoutError:
             self._worker.kill(f"{self._order.model} did not leave it in time")
         await asyncio.shield(self._closed)
@@ -359,8 +362,9 @@ class ModelInWorker:
         elif isinstance(order, data_orders.DataLent):
             data.lent(self, order.handle, _lent(order, descriptors))
 
-    def _hurry(self) -> None:
-        self._send(worker_orders.HurryLoad(self.number))
+    def _hurry(self, rank: TransferRank) -> None:
+        if rank is TransferRank.AWAITED:
+            self._send(worker_orders.HurryLoad(self.number))
 
     def _send(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
         """Send an order about this model, unless the model leaves."""
@@ -387,14 +391,3 @@ def _lent(order: data_orders.DataLent, descriptors: Sequence[int]) -> LentData |
         return None
     descriptor = descriptors[0] if descriptors else None
     return LentData(order.size_bytes, order.offset, order.token, descriptor)
-
-
-async def _wait_within(answer: asyncio.Future[Any], grace_s: float) -> None:
-    """Wait for an answer; raise TimeoutError if the worker is late, not if this process is."""
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + grace_s
-    while not (await asyncio.wait({answer}, timeout=deadline_s - loop.time()))[0]:
-        late_s = loop.time() - deadline_s
-        if late_s < _DELAYED_S:
-            raise TimeoutError
-        deadline_s = loop.time() + min(late_s, grace_s)

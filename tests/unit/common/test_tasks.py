@@ -6,8 +6,11 @@ import logging
 import pytest
 
 from common.tasks import BackgroundTasks, until_first
+from tests.kit.without_collector import without_collector
 
 log = logging.getLogger(__name__)
+
+TIMES = 20
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
@@ -29,11 +32,34 @@ async def test_error_is_logged_at_once_with_the_name_of_the_work(
 
 async def test_error_goes_to_the_owner_that_takes_it(caplog: pytest.LogCaptureFixture) -> None:
     errors: list[BaseException] = []
-    tasks = BackgroundTasks(log, "a letter", errors.append)
-    tasks.start(fail())
+    tasks = BackgroundTasks(log, "a letter")
+    tasks.start(fail(), failed=errors.append)
     await tasks.wait()
     assert [str(error) for error in errors] == ["broken"]
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_nothing_is_left_of_a_task_that_its_owner_keeps(*, is_cancelled: bool) -> None:
+    """Without `error_of` a cancelled one refers to its frames, and these to the owner."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.tasks = BackgroundTasks(log, "a letter")
+            self.task = self.tasks.start(self.work())
+
+        async def work(self) -> None:
+            await asyncio.sleep(60 if is_cancelled else 0)
+
+    with without_collector() as garbage:
+        for _ in range(TIMES):
+            owner = Owner()
+            await asyncio.sleep(0)
+            if is_cancelled:
+                owner.tasks.cancel()
+            await owner.tasks.wait()
+            del owner
+        assert garbage() < TIMES
 
 
 async def test_close_cancels_and_awaits_every_task_in_the_order_of_their_starts(

@@ -1,0 +1,35 @@
+"""What is left of workers and their models: nothing, also before the garbage collector runs."""
+
+import os
+import signal
+
+import pytest
+
+from tests.kit.without_collector import without_collector
+from tests.kit.worlds.worker_machine import Machine, pid_of
+
+TIMES = 4
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["unloaded", "killed"])
+def test_nothing_is_left_of_workers_that_have_ended(*, is_killed: bool) -> None:
+    machine = Machine()
+
+    def load_and_end() -> None:
+        hosted = machine.load()
+        if is_killed:
+            os.kill(pid_of(hosted), signal.SIGKILL)
+            machine.until(hosted.closed.done, "the worker's end is noticed")
+        else:
+            machine.run(hosted.unload())
+
+    load_and_end()
+    try:
+        with without_collector() as garbage:
+            for _ in range(TIMES):
+                load_and_end()
+            assert garbage() < TIMES
+    finally:
+        machine.run(machine.runtime.close())
+        os.close(machine.image)
+        machine.runner.close()
