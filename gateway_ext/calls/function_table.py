@@ -116,12 +116,11 @@ class Function:
         """How long a call may wait for its turn; the rest of its time limit is for its answer."""
         return min(self.options.max_wait_s, _WAIT_SHARE * self.options.timeout_s)
 
-    def refusal(self) -> Busy | None:
-        """The answer to a call that arrives now, if the call would wait for too long."""
+    def check_wait(self) -> None:
+        """Busy if a call that arrives now would wait for too long."""
         wait_s = self.expected_wait_s
-        if wait_s <= self.most_wait_s:
-            return None
-        return Busy(self.id, wait_s, f"is busy: calls before this one need {wait_s:.1f} s")
+        if wait_s > self.most_wait_s:
+            raise Busy(self.id, wait_s, f"is busy: calls before this one need {wait_s:.1f} s")
 
     def called(self) -> None:
         """Count a call that has arrived."""

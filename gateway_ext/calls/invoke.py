@@ -175,11 +175,12 @@ class Invoke:
 
     def _check_wait(self, function: Function) -> None:
         """Busy if the call would wait too long; counts it as a call, which is load to scale by."""
-        busy = function.refusal()
-        if busy is not None:
+        try:
+            function.check_wait()
+        except Busy:
             function.called()
             self._parts.meters.busy(function.label)
-            raise busy
+            raise
 
     def _find(self, path: bytes) -> tuple[Function, bytes]:
         """The function that a path names, and the rest of the path."""

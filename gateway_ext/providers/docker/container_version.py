@@ -58,7 +58,7 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
         changed: Callable[[], None],
         running: Iterable[ContainerInstance] = (),
     ) -> None:
-        super().__init__(ReplicaContext(self._make, changed, log, parts.settings), running)
+        super().__init__(ReplicaContext(changed, log, parts.settings), running)
         self.release = release
         self._parts = parts
         self._log = log

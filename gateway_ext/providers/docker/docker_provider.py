@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Any
 
+from common.tasks import error_of
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options
@@ -197,5 +198,5 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
+    if (error := error_of(task)) is not None:
         log.error("containers are not watched any more", exc_info=error)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+from common.tasks import error_of
 from gateway_ext.errors import BadDeployment, ProviderFailed
 from gateway_ext.providers.docker.engine.engine_client import EngineClient, EngineImage
 from gateway_ext.providers.docker.engine.engine_transport import EngineRefused
@@ -53,8 +54,7 @@ class ImagePulls:
 
     def _finished(self, name: str, task: asyncio.Task[EngineImage]) -> None:
         del self._pulling[name]
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved: the waiting callers get it, if any is left
+        error_of(task)  # marks it as retrieved: the waiting callers get it, if any is left
 
     async def _get(self, name: str) -> EngineImage:
         present = await self._engine.image(name)

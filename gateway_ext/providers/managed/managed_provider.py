@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from common.tasks import error_of
 from gateway_ext.errors import (
     BadDeployment,
     ProviderFailed,
@@ -151,7 +152,7 @@ class ManagedProvider(ABC, Generic[F, R]):
 
     def _taken_down(self, task: asyncio.Task[None]) -> None:
         function = self._leaving.pop(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if (error := error_of(task)) is not None:
             details = None if isinstance(error, ProviderFailed) else error
             text = "%s was not removed completely: %s"
             log.error(text, function.deployment.id, error, exc_info=details)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 
+from common.tasks import error_of
 from gateway_ext.errors import GatewayError
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.managed_instance import ManagedInstance
@@ -17,10 +18,9 @@ _LIVED_LONG_S = 60.0
 I = TypeVar("I", bound=ManagedInstance)  # noqa: E741 - an instance
 
 
-class ReplicaContext(NamedTuple, Generic[I]):
+class ReplicaContext(NamedTuple):
     """What all replicas of a version share; `changed` is called when readiness changes."""
 
-    make: Callable[[], Awaitable[I]]
     changed: Callable[[], None]
     log: FunctionLog
     settings: ManagedSettings
@@ -29,12 +29,15 @@ class ReplicaContext(NamedTuple, Generic[I]):
 class Replica(Generic[I]):
     """Keeps one instance alive until it is stopped; `running` is an instance to begin with."""
 
-    def __init__(self, context: ReplicaContext[I], running: I | None = None) -> None:
+    def __init__(
+        self, context: ReplicaContext, make: Callable[[], Awaitable[I]], running: I | None = None
+    ) -> None:
         self.instance: I | None = running
         self.trouble = ""
         self._running = running
         self._detached = False
         self._context = context
+        self._make = make
         self._deaths = 0
         self._last_line = ""
         self._leaving = asyncio.Event()
@@ -114,7 +117,7 @@ class Replica(Generic[I]):
 
     async def _next_instance(self) -> I:
         if self._running is None:
-            return await self._context.make()
+            return await self._make()
         found, self._running = self._running, None
         return found
 
@@ -127,5 +130,5 @@ class Replica(Generic[I]):
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
+    if (error := error_of(task)) is not None:
         log.error("a replica is not kept alive any more", exc_info=error)

@@ -1,5 +1,6 @@
 """Replicas of one version of a function, as many as are wanted."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Generic
 
@@ -7,17 +8,21 @@ from gateway_ext.model import Endpoint
 from gateway_ext.providers.managed.replica import I, Replica, ReplicaContext
 
 
-class ReplicaSet(Generic[I]):
+class ReplicaSet(ABC, Generic[I]):
     """Replicas that run the same; `running` are instances to begin with."""
 
-    def __init__(self, context: ReplicaContext[I], running: Iterable[I] = ()) -> None:
+    def __init__(self, context: ReplicaContext, running: Iterable[I] = ()) -> None:
         self._context = context
-        self.replicas = [Replica(context, one) for one in running]
+        self.replicas = [Replica(context, self._make, one) for one in running]
+
+    @abstractmethod
+    async def _make(self) -> I:
+        """Start another instance."""
 
     def resize(self, wanted: int) -> list[Replica[I]]:
         """Change the number of replicas; returns the surplus ones, which get no new call."""
         while len(self.replicas) < wanted:
-            self.replicas.append(Replica(self._context))
+            self.replicas.append(Replica(self._context, self._make))
         leaving = sorted(self.replicas, key=lambda replica: replica.ready)
         leaving = leaving[: len(self.replicas) - wanted]
         for replica in leaving:

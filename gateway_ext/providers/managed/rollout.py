@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from common.tasks import error_of
 from gateway_ext.errors import GatewayError
 from gateway_ext.model import Deployment, Endpoint
 from gateway_ext.ports import FunctionListener
@@ -208,7 +209,7 @@ class Rollout(Generic[V]):
         self._swap(self.current, coming)
 
     def _made(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if (error := error_of(task)) is not None:
             self._failed = f"it could not be started: {error}"
             log.error("%s could not be started", self._owner.deployment.id, exc_info=error)
 
@@ -240,7 +241,7 @@ class Rollout(Generic[V]):
 
     def _retired(self, task: asyncio.Task[None]) -> None:
         version = self._retiring.pop(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if (error := error_of(task)) is not None:
             log.error("%s: ending instances failed", version.deployment.id, exc_info=error)
         if not self._stopped:
             self._owner.instances_ended(version)

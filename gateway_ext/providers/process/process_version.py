@@ -54,7 +54,7 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         log: FunctionLog,
         changed: Callable[[], None],
     ) -> None:
-        super().__init__(ReplicaContext(self._make, changed, log, parts.settings))
+        super().__init__(ReplicaContext(changed, log, parts.settings))
         self.record = record
         self._orders = _orders(record, python, parts)
         memory = memory_limit_bytes(record.deployment)

@@ -32,12 +32,17 @@ class LimitedOutput(Generic[Line]):
         return self._budget.pause_s(len(lines), byte_count, now_s)
 
     def close(self) -> None:
-        """Write the last notice."""
+        """Write the last notice; nothing is passed on afterwards."""
         if self._noticing is not None:
             self._noticing.cancel()
         self._write_notice()
+        self._store = self._note = _drop  # their owner has this object, which so is in no cycle
 
     def _write_notice(self) -> None:
         self._noticing = None
         if text := self._budget.notice():
             self._note(text)
+
+
+def _drop(_: object) -> None:
+    pass

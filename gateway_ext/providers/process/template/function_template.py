@@ -74,7 +74,7 @@ class FunctionTemplate:
         self._warmed: TemplateRun | None = None  # the fork that makes the example calls
         self._watching: asyncio.Task[None] | None = None
         self._tasks = BackgroundTasks(log, f"a template of {place.function}")
-        self._spare = SpareFork(self._fork_spare, self._tasks)
+        self._spare = SpareFork(self._tasks)
 
     @property
     def alive(self) -> bool:
@@ -192,7 +192,7 @@ class FunctionTemplate:
 
     def _spare_soon(self) -> None:
         if not self._closed:
-            self._spare.make_soon()
+            self._spare.make_soon(self._fork_spare)
 
     async def _fork_spare(self) -> TemplateRun | None:
         """A spare of the template that there is now; None while another is being warmed.

@@ -17,23 +17,24 @@ _QUIET_S = 1.0
 _NOTICE_S = 1.0  # between the end of a process and the report of its keeper
 
 
-class SpareFork:
-    """The spare of one template, if there is one now; `make` forks it, or returns None."""
+# Forks the spare, or returns None.
+Make = Callable[[], Awaitable[TemplateRun | None]]
 
-    def __init__(
-        self, make: Callable[[], Awaitable[TemplateRun | None]], tasks: BackgroundTasks
-    ) -> None:
+
+class SpareFork:
+    """The spare of one template, if there is one now."""
+
+    def __init__(self, tasks: BackgroundTasks) -> None:
         self.run: TemplateRun | None = None
-        self._make = make
         self._tasks = tasks
         self._making: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    def make_soon(self) -> None:
+    def make_soon(self, make: Make) -> None:
         """Have a spare a moment after the last call of this method."""
         if self.run is None:
             self._stop_making()
-            self._making = self._tasks.start(self._made())
+            self._making = self._tasks.start(self._made(make))
 
     async def become(self, name: str, listener: int) -> KeptProcess | None:
         """An instance of this name that serves this socket; None without a spare.
@@ -81,9 +82,9 @@ class SpareFork:
             self._making.cancel()
         self._making = None
 
-    async def _made(self) -> None:
+    async def _made(self, make: Make) -> None:
         await asyncio.sleep(_QUIET_S)
-        self.run = await self._make()
+        self.run = await make()
         if self.run is not None:
             self._watching = self._tasks.start(self._drop_when_it_ends(self.run))
 

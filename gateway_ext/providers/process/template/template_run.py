@@ -62,7 +62,7 @@ class TemplateRun:
         self._line = line
         self._place = place
         place.leaders.add(process.pid)
-        self._living = asyncio.create_task(self._live())
+        self._living = asyncio.create_task(_live(process, name, place))
 
     @classmethod
     async def start(cls, orders: LaunchOrders, place: TemplatePlace) -> Self:
@@ -141,19 +141,6 @@ class TemplateRun:
         self._living.cancel()
         return self.process
 
-    async def _live(self) -> None:
-        """Store its output until it has ended; then kill what it has started."""
-        pid, name = self.process.pid, self.name
-        pipe = OutputPipe(self.process.output, lambda lines: self._place.log.write(name, *lines))
-        try:
-            await asyncio.shield(self.process.exited)
-            self._place.leaders.discard(pid)
-            await asyncio.to_thread(process_table.end_marked, mark_of(name, self._place))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
-        finally:
-            pipe.close()
-
     async def _forked_run(self, kind: str) -> "TemplateRun":
         name = new_name(self._place)
         process, line = await self._forked(kind, name, [])
@@ -197,6 +184,19 @@ class TemplateRun:
             return self._keeper.take(pid, output)
         self.process.output = output
         return self.process
+
+
+async def _live(process: KeptProcess, name: str, place: TemplatePlace) -> None:
+    """Store the process's output until it has ended; then kill what it has started."""
+    pipe = OutputPipe(process.output, lambda lines: place.log.write(name, *lines))
+    try:
+        await asyncio.shield(process.exited)
+        place.leaders.discard(process.pid)
+        await asyncio.to_thread(process_table.end_marked, mark_of(name, place))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
+    finally:
+        pipe.close()
 
 
 def new_name(place: TemplatePlace) -> str:

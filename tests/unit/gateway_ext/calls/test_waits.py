@@ -53,13 +53,13 @@ async def test_call_is_refused_when_those_that_wait_for_a_turn_need_too_long() -
     function.take()
     function.waits.saw_turn(0, 2.0, 1)
     calls = await waiting(function, 2)
-    assert function.refusal() is None  # 4 s
+    function.check_wait()  # 4 s
     calls += await waiting(function, 1)
-    refusal = function.refusal()
-    assert refusal is not None
-    assert refusal.retry_after_s == pytest.approx(6.0)
+    with pytest.raises(Busy) as refusal:
+        function.check_wait()
+    assert refusal.value.retry_after_s == pytest.approx(6.0)
     await ended(calls[:1])  # its caller has left
-    assert function.refusal() is None
+    function.check_wait()
     await ended(calls[1:])
 
 
@@ -68,9 +68,10 @@ async def test_call_waits_for_half_of_its_time_limit_at_most() -> None:
     function.take()
     function.waits.saw_turn(0, 2.0, 1)
     calls = await waiting(function, 1)
-    assert function.refusal() is None
+    function.check_wait()
     calls += await waiting(function, 1)
-    assert function.refusal() is not None
+    with pytest.raises(Busy):
+        function.check_wait()
     await ended(calls)
 
 
@@ -108,7 +109,7 @@ async def test_wait_for_a_start_is_no_wait_for_a_turn() -> None:
     assert not function.waits.known
     function.waits.saw_turn(0, 100.0, 1)
     functions.function_is(a_deployment("", concurrency="1"), [], wanted=0)
-    assert function.refusal() is None  # whoever wakes a function waits for its start
+    function.check_wait()  # whoever wakes a function waits for its start
 
 
 async def test_what_was_measured_is_forgotten_with_the_deployment() -> None:

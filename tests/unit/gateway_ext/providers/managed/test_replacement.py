@@ -51,7 +51,7 @@ async def _pauses(lives_s: list[float], folder: Path) -> list[float]:
         return MortalInstance([*lives_s, 1_000.0][len(starts) - 1])
 
     log = FunctionLog(FunctionId("n", "f"), folder, 1 << 20)
-    replica = Replica(ReplicaContext(make, lambda: None, log, _SETTINGS))
+    replica = Replica(ReplicaContext(lambda: None, log, _SETTINGS), make)
     await until(sum(lives_s) + 300.0)
     await replica.stop()
     log.close()

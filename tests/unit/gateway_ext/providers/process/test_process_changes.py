@@ -11,6 +11,7 @@ from gateway_ext.errors import SecretInUse, UnknownFunction
 from gateway_ext.providers.process import build_folders
 from tests.kit.processes.process_functions import HELLO, call, world
 from tests.kit.waiting import eventually
+from tests.kit.without_collector import without_collector
 
 NS = "openfaas-fn"
 READ = """
@@ -25,6 +26,7 @@ def handle(event, context):
     child = subprocess.Popen(["/bin/sleep", "1000"], start_new_session=True, env={})
     return str(child.pid)
 """
+TIMES = 4
 NEVER_READY = "import time\ntime.sleep(1000)\n"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: functions get users")
 
@@ -83,6 +85,25 @@ async def test_update_of_nothing_is_refused_whatever_else_is_wrong() -> None:
     async with world() as there:
         with pytest.raises(UnknownFunction):
             await there.deploy(update=True, secrets=("none",))
+
+
+async def test_nothing_is_left_of_versions_that_were_replaced() -> None:
+    """Nor of their instances and templates, also before the garbage collector runs."""
+    async with world() as there:
+        there.build("f")
+        f = await there.deploy()
+
+        async def replace() -> None:
+            before = await there.ready(f)
+            await there.deploy(update=True)
+            await eventually(lambda: there.heard.endpoints[f] not in ([], before), "the new one")
+
+        await replace()
+        with without_collector() as garbage:
+            for _ in range(TIMES):
+                await replace()
+            # A version has more than 40 objects; asyncio's transports are cycles of 5.
+            assert garbage() < 20 * TIMES
 
 
 @as_root
