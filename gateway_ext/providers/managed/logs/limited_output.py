@@ -36,7 +36,7 @@ class LimitedOutput(Generic[Line]):
         if self._noticing is not None:
             self._noticing.cancel()
         self._write_notice()
-        self._store = self._note = _drop  # their owner has this object, which so is in no cycle
+        self._store = self._note = _drop  # else a cycle: methods of whoever has this object
 
     def _write_notice(self) -> None:
         self._noticing = None
