@@ -100,6 +100,7 @@ class RequestBody:
         self._interrupt = _nobody_listens
         if self._reader is not None:
             self._reader.cancel()
+            self._reader = None  # a cancelled task refers to all that it worked with
         if self._client is not None:
             self._client.stop()
 

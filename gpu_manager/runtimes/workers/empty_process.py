@@ -68,4 +68,5 @@ class EmptyProcess:
     def _close(self, result: str) -> None:
         if self._watching is not None:
             self._watching.cancel()
+            self._watching = None  # a cancelled task refers to all that it worked with
         self._closed.set_result(result)

@@ -255,6 +255,7 @@ class CallerPresence:
         self._begin.cancel()
         if self._watch is not None:
             self._watch.cancel()
+            self._watch = None  # a cancelled task refers to all that it worked with
 
     def lost(self) -> int:
         """The status to count for a caller that has gone; re-raises any other cancellation."""

@@ -40,6 +40,7 @@ class WaitProgress:
         self._office.history.unwatch(self._request, self._decisions.put_nowait)
         assert self._writing is not None
         self._writing.cancel()
+        self._writing = None  # a cancelled task refers to all that it worked with
 
     async def _write_lines(self) -> None:
         while True:

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway_ext.calls.call_headers import RequestHeaders
+from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.exchange import Exchange
 from gateway_ext.calls.invoke import close_body
+from gateway_ext.calls.upload import RequestBody
 from gateway_ext.errors import GatewayError
 from tests.kit.fakes.fake_function import Got, a_function, echoes, writes
 from tests.kit.waiting import eventually
@@ -19,6 +22,7 @@ from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
 BODY_BYTES = 1 << 16
+TIMES = 10
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +78,28 @@ async def test_body_of_a_call_from_inside_is_freed_when_its_function_fails(*, br
 
         assert failure == ("Unreachable" if breaks else "TimedOut")
         await eventually(lambda: sys.getrefcount(body) == before, "nobody has the body any more")
+
+
+async def test_nothing_is_left_of_a_body_that_was_still_awaited() -> None:
+    async def receive() -> dict[str, object]:
+        if pieces:
+            return {"type": "http.request", "body": pieces.pop(), "more_body": True}
+        await asyncio.Event().wait()
+        return {}
+
+    async def begin() -> None:
+        pieces.append(b"x")
+        body = RequestBody(RequestHeaders(length=2), receive, InvokeSettings(), lambda _: None)
+        await body.begin()
+        await asyncio.sleep(0)
+        body.close()
+
+    pieces: list[bytes] = []
+    gc.collect()
+    for _ in range(TIMES):
+        await begin()
+        await asyncio.sleep(0)
+    assert gc.collect() < TIMES
 
 
 async def failed(gateway: Gateway, body: bytes) -> str:

@@ -11,15 +11,19 @@ from tests.kit.worlds.worker_machine import Machine, pid_of
 TIMES = 4
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["unloaded", "killed"])
-def test_nothing_is_left_of_workers_that_have_ended(*, is_killed: bool) -> None:
+@pytest.mark.parametrize("how", ["unloaded", "killed", "emptied"])
+def test_nothing_is_left_of_workers_that_have_ended(how: str) -> None:
     machine = Machine()
 
     def load_and_end() -> None:
         hosted = machine.load()
-        if is_killed:
+        if how == "killed":
             os.kill(pid_of(hosted), signal.SIGKILL)
             machine.until(hosted.closed.done, "the worker's end is noticed")
+        elif how == "emptied":
+            left = machine.run(hosted.empty())
+            assert left is not None
+            machine.run(left.end())
         else:
             machine.run(hosted.unload())
 
