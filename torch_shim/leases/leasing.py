@@ -105,7 +105,7 @@ class ProcessLeases:
         own = self._nodes.own
         for attempt in range(1, _ATTEMPTS + 1):
             # Work of before would be lost if the request were refused for now.
-            found = own.acquire(model.digest, batch, goes_on=bool(request_context.used()))
+            found = own.acquire(model.digest, batch, goes_on=request_context.goes_on())
             if isinstance(found, ModelLease):
                 return SessionLease(own, model, found)
             try:

@@ -43,6 +43,8 @@ class SessionLease(NamedTuple):
 
     def end_call(self, *, answered: bool) -> None:
         """Record that the call has ended; this may give the lease back."""
+        if answered:
+            request_context.note_answer()
         if self.presented is not None:
             self.presented.end_call(answered=answered)
 

@@ -70,6 +70,7 @@ class RequestLease:
         self.token = token
         self.claims = claims_of(token)
         self.over = False  # True once the request is answered: later calls acquire their own lease
+        self.answered = False  # True once a GPU has answered a call
         self.models: dict[str, None] = {}  # the models called, in order of first use
         self._at_end: list[Callable[[], None]] = []
 
@@ -170,6 +171,19 @@ def note_model(digest: str) -> None:
     found = _current.get()
     if found is not None and not found.over and len(found.models) < _MOST_MODELS:
         found.models.setdefault(digest)
+
+
+def note_answer() -> None:
+    """Record that a GPU has answered a call of the current request, if there is one."""
+    found = _current.get()
+    if found is not None:
+        found.answered = True
+
+
+def goes_on() -> bool:
+    """Whether the current request has had an answer of a GPU: its work would be lost."""
+    found = _current.get()
+    return found is not None and found.answered and not found.over
 
 
 @functools.lru_cache(maxsize=_MOST_TOKENS)

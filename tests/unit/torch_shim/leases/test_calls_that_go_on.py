@@ -34,7 +34,7 @@ async def test_call_that_goes_on_waits_for_the_quota_that_refuses_a_new_one(tmp_
     def called(*, used: bool) -> LeaseId:
         with request_context.given(None, None, left_s=lambda: 10.0):
             if used:
-                request_context.note_model("another model")
+                request_context.note_answer()
             return LeaseId(ProcessLeases(nodes).lease_for(1, bring).lease.number)
 
     it = await a_scheduler()
@@ -43,7 +43,7 @@ async def test_call_that_goes_on_waits_for_the_quota_that_refuses_a_new_one(tmp_
         credential = node.manager.credentials.issue(FunctionIdentity("team", "function"))
         nodes = Nodes(str(node.manager.addresses[0]), credential)
         await asyncio.to_thread(offer)
-        it.driver.report(TermsSet("team", OwnerTerms(gpu_s=0.1, window_s=1.5)))
+        it.driver.report(TermsSet("team", OwnerTerms(gpu_s=0.1, window_s=600.0)))
         first = await asyncio.to_thread(called, used=False)
         await asyncio.sleep(0.2)
         it.driver.release(first)
@@ -53,6 +53,7 @@ async def test_call_that_goes_on_waits_for_the_quota_that_refuses_a_new_one(tmp_
             await asyncio.to_thread(called, used=False)
         waiting = asyncio.ensure_future(asyncio.to_thread(called, used=True))
         await eventually(lambda: it.core.cluster.held == 1)
+        it.driver.report(TermsSet("team", OwnerTerms(gpu_s=100.0, window_s=600.0)))
         assert await waiting > first
         nodes.close()
         image.close()
