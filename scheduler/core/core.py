@@ -149,9 +149,9 @@ class Core:
                 self.lifecycle.refuse_held_back(out)
             if cluster.waiting.count or cluster.has_ready():
                 self._decide(now, out)
-            again = tenancy.goes_on() or tenancy.resume()
+            again = tenancy.has_more() or tenancy.order.resume(now)
             again = again or tenancy.expose_spare(nothing_runs=not placer.leases)
-        room_s = tenancy.order.paused.next_s(now)
+        room_s = tenancy.order.paused.next_s()
         if room_s is not None:
             placer.wake(room_s, now, out)
 
@@ -199,6 +199,7 @@ class Core:
 
     def _lease_ids_raised(self, event: LeaseIdsRaised, now: float, out: list[Action]) -> None:
         self.placer.last_lease = max(self.placer.last_lease, LeaseId(event.first - 1))
+        self.placer.handover.ids_raised(event.first)
 
     def _timer_fired(self, event: TimerFired, now: float, out: list[Action]) -> None:
         """Nothing to do here: the timer is for the policy, which runs after every event."""

@@ -27,8 +27,8 @@ class LeaseUses:
             self._lifecycle.call_ended(end.request, event.lease, min(end.ended_s, now), out)
         if not event.uses:
             return
-        self._placer.count_placed(event.function, len(event.uses), now)
         dispatch = self._dispatch(event, lease)
+        self._placer.count_placed(event.function, len(event.uses), now)
         for use in event.uses:
             if use.request in self._lifecycle.requests:
                 continue  # another call has this id, and has not ended

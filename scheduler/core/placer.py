@@ -95,7 +95,7 @@ class Placer:
             assert all(pending.bundle is bundle for pending in chosen), "a batch of several models"
         from_local = first.standing is Standing.LOCAL
         hit = slot.holds(bundle.models)
-        if not hit and self.tenancy.on and not self._has_quota(chosen, slot, out):
+        if self.tenancy.on and not self._has_quota(chosen, slot, out):
             return
         plan = None if hit else self._plan(bundle, slot, now, spare_waiting=not from_local)
         held_elsewhere = not hit and self.cluster.index.held(bundle.models)
@@ -348,13 +348,15 @@ class Placer:
     def _has_quota(self, chosen: tuple[Pending, ...], slot: Slot, out: list[Action]) -> bool:
         """Have owners' idle models leave that their quotas leave no room for beside a load.
 
-        Where that is not enough, the requests are held back.
+        Where that is not enough, or GPU time is used up, the requests are held back.
         """
-        residents = slot.residents
-        loads = [need for need in chosen[0].bundle.needs if need[0] not in residents]
-        if self.tenancy.make_room(chosen, loads, slot, out):
-            return True
-        for pending in chosen:
+        over = tuple([pending for pending in chosen if self.tenancy.has_no_time(pending)])
+        if not over:
+            residents = slot.residents
+            loads = [need for need in chosen[0].bundle.needs if need[0] not in residents]
+            if not loads or self.tenancy.make_room(chosen, loads, slot, out):
+                return True
+        for pending in over or chosen:
             self.take(pending)
             self.queued += 1
             self.tenancy.divert(pending)

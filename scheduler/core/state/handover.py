@@ -21,12 +21,16 @@ class Handover:
     __slots__ = ("_awaited", "_first_lease", "_promised", "_released")
 
     def __init__(self, first_lease: int) -> None:
-        """This leader's leases begin with this one."""
+        """Earlier leaders' leases are all below this one."""
         self._first_lease = first_lease
         self._promised: dict[RequestId, LeaseId] = {}
         self._awaited: dict[LeaseId, dict[RequestId, None]] = {}  # the same, by lease
         # The oldest one leaves at every release: a plain dict would look through what was deleted.
         self._released: OrderedDict[LeaseId, tuple[RequestId | None, ...]] = OrderedDict()
+
+    def ids_raised(self, first_lease: int) -> None:
+        """Other leaders gave leases with numbers up to this one."""
+        self._first_lease = max(self._first_lease, first_lease)
 
     # -- leases of unknown requests ---------------------------------------------------------------
 

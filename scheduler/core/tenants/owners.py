@@ -1,5 +1,6 @@
 """Owners of requests, namespaces and their functions: what they may have, and what they have."""
 
+from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -20,7 +21,8 @@ class Turn:
 
     `arrival` is its place by arrival. Until its lease is given it is charged `charge_s` seconds of
     GPU time, by estimate, from when it is `exposed` to the policy. `tag_s` is the virtual time of
-    its turn. `place` names its present entry among those held back, since `since_s`.
+    its turn. `place` names its present entry among those held back, since `since_s`. It `pauses`
+    while a quota of GPU time has no room for its call, which has used a GPU before.
     """
 
     __slots__ = (
@@ -31,6 +33,7 @@ class Turn:
         "held_for",
         "held_s",
         "owner",
+        "pauses",
         "pending",
         "place",
         "queued",
@@ -48,9 +51,14 @@ class Turn:
         self.place = 0
         self.queued = False
         self.exposed = False
+        self.pauses = False
         self.since_s = 0.0
         self.held_s = 0.0
         self.held_for = ""
+
+    def note_held(self, now: float) -> None:
+        """It was held back until now."""
+        self.held_s += now - self.since_s
 
 
 class Owner:
@@ -156,7 +164,7 @@ class FunctionOwner(Owner):
         self.held = 0
         self.stuck = False
         self.models: dict[ModelId, None] = {}
-        self.paused: dict[Turn, None] = {}
+        self.paused: OrderedDict[Turn, None] = OrderedDict()
         self._heap: list[tuple[int, int, Turn]] = []
 
     def hold(self, turn: Turn, key: int, place: int) -> None:

@@ -1,5 +1,6 @@
-"""Calls that have used a GPU and need one again, while a quota of GPU time is used up."""
+"""Calls that have used a GPU and need one again, while a quota of GPU time has no room."""
 
+from heapq import heapify, heappop, heappush
 from math import inf
 
 from scheduler.core.tenants.owner_table import both
@@ -9,27 +10,34 @@ from scheduler.core.tenants.quotas import is_over_gpu_s
 # There is room once less than the quota is used, by so much at least; and a part of a window leaves
 # it at a time that is computed in two ways.
 _LEAST_S, _LATER_S = 1e-6, 0.001
+_COMPACT_BEYOND = 64
 
 
 class PausedCalls:
     """The functions that have such calls.
 
-    Of each function one goes on at a time, once the quota has room: what it will use is not known,
-    and all at once could use far more than there is.
+    Of each function one goes on at a time, once the quota has room, and the next one when that one
+    has its lease: what it will use is not known, and all at once could use far more than there is.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._room_s: dict[FunctionOwner, float] = {}  # when there may be room; not before
-        self._resumed: dict[FunctionOwner, Turn] = {}
+        # When each function is looked at next: `inf` while its call before, or nothing, has room.
+        self._look_s: dict[FunctionOwner, float] = {}
+        self._looks: list[tuple[float, int, FunctionOwner]] = []  # a heap
+        self._resumed: dict[FunctionOwner, Turn] = {}  # those that wait for their lease
 
     def add(self, turn: Turn, now: float) -> None:
         """This call goes on when there is room."""
         owner = turn.owner
         owner.paused[turn] = None
         self.count += 1
-        if owner not in self._room_s:
-            self._room_s[owner] = _room_s(owner, now)
+        if self._resumed.get(owner) is turn:  # there is no room any more
+            del self._resumed[owner]
+            owner.paused.move_to_end(turn, last=False)
+            self._look(owner, _room_s(owner, now))
+        elif owner not in self._look_s:
+            self._look(owner, inf if owner in self._resumed else _room_s(owner, now))
 
     def remove(self, turn: Turn) -> bool:
         """Pause this call no longer; whether it was paused."""
@@ -39,33 +47,57 @@ class PausedCalls:
         del owner.paused[turn]
         self.count -= 1
         if not owner.paused:
-            del self._room_s[owner]
-            self._resumed.pop(owner, None)
+            del self._look_s[owner]
         return True
+
+    def waits_no_more(self, turn: Turn) -> None:
+        """This request has its lease, or has ended."""
+        owner = turn.owner
+        if self._resumed.get(owner) is turn:
+            del self._resumed[owner]
+            if owner.paused:
+                self._look(owner, 0.0)
 
     def due(self, now: float) -> list[Turn]:
         """Those that may go on now; their caller removes them."""
         found = []
-        for owner, room_s in self._room_s.items():
-            last = self._resumed.get(owner)
-            if room_s > now or (last is not None and last.queued and last not in owner.paused):
+        while self._looks and self._looks[0][0] <= now:
+            look_s, _, owner = heappop(self._looks)
+            if self._look_s.get(owner) != look_s:
                 continue
             if is_used_up(owner, now):
-                self._room_s[owner] = _room_s(owner, now)
+                self._look(owner, _room_s(owner, now))
                 continue
-            turn = self._resumed[owner] = next(iter(owner.paused))
-            found.append(turn)
+            self._look_s[owner] = inf
+            if owner not in self._resumed:
+                turn = self._resumed[owner] = next(iter(owner.paused))
+                found.append(turn)
         return found
 
-    def next_s(self, now: float) -> float | None:
+    def next_s(self) -> float | None:
         """When there may be room next; None: not without another event."""
-        coming = [room_s for room_s in self._room_s.values() if now < room_s < inf]
-        return min(coming) if coming else None
+        looks = self._looks
+        while looks and self._look_s.get(looks[0][2]) != looks[0][0]:
+            heappop(looks)
+        return looks[0][0] if looks else None
 
     def terms_changed(self) -> None:
         """There may be room at once."""
-        for owner in self._room_s:
-            self._room_s[owner] = 0.0
+        for owner in self._look_s:
+            self._look(owner, 0.0)
+
+    def clear(self) -> None:
+        """No terms hold any more; nothing is paused."""
+        self._resumed.clear()
+        self._looks.clear()
+
+    def _look(self, owner: FunctionOwner, at_s: float) -> None:
+        self._look_s[owner] = at_s
+        if at_s < inf:
+            heappush(self._looks, (at_s, owner.number, owner))
+        if len(self._looks) > 2 * len(self._look_s) + _COMPACT_BEYOND:
+            self._looks = [each for each in self._looks if self._look_s.get(each[2]) == each[0]]
+            heapify(self._looks)
 
 
 def is_used_up(function: FunctionOwner, now: float) -> bool:

@@ -11,7 +11,7 @@ def refused_by(reason: str) -> tuple[str, str]:
     return rest.partition(": ")[0], quota
 
 
-# So many calls of a function may wait for GPU time that is used up.
+# So many calls of a function may wait for GPU time.
 MOST_PAUSED = 1_000
 
 
@@ -47,6 +47,15 @@ def refusal(
             if found is not None:
                 return found
     return None
+
+
+def lacks_gpu_time(function: FunctionOwner, expected_s: float, now: float) -> bool:
+    """Whether one more request of so many seconds would exceed a quota of GPU time."""
+    for owner in both(function):
+        most_s = owner.terms.gpu_s
+        if most_s is not None and _gpu_time(owner, most_s, expected_s, now) is not None:
+            return True
+    return False
 
 
 def too_many_bytes(function: FunctionOwner, bundle: Bundle) -> QuotaRefusal | None:

@@ -16,8 +16,9 @@ from scheduler.core.tenants import resident_bytes
 from scheduler.core.tenants.lease_charges import LeaseCharges
 from scheduler.core.tenants.owner_table import OwnerTable, both
 from scheduler.core.tenants.owners import FunctionOwner, Turn
+from scheduler.core.tenants.paused_calls import is_used_up
 from scheduler.core.tenants.quotas import QuotaRefusal, is_over_gpu_s, refusal, too_many_bytes
-from scheduler.core.tenants.turn_order import GPU_TIME, TurnOrder, head_start_s
+from scheduler.core.tenants.turn_order import TurnOrder, head_start_s
 from scheduler.model.actions import Action
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome
@@ -107,7 +108,7 @@ class Tenancy:
         for pending in list(self._cluster.waiting):
             self._pull_back(order.turns[pending.id])
         for turn in [turn for turn in order.turns.values() if turn.place]:
-            self._note_held(turn)
+            turn.note_held(self.now)
             order.let_go(turn)
             order.hold(turn, self.now)
         self._visits.clear()
@@ -142,6 +143,7 @@ class Tenancy:
         for turn in self.order.turns.values():
             turn.pending.seq = turn.arrival
         self.order.turns.clear()
+        self.order.paused.clear()
         self.leases.clear()
         self.owners.clear()
 
@@ -151,6 +153,7 @@ class Tenancy:
         self._cluster.waiting.remove(turn.pending)
         self._withdraw(turn)
         turn.pending.seq = turn.arrival
+        turn.pauses = self.has_no_time(turn.pending)
         self.order.hold(turn, self.now)
 
     # -- requests -------------------------------------------------------------------------------
@@ -164,6 +167,7 @@ class Tenancy:
     def hold(self, pending: Pending) -> None:
         """Hold a request back that is to wait for any slot, until its turn."""
         turn = self._turn(pending)
+        turn.pauses = self.order.is_to_pause(turn, self.now)
         self._queue(turn)
         resident_bytes.named(turn.owner, pending.models, self._cluster)
         self.order.hold(turn, self.now)
@@ -180,11 +184,13 @@ class Tenancy:
             self.order.let_go(turn)
 
     def divert(self, pending: Pending) -> None:
-        """A request whose load exceeds a quota of resident bytes waits until that has room."""
+        """A request for which a quota, of resident bytes or GPU time, lacks room waits for it."""
         turn = self.order.turns[pending.id]
         self._withdraw(turn)
-        turn.owner.stuck = True
-        self.order.stuck[turn.owner] = None
+        turn.pauses = self.has_no_time(pending)
+        if not turn.pauses:
+            turn.owner.stuck = True
+            self.order.stuck[turn.owner] = None
         self._diverted = True
         self.order.hold(turn, self.now)
 
@@ -208,7 +214,7 @@ class Tenancy:
         while (turn := self.order.next()) is not None:
             self._expose(turn)
 
-    def goes_on(self) -> bool:
+    def has_more(self) -> bool:
         """Whether the policy should decide once more: others have their turn by what it decided."""
         return self._diverted or self.order.next() is not None
 
@@ -238,23 +244,13 @@ class Tenancy:
 
     def retry(self) -> None:
         """Look whether what lacked room in a quota, of resident bytes or GPU time, has it now."""
-        self.resume()
+        self.order.resume(self.now)
         for owner in list(self.order.stuck)[:_MOST_RETRIED]:
             first = owner.first()
             if first is None or resident_bytes.has_room(owner, first.pending.bundle, self._cluster):
                 self._free(owner)
             else:  # others are looked at next time
                 self.order.stuck[owner] = self.order.stuck.pop(owner)
-
-    def resume(self) -> bool:
-        """Let calls go on for which a quota of GPU time has room now; whether there were any."""
-        due = self.order.paused.due(self.now)
-        for turn in due:
-            self._note_held(turn)
-            self.order.let_go(turn)
-            self.order.hold(turn, self.now)
-            turn.held_for = GPU_TIME
-        return bool(due)
 
     def _free(self, owner: FunctionOwner) -> None:
         del self.order.stuck[owner]
@@ -264,7 +260,7 @@ class Tenancy:
     def _expose(self, turn: Turn) -> None:
         """Let the policy see a request, unless it has grown too large while it was held back."""
         pending, cluster = turn.pending, self._cluster
-        self._note_held(turn)
+        turn.note_held(self.now)
         if cluster.too_large(pending.bundle):
             reason = "its models have grown, and no GPU is so large"
             self._refuse(turn, RequestOutcome.TOO_LARGE, reason)
@@ -309,7 +305,8 @@ class Tenancy:
 
     def yields(self, lease: LeaseId) -> bool:
         """Whether its caller must not keep this lease: its owner has too much of something."""
-        order, others_wait = self.order, self._cluster.waiting.count or self.held
+        order = self.order
+        others_wait = self._cluster.waiting.count or self.held > order.paused.count
         for function in self.leases.owners_of(lease):
             if self.takes_turns and others_wait and order.is_ahead(function.space):
                 return True
@@ -320,6 +317,11 @@ class Tenancy:
                 if is_over_gpu_s(owner, self.now):
                     return True
         return False
+
+    def has_no_time(self, pending: Pending) -> bool:
+        """Whether its call goes on, and a quota of GPU time is used up; others were accepted."""
+        goes_on = pending.request.goes_on
+        return goes_on and is_used_up(self.owners.of(pending.request.function), self.now)
 
     def make_room(
         self,
@@ -371,6 +373,7 @@ class Tenancy:
     def _unqueue(self, turn: Turn) -> None:
         """A request waits no more; what it was charged in advance is given back."""
         self._withdraw(turn)
+        self.order.paused.waits_no_more(turn)
         turn.queued = False
         self.owners.count(turn.owner, -1, 0)
         for owner in both(turn.owner):
@@ -390,9 +393,6 @@ class Tenancy:
             for owner in both(turn.owner):
                 owner.exposed -= 1
             self.order.charge(turn.owner, -turn.charge_s)
-
-    def _note_held(self, turn: Turn) -> None:
-        turn.held_s += self.now - turn.since_s
 
 
 def _arrival(turn: Turn) -> int:

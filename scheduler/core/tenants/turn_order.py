@@ -11,7 +11,8 @@ from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.pending import Bundle, Pending, Standing
 from scheduler.core.tenants.owner_table import OwnerTable
 from scheduler.core.tenants.owners import FunctionOwner, OwnerOrder, TenantSpace, Turn, is_listed
-from scheduler.core.tenants.paused_calls import PausedCalls, is_used_up
+from scheduler.core.tenants.paused_calls import PausedCalls
+from scheduler.core.tenants.quotas import lacks_gpu_time
 
 # Requests that have the same turn to the microsecond keep their order of arrival.
 _SEQ_STEP = 1 << 40
@@ -68,7 +69,7 @@ class TurnOrder:
         pending.standing = Standing.HELD
         pending.at = pending.lease = None
         turn.since_s = now
-        if pending.request.goes_on and is_used_up(owner, now):
+        if turn.pauses:
             turn.place, turn.held_for = self._places, GPU_TIME
             self.paused.add(turn, now)
             return
@@ -86,6 +87,24 @@ class TurnOrder:
             return
         turn.owner.let_go(turn)
         self.list(turn.owner)
+
+    def is_to_pause(self, turn: Turn, now: float) -> bool:
+        """Whether a call goes on for which there is no room; the quotas do not count it yet."""
+        pending = turn.pending
+        if not pending.request.goes_on:
+            return False
+        return lacks_gpu_time(turn.owner, self.estimate_s(pending.bundle), now)
+
+    def resume(self, now: float) -> bool:
+        """Let calls go on for which a quota of GPU time has room now; whether there were any."""
+        due = self.paused.due(now)
+        for turn in due:
+            turn.note_held(now)
+            self.let_go(turn)
+            turn.pauses = False
+            self.hold(turn, now)
+            turn.held_for = GPU_TIME
+        return bool(due)
 
     def list(self, owner: FunctionOwner) -> None:
         """List a function, and its namespace, where their turns are by now."""

@@ -8,6 +8,7 @@ from cache_manager.model.ids import tenant_of
 from scheduler.core.state.pending import Standing
 from scheduler.core.tenants.owner_table import namespace_of
 from scheduler.core.tenants.owners import FunctionOwner, Turn
+from scheduler.core.tenants.turn_order import GPU_TIME
 from scheduler.model.actions import Action, Dispatch, Finish, Prepare
 from scheduler.model.events import Event, RequestArrived, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
@@ -179,6 +180,10 @@ class TenantInvariants(Invariants):
             for each in queued
             if each.pending.request.goes_on and each not in paused
         }
+        resumed = Counter(
+            each.owner.name for each in queued if each.held_for == GPU_TIME and each not in paused
+        )
+        assert not resumed or max(resumed.values()) == 1, "of a function one goes on at a time"
         for turn in paused:
             owners = (turn.owner, turn.owner.space)
             assert turn.owner.name in going or any(

@@ -6,6 +6,7 @@ from scheduler.core.tenants.quotas import MOST_PAUSED
 from scheduler.model.actions import Action, Dispatch, Finish, SetTimer
 from scheduler.model.events import (
     DeadlinePassed,
+    PolicySet,
     RequestCancelled,
     TermsSet,
     TimerFired,
@@ -75,6 +76,55 @@ def test_others_are_served_meanwhile() -> None:
     assert placements(world.arrive(new(B, "other"))) == [("other", "g0")]
 
 
+def test_function_gets_no_more_than_its_quota_whatever_it_says_of_its_calls() -> None:
+    """Nothing is used when they come; each runs for twice its quota."""
+    world = World(a_core("lalbo3", gpus=["g0"]))
+    world.send(TermsSet("a", QUOTA))
+    world.arrive(*(going_on(A, f"on{number}") for number in range(200)))
+    granted, end_s = 0, 600.0
+    while world.now < end_s:
+        if world.leases:
+            granted += 1
+            world.free("g0", world.now + 10.0)
+        else:
+            world.send(TimerFired(), world.now + 5.0)
+    assert granted <= end_s / QUOTA.window_s + 1
+    assert granted > end_s / QUOTA.window_s / 3
+
+
+def test_calls_that_go_on_together_use_no_more_than_is_left() -> None:
+    """A second is left, and the GPU is another's when they ask."""
+    world = World(a_core("lalbo3", gpus=["g0"]))
+    world.send(TermsSet("a", QUOTA))
+    world.arrive(new(A, "first"))
+    world.free("g0", 4.0)
+    world.arrive(new(B, "busy"))
+    world.arrive(*(going_on(A, f"on{number}") for number in range(10)))
+    world.free("g0", 6.0)
+    granted = 0
+    while world.leases:
+        granted += 1
+        world.free("g0", world.now + 4.0)
+    assert granted == 1
+
+
+def test_kept_lease_is_not_recalled_for_calls_that_are_paused() -> None:
+    world = used_up()
+    world.send(PolicySet("fair"))
+    world.arrive(*(going_on(A, f"on{number}") for number in range(3)))
+    world.arrive(new(B, "kept"))
+    (lease,) = world.leases
+    world.send(TimerFired(), 20.0)
+    assert not world.core.placer.tenancy.yields(lease)
+
+
+def test_queue_is_not_full_of_calls_that_are_paused() -> None:
+    world = used_up(settings=CoreSettings(max_waiting=5))
+    refused = outcomes(world.arrive(*(going_on(A, f"on{number}") for number in range(6))))
+    assert refused == {"on5": RequestOutcome.QUEUE_FULL}
+    assert placements(world.arrive(new(B, "other"))) == [("other", "g0")]
+
+
 def test_calls_go_on_one_after_the_other() -> None:
     """What each will use is not known; all at once could use far more than there is."""
     world = used_up(gpus=1)
@@ -84,9 +134,13 @@ def test_calls_go_on_one_after_the_other() -> None:
     assert world.core.cluster.held == 3
     assert placements(world.free("g0", ROOM_S + 1.0)) == [("on0", "g0")]
     assert world.core.cluster.held == 2
-    assert placements(world.free("g0", ROOM_S + 9.0)) == [("on1", "g0")]  # it had its turn before
+    assert placements(world.free("g0", ROOM_S + 4.0)) == [("on1", "g0")]
+    assert world.core.cluster.held == 1
+    actions = world.free("g0", ROOM_S + 9.0)
+    assert placements(actions) == []  # on2 had its turn, and has lost it
     assert world.core.cluster.held == 2
-    assert placements(world.free("g0", ROOM_S + 10.0)) == []
+    (room_s,) = timers(actions)
+    assert placements(world.send(TimerFired(), room_s)) == [("on2", "g0")]
 
 
 def test_call_goes_on_when_the_terms_leave_more_room() -> None:

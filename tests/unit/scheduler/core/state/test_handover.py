@@ -26,6 +26,15 @@ def test_release_of_an_earlier_leaders_lease_counts_when_its_node_reports_it() -
     assert handover.left(found(EARLIER, R0, R1)) is None
 
 
+def test_release_counts_when_the_lease_is_of_a_later_term_than_this_leader_began_in() -> None:
+    """A store that has lost its data begins at an old term, and learns newer ones from others."""
+    handover = Handover(FIRST)
+    later = LeaseId(5 * FIRST)
+    handover.ids_raised(6 * FIRST)
+    handover.release(later, R0)
+    assert handover.left(found(later, R0)) is None
+
+
 def test_release_of_a_lease_that_was_cut_off_counts_when_its_node_is_back() -> None:
     handover = Handover(FIRST)
     handover.cut_off(OURS, released=False)

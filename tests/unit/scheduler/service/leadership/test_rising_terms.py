@@ -3,10 +3,11 @@
 import asyncio
 from pathlib import Path
 
+from cache_manager.model.ids import ModelId
 from gpufaas.commands.studies.replay import replay
 from scheduler.model.actions import Dispatch
-from scheduler.model.events import LeaseIdsRaised, RequestArrived
-from scheduler.model.values import LeaseId
+from scheduler.model.events import LeaseIdsRaised, LeaseReleased, LiveLease, RequestArrived
+from scheduler.model.values import LeaseId, RequestId, SlotId
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership.term import Office, first_lease
 from scheduler.service.metrics.counters import SchedulerCounters
@@ -40,3 +41,12 @@ def test_lease_ids_never_fall() -> None:
     core.handle(LeaseIdsRaised(LeaseId(50)), 0.0)
     actions = core.handle(RequestArrived(request("r0")), 0.0)
     assert [each.lease for each in actions if isinstance(each, Dispatch)] == [100]
+
+
+def test_release_of_a_lease_of_another_term_is_remembered_when_the_term_rises() -> None:
+    core = a_core(gpus=())
+    lease = LeaseId(first_lease(3))
+    core.handle(LeaseIdsRaised(LeaseId(first_lease(4))), 0.0)
+    core.handle(LeaseReleased(lease), 0.0)
+    live = LiveLease(lease, SlotId("g0"), (ModelId("bert"),), (RequestId("r0"),))
+    assert core.placer.handover.left(live) is None
