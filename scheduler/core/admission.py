@@ -23,8 +23,8 @@ class Admission:
         placer, limit, request = self._placer, self._max_waiting, pending.request
         tenancy = placer.tenancy
         if limit is not None:
-            # Of calls that are paused as many again may wait: they delay nobody.
-            if (placer.queued if request.goes_on else placer.contending) >= limit:
+            pauses = tenancy.on and tenancy.order.is_to_pause(pending, now)
+            if (tenancy.order.paused.count if pauses else placer.contending) >= limit:
                 return f"{limit} requests wait already"
             if tenancy.takes_turns and not tenancy.owners.may_wait(request.function, limit):
                 return f"{placer.queued} requests wait, and of its namespace more than its part"

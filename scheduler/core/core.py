@@ -101,7 +101,7 @@ class Core:
             out.append(Refuse(event, str(error)))
             self._look(now)
             return out
-        if decides or self.placer.disturbed:
+        if decides or self.placer.disturbed or tenancy.order.paused.may_be_due(now):
             self.placer.disturbed = False
             if tenancy.on or tenancy.refused:
                 self._decide_in_turn(now, out)

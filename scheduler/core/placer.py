@@ -95,7 +95,7 @@ class Placer:
             assert all(pending.bundle is bundle for pending in chosen), "a batch of several models"
         from_local = first.standing is Standing.LOCAL
         hit = slot.holds(bundle.models)
-        if self.tenancy.on and not self._has_quota(chosen, slot, out):
+        if self.tenancy.on and not self._has_quota(chosen, slot, now, out):
             return
         plan = None if hit else self._plan(bundle, slot, now, spare_waiting=not from_local)
         held_elsewhere = not hit and self.cluster.index.held(bundle.models)
@@ -257,7 +257,7 @@ class Placer:
     def wait(self, pending: Pending) -> None:
         """Put a request into the global queue, at its place, or hold it back until its turn."""
         self.queued += 1
-        if self.tenancy.on and not self.tenancy.is_exposed(pending):
+        if self.tenancy.on and not self.tenancy.order.is_exposed(pending):
             self.tenancy.hold(pending)
             return
         pending.standing = Standing.WAITING
@@ -345,12 +345,15 @@ class Placer:
         assert plan is not None, f"{bundle.models} cannot fit {slot.gpu.spec.id} now"
         return plan
 
-    def _has_quota(self, chosen: tuple[Pending, ...], slot: Slot, out: list[Action]) -> bool:
+    def _has_quota(
+        self, chosen: tuple[Pending, ...], slot: Slot, now: float, out: list[Action]
+    ) -> bool:
         """Have owners' idle models leave that their quotas leave no room for beside a load.
 
-        Where that is not enough, or GPU time is used up, the requests are held back.
+        Where that is not enough, or other quotas are used up, the requests are held back.
         """
-        over = tuple([pending for pending in chosen if self.tenancy.has_no_time(pending)])
+        order = self.tenancy.order
+        over = tuple([pending for pending in chosen if order.lost_its_turn(pending, now)])
         if not over:
             residents = slot.residents
             loads = [need for need in chosen[0].bundle.needs if need[0] not in residents]
@@ -359,7 +362,7 @@ class Placer:
         for pending in over or chosen:
             self.take(pending)
             self.queued += 1
-            self.tenancy.divert(pending)
+            self.tenancy.divert(pending, stuck=not over)
         return False
 
     def _stands(self, lease: ActiveLease, chosen: tuple[Pending, ...]) -> StandingTerms | None:
@@ -393,5 +396,5 @@ class Placer:
         if not self.reasons.watches(pending):
             return None
         victims = plan.victims if plan is not None else ()
-        held = self.tenancy.held_back(pending)
+        held = self.tenancy.order.held_back(pending)
         return self.reasons.explain(self.cluster, pending, slot, now, rule, victims, held)

@@ -104,6 +104,8 @@ class LeaseCharges:
             return
         self._recharge(charge, charge.used_s(now) + expected_s * charge.share)
         charge.expect(now + expected_s)
+        for each in charge.distinct():
+            self._order.paused.may_have_room(each)
 
     def computes(self, lease: ActiveLease, now: float) -> None:
         """A lease has its slot from now on."""
@@ -123,6 +125,7 @@ class LeaseCharges:
         charge.end(now)
         for owner in charge.distinct():
             self._order.list(owner)
+            self._order.paused.may_have_room(owner)
 
     def clear(self) -> None:
         """Follow no lease any more."""

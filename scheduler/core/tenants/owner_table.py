@@ -75,23 +75,23 @@ class OwnerTable:
         space = self.spaces.get(name)
         return {} if space is None else dict.fromkeys(space.functions.values())
 
-    def count(self, owner: FunctionOwner, waiting: int, leases: int) -> None:
+    def count(self, owner: FunctionOwner, waiting: int, leases: int, paused: int = 0) -> None:
         """A function, and so its namespace, has so many more requests that wait, and leases."""
-        owner.waiting += waiting
-        owner.leases += leases
         space = owner.space
-        was_busy, waited = space.busy, space.waiting > 0
-        space.waiting += waiting
-        space.leases += leases
+        was_busy, contended = space.busy, space.contending > 0
+        for each in both(owner):
+            each.waiting += waiting
+            each.leases += leases
+            each.paused += paused
         self.busy.follow(space, was_one=was_busy, is_one=space.busy)
-        self.waiting.follow(space, was_one=waited, is_one=space.waiting > 0)
-        if not space.waiting:
+        self.waiting.follow(space, was_one=contended, is_one=space.contending > 0)
+        if not space.contending:
             space.pace.pause()
 
     def count_placed(self, function: str, count: int, now: float) -> None:
         """Requests of a function were placed: its namespace's pace, if others of it wait."""
         space = self.of(function).space
-        if space.waiting:
+        if space.contending:
             space.pace.placed(count, now)
 
     def wait_s(self, function: str, pace: QueuePace) -> float:
@@ -102,9 +102,9 @@ class OwnerTable:
         than that, its own pace tells the wait.
         """
         space = self.of(function).space
-        others = self.waiting.weight - (space.weight if space.waiting else 0.0)
-        ahead = int(space.waiting * (others + space.weight) / space.weight)
-        return max(pace.wait_s(ahead), space.pace.wait_s(space.waiting))
+        others = self.waiting.weight - (space.weight if space.contending else 0.0)
+        ahead = int(space.contending * (others + space.weight) / space.weight)
+        return max(pace.wait_s(ahead), space.pace.wait_s(space.contending))
 
     def may_wait(self, function: str, limit: int) -> bool:
         """Whether its namespace may have one more request among `limit` that wait.
@@ -113,7 +113,7 @@ class OwnerTable:
         """
         space = self.of(function).space
         others = self.busy.weight - (space.weight if space.busy else 0.0)
-        return space.waiting < max(1.0, limit * space.weight / (others + space.weight + 1.0))
+        return space.contending < max(1.0, limit * space.weight / (others + space.weight + 1.0))
 
     def forget_when_due(self, virtual_s: float) -> None:
         """Forget owners, if there are many."""
@@ -169,7 +169,7 @@ class OwnerTable:
     def _weigh(self) -> None:
         spaces = self.spaces.values()
         self.busy = SummedWeight(space.weight for space in spaces if space.busy)
-        self.waiting = SummedWeight(space.weight for space in spaces if space.waiting)
+        self.waiting = SummedWeight(space.weight for space in spaces if space.contending)
 
 
 def both(owner: FunctionOwner) -> tuple[Owner, Owner]:

@@ -64,10 +64,11 @@ class Turn:
 class Owner:
     """Terms and counts of one owner.
 
-    `waiting` requests wait, of which `exposed` ones may be placed; `leases` are in force, on `rate`
-    slots. `queued_s` is the estimated GPU time of what waits, `due_sum_s` the sum of the times at
-    which the leases should end. `virtual_s` is the GPU time that it was charged by its weight, and
-    `listed_s` where in the order of turns it is listed.
+    `waiting` requests wait, of which `exposed` ones may be placed and `paused` ones wait for GPU
+    time of a quota; `leases` are in force, on `rate` slots. `queued_s` is the estimated GPU time of
+    what waits, `due_sum_s` the sum of the times at which the leases should end. `virtual_s` is the
+    GPU time that it was charged by its weight, and `listed_s` where in the order of turns it is
+    listed.
     """
 
     __slots__ = (
@@ -77,6 +78,7 @@ class Owner:
         "listed_s",
         "name",
         "number",
+        "paused",
         "queued_s",
         "rate",
         "terms",
@@ -89,7 +91,7 @@ class Owner:
         self.name = name
         self.number = number
         self.terms = NO_TERMS
-        self.waiting = self.exposed = self.leases = 0
+        self.waiting = self.exposed = self.paused = self.leases = 0
         self.queued_s = self.due_sum_s = self.rate = 0.0
         self.window: GpuWindow | None = None
         self.virtual_s = 0.0
@@ -111,6 +113,16 @@ class Owner:
     def busy(self) -> bool:
         """Whether it has requests that wait, or leases."""
         return self.waiting > 0 or self.leases > 0
+
+    @property
+    def contending(self) -> int:
+        """How many requests wait for a GPU."""
+        return self.waiting - self.paused
+
+    @property
+    def has_its_leases(self) -> bool:
+        """Whether it has all leases that it may have."""
+        return self.terms.leases is not None and self.leases >= self.terms.leases
 
     @property
     def at_its_leases(self) -> bool:
@@ -144,19 +156,22 @@ class Owner:
 
     def to_come_s(self, now: float) -> float:
         """The GPU time that its accepted requests should still need."""
-        running_s = max(0.0, self.due_sum_s - self.rate * now)
-        return (max(0.0, self.queued_s) if self.waiting else 0.0) + running_s
+        return (max(0.0, self.queued_s) if self.waiting else 0.0) + self.running_s(now)
+
+    def running_s(self, now: float) -> float:
+        """The GPU time that its leases should still need."""
+        return max(0.0, self.due_sum_s - self.rate * now)
 
 
 class FunctionOwner(Owner):
     """A function of a namespace, and those of its requests that are held back.
 
-    Of these `held` wait for their turn, and the `paused` ones for GPU time. It is `stuck` while its
+    Of these `held` wait for their turn; `paused_turns` are the others. It is `stuck` while its
     first request has no room within a quota of resident bytes. `models` are those that it named, if
     it has such a quota of its own.
     """
 
-    __slots__ = ("_heap", "held", "models", "paused", "space", "stuck")
+    __slots__ = ("_heap", "held", "models", "paused_turns", "space", "stuck")
 
     def __init__(self, name: str, number: int, space: "TenantSpace") -> None:
         super().__init__(name, number)
@@ -164,7 +179,7 @@ class FunctionOwner(Owner):
         self.held = 0
         self.stuck = False
         self.models: dict[ModelId, None] = {}
-        self.paused: OrderedDict[Turn, None] = OrderedDict()
+        self.paused_turns: OrderedDict[Turn, None] = OrderedDict()
         self._heap: list[tuple[int, int, Turn]] = []
 
     def hold(self, turn: Turn, key: int, place: int) -> None:

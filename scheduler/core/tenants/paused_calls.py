@@ -3,8 +3,8 @@
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from scheduler.core.tenants.owner_table import both
-from scheduler.core.tenants.owners import FunctionOwner, Turn
+from scheduler.core.tenants.owner_table import OwnerTable, both
+from scheduler.core.tenants.owners import FunctionOwner, Owner, TenantSpace, Turn
 from scheduler.core.tenants.quotas import is_over_gpu_s
 
 # There is room once less than the quota is used, by so much at least; and a part of a window leaves
@@ -16,62 +16,77 @@ _COMPACT_BEYOND = 64
 class PausedCalls:
     """The functions that have such calls.
 
-    Of each function one goes on at a time, once the quota has room, and the next one when that one
-    has its lease: what it will use is not known, and all at once could use far more than there is.
+    Of each function one goes on at a time, once the quota has room beside what runs by estimate,
+    and the next one when that one has its lease: what it will use is not known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owners: OwnerTable) -> None:
         self.count = 0
+        self.resumed: dict[FunctionOwner, Turn] = {}  # those that wait for their lease
+        self._owners = owners
         # When each function is looked at next: `inf` while its call before, or nothing, has room.
         self._look_s: dict[FunctionOwner, float] = {}
         self._looks: list[tuple[float, int, FunctionOwner]] = []  # a heap
-        self._resumed: dict[FunctionOwner, Turn] = {}  # those that wait for their lease
+        self._behind: dict[TenantSpace, dict[FunctionOwner, None]] = {}  # leases that may need less
 
     def add(self, turn: Turn, now: float) -> None:
         """This call goes on when there is room."""
         owner = turn.owner
-        owner.paused[turn] = None
-        self.count += 1
-        if self._resumed.get(owner) is turn:  # there is no room any more
-            del self._resumed[owner]
-            owner.paused.move_to_end(turn, last=False)
-            self._look(owner, _room_s(owner, now))
+        owner.paused_turns[turn] = None
+        self._count(owner, 1)
+        if self.resumed.get(owner) is turn:  # there is no room any more
+            del self.resumed[owner]
+            owner.paused_turns.move_to_end(turn, last=False)
+            self._wait_for_room(owner, now)
         elif owner not in self._look_s:
-            self._look(owner, inf if owner in self._resumed else _room_s(owner, now))
+            self._look_s[owner] = inf
+            if owner not in self.resumed:
+                self._wait_for_room(owner, now)
 
     def remove(self, turn: Turn) -> bool:
         """Pause this call no longer; whether it was paused."""
         owner = turn.owner
-        if turn not in owner.paused:
+        if turn not in owner.paused_turns:
             return False
-        del owner.paused[turn]
-        self.count -= 1
-        if not owner.paused:
+        del owner.paused_turns[turn]
+        self._count(owner, -1)
+        if not owner.paused_turns:
             del self._look_s[owner]
         return True
 
     def waits_no_more(self, turn: Turn) -> None:
         """This request has its lease, or has ended."""
         owner = turn.owner
-        if self._resumed.get(owner) is turn:
-            del self._resumed[owner]
-            if owner.paused:
+        if self.resumed.get(owner) is turn:
+            del self.resumed[owner]
+            if owner.paused_turns:
                 self._look(owner, 0.0)
+
+    def may_have_room(self, owner: FunctionOwner) -> None:
+        """A lease of it needs less GPU time than was expected."""
+        for each in self._behind.pop(owner.space, ()):
+            if each in self._look_s:
+                self._look(each, 0.0)
+
+    def may_be_due(self, now: float) -> bool:
+        """Whether `due` has to be asked."""
+        return bool(self._looks) and self._looks[0][0] <= now
 
     def due(self, now: float) -> list[Turn]:
         """Those that may go on now; their caller removes them."""
         found = []
-        while self._looks and self._looks[0][0] <= now:
+        while self.may_be_due(now):
             look_s, _, owner = heappop(self._looks)
             if self._look_s.get(owner) != look_s:
                 continue
-            if is_used_up(owner, now):
-                self._look(owner, _room_s(owner, now))
-                continue
             self._look_s[owner] = inf
-            if owner not in self._resumed:
-                turn = self._resumed[owner] = next(iter(owner.paused))
-                found.append(turn)
+            if owner in self.resumed:
+                continue
+            if any(_short_s(each, now) > 0.0 for each in both(owner)):
+                self._wait_for_room(owner, now)
+                continue
+            turn = self.resumed[owner] = next(iter(owner.paused_turns))
+            found.append(turn)
         return found
 
     def next_s(self) -> float | None:
@@ -88,8 +103,18 @@ class PausedCalls:
 
     def clear(self) -> None:
         """No terms hold any more; nothing is paused."""
-        self._resumed.clear()
+        self.resumed.clear()
         self._looks.clear()
+        self._behind.clear()
+
+    def _count(self, owner: FunctionOwner, more: int) -> None:
+        self.count += more
+        self._owners.count(owner, 0, 0, more)
+
+    def _wait_for_room(self, owner: FunctionOwner, now: float) -> None:
+        if owner.space.leases:
+            self._behind.setdefault(owner.space, {})[owner] = None
+        self._look(owner, _room_s(owner, now))
 
     def _look(self, owner: FunctionOwner, at_s: float) -> None:
         self._look_s[owner] = at_s
@@ -105,13 +130,21 @@ def is_used_up(function: FunctionOwner, now: float) -> bool:
     return is_over_gpu_s(function, now) or is_over_gpu_s(function.space, now)
 
 
+def _short_s(owner: Owner, now: float) -> float:
+    """By how much GPU time an owner lacks room; what runs counts by estimate."""
+    most_s = owner.terms.gpu_s
+    if most_s is None:
+        return 0.0
+    used_s = owner.used_s(now) + (owner.running_s(now) if owner.leases else 0.0)
+    return max(0.0, used_s - most_s + _LEAST_S)
+
+
 def _room_s(function: FunctionOwner, now: float) -> float:
     """When both have room again, if nothing more is used until then."""
     at_s = 0.0
     for owner in both(function):
-        window, most_s = owner.window, owner.terms.gpu_s
-        if window is None or most_s is None or not is_over_gpu_s(owner, now):
-            continue
-        left_s = window.frees_in_s(owner.used_s(now) - most_s + _LEAST_S, now)
-        at_s = max(at_s, inf if left_s is None else now + left_s + _LATER_S)
+        short_s = _short_s(owner, now)
+        if owner.window is not None and short_s > 0.0:
+            left_s = owner.window.frees_in_s(short_s, now)
+            at_s = max(at_s, inf if left_s is None else now + left_s + _LATER_S)
     return at_s

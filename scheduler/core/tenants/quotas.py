@@ -11,7 +11,7 @@ def refused_by(reason: str) -> tuple[str, str]:
     return rest.partition(": ")[0], quota
 
 
-# So many calls of a function may wait for GPU time.
+# So many calls of a namespace may wait for GPU time.
 MOST_PAUSED = 1_000
 
 
@@ -33,7 +33,7 @@ def refusal(
     Of calls that go on, whose work so far would be lost, as many again may wait, and some for GPU
     time as well.
     """
-    pauses = goes_on and len(function.paused) < MOST_PAUSED
+    pauses = goes_on and function.space.paused < MOST_PAUSED
     too_large = too_many_bytes(function, bundle)
     if too_large is not None:
         return too_large

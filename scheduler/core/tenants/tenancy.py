@@ -16,7 +16,6 @@ from scheduler.core.tenants import resident_bytes
 from scheduler.core.tenants.lease_charges import LeaseCharges
 from scheduler.core.tenants.owner_table import OwnerTable, both
 from scheduler.core.tenants.owners import FunctionOwner, Turn
-from scheduler.core.tenants.paused_calls import is_used_up
 from scheduler.core.tenants.quotas import QuotaRefusal, is_over_gpu_s, refusal, too_many_bytes
 from scheduler.core.tenants.turn_order import TurnOrder, head_start_s
 from scheduler.model.actions import Action
@@ -89,6 +88,8 @@ class Tenancy:
             if turn.owner.name == name:
                 resident_bytes.named(turn.owner, turn.pending.models, self._cluster)
         for owner in concerned:
+            for turn in list(owner.paused_turns):
+                self._refuse_without_time(turn)
             self.order.list(owner)
 
     def set_lead(
@@ -153,8 +154,8 @@ class Tenancy:
         self._cluster.waiting.remove(turn.pending)
         self._withdraw(turn)
         turn.pending.seq = turn.arrival
-        turn.pauses = self.has_no_time(turn.pending)
-        self.order.hold(turn, self.now)
+        turn.pauses = self.order.has_no_time(turn.pending, self.now)
+        self._hold(turn)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -167,15 +168,10 @@ class Tenancy:
     def hold(self, pending: Pending) -> None:
         """Hold a request back that is to wait for any slot, until its turn."""
         turn = self._turn(pending)
-        turn.pauses = self.order.is_to_pause(turn, self.now)
+        turn.pauses = self.order.is_to_pause(pending, self.now)
         self._queue(turn)
         resident_bytes.named(turn.owner, pending.models, self._cluster)
-        self.order.hold(turn, self.now)
-
-    def is_exposed(self, pending: Pending) -> bool:
-        """Whether the policy may place this request, wherever it waits."""
-        turn = self.order.turns.get(pending.id)
-        return turn is not None and turn.exposed
+        self._hold(turn)
 
     def let_go(self, pending: Pending) -> None:
         """A request that is held back leaves; one that was refused has left already."""
@@ -183,16 +179,16 @@ class Tenancy:
         if turn is not None and turn.place:
             self.order.let_go(turn)
 
-    def divert(self, pending: Pending) -> None:
-        """A request for which a quota, of resident bytes or GPU time, lacks room waits for it."""
+    def divert(self, pending: Pending, *, stuck: bool) -> None:
+        """A request waits for room in a quota: in that of resident bytes if it is `stuck`."""
         turn = self.order.turns[pending.id]
         self._withdraw(turn)
-        turn.pauses = self.has_no_time(pending)
-        if not turn.pauses:
+        turn.pauses = self.order.has_no_time(pending, self.now)
+        if stuck:
             turn.owner.stuck = True
             self.order.stuck[turn.owner] = None
         self._diverted = True
-        self.order.hold(turn, self.now)
+        self._hold(turn)
 
     def finished(self, request: RequestId) -> None:
         """A request has ended."""
@@ -200,11 +196,6 @@ class Tenancy:
         if turn is not None and turn.queued:
             self._unqueue(turn)
             self.owners.forget_when_due(self.order.virtual_s)
-
-    def held_back(self, pending: Pending) -> tuple[float, str]:
-        """For how long a request was held back in all, and for what at last."""
-        turn = self.order.turns.get(pending.id)
-        return (0.0, "") if turn is None else (turn.held_s, turn.held_for if turn.held_s else "")
 
     # -- turns ----------------------------------------------------------------------------------
 
@@ -275,6 +266,19 @@ class Tenancy:
         self._standing.waits(pending)
         cluster.wait(pending)
 
+    def _hold(self, turn: Turn) -> None:
+        self.order.hold(turn, self.now)
+        if turn.pauses:
+            self._refuse_without_time(turn)
+
+    def _refuse_without_time(self, turn: Turn) -> None:
+        """End a paused call for which there will never be room."""
+        for owner in both(turn.owner):
+            if owner.terms.gpu_s == 0.0:
+                reason = QuotaRefusal(owner, "gpu_s", "no GPU time at all", None).reason
+                self._refuse(turn, RequestOutcome.OVER_QUOTA, reason)
+                return
+
     def _refuse(self, turn: Turn, outcome: RequestOutcome, reason: str) -> None:
         self.order.let_go(turn)
         self.refused.append((turn.pending, outcome, reason))
@@ -317,11 +321,6 @@ class Tenancy:
                 if is_over_gpu_s(owner, self.now):
                     return True
         return False
-
-    def has_no_time(self, pending: Pending) -> bool:
-        """Whether its call goes on, and a quota of GPU time is used up; others were accepted."""
-        goes_on = pending.request.goes_on
-        return goes_on and is_used_up(self.owners.of(pending.request.function), self.now)
 
     def make_room(
         self,

@@ -11,7 +11,7 @@ from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.pending import Bundle, Pending, Standing
 from scheduler.core.tenants.owner_table import OwnerTable
 from scheduler.core.tenants.owners import FunctionOwner, OwnerOrder, TenantSpace, Turn, is_listed
-from scheduler.core.tenants.paused_calls import PausedCalls
+from scheduler.core.tenants.paused_calls import PausedCalls, is_used_up
 from scheduler.core.tenants.quotas import lacks_gpu_time
 
 # Requests that have the same turn to the microsecond keep their order of arrival.
@@ -40,7 +40,7 @@ class TurnOrder:
         self.turns: dict[str, Turn] = {}
         self.held = 0
         self.stuck: dict[FunctionOwner, None] = {}
-        self.paused = PausedCalls()
+        self.paused = PausedCalls(owners)
         self._cluster = cluster
         self._owners = owners
         self._spaces = OwnerOrder()
@@ -88,12 +88,22 @@ class TurnOrder:
         turn.owner.let_go(turn)
         self.list(turn.owner)
 
-    def is_to_pause(self, turn: Turn, now: float) -> bool:
-        """Whether a call goes on for which there is no room; the quotas do not count it yet."""
-        pending = turn.pending
+    def is_to_pause(self, pending: Pending, now: float) -> bool:
+        """Whether a new request's call goes on, and a quota of GPU time has no room for it."""
         if not pending.request.goes_on:
             return False
-        return lacks_gpu_time(turn.owner, self.estimate_s(pending.bundle), now)
+        owner = self._owners.of(pending.request.function)
+        return lacks_gpu_time(owner, self.estimate_s(pending.bundle), now)
+
+    def has_no_time(self, pending: Pending, now: float) -> bool:
+        """Whether its call goes on, and a quota of GPU time is used up; others were accepted."""
+        goes_on = pending.request.goes_on
+        return goes_on and is_used_up(self._owners.of(pending.request.function), now)
+
+    def lost_its_turn(self, pending: Pending, now: float) -> bool:
+        """Whether quotas lack room that they had: time was used, or leases became known."""
+        owner = self._owners.of(pending.request.function)
+        return owner.has_its_leases or owner.space.has_its_leases or self.has_no_time(pending, now)
 
     def resume(self, now: float) -> bool:
         """Let calls go on for which a quota of GPU time has room now; whether there were any."""
@@ -138,6 +148,16 @@ class TurnOrder:
         if owner.at_its_leases or owner.space.at_its_leases:
             return LEASES
         return AHEAD if owner.space.virtual_s > self.virtual_s else ITS_TURN
+
+    def is_exposed(self, pending: Pending) -> bool:
+        """Whether the policy may place this request, wherever it waits."""
+        turn = self.turns.get(pending.id)
+        return turn is not None and turn.exposed
+
+    def held_back(self, pending: Pending) -> tuple[float, str]:
+        """For how long a request was held back in all, and for what at last."""
+        turn = self.turns.get(pending.id)
+        return (0.0, "") if turn is None else (turn.held_s, turn.held_for if turn.held_s else "")
 
     # -- turns ----------------------------------------------------------------------------------
 

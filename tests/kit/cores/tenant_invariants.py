@@ -7,8 +7,7 @@ import pytest
 from cache_manager.model.ids import tenant_of
 from scheduler.core.state.pending import Standing
 from scheduler.core.tenants.owner_table import namespace_of
-from scheduler.core.tenants.owners import FunctionOwner, Turn
-from scheduler.core.tenants.turn_order import GPU_TIME
+from scheduler.core.tenants.owners import FunctionOwner, Owner, Turn
 from scheduler.model.actions import Action, Dispatch, Finish, Prepare
 from scheduler.model.events import Event, RequestArrived, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
@@ -117,7 +116,7 @@ class TenantInvariants(Invariants):
         owners, spaces = tenancy.owners, tenancy.owners.spaces.values()
         busy = sum(each.weight for each in spaces if each.busy)
         assert owners.busy.weight == pytest.approx(busy)
-        queued = sum(each.weight for each in spaces if each.waiting)
+        queued = sum(each.weight for each in spaces if each.contending)
         assert owners.waiting.weight == pytest.approx(queued)
         assert tenancy.order.turns.keys() <= core.requests.keys()
 
@@ -172,24 +171,25 @@ class TenantInvariants(Invariants):
         """Calls that go on are paused only where GPU time is used up, or another one goes first."""
         tenancy, now = self.world.core.placer.tenancy, self.world.now
         queued = [each for each in tenancy.order.turns.values() if each.queued]
-        paused = [each for each in queued if each in each.owner.paused]
+        paused = [each for each in queued if each in each.owner.paused_turns]
         assert tenancy.order.paused.count == len(paused)
         self.paused = max(self.paused, len(paused))
-        going = {
-            each.owner.name
-            for each in queued
-            if each.pending.request.goes_on and each not in paused
-        }
-        resumed = Counter(
-            each.owner.name for each in queued if each.held_for == GPU_TIME and each not in paused
-        )
-        assert not resumed or max(resumed.values()) == 1, "of a function one goes on at a time"
-        for turn in paused:
+        for owner, turn in tenancy.order.paused.resumed.items():
+            assert turn.queued, "what was resumed waits for its lease"
+            assert turn.owner is owner
+            assert turn not in owner.paused_turns
+        next_s = tenancy.order.paused.next_s()
+        comes_soon = next_s is not None and next_s <= now + 0.002  # it is not looked at too early
+        for turn in paused if not comes_soon else ():
             owners = (turn.owner, turn.owner.space)
-            assert turn.owner.name in going or any(
-                each.terms.gpu_s is not None and each.used_s(now) >= each.terms.gpu_s - 1e-5
+            assert turn.owner in tenancy.order.paused.resumed or any(
+                _taken_s(each, now) >= each.terms.gpu_s - 1e-5
                 for each in owners
+                if each.terms.gpu_s is not None
             ), f"{turn.pending.id} is paused though there is room"
+        for each in {owner for turn in queued for owner in (turn.owner, turn.owner.space)}:
+            of_it = [turn for turn in paused if each in (turn.owner, turn.owner.space)]
+            assert each.paused == len(of_it)
 
     def _terms_of(self, function: str) -> list[tuple[str, OwnerTerms]]:
         terms = self.world.core.terms
@@ -293,3 +293,8 @@ def _for_another(world: World, given: Dispatch) -> bool:
 
 def _at_quota(function: FunctionOwner) -> bool:
     return function.stuck or function.at_its_leases or function.space.at_its_leases
+
+
+def _taken_s(owner: Owner, now: float) -> float:
+    """What an owner has used, with what runs."""
+    return owner.used_s(now) + (owner.running_s(now) if owner.leases else 0.0)

@@ -8,6 +8,7 @@ from scheduler.model.events import (
     DeadlinePassed,
     PolicySet,
     RequestCancelled,
+    RunFinished,
     TermsSet,
     TimerFired,
 )
@@ -76,16 +77,21 @@ def test_others_are_served_meanwhile() -> None:
     assert placements(world.arrive(new(B, "other"))) == [("other", "g0")]
 
 
-def test_function_gets_no_more_than_its_quota_whatever_it_says_of_its_calls() -> None:
-    """Nothing is used when they come; each runs for twice its quota."""
-    world = World(a_core("lalbo3", gpus=["g0"]))
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_function_gets_no_more_than_its_quota_whatever_it_says_of_its_calls(gpus: int) -> None:
+    """Nothing is used when they come; each runs for twice its quota, as it soon turns out."""
+    world = World(a_core("lalbo3", gpus=[f"g{number}" for number in range(gpus)]))
     world.send(TermsSet("a", QUOTA))
     world.arrive(*(going_on(A, f"on{number}") for number in range(200)))
     granted, end_s = 0, 600.0
     while world.now < end_s:
         if world.leases:
-            granted += 1
-            world.free("g0", world.now + 10.0)
+            began_s, held = world.now, list(world.leases.values())
+            granted += len(held)
+            for each in held:
+                (model,) = each.models
+                world.send(RunFinished(each.slot, model, 1, 10.0), began_s + 10.0)
+                world.free(each.slot, began_s + 10.0)
         else:
             world.send(TimerFired(), world.now + 5.0)
     assert granted <= end_s / QUOTA.window_s + 1
@@ -123,6 +129,65 @@ def test_queue_is_not_full_of_calls_that_are_paused() -> None:
     refused = outcomes(world.arrive(*(going_on(A, f"on{number}") for number in range(6))))
     assert refused == {"on5": RequestOutcome.QUEUE_FULL}
     assert placements(world.arrive(new(B, "other"))) == [("other", "g0")]
+
+
+def test_calls_that_go_on_are_paused_while_others_fill_the_queue() -> None:
+    """As many of them may wait as of others, whoever came first."""
+    world = used_up(gpus=1, settings=CoreSettings(max_waiting=3))
+    world.arrive(new(B, "busy"), *(new(B, f"b{number}") for number in range(3)))
+    assert outcomes(world.arrive(new(B, "b3"))) == {"b3": RequestOutcome.QUEUE_FULL}
+    assert outcomes(world.arrive(*(going_on(A, f"on{number}") for number in range(3)))) == {}
+
+
+def test_paused_calls_refuse_nobody_where_namespaces_take_turns() -> None:
+    """Neither by the time that they wait, nor by their number; also not others of their own."""
+    world = World(a_core("fair", gpus=["g0"], settings=CoreSettings(max_waiting=10)))
+    world.send(TermsSet(A, QUOTA))
+    world.arrive(new(A, "first"))
+    world.free("g0", 6.0)
+    world.arrive(*(going_on(A, f"on{number}") for number in range(5)))
+    for number in range(5):
+        world.arrive(new("a/g", f"g{number}"), at=10.0 + 10.0 * number)
+        world.free("g0", world.now + 1.0)
+    world.arrive(new(B, "busy"))
+    bounded = [new("a/g", "soon")._replace(max_wait_s=5.0), new(B, "b")._replace(max_wait_s=5.0)]
+    assert outcomes(world.arrive(*bounded)) == {}
+    assert world.core.placer.tenancy.order.paused.count == 5
+
+
+def test_call_that_goes_on_ends_when_its_owner_may_use_no_gpu_any_more() -> None:
+    world = used_up(gpus=1)
+    world.arrive(new(B, "busy"), going_on(A, "paused"))
+    none = world.send(TermsSet("a", OwnerTerms(gpu_s=0.0)))
+    assert outcomes(none) == {"paused": RequestOutcome.OVER_QUOTA}
+
+
+def test_next_call_goes_on_when_the_one_before_ends_in_an_event_without_a_decision() -> None:
+    world = used_up(gpus=1)
+    world.arrive(new(B, "busy"), *(going_on(A, f"on{number}") for number in range(2)))
+    world.send(TimerFired(), ROOM_S)
+    assert world.core.cluster.held == 1
+    world.send(RequestCancelled(RequestId("on0")))
+    assert world.core.cluster.held == 0
+
+
+def test_head_of_the_queue_is_overtaken_no_more_often_while_others_are_paused() -> None:
+    def overtakers(paused: int) -> list[str]:
+        """Those that are placed before the head, whose model is not on the GPU."""
+        core = a_core("netgain", models=["bert", "other"], parameters={"patience": 3})
+        world = World(core)
+        world.send(TermsSet("a", QUOTA))
+        world.arrive(new(A, "first"))
+        world.free("g0", 6.0)
+        world.arrive(new(B, "busy"), *(going_on(A, f"on{number}") for number in range(paused)))
+        world.arrive(request("head", "other")._replace(function=B))
+        found = []
+        for number in range(20):
+            world.arrive(new(B, f"b{number}"))
+            found += [name for name, _ in placements(world.free("g0", world.now + 1.0))]
+        return found[: found.index("head")]
+
+    assert overtakers(0) == overtakers(15) == ["b0", "b1", "b2"]
 
 
 def test_calls_go_on_one_after_the_other() -> None:
@@ -174,14 +239,15 @@ def test_as_many_again_may_wait_when_they_go_on() -> None:
     assert set(refused) == {"n2", "on2"}
 
 
-def test_no_more_calls_of_a_function_are_paused_than_may_be() -> None:
-    """A function could say of any number of requests that their calls go on."""
+def test_no_more_calls_of_a_namespace_are_paused_than_may_be() -> None:
+    """A tenant could say of any number of requests that their calls go on."""
     world = used_up()
     refused = outcomes(world.arrive(*(going_on(A, f"on{n}") for n in range(MOST_PAUSED + 2))))
     assert refused == dict.fromkeys(
         (f"on{MOST_PAUSED}", f"on{MOST_PAUSED + 1}"), RequestOutcome.OVER_QUOTA
     )
-    assert outcomes(world.arrive(going_on("a/g", "other's"))) == {}
+    refused = outcomes(world.arrive(going_on("a/g", "another's"), going_on(B, "other's")))
+    assert refused == {"another's": RequestOutcome.OVER_QUOTA}
 
 
 def test_explanation_says_what_held_a_call_back() -> None:
