@@ -22,13 +22,15 @@ class Admission:
         """
         placer, limit, request = self._placer, self._max_waiting, pending.request
         tenancy = placer.tenancy
+        pauses = tenancy.on and tenancy.order.is_to_pause(pending, now)
         if limit is not None:
-            pauses = tenancy.on and tenancy.order.is_to_pause(pending, now)
             if (tenancy.order.paused.count if pauses else placer.contending) >= limit:
                 return f"{limit} requests wait already"
-            if tenancy.takes_turns and not tenancy.owners.may_wait(request.function, limit):
+            if tenancy.takes_turns and not tenancy.owners.may_wait(
+                request.function, limit, paused=pauses
+            ):
                 return f"{placer.queued} requests wait, and of its namespace more than its part"
-        if request.max_wait_s is None or self._adopted.is_promised(pending):
+        if pauses or request.max_wait_s is None or self._adopted.is_promised(pending):
             return ""
         most_s, wait_s = request.max_wait_s, placer.expected_wait_s(request.function)
         if request.deadline_s is not None:

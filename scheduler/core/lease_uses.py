@@ -36,7 +36,8 @@ class LeaseUses:
             began_s = min(use.began_s, now)
             taken = dispatch._replace(requests=(use.request,))
             out.append(Taken(request, began_s, taken, use.parent))
-            number = self._cluster.accept(request.models, now)
+            paused = self._placer.tenancy.order.paused.count
+            number = self._cluster.accept(request.models, now) - paused
             if lease is not None:
                 self._placer.use(lease, now)
             if lease is None or use.ended_s is not None:  # without a lease: its node has ended it

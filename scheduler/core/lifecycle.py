@@ -95,7 +95,8 @@ class Lifecycle:
         if not self._placer.tenancy.takes_turns:  # else requests are ordered by their turns
             self._cluster.latest_seq = max(pending.seq, self._cluster.latest_seq)
         self.requests[request.id] = pending
-        pending.number = self._cluster.accept(pending.models, now) - self._cluster.held
+        paused = self._placer.tenancy.order.paused.count  # they overtake nobody by being there
+        pending.number = self._cluster.accept(pending.models, now) - paused
         self._placer.idle.asked_for(pending.models, request.exit_rule)
         lease = self.adopted_leases.promised(pending)
         if lease is None:

@@ -35,7 +35,7 @@ class Pending:
     """One request that the core has accepted and not finished yet.
 
     `seq` is its place in the order of arrival, `number` how many requests were accepted before it
-    and not held back then, `rank` its place in its present queue; `wait_s` is what it adds to the
+    and not paused then, `rank` its place in its present queue; `wait_s` is what it adds to the
     wait of a local queue; `gave_back` are the leases that it gave back early before it asked for
     another one.
     """

@@ -78,12 +78,12 @@ class OwnerTable:
     def count(self, owner: FunctionOwner, waiting: int, leases: int, paused: int = 0) -> None:
         """A function, and so its namespace, has so many more requests that wait, and leases."""
         space = owner.space
-        was_busy, contended = space.busy, space.contending > 0
+        worked, contended = space.at_work, space.contending > 0
         for each in both(owner):
             each.waiting += waiting
             each.leases += leases
             each.paused += paused
-        self.busy.follow(space, was_one=was_busy, is_one=space.busy)
+        self.busy.follow(space, was_one=worked, is_one=space.at_work)
         self.waiting.follow(space, was_one=contended, is_one=space.contending > 0)
         if not space.contending:
             space.pace.pause()
@@ -106,14 +106,15 @@ class OwnerTable:
         ahead = int(space.contending * (others + space.weight) / space.weight)
         return max(pace.wait_s(ahead), space.pace.wait_s(space.contending))
 
-    def may_wait(self, function: str, limit: int) -> bool:
-        """Whether its namespace may have one more request among `limit` that wait.
+    def may_wait(self, function: str, limit: int, *, paused: bool) -> bool:
+        """Whether its namespace may have one more request among `limit` that wait, or are paused.
 
         It leaves room for the others that are at work, and for one more.
         """
         space = self.of(function).space
-        others = self.busy.weight - (space.weight if space.busy else 0.0)
-        return space.contending < max(1.0, limit * space.weight / (others + space.weight + 1.0))
+        others = self.busy.weight - (space.weight if space.at_work else 0.0)
+        own = space.paused if paused else space.contending
+        return own < max(1.0, limit * space.weight / (others + space.weight + 1.0))
 
     def forget_when_due(self, virtual_s: float) -> None:
         """Forget owners, if there are many."""
@@ -168,7 +169,7 @@ class OwnerTable:
 
     def _weigh(self) -> None:
         spaces = self.spaces.values()
-        self.busy = SummedWeight(space.weight for space in spaces if space.busy)
+        self.busy = SummedWeight(space.weight for space in spaces if space.at_work)
         self.waiting = SummedWeight(space.weight for space in spaces if space.contending)
 
 

@@ -120,6 +120,11 @@ class Owner:
         return self.waiting - self.paused
 
     @property
+    def at_work(self) -> bool:
+        """Whether it has leases, or requests that wait for a GPU."""
+        return self.contending > 0 or self.leases > 0
+
+    @property
     def has_its_leases(self) -> bool:
         """Whether it has all leases that it may have."""
         return self.terms.leases is not None and self.leases >= self.terms.leases

@@ -107,7 +107,7 @@ class TurnOrder:
 
     def resume(self, now: float) -> bool:
         """Let calls go on for which a quota of GPU time has room now; whether there were any."""
-        due = self.paused.due(now)
+        due = self.paused.due(now, self.estimate_s)
         for turn in due:
             turn.note_held(now)
             self.let_go(turn)

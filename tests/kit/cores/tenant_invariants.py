@@ -7,7 +7,7 @@ import pytest
 from cache_manager.model.ids import tenant_of
 from scheduler.core.state.pending import Standing
 from scheduler.core.tenants.owner_table import namespace_of
-from scheduler.core.tenants.owners import FunctionOwner, Owner, Turn
+from scheduler.core.tenants.owners import FunctionOwner, Turn
 from scheduler.model.actions import Action, Dispatch, Finish, Prepare
 from scheduler.model.events import Event, RequestArrived, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
@@ -114,7 +114,7 @@ class TenantInvariants(Invariants):
                 assert owner.leases == leases[name], f"{name} has leases"
         assert set(waiting) <= {name for each in tenancy.owners.functions for name in _names(each)}
         owners, spaces = tenancy.owners, tenancy.owners.spaces.values()
-        busy = sum(each.weight for each in spaces if each.busy)
+        busy = sum(each.weight for each in spaces if each.at_work)
         assert owners.busy.weight == pytest.approx(busy)
         queued = sum(each.weight for each in spaces if each.contending)
         assert owners.waiting.weight == pytest.approx(queued)
@@ -183,9 +183,7 @@ class TenantInvariants(Invariants):
         for turn in paused if not comes_soon else ():
             owners = (turn.owner, turn.owner.space)
             assert turn.owner in tenancy.order.paused.resumed or any(
-                _taken_s(each, now) >= each.terms.gpu_s - 1e-5
-                for each in owners
-                if each.terms.gpu_s is not None
+                tenancy.order.paused.short_s(each, now) > 0.0 for each in owners
             ), f"{turn.pending.id} is paused though there is room"
         for each in {owner for turn in queued for owner in (turn.owner, turn.owner.space)}:
             of_it = [turn for turn in paused if each in (turn.owner, turn.owner.space)]
@@ -293,8 +291,3 @@ def _for_another(world: World, given: Dispatch) -> bool:
 
 def _at_quota(function: FunctionOwner) -> bool:
     return function.stuck or function.at_its_leases or function.space.at_its_leases
-
-
-def _taken_s(owner: Owner, now: float) -> float:
-    """What an owner has used, with what runs."""
-    return owner.used_s(now) + (owner.running_s(now) if owner.leases else 0.0)

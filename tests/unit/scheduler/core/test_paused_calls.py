@@ -15,6 +15,7 @@ from scheduler.model.events import (
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import CoreSettings, Request, RequestId, RequestOutcome
 from tests.kit.cores.builders import a_core, request
+from tests.kit.cores.builders import model as a_model
 from tests.kit.cores.core_world import World, only, placements
 
 A, B = "a/f", "b/f"
@@ -77,12 +78,16 @@ def test_others_are_served_meanwhile() -> None:
     assert placements(world.arrive(new(B, "other"))) == [("other", "g0")]
 
 
+@pytest.mark.parametrize("functions", [1, 8])
 @pytest.mark.parametrize("gpus", [1, 8])
-def test_function_gets_no_more_than_its_quota_whatever_it_says_of_its_calls(gpus: int) -> None:
+def test_tenant_gets_no_more_than_its_quota_whatever_it_says_of_its_calls(
+    gpus: int, functions: int
+) -> None:
     """Nothing is used when they come; each runs for twice its quota, as it soon turns out."""
     world = World(a_core("lalbo3", gpus=[f"g{number}" for number in range(gpus)]))
     world.send(TermsSet("a", QUOTA))
-    world.arrive(*(going_on(A, f"on{number}") for number in range(200)))
+    names = [f"a/f{number % functions}" for number in range(200)]
+    world.arrive(*(going_on(name, f"on{number}") for number, name in enumerate(names)))
     granted, end_s = 0, 600.0
     while world.now < end_s:
         if world.leases:
@@ -188,6 +193,46 @@ def test_head_of_the_queue_is_overtaken_no_more_often_while_others_are_paused() 
         return found[: found.index("head")]
 
     assert overtakers(0) == overtakers(15) == ["b0", "b1", "b2"]
+
+
+def test_call_goes_on_when_what_ran_leaves_a_window_that_is_shorter_than_the_quota() -> None:
+    """A run of 150 s is expected, of which the window counts the last minute alone."""
+    world = World(a_core("lalbo3", models=[a_model("bert", run_s=150.0)], gpus=["g0", "g1"]))
+    world.send(TermsSet("a", OwnerTerms(gpu_s=100.0, window_s=60.0)))
+    world.arrive(new("a/g", "long"))
+    world.arrive(going_on(A, "on"), at=1.0)
+    assert world.core.placer.tenancy.order.paused.count == 1
+    while world.core.placer.tenancy.order.paused.count:
+        next_s = world.core.placer.tenancy.order.paused.next_s()
+        assert next_s is not None
+        assert next_s < 200.0
+        world.send(TimerFired(), next_s)
+
+
+def test_paused_calls_of_a_namespace_leave_room_for_those_of_others_where_they_take_turns() -> None:
+    world = World(a_core("fair", gpus=["g0"], settings=CoreSettings(max_waiting=10)))
+    for owner, function in (("a", A), ("b", B)):
+        world.send(TermsSet(owner, QUOTA))
+        world.arrive(new(function, f"first of {owner}"))
+        world.free("g0", world.now + 6.0)
+    refused = outcomes(world.arrive(*(going_on(A, f"on{number}") for number in range(10))))
+    assert set(refused.values()) == {RequestOutcome.QUEUE_FULL}
+    assert outcomes(world.arrive(going_on(B, "other's"))) == {}
+
+
+def test_those_that_a_quota_of_leases_holds_back_overtake_nobody_of_their_own() -> None:
+    world = World(a_core("netgain", gpus=["g0"]))
+    world.send(TermsSet("b", OwnerTerms(leases=1)))
+    world.arrive(new(A, "busy"), *(new(B, f"b{number}") for number in range(12)))
+    cluster, overtaken = world.core.cluster, []
+    for _ in range(8):
+        head = cluster.waiting.first(0)
+        assert head is not None
+        left = cluster.accepted - cluster.held - cluster.waiting.count
+        overtaken.append(left - head.number)
+        world.free("g0", world.now + 1.0)
+        world.arrive(new(A, f"a{world.now}"))
+    assert max(overtaken) <= 1, "of all those that came after it"
 
 
 def test_calls_go_on_one_after_the_other() -> None:
