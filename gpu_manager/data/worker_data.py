@@ -69,7 +69,7 @@ class WorkerData:
             task = asyncio.get_running_loop().create_task(self._bring(item))
             self._bringing[item] = task
             task.add_done_callback(lambda _: self._bringing.pop(item, None))
-            task.add_done_callback(_note_error)  # those who wait may have left
+            task.add_done_callback(error_of)  # those who wait for it may have left
         await asyncio.shield(task)
 
     async def rescue(self, hosted: HostedModel) -> None:
@@ -165,8 +165,3 @@ class WorkerData:
             if not item.is_here:
                 log.info("data of %s was lost with its worker", item.tenant)
                 self._table.end(item)
-
-
-def _note_error(task: asyncio.Task[None]) -> None:
-    """Take the error of a task that nobody waits for any more."""
-    error_of(task)

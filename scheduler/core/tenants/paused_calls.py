@@ -40,7 +40,7 @@ class PausedCalls:
         owner = turn.owner
         owner.paused_turns[turn] = None
         self._count(owner, 1)
-        if self._comes_no_more(turn):  # there is no room any more
+        if self._let_go(turn):  # there is no room any more
             owner.paused_turns.move_to_end(turn, last=False)
             self._wait_for_room(owner, now)
         elif owner not in self._look_s:
@@ -58,13 +58,14 @@ class PausedCalls:
         if not owner.paused_turns:
             del self._look_s[owner]
             behind = self._behind.get(owner.space, {})
-            if behind.pop(owner, owner) is None and not behind:
-                del self._behind[owner.space]
+            behind.pop(owner, None)
+            if not behind:
+                self._behind.pop(owner.space, None)
         return True
 
     def waits_no_more(self, turn: Turn) -> None:
         """This request has its lease, or has ended."""
-        if self._comes_no_more(turn) and turn.owner.paused_turns:
+        if self._let_go(turn) and turn.owner.paused_turns:
             self._look(turn.owner, 0.0)
 
     def may_have_room(self, owner: FunctionOwner) -> None:
@@ -119,8 +120,8 @@ class PausedCalls:
         self.count += more
         self._owners.count(owner, 0, 0, more)
 
-    def _comes_no_more(self, turn: Turn) -> bool:
-        """Whether this call was the one of its function that goes on."""
+    def _let_go(self, turn: Turn) -> bool:
+        """Count this call no more as the one of its function that goes on; whether it was that."""
         owner = turn.owner
         if self.resumed.get(owner) is not turn:
             return False
@@ -138,10 +139,8 @@ class PausedCalls:
         if most_s is None:
             return 0.0
         coming_s = 0.0
-        if isinstance(owner, TenantSpace):
+        if isinstance(owner, TenantSpace):  # a function is not asked while a call of it comes
             coming_s = sum(self._coming_s.get(owner, {}).values())
-        elif isinstance(owner, FunctionOwner):
-            coming_s = self._coming_s.get(owner.space, {}).get(owner, 0.0)
         running_s = owner.running_s(now) if owner.leases else 0.0
         return max(0.0, owner.used_s(now) + running_s + coming_s - most_s + _LEAST_S)
 
