@@ -20,6 +20,7 @@ from scheduler.wire.caller_stream import MAX_FRAME_BYTES, PATH
 from testbed.nodes.attaching import attach_in_process
 from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit.cores.builders import gpu
+from tests.kit.library_caches import forget_endpoints
 
 SECRET = b"a secret of the tests, long enough"
 
@@ -92,11 +93,14 @@ async def a_world(
     settings = Settings(scheduler=Serving(**serving_settings))
     service = SchedulerService(settings, SECRET, "s0", url)
     headers = {"Authorization": f"Bearer {token(SECRET, role)}"}
-    async with (
-        serving(service.app, listener, streams=service.serve_stream),
-        aiohttp.ClientSession(headers=headers) as session,
-    ):
-        yield World(service, url, session)
+    try:
+        async with (
+            serving(service.app, listener, streams=service.serve_stream),
+            aiohttp.ClientSession(headers=headers) as session,
+        ):
+            yield World(service, url, session)
+    finally:
+        forget_endpoints()
 
 
 @asynccontextmanager

@@ -79,7 +79,7 @@ async def world(
 ) -> AsyncIterator[World]:
     async with (
         schedulers.leading(*nodes) as scheduler,
-        OperatorClient([scheduler.url], token(SECRET, role), patience_s=0.3) as console,
+        OperatorClient([scheduler.url], token(SECRET, role), patience_s=10.0) as console,
         a_gateway(folder, console, **more) as gateway,
     ):
         yield World(scheduler, gateway)

@@ -1,7 +1,9 @@
 """The HTTP server's own transports: an answer is one piece, and nothing waits for ever."""
 
 import asyncio
+import gc
 import socket
+import weakref
 
 import pytest
 
@@ -103,3 +105,12 @@ def test_listener_has_the_connections_of_silent_hosts_closed() -> None:
                 accepted.getsockopt(socket.IPPROTO_TCP, each) for each in options
             )
             assert idle_s + every_s * times <= 30
+
+
+async def test_scheduler_that_stopped_is_freed_with_its_routes() -> None:
+    async with leading() as world:
+        assert (await world.get("/policy")).status == 200
+        service = weakref.ref(world.service)
+    del world
+    gc.collect()
+    assert service() is None
