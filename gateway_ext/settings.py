@@ -53,6 +53,9 @@ class GatewaySettings:
     # networks (10.0.0.0/8) and hosts (gateway.openfaas:8080); with `callback_private` anywhere.
     callback_private: bool = False
     callback_allowed: tuple[str, ...] = ()
+    # How long a receiver may take to answer a callback, beside the time for its body. Functions
+    # of this gateway have their own limits instead.
+    callback_s: float = 30.0
     # How long a caller has for a body; the limits on waiting calls, of one function and in all;
     # how long, and how many bytes of, dead letters are kept.
     async_body_s: float = 300.0

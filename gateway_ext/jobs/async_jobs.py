@@ -126,6 +126,7 @@ def _worker_settings(settings: GatewaySettings, rule: CallbackRule) -> JobWorker
         patience=patience,
         callback_patience=patience,
         callback_rule=rule,
+        callback_s=settings.callback_s,
     )
 
 

@@ -27,6 +27,9 @@ _NOT_PASSED_ON = frozenset(
 )
 _REQUEST_TIMEOUT = 408
 _FIRST_OF_SERVER = 500
+_CONNECT_S = 10.0
+# A receiver that reads its result more slowly than this is given up.
+_SLOWEST_BYTES_S = 128 << 10
 
 
 class CallbackSender:
@@ -37,10 +40,13 @@ class CallbackSender:
         session: aiohttp.ClientSession,
         rule: CallbackRule,
         policy: RetryPolicy,
+        answer_s: float,
         now_s: Callable[[], float],
         chance: Random,
         tracer: CallTracer | None = None,
     ) -> None:
+        """A receiver has `answer_s` for its answer, beside the time that the body may take."""
+        self._answer_s = answer_s
         self._tracer = tracer or CallTracer(TracerSettings())
         self._session = session
         self._rule = rule
@@ -88,33 +94,49 @@ class CallbackSender:
             target = self._rule.target(call.callback_url)
         except BadRequest as error:
             return AttemptOutcome(0, str(error), broken=False)
+        called = self._rule.calls_function(target)
         try:
             # A redirect could lead to a private address, and would turn the POST into a GET.
             async with self._session.post(
-                target, data=data, headers=headers, allow_redirects=False
+                target,
+                data=data,
+                headers=headers,
+                allow_redirects=False,
+                timeout=self._timeout(body.size_bytes, called=called),
             ) as answer:
-                if answer.ok and answer.status < 300:  # noqa: PLR2004 - the statuses of success
-                    return None
-                raw = answer.raw_headers
-                asked_s = asked_wait_s(raw, self._now_s())
-                broken = answer.status == _REQUEST_TIMEOUT or answer.status >= _FIRST_OF_SERVER
-                return AttemptOutcome(
-                    answer.status, f"it answered {answer.status}", broken, retry_after_s=asked_s
-                )
+                if called:  # a function whose caller leaves before the end is broken off
+                    await _read_to_the_end(answer)
+                return self._tried(answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             # aiohttp wraps the resolver's error, which names the refused address.
             return AttemptOutcome(
                 0, f"{type(error).__name__}: {error.__cause__ or error}", broken=True
             )
 
+    def _timeout(self, size_bytes: int, *, called: bool) -> aiohttp.ClientTimeout:
+        """A function of this gateway has its own time limit, which the gateway keeps."""
+        whole_s = self._answer_s + size_bytes / _SLOWEST_BYTES_S
+        return aiohttp.ClientTimeout(None if called else whole_s, sock_connect=_CONNECT_S)
 
-def callback_session(rule: CallbackRule, timeout_s: float) -> aiohttp.ClientSession:
+    def _tried(self, answer: aiohttp.ClientResponse) -> AttemptOutcome | None:
+        if answer.ok and answer.status < 300:  # noqa: PLR2004 - the statuses of success
+            return None
+        asked_s = asked_wait_s(answer.raw_headers, self._now_s())
+        broken = answer.status == _REQUEST_TIMEOUT or answer.status >= _FIRST_OF_SERVER
+        why = f"it answered {answer.status}"
+        return AttemptOutcome(answer.status, why, broken, retry_after_s=asked_s)
+
+
+async def _read_to_the_end(answer: aiohttp.ClientResponse) -> None:
+    async for _ in answer.content.iter_any():
+        pass
+
+
+def callback_session(rule: CallbackRule) -> aiohttp.ClientSession:
     """The HTTP client for callbacks, which connects to permitted addresses only."""
     resolver = PermittedResolver(DefaultResolver(), rule)
     connector = aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False)
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
-    jar = aiohttp.DummyCookieJar()
-    return aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar)
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
 
 def _headers(call: AsyncCall, result: CallResult) -> list[tuple[str, str]]:

@@ -74,7 +74,7 @@ class JobCaller:
             return TryAgain(1.0, str(error), counts=False)
         except GatewayError as error:
             await spool.discard()
-            return await self._failed(job, error, began_s)
+            return await self._failed(job, _unanswered(error), began_s)
         except BaseException:
             await spool.discard()
             raise
@@ -85,23 +85,22 @@ class JobCaller:
             verdict = self._verdict(job, tried)
             if isinstance(verdict, RetryLater):
                 return _again(verdict, tried)
-            # Read to the end without a callback too: a function that breaks off has not answered.
-            async for chunk in answer.body:
-                if job.call.callback_url:
-                    await spool.write(chunk)
+            unkept = await _read(answer, spool if job.call.callback_url else None)
+        if unkept is not None:
+            await spool.discard()
+            return await self._failed(job, _lost(unkept), began_s)
         failure = verdict.why if isinstance(verdict, GiveUp) else ""
         took_s = time.monotonic() - began_s
         return _ending(job, CallResult(answer.status, answer.headers, took_s, failure), spool)
 
-    async def _failed(self, job: Job, error: GatewayError, began_s: float) -> JobEnding:
-        """The function gave no answer; after the last attempt the error becomes the result."""
-        tried = _unanswered(error)
+    async def _failed(self, job: Job, tried: AttemptOutcome, began_s: float) -> JobEnding:
+        """There is no answer to send; after the last attempt the error becomes the result."""
         verdict = self._verdict(job, tried)
         if isinstance(verdict, RetryLater):
             return _again(verdict, tried)
-        failure = verdict.why if isinstance(verdict, GiveUp) else str(error)
+        failure = verdict.why if isinstance(verdict, GiveUp) else tried.why
         spool = self._queue.spool()
-        await spool.write(str(error).encode())
+        await spool.write(tried.why.encode())
         took_s = time.monotonic() - began_s
         return _ending(job, CallResult(tried.status, _TEXT, took_s, failure), spool)
 
@@ -151,6 +150,26 @@ def _unanswered(error: GatewayError) -> AttemptOutcome:
         retry_after_s=asked_s,
         estimated=refused,
     )
+
+
+async def _read(answer: FunctionAnswer, spool: BodySpool | None) -> QueueFailed | None:
+    """Read an answer that nobody wants, too: a function that breaks off has not answered.
+
+    Returns why the queue's disk did not take it.
+    """
+    async for chunk in answer.body:
+        if spool is None:
+            continue
+        try:
+            await spool.write(chunk)
+        except QueueFailed as error:
+            return error
+    return None
+
+
+def _lost(error: QueueFailed) -> AttemptOutcome:
+    """The function has run, so this was an attempt."""
+    return AttemptOutcome(status_of(error), f"its answer is lost: {error}", broken=True)
 
 
 def _again(later: RetryLater, tried: AttemptOutcome) -> TryAgain:

@@ -27,6 +27,8 @@ _QUEUE_RETRY = BackOff(first_s=0.5, most_s=10.0, jitter=0.0)
 _LOOK_S = 10.0
 # A job that meets a defect of the gateway may meet it every time: attempts are bounded.
 _DEFECT_ATTEMPTS = 10
+# So long a dispatcher that closes waits for its jobs.
+_RECORDED_S = 3.0
 
 
 class JobDispatcher:
@@ -58,6 +60,7 @@ class JobDispatcher:
         self._defect_s = defect_s
         self._running: Counter[JobLane] = Counter()
         self._tasks: dict[asyncio.Task[None], None] = {}  # in the order of their starts
+        self._handling: set[asyncio.Future[JobEnding]] = set()
         self._changed = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         queue.watch(self._changed.set)
@@ -68,10 +71,17 @@ class JobDispatcher:
         self._loop.add_done_callback(self._stopped)
 
     async def close(self) -> None:
-        """Stop; running jobs are cancelled and return to the queue."""
+        """Stop; running jobs are cancelled and return to the queue.
+
+        Those that have ended get some time to be recorded, or they would be run again.
+        """
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
+        for handling in self._handling:
+            handling.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_RECORDED_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -126,7 +136,10 @@ class JobDispatcher:
     def _begin(self, job: Job) -> None:
         lane = self._lane_of(job)
         self._running[lane] += 1
-        task = asyncio.create_task(self._run(job), name=f"job {job.number}")
+        handling = asyncio.ensure_future(self._handle(job))
+        self._handling.add(handling)
+        handling.add_done_callback(self._handling.discard)
+        task = asyncio.create_task(self._run(job, handling), name=f"job {job.number}")
         self._tasks[task] = None
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -146,15 +159,14 @@ class JobDispatcher:
             trace = None if isinstance(error, GatewayError) else error
             self._log.error("call %s stays claimed: %r", job.call.id, error, exc_info=trace)
 
-    async def _run(self, job: Job) -> None:
-        handling = asyncio.ensure_future(self._handle(job))
+    async def _run(self, job: Job, handling: asyncio.Future[JobEnding]) -> None:
         try:
             await asyncio.wait([handling])
-        except asyncio.CancelledError:
-            handling.cancel()
-            await asyncio.gather(handling, return_exceptions=True)
+        finally:
+            handling.cancel()  # where this task was cancelled: else it has ended
+        if handling.cancelled():
             await self._queue.reschedule(job.number, self._now_s(), "broken off", counts=False)
-            raise
+            return
         error = handling.exception()
         if error is None:
             await self._end(job, handling.result())

@@ -1,5 +1,6 @@
 """Runs the jobs of one gateway: calls and callbacks, each with a concurrency of their own."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from logging import Logger
@@ -29,14 +30,15 @@ _PATIENCE = RetryPolicy()
 class JobWorkerSettings:
     """Concurrency, retry policies, and which callback addresses are permitted.
 
-    `defect_s` is the wait after an attempt that met a defect of the gateway.
+    A receiver has `callback_s` for its answer. `defect_s` is the wait after an attempt that met a
+    defect of the gateway.
     """
 
     calls: LaneLimits = _CALLS
     callbacks: LaneLimits = _CALLBACKS
     patience: RetryPolicy = _PATIENCE
     callback_patience: RetryPolicy = _PATIENCE
-    callback_timeout_s: float = 30.0
+    callback_s: float = 30.0
     callback_rule: CallbackRule = field(default_factory=CallbackRule)
     defect_s: float = 30.0
 
@@ -74,10 +76,13 @@ class JobWorker:
         """Start running jobs."""
         settings, chance, rule = self._settings, Random(), self._settings.callback_rule
         now_s = self._queue.now_s
-        self._session = callback_session(rule, settings.callback_timeout_s)
+        self._session = callback_session(rule)
         caller = JobCaller(self._calls, self._queue, self._policy_of, now_s, chance)
         patience = settings.callback_patience
-        sender = CallbackSender(self._session, rule, patience, now_s, chance, self._tracer)
+        answer_s = settings.callback_s
+        sender = CallbackSender(
+            self._session, rule, patience, answer_s, now_s, chance, self._tracer
+        )
         self._dispatchers = [
             JobDispatcher(
                 *(self._queue, JobKind.CALL, settings.calls, caller.handle),
@@ -107,8 +112,7 @@ class JobWorker:
 
     async def close(self) -> None:
         """Cancel running jobs and return them to the queue."""
-        for dispatcher in self._dispatchers:
-            await dispatcher.close()
+        await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
         if self._session is not None:
             await self._session.close()
 

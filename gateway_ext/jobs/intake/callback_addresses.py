@@ -21,11 +21,13 @@ from gateway_ext.jobs.queue.job_values import JobKind, JobLane
 
 _Address = IPv4Address | IPv6Address
 _LONGEST = 8192
+_LONGEST_NAME = 200
 _NAT64 = IPv6Network("64:ff9b::/96")
 _SCHEMES = frozenset({"http", "https"})
 _LOCALHOST = "localhost"
 # Paths of this gateway that a callback may be sent to: it calls another function.
-_CALLS = ("/function/", "/async-function/")
+_CALL = "/function/"
+_CALLS = (_CALL, "/async-function/")
 # The system reads such a name as an address: `127.1`, `0x7f000001`.
 _NUMERIC_END = re.compile(r"(^|\.)(\d+|0x[0-9a-f]*)\.?$", re.IGNORECASE)
 
@@ -81,6 +83,12 @@ class CallbackRule:
         if refused:
             raise _refused(host)
         return parts
+
+    def calls_function(self, target: URL) -> bool:
+        """Whether this gateway answers a target once a function of its own has ended."""
+        literal = _literal(target.host or "")
+        called = target.path.startswith(_CALL)
+        return called and literal is not None and self._is_own_function(literal, target)
 
     def permits(self, address: str) -> bool:
         """Whether callbacks may go to this address, whatever its name."""
@@ -154,12 +162,19 @@ class PermittedResolver(AbstractResolver):
 
 
 def callback_lane(url: str) -> JobLane:
-    """The lane of callbacks to one host and port."""
+    """The lane of callbacks to one host and port, or to one function of this machine's gateway.
+
+    A function takes as long as it may: those of others do not wait for it.
+    """
     try:
         parts = _split(url)
     except BadRequest:  # another version accepted it; sending it fails
         return JobLane(JobKind.CALLBACK, "")
-    return JobLane(JobKind.CALLBACK, f"{parts.host}:{parts.port}")
+    host = parts.host or ""
+    literal = _literal(host)
+    here = host.lower() == _LOCALHOST or (literal is not None and _mapped(literal).is_loopback)
+    name = parts.path.split("/")[2][:_LONGEST_NAME] if parts.path.startswith(_CALL) else ""
+    return JobLane(JobKind.CALLBACK, f"{host}:{parts.port}" + f"/{name}" * (here and name != ""))
 
 
 def is_public(address: str) -> bool:

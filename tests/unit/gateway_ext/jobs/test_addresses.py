@@ -121,6 +121,16 @@ def test_callbacks_to_one_host_and_port_share_a_lane() -> None:
     assert callback_lane("http://there/") != callback_lane("https://there/")
 
 
+def test_functions_of_this_machine_have_lanes_of_their_own() -> None:
+    for host in ("127.0.0.1", "localhost", "[::1]"):
+        url = f"http://{host}:8080"
+        assert callback_lane(f"{url}/function/a/x") == callback_lane(f"{url}/function/a?y")
+        assert callback_lane(f"{url}/function/a") != callback_lane(f"{url}/function/b")
+        assert callback_lane(f"{url}/function/") == callback_lane(f"{url}/other/b")
+    there = "http://there:8080/function"
+    assert callback_lane(f"{there}/a") == callback_lane(f"{there}/b"), "others' hosts have one"
+
+
 def test_mapped_addresses_are_what_they_map() -> None:
     assert is_public("::ffff:1.1.1.1")
     assert not is_public("::ffff:10.0.0.1")

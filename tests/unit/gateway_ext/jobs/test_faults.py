@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.errors import BodyLost, ClaimLost, QueueFailed
+from gateway_ext.errors import BodyLost, ClaimLost, QueueDiskFull, QueueFailed
 from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
+from gateway_ext.jobs.execution.retry_policy import BackOff, RetryPolicy
 from gateway_ext.jobs.queue.job_tally import QueueLimits
 from gateway_ext.jobs.queue.job_values import Job, JobKind, JobLane, JobNumber, LaneHead
+from gateway_ext.jobs.sqlite import sqlite_queue
+from gateway_ext.jobs.sqlite.body_files import FileSpool
 from gateway_ext.jobs.sqlite.committer import Committer, Transaction
 from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
 from tests.kit.waiting import eventually
@@ -54,6 +57,65 @@ async def test_job_is_made_and_ended_although_the_queue_failed(
         await queue.close()
     assert functions.times("c1") == 1
     assert "next try in 0.5 s" in caplog.text
+
+
+class FullDisk(FileSpool):
+    """A spool that takes small bodies only."""
+
+    async def write(self, chunk: bytes) -> None:
+        if len(chunk) > 1000:
+            raise QueueDiskFull(OSError("no space left"))
+        await super().write(chunk)
+
+
+async def test_call_whose_answer_the_disk_does_not_take_was_an_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_queue, "FileSpool", FullDisk)
+    functions = Functions(lambda *_: ScriptedAnswer(body=b"x" * 2000))
+    patience = RetryPolicy(attempts=3, back_off=BackOff(first_s=0.01, most_s=0.02))
+    settings = JobWorkerSettings(patience=patience, callback_patience=patience)
+    async with (
+        a_queue(tmp_path) as queue,
+        JobWorker(queue, functions, lambda _: None, settings, LOG),
+    ):
+        url = "http://127.0.0.1:9/not-allowed"
+        await put(queue, call(queued_at_s=time.time(), callback_url=url))
+        await eventually(lambda: queue.tally.dead)
+        assert functions.times("c1") == 3
+        (letter,) = await queue.dead_letters(0, 10)
+        assert letter.result is not None
+        assert letter.result.status == 507
+        assert "3 attempts failed" in letter.result.failure
+        assert "its answer is lost: the disk of the job queue is full" in letter.result.failure
+
+
+async def test_end_of_a_call_is_recorded_when_the_worker_closes_meanwhile(tmp_path: Path) -> None:
+    functions = Functions(lambda *_: ScriptedAnswer())
+    queue = Failing(tmp_path, QueueLimits(), LOG)
+    await queue.open()
+    queue.done_fails = 1
+    async with JobWorker(queue, functions, lambda _: None, JobWorkerSettings(), LOG):
+        await put(queue, call(queued_at_s=time.time()))
+        await eventually(lambda: not queue.done_fails)
+        assert queue.tally.calls  # not recorded yet: it is tried again in half a second
+    assert not queue.tally.calls
+    await queue.close()
+    assert functions.times("c1") == 1
+
+
+async def test_call_under_way_goes_back_to_the_queue_when_the_worker_closes(
+    tmp_path: Path,
+) -> None:
+    functions = Functions(lambda *_: ScriptedAnswer(after_s=60.0))
+    async with a_queue(tmp_path) as queue:
+        began_s = time.monotonic()
+        async with JobWorker(queue, functions, lambda _: None, JobWorkerSettings(), LOG):
+            await put(queue, call(queued_at_s=time.time()))
+            await eventually(lambda: functions.now)
+        assert time.monotonic() - began_s < 30.0
+        assert functions.now == 0
+        assert len(await queue.heads(JobKind.CALL)) == 1, "it waits again"
 
 
 class Losing(SqliteQueue):

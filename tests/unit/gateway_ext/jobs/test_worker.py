@@ -38,7 +38,7 @@ PATIENCE = RetryPolicy(attempts=4, back_off=BackOff(first_s=0.02, most_s=0.1))
 SETTINGS = JobWorkerSettings(
     patience=PATIENCE,
     callback_patience=PATIENCE,
-    callback_timeout_s=5.0,
+    callback_s=5.0,
     callback_rule=ANYWHERE,
 )
 LARGE = b"x" * 5000
@@ -51,6 +51,8 @@ class Receiver:
     url: str = ""
     first: list[int] = field(default_factory=list)
     got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    after_s: float = 0.0
+    ended: int = 0
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
@@ -60,10 +62,18 @@ class Receiver:
         self.got.append((headers, body))
         status = self.first.pop(0) if self.first else 200
         location = "location: http://127.0.0.1:1/\r\n" if status == 302 else ""
-        result = f"HTTP/1.1 {status} X\r\n{location}content-length: 0\r\nconnection: close\r\n\r\n"
+        try:
+            await self._answer(status, location, writer)
+        finally:
+            writer.close()
+
+    async def _answer(self, status: int, location: str, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(self.after_s)
+        result = f"HTTP/1.1 {status} X\r\n{location}content-length: 3\r\nconnection: close\r\n\r\n"
         writer.write(result.encode())
-        await writer.drain()
-        writer.close()
+        await asyncio.sleep(self.after_s)
+        self.ended += not writer.is_closing()
+        writer.write(b"end")
 
 
 @asynccontextmanager
@@ -298,6 +308,24 @@ async def test_callback_without_a_receiver_is_dead_after_its_attempts(tmp_path: 
         assert letter.why.startswith("callback: 4 attempts failed")
 
 
+@pytest.mark.parametrize("own", [True, False])
+async def test_function_of_this_gateway_has_its_own_time_for_a_callback(
+    tmp_path: Path, *, own: bool
+) -> None:
+    async with a_receiver() as there:
+        there.after_s = 0.4
+        port = int(there.url.split(":")[2].split("/")[0])
+        rule = CallbackRule(own=("127.0.0.1", port)) if own else ANYWHERE
+        settings = replace(SETTINGS, callback_s=0.2, callback_rule=rule)
+        async with working(tmp_path, lambda *_: ScriptedAnswer(), settings) as (queue, _):
+            await put(queue, now(url=there.url.replace("/back?x=1", "/function/b")))
+            await idle(queue)
+        if own:
+            assert (len(there.got), there.ended) == (1, 1), "called once, and read to its end"
+        else:
+            assert len(there.got) == PATIENCE.attempts
+
+
 async def test_callback_to_a_private_address_is_not_made_when_it_is_forbidden(
     tmp_path: Path,
 ) -> None:
@@ -317,7 +345,7 @@ async def test_callback_to_a_private_address_is_not_made_when_it_is_forbidden(
 
 
 async def test_name_that_resolves_to_a_private_address_is_not_connected_to() -> None:
-    async with a_receiver() as there, callback_session(CallbackRule(), 5.0) as session:
+    async with a_receiver() as there, callback_session(CallbackRule()) as session:
         with pytest.raises(aiohttp.ClientConnectorError) as refused:
             await session.post(there.url.replace("127.0.0.1", "localhost"))
         assert isinstance(refused.value.__cause__, NotPublic)
