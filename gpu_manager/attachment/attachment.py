@@ -70,6 +70,8 @@ _MOST_ENDED = 4096
 _MOST_STORED = 5_000
 # After a request's deadline the scheduler has this long to report the expiry itself.
 _LATE_S = 1.0
+# Questions and orders are answered at once, or after another scheduler has come to lead.
+_ANSWERED_S = 10.0
 
 
 class Attachment:
@@ -279,7 +281,11 @@ class Attachment:
         call = self._calls.add(make_call)
         try:
             self._stream.send(make_call(call.number, asyncio.get_running_loop().time()))
-            return await call.answer
+            async with asyncio.timeout(_ANSWERED_S):
+                return await call.answer
+        except TimeoutError as error:
+            why = f"the scheduler has not answered within {_ANSWERED_S:g} s"
+            raise NoScheduler(f"{why}; an order may still be carried out") from error
         finally:
             self._calls.remove(call, given_up=True)
 

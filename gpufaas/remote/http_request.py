@@ -12,7 +12,14 @@ TIMEOUT_S = 10.0
 
 
 class NoAnswer(CommandError):
-    """The server did not answer, or broke off its answer; another server may answer."""
+    """The server did not answer, or broke off its answer; another server may answer.
+
+    `received`: it may have read the request, and may do what it says.
+    """
+
+    def __init__(self, why: str, *, received: bool = False) -> None:
+        self.received = received
+        super().__init__(why)
 
 
 @contextmanager
@@ -32,10 +39,14 @@ def open_response(
     """
     kind = http.client.HTTPSConnection if server.secure else http.client.HTTPConnection
     connection = kind(server.netloc, timeout=timeout_s)
+    received = False
     try:
+        connection.connect()
+        received = True
         connection.request(method, server.path.rstrip("/") + path, body, dict(headers or {}))
         yield connection.getresponse()
     except (OSError, http.client.HTTPException) as error:
-        raise NoAnswer(f"no {what} answers at {server}: {error}") from error
+        why = f"no {what} answers at {server}: {error}"
+        raise NoAnswer(why, received=received) from error
     finally:
         connection.close()

@@ -32,25 +32,30 @@ class SchedulerApi:
         """The answer to a GET; CommandError says why there is none."""
         return self._request("GET", _with_query(path, query), None)
 
-    def post(self, path: str, **query: object) -> Any:
-        """The answer to a POST; CommandError says why there is none."""
-        return self._request("POST", _with_query(path, query), None)
+    def post(self, path: str, *, once: bool = False, **query: object) -> Any:
+        """The answer to a POST; CommandError says why there is none.
+
+        What is given `once` is not given to another scheduler where it may have been received.
+        """
+        return self._request("POST", _with_query(path, query), None, once=once)
 
     def put(self, path: str, body: Mapping[str, object]) -> Any:
         """The answer to a PUT of a JSON object; CommandError says why there is none."""
         return self._request("PUT", path, json.dumps(body).encode())
 
     def delete(self, path: str) -> Any:
-        """The answer to a DELETE; CommandError says why there is none."""
-        return self._request("DELETE", path, None)
+        """The answer to a DELETE, which is given once; CommandError says why there is none."""
+        return self._request("DELETE", path, None, once=True)
 
-    def _request(self, method: str, path: str, body: bytes | None) -> Any:
+    def _request(self, method: str, path: str, body: bytes | None, *, once: bool = False) -> Any:
         failure: CommandError = NoAnswer("no scheduler named")
         for url in self._urls:
             try:
                 return self._request_leader(url, method, path, body)
             except NoAnswer as error:
                 failure = error
+                if once and error.received:
+                    raise CommandError(f"{error}; it may be carried out") from error
         raise failure
 
     def _request_leader(self, url: HttpUrl, method: str, path: str, body: bytes | None) -> Any:
@@ -75,7 +80,8 @@ class SchedulerApi:
         try:
             return response.status, json.loads(content) if content else {}
         except ValueError as error:
-            raise NoAnswer(f"no scheduler answers at {url}: {error}") from error
+            why = f"no scheduler answers at {url}: {error}"
+            raise NoAnswer(why, received=True) from error
 
 
 def add_scheduler_options(parser: argparse.ArgumentParser) -> None:

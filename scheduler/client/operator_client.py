@@ -11,6 +11,7 @@ from urllib.parse import quote
 import aiohttp
 
 from cache_manager.model.ids import ModelId
+from scheduler.client.model_orders import GIVEN_ONCE
 from scheduler.client.scheduler_urls import SchedulerUrls
 from scheduler.model.errors import (
     CallerNotAllowed,
@@ -25,16 +26,19 @@ _CONNECT_S = 2.0
 _ANSWERED_S = 2.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _OK, _DONE, _UNAUTHORIZED = 200, 204, 401
-_NOT_LEADING = "not-leading"
+_NOT_LEADING, _STORE_AWAY = "not-leading", "store-away"
+_NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 class OperatorClient:
     """Asks any of several schedulers, one of which leads; use as a context.
 
     An order is given again, and a question asked again, until a leader answers or none has been
-    found for `patience_s`; programs that only read should wait briefly. A scheduler that is silent
-    counts as gone. Raises EventRefused where an order cannot be carried out, CallerNotAllowed where
-    the token does not suffice, SchedulerUnreachable where no scheduler leads.
+    found for `patience_s` and each URL was asked; programs that only read should wait briefly. A
+    scheduler that is silent counts as gone; a prefetch or an evict that it may have received is not
+    given to another one. Raises EventRefused where an order cannot be carried out, CallerNotAllowed
+    where the token does not suffice, SchedulerUnreachable where no scheduler leads, or where the
+    leader cannot reach its datastore.
     """
 
     def __init__(self, urls: Sequence[str], token: str, *, patience_s: float = 30.0) -> None:
@@ -113,7 +117,8 @@ class OperatorClient:
     async def order(self, model: str, verb: str, gpu: str | None) -> None:
         """Pin, unpin, prefetch or evict a model."""
         where = "" if gpu is None else f"?gpu={quote(gpu, safe='')}"
-        await self._insist(f"/models/{quote(model)}/{verb}{where}", {})
+        path = f"/models/{quote(model)}/{verb}{where}"
+        await self._insist(path, {}, once=verb in GIVEN_ONCE)
 
     # -- asking until there is an answer ----------------------------------------------------------
 
@@ -125,20 +130,27 @@ class OperatorClient:
         found: Sequence[Mapping[str, Any]] = await self._insist(path)
         return found
 
-    async def _insist(self, path: str, order: Mapping[str, object] | None = None) -> Any:
+    async def _insist(
+        self, path: str, order: Mapping[str, object] | None = None, *, once: bool = False
+    ) -> Any:
         """The leader's answer to an order, or to a question if there is none.
 
-        An error that concerns what was asked is raised at once.
+        An error that concerns what was asked is raised at once. What is given `once` is not given
+        again where it may have been received.
         """
         give_up_s = time.monotonic() + self._patience_s
         pause_s = _FIRST_PAUSE_S
+        asked: set[str] = set()
         while True:
             at = self._schedulers.at
+            asked.add(at)
             try:
                 status, answer = await self._ask(at + path, order)
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 trouble = f"{at}: {error!r}"
                 self._schedulers.move(at)
+                if once and not isinstance(error, _NOT_SENT):
+                    raise SchedulerUnreachable(f"{trouble}; it may be carried out") from error
             else:
                 if status in {_OK, _DONE}:
                     return answer
@@ -146,7 +158,7 @@ class OperatorClient:
                     raise _error_of(status, answer)
                 trouble = str(answer.get("message"))
                 self._schedulers.move(at, answer.get("leader"))
-            if time.monotonic() > give_up_s:
+            if time.monotonic() > give_up_s and asked >= self._schedulers.configured:
                 raise SchedulerUnreachable(f"no scheduler leads: {trouble}")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -168,6 +180,8 @@ def _error_of(status: int, answer: Mapping[str, Any]) -> SchedulerError:
     message = str(answer.get("message", f"status {status}"))
     if answer.get("error") == "not-allowed":
         return CallerNotAllowed(message, known=status != _UNAUTHORIZED)
+    if answer.get("error") == _STORE_AWAY:
+        return SchedulerUnreachable(message)
     if answer.get("error") == "bad-request":
         return MalformedRequest(message)
     return EventRefused(None, message)

@@ -10,6 +10,11 @@ class SchedulerUrls:
         self._urls = [url.rstrip("/") for url in urls]
         self.at = self._urls[0]
 
+    @property
+    def configured(self) -> frozenset[str]:
+        """Those that were given, without any that a scheduler has named."""
+        return frozenset(self._urls)
+
     def move(self, failed: str, leader: str | None = None) -> None:
         """Ask the leader that the failed one named next, or else the scheduler after it.
 

@@ -13,6 +13,7 @@ from gpufaas.output.hosting_text import hosting_text, hostings_text
 from gpufaas.output.request_text import rest_text
 from gpufaas.remote.manager_admin import default_address, request_admin
 from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
+from scheduler.client.model_orders import GIVEN_ONCE
 
 _HEAD = (
     "MODEL",
@@ -93,7 +94,8 @@ def _models(options: argparse.Namespace) -> int:
 def _order(options: argparse.Namespace) -> int:
     if _names_scheduler(options):
         path = f"/models/{in_path(options.model)}/{options.command}"
-        done = scheduler_api(options).post(path, gpu=options.gpu)
+        once = options.command in GIVEN_ONCE
+        done = scheduler_api(options).post(path, once=once, gpu=options.gpu)
         print(json.dumps(done) if options.json else f"{done['done']}: {done['model']}")
         return 0
     if options.command == "prefetch":

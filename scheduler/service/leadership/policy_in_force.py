@@ -85,7 +85,11 @@ async def set_policy(store: Store, name: str, parameters: Mapping[str, float]) -
     """Choose the policy of all schedulers; raises where there is no such policy or parameter."""
     policies.make(name, parameters)
     choice = PolicyChoice(name, dict(parameters), ADMINISTRATOR)
-    return Written(choice, await store.put(POLICY, encoded(policy_record(choice))))
+    try:
+        return Written(choice, await store.put(POLICY, encoded(policy_record(choice))))
+    except StoreUnavailable as error:
+        why = f"{error}; once etcd answers, the policy may be in force nevertheless"
+        raise StoreUnavailable(why) from error
 
 
 async def follow_policy(

@@ -20,9 +20,12 @@ from gateway_ext.openfaas.basic_auth import BasicCredentials
 from gateway_ext.ui.cluster_source import PageSource
 from gateway_ext.ui.dead_letter_rows import DeadLetterRows
 from scheduler.client.operator_client import OperatorClient
+from scheduler.model.errors import StoreUnavailable
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import ModelSpec
 from scheduler.service.http.access import ApiRole, token
+from scheduler.store.datastore import StoreLease
+from scheduler.store.memory_store import MemoryStore
 from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit import waiting
 from tests.kit.cores.builders import gpu
@@ -174,6 +177,24 @@ async def test_policy_is_switched_by_the_page(tmp_path: Path) -> None:
         assert wrong.status == 422
         nonsense = await both.order("/ui/policy", {"name": "lb", "parameters": {"x": True}})
         assert nonsense.status == 400
+
+
+class LateStore(MemoryStore):
+    """Writes, and does not say so."""
+
+    async def put(self, key: str, value: bytes, lease: StoreLease | None = None) -> int:
+        await super().put(key, value, lease)
+        raise StoreUnavailable("etcd does not answer")
+
+
+async def test_policy_that_etcd_may_have_stored_is_not_called_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as both:
+        monkeypatch.setattr(both.scheduler.service, "_store", LateStore())
+        said = await both.order("/ui/policy", {"name": "lb"})
+        assert said.status == 503
+        assert "etcd does not answer; once etcd answers, the policy may be in force" in said.body
 
 
 async def test_models_are_pinned_evicted_and_brought_back(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 import json
 import re
+import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -15,6 +16,7 @@ from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.cluster.models import cluster_detail, cluster_table
 from gpufaas.commands.programs import doctor
 from gpufaas.commands.programs.doctor import PartStatus, report
+from gpufaas.errors import CommandError
 from gpufaas.options.cluster_secret import default_secret_file
 from gpufaas.output.cluster_text import cluster_text
 from gpufaas.output.request_text import request_text
@@ -283,6 +285,8 @@ def answering(status: int, answer: Mapping[str, Any]) -> Iterator[tuple[str, lis
             self.end_headers()
             self.wfile.write(content)
 
+        do_POST = do_DELETE = do_GET  # noqa: N815 - http.server's names
+
         def log_message(self, *_: object) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -308,6 +312,36 @@ def test_command_asks_the_next_scheduler_when_one_does_not_answer() -> None:
     with answering(200, {}) as (alive, asked):
         assert SchedulerApi(("http://127.0.0.1:9", alive), "t0ken").get("/policy") == {}
         assert len(asked) == 1
+
+
+def test_order_is_given_once_when_its_scheduler_may_have_received_it() -> None:
+    with breaking_off() as frozen, answering(200, {}) as (alive, asked):
+        api = SchedulerApi((frozen, alive), "t0ken")
+        with pytest.raises(CommandError, match="it may be carried out"):
+            api.post("/models/m/evict", once=True)
+        with pytest.raises(CommandError, match="it may be carried out"):
+            api.delete("/quotas/team")
+        assert asked == []
+        api.post("/models/m/pin")
+        assert len(asked) == 1
+        assert SchedulerApi(("http://127.0.0.1:9", alive), "t0ken").delete("/quotas/team") == {}
+
+
+@contextmanager
+def breaking_off() -> Iterator[str]:
+    """A server that takes requests and closes without an answer."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                taken = listener.accept()[0]
+                taken.recv(1 << 16)
+                taken.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize(

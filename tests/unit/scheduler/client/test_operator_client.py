@@ -115,6 +115,27 @@ async def test_client_finds_the_next_leader_when_the_first_one_is_gone() -> None
             assert client.url == second.url
 
 
+async def test_order_that_must_not_be_repeated_is_given_once_when_its_scheduler_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        url = f"http://127.0.0.1:{frozen.getsockname()[1]}"
+        async with leading(term=2) as world:
+            await use_model(world)
+            async with operator(url, world.url, patience_s=0.1) as client:
+                with pytest.raises(SchedulerUnreachable, match="it may be carried out"):
+                    await client.order(MODEL, "evict", None)
+            async with operator(url, world.url, patience_s=0.1) as client:
+                await client.pin(MODEL)  # however short its patience is
+                assert await client.pinned() == {MODEL}
+                await client.unpin(MODEL)
+                await client.order(MODEL, "evict", None)
+
+
+async def test_order_is_given_to_the_next_scheduler_when_nobody_received_it() -> None:
+    async with leading(term=2) as world, operator("http://127.0.0.1:9", world.url) as client:
+        await use_model(world)
+        await client.order(MODEL, "evict", None)
+
+
 async def test_frozen_scheduler_is_left_when_another_one_leads() -> None:
     """Connections to it are taken, as by the kernel for a process that is frozen."""
     with socket.create_server(("127.0.0.1", 0)) as frozen:

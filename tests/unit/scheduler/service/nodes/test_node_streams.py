@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
+from gpu_manager.attachment import attachment as attaching
+from gpu_manager.attachment.pending_calls import PendingCalls
 from gpu_manager.errors import NoScheduler
 from scheduler.model.actions import Dispatch, EndLease
 from scheduler.model.errors import EventRefused, ModelsTooLarge, RequestExpired
@@ -116,6 +118,19 @@ async def test_orders_for_people_fail_at_once_when_no_scheduler_is_reached() -> 
     async with attached(a_node(), "http://127.0.0.1:1") as attachment:
         with pytest.raises(NoScheduler):
             await attachment.evict(BERT)
+
+
+async def test_orders_for_people_fail_after_some_time_when_the_scheduler_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it, node = await a_scheduler(), a_node()
+    async with attached(node, it.url) as attachment:
+        await attachment.attached()
+        monkeypatch.setattr(attaching, "_ANSWERED_S", 0.2)
+        monkeypatch.setattr(PendingCalls, "set_answer", lambda *_: None)
+        with pytest.raises(NoScheduler, match=r"not answered within .* an order may still be"):
+            await attachment.unpin(BERT)
+    await it.stop()
 
 
 # -- waiting callers ----------------------------------------------------------------------------
