@@ -85,22 +85,24 @@ class AsyncIntake:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        named: list[Header] = []
         try:
-            call_id = await self._take(scope, receive)
+            call = self._call(scope)
+            # With an error, too: a client that sends the call again under its id has it made once.
+            named.append((b"x-call-id", call.id.encode("latin-1")))
+            await self._take(call, scope, receive)
         except CallerGone:
             return
         except GatewayError as error:
-            await send_text(send, status_of(error), str(error), headers_of(error))
+            await send_text(send, status_of(error), str(error), [*headers_of(error), *named])
         else:
-            await send_response(send, 202, headers=((b"x-call-id", call_id.encode("latin-1")),))
+            await send_response(send, 202, headers=named)
 
-    async def _take(self, scope: Scope, receive: Receive) -> str:
-        call = self._call(scope)
+    async def _take(self, call: AsyncCall, scope: Scope, receive: Receive) -> None:
         name, parent = f"queue {call.function}", trace_headers_in(call.headers)
         with self._tracer.step(call.id, name, parent, SpanKind.PRODUCER) as step:
             traced = replace(call, headers=carrying(call.headers, step.trace))
             await self._keep(traced, _length_bytes(scope), receive)
-        return call.id
 
     async def _keep(self, call: AsyncCall, length_bytes: int, receive: Receive) -> None:
         head_bytes = call.head_bytes

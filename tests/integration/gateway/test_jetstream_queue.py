@@ -17,6 +17,7 @@ from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
 from gateway_ext.jobs.execution.lane_fairness import LaneLimits
 from gateway_ext.jobs.execution.retry_policy import BackOff, RetryPolicy
 from gateway_ext.jobs.intake.async_intake import AsyncIntake
+from gateway_ext.jobs.jetstream.connection.nats_requests import NatsRequests
 from gateway_ext.jobs.jetstream.jetstream_queue import JetStreamQueue
 from gateway_ext.jobs.jetstream.records.job_record import RecordState, decode, encode
 from gateway_ext.jobs.queue.job_bodies import whole
@@ -91,6 +92,30 @@ async def test_gateways_share_the_work_and_make_no_call_twice_while_they_live(
     made = [[one for one, _ in each.made] for each in functions]
     assert sorted(made[0] + made[1], key=int) == ids
     assert min(map(len, made)) > 50
+
+
+async def test_call_is_accepted_once_when_the_servers_store_it_and_their_answer_is_lost(
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = NatsRequests.publish
+    lost: list[str] = []
+
+    async def without_answer(
+        self: NatsRequests, subject: str, content: bytes, expected: int | None = None
+    ) -> int:
+        seq = await publish(self, subject, content, expected)
+        if ".call." in subject and not lost:
+            lost.append(subject)
+            raise QueueAway("no answer in time")
+        return seq
+
+    monkeypatch.setattr(NatsRequests, "publish", without_answer)
+    async with a_shared_queue(tmp_path, settings_for(server.url)) as queue:
+        assert await put(queue, now("one"), LARGE)
+        assert len(lost) == 1
+        assert not await put(queue, now("one"), LARGE)
+        (job,) = await queue.claim([LANE], 1e12)
+        assert await whole(job.body) == LARGE
 
 
 async def test_call_with_one_id_is_kept_once_whichever_gateway_is_asked(

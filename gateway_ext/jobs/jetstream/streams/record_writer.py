@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gateway_ext.errors import QueueFailed
+from gateway_ext.errors import QueueAway, QueueFailed
 from gateway_ext.jobs.jetstream.connection.nats_link import NatsLink
 from gateway_ext.jobs.jetstream.connection.nats_requests import RecordConflict
 from gateway_ext.jobs.jetstream.records.job_index import IndexEntry, JobIndex, is_dead_subject
@@ -41,6 +41,13 @@ class RecordWriter:
                 if there is not None and there.state is RecordState.DEAD:
                     await self.finish(there.number)
                 expected = self._index.mark_of(subject)
+            except QueueAway:
+                # The servers may have stored it and only their answer is lost: then it is run.
+                await self.refresh(subject)
+                entry = self._index.alive(subject)
+                if entry is None or entry.record.uid != record.uid:
+                    raise
+                return True
             else:
                 self._index.apply(subject, seq, record)
                 return True

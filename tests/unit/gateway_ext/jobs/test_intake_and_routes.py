@@ -158,7 +158,9 @@ async def test_full_queue_names_the_time_to_retry(tmp_path: Path) -> None:
     async with asking(tmp_path) as (client, _):
         statuses = [(await client.post(URL)).status_code for _ in range(4)]
         assert statuses == [202, 202, 202, 429]
-        assert int((await client.post(URL)).headers["retry-after"]) >= 1
+        refused = await client.post(URL)
+        assert int(refused.headers["retry-after"]) >= 1
+        assert UUID(refused.headers["x-call-id"]), "the id to send it again under"
 
 
 @pytest.mark.parametrize("headers", [[(b"content-length", b"6000")], []])
