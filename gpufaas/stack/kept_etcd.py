@@ -2,20 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from logging import Logger
 from pathlib import Path
 
 from common.liveness import Answers, LivenessTimes
-from gpufaas.errors import EtcdFailed
+from gpufaas.errors import EtcdFailed, PortTaken
 from gpufaas.etcd.own_password import http_answer
 from gpufaas.etcd.own_server import etcd_server
+from gpufaas.local.held_ports import HeldPort
 from gpufaas.stack.process_end import until_ended
 
 # An etcd that does not start, or ends right after its start, is tried again after this time.
 _PAUSE_S = 1.0
 _STABLE_S = 10.0
 _ASK_S = 2.0
+_PORTS = 3  # that are tried
 
 
 @asynccontextmanager
@@ -36,6 +38,26 @@ async def kept_etcd(
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
+
+
+@asynccontextmanager
+async def kept_etcd_anywhere(data: Path, ports: ExitStack, log: Logger) -> AsyncIterator[str]:
+    """Keep an etcd running on a port that `ports` hold, another one if a program has taken it.
+
+    Yields its URL.
+    """
+    async with AsyncExitStack() as exits:
+        for more in reversed(range(_PORTS)):
+            port = ports.enter_context(HeldPort())
+            try:
+                await exits.enter_async_context(kept_etcd(data, port.number, log))
+            except PortTaken as error:
+                if not more:
+                    raise
+                log.warning("%s; another port is tried", error)
+            else:
+                yield port.url
+                return
 
 
 async def _keep(

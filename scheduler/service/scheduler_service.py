@@ -41,7 +41,7 @@ from scheduler.store.keeper import Keeper
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import Recovered, recover
 from scheduler.store.stored_records import PolicyChoice
-from scheduler.store.use_records import read_use, write_use
+from scheduler.store.use_records import mark_lost, read_use, write_use
 from scheduler.wire import caller_stream
 from scheduler.wire.cluster_status import Status
 from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_token
@@ -81,6 +81,7 @@ class SchedulerService:
         self._terms: KeptTerms | None = None
         self._keeper: Keeper | None = None
         self._met = 0
+        self._billed_under: Fence | None = None
         self.meters = SchedulerCounters(settings.scheduler.metric_names)
         self.metrics = MetricsPage(self.meters, self._status, self._own, self._owners, sink).text
         guarded = settings.scheduler.metrics_auth
@@ -119,6 +120,7 @@ class SchedulerService:
         billing = self._settings.billing
         buckets = UseBuckets(billing.keep_hours, billing.keep_days)
         await read_use(store, buckets, log)
+        self._billed_under = candidacy.fence
         async with AsyncExitStack() as stack:
             office = await stack.enter_async_context(
                 self.lead(candidacy.term, choice, recovered, candidacy, buckets)
@@ -203,7 +205,12 @@ class SchedulerService:
     async def _write_bill(self, candidacy: Leadership | None, buckets: UseBuckets) -> int:
         """Write the bill as long as this scheduler leads; returns the bytes."""
         fence = _fence_of(candidacy)
-        return 0 if fence is None else await write_use(self._store, buckets, fence)
+        if fence is None:
+            return 0
+        if fence != self._billed_under:  # a new term, or the datastore has lost its data
+            await mark_lost(self._store, buckets)
+            self._billed_under = fence
+        return await write_use(self._store, buckets, fence)
 
     def _configured(self) -> PolicyChoice:
         return PolicyChoice(self._settings.policy, self._settings.parameters)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from cache_manager import eviction
@@ -12,6 +11,7 @@ from scheduler.core.core import Core
 from scheduler.model.errors import BadWorkload
 from scheduler.model.values import Explanation, RequestId
 from scheduler.sim import azure_trace, workload
+from scheduler.sim.core_pool import core_pool
 from scheduler.sim.engine import Engine, Progress
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import THESIS, on_profile
@@ -146,5 +146,5 @@ def _each(scenarios: Sequence[Scenario]) -> Iterator[ScenarioResult]:
         yield from map(run, scenarios)
         return
     workers = min(len(scenarios), os.cpu_count() or 1)
-    with ProcessPoolExecutor(max_workers=workers) as pool:
+    with core_pool(workers) as pool:
         yield from pool.map(run, scenarios)

@@ -1,6 +1,8 @@
 """The hours and days of the bill as they are stored: read back, and written where they changed."""
 
 import json
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from logging import Logger
 
 from cache_manager.model.ids import ModelId
@@ -13,10 +15,12 @@ from scheduler.core.billing.use_buckets import (
     UseBuckets,
     UseKey,
 )
+from scheduler.model.errors import DatastoreError, Fenced, StoreUnavailable
 from scheduler.store.datastore import Fence, Store
 from scheduler.store.stored_records import UNREADABLE, BadRecord, StoredRecord, encoded
 
 BILLS = "bills/"
+_ALL_FAIL = (Fenced, StoreUnavailable)
 _KINDS = {"hour": HOUR_S, "day": DAY_S}
 _DIGITS = 12  # of seconds since 1970
 _NAMES = {length_s: kind for kind, length_s in _KINDS.items()}
@@ -34,26 +38,56 @@ async def read_use(store: Store, buckets: UseBuckets, log: Logger) -> None:
 async def write_use(store: Store, buckets: UseBuckets, fence: Fence) -> int:
     """Write the changed hours and days, and delete those that are gone; returns the bytes.
 
-    What could not be written stays changed. An hour and its day are written together, so that
-    nothing is counted twice or lost when an hour becomes part of its day.
+    What could not be written stays changed. A day and the hours that became part of it are written
+    together, so that nothing is counted twice or lost; each other hour by itself, as a datastore
+    takes so many bytes at once. What it refuses does not hold up the rest.
     """
-    changed = list(buckets.changed)
-    puts = {
-        use_key(period): encoded(use_record(buckets.of[period]))
-        for period in changed
-        if period in buckets.of
-    }
-    deletes = [use_key(period) for period in changed if period not in buckets.of]
-    written = 0
-    for day in sorted({period.begin_unix_s // DAY_S for period in changed}):
-        mine = {use_key(each) for each in changed if each.begin_unix_s // DAY_S == day}
-        batch = {key: value for key, value in puts.items() if key in mine}
-        await store.write(batch, [key for key in deletes if key in mine], fence)
-        written += sum(map(len, batch.values()))
-        for period in changed:
-            if period.begin_unix_s // DAY_S == day:
-                del buckets.changed[period]
+    written, tried = 0, set[Period]()
+    refused: DatastoreError | None = None
+    while batch := _next_batch(buckets, tried):
+        tried.update(batch)
+        puts = {
+            use_key(each): encoded(use_record(buckets.of[each]))
+            for each in batch
+            if each in buckets.of
+        }
+        deletes = [use_key(each) for each in batch if each not in buckets.of]
+        for each in batch:
+            del buckets.changed[each]  # what changes while it is written is written again
+        try:
+            await store.write(puts, deletes, fence)
+        except BaseException as error:
+            buckets.changed.update(dict.fromkeys(batch))
+            if not isinstance(error, DatastoreError) or isinstance(error, _ALL_FAIL):
+                raise
+            refused = error
+        else:
+            written += sum(map(len, puts.values()))
+    if refused is not None:
+        raise refused
     return written
+
+
+async def mark_lost(store: Store, buckets: UseBuckets) -> None:
+    """Have all that the datastore does not have any more written again."""
+    there = (await store.list(BILLS)).values
+    buckets.changed.update(dict.fromkeys(each for each in buckets.of if use_key(each) not in there))
+
+
+def _next_batch(buckets: UseBuckets, tried: AbstractSet[Period]) -> Sequence[Period]:
+    """What is written at once with the first changed period that was not tried yet."""
+    first = min((each for each in buckets.changed if each not in tried), default=None)
+    if first is None:
+        return ()
+    mine = _together(buckets, first)
+    return [each for each in buckets.changed if _together(buckets, each) == mine]
+
+
+def _together(buckets: UseBuckets, period: Period) -> Period:
+    """The day, for a day and the hours that became part of it; the hour, for one that is kept."""
+    if period.length_s == HOUR_S and period in buckets.of:
+        return period
+    return Period(DAY_S, period.begin_unix_s // DAY_S * DAY_S)
 
 
 def use_key(period: Period) -> str:

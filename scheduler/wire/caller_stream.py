@@ -20,7 +20,9 @@ PATH = "/callers/stream"
 VERSION = 1
 MOST_LEASES = 4_096
 MAX_FRAME_BYTES = 1 << 20
-MOST_TERM = (1 << 31) - 1
+# Lease ids begin with their term, and what carries them takes numbers below 2**62: callers, which
+# may only acquire, must not raise the term to where ids are larger.
+MOST_TERM = (1 << 29) - 1
 # The leader shows that it lives this often; silence for longer means that it is frozen.
 BEAT_S, SILENCE_S = 1.0, 3.0
 GREETING_S = 2.0

@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,13 +19,13 @@ from gpufaas.daemons.garbage_collection import freeze_started_objects
 from gpufaas.daemons.malloc_arenas import share_one_arena
 from gpufaas.daemons.trace_settings import span_exporter
 from gpufaas.errors import CommandError
-from gpufaas.etcd.own_password import USER
-from gpufaas.etcd.own_server import EtcdServer, etcd_server
+from gpufaas.etcd.own_password import USER, stored_login
 from gpufaas.local.log_format import configure_logs
 from gpufaas.local.stack_folder import state_folder
 from gpufaas.options.cluster_secret import add_secret_option, cluster_secret
 from gpufaas.options.configuration import TraceSettings, read_settings
 from gpufaas.options.subparsers import Commands, add_log_format_option
+from gpufaas.stack.kept_etcd import kept_etcd_anywhere
 from scheduler import policies
 from scheduler.model.errors import DatastoreError
 from scheduler.service.history.recorder import RunRecorder
@@ -180,11 +180,13 @@ async def recording(path: str) -> AsyncIterator[RunRecorder | None]:
 async def _store(etcd: Etcd) -> AsyncIterator[Store]:
     """The datastore that the settings ask for."""
     if etcd.start:
-        async with (
-            etcd_server(Path(etcd.data_dir), log, guarded=True) as server,
-            EtcdStore(_own_etcd_settings(server, etcd.prefix), log) as store,
-        ):
-            yield store
+        data = Path(etcd.data_dir)
+        with ExitStack() as ports:
+            async with (
+                kept_etcd_anywhere(data, ports, log) as url,
+                EtcdStore(_own_etcd_settings(url, data, etcd.prefix), log) as store,
+            ):
+                yield store
     elif etcd.endpoints:
         async with EtcdStore(etcd_settings(etcd), log) as store:
             yield store
@@ -195,9 +197,8 @@ async def _store(etcd: Etcd) -> AsyncIterator[Store]:
         await memory.close()
 
 
-def _own_etcd_settings(server: EtcdServer, prefix: str) -> EtcdSettings:
-    assert server.login is not None, "a guarded etcd has a login"
-    return EtcdSettings((server.url,), prefix, USER, server.login.password)
+def _own_etcd_settings(url: str, data: Path, prefix: str) -> EtcdSettings:
+    return EtcdSettings((url,), prefix, USER, stored_login(data).password)
 
 
 def etcd_settings(etcd: Etcd) -> EtcdSettings:

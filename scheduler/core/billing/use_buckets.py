@@ -59,11 +59,14 @@ class UseBucket:
 
 
 class UseBuckets:
-    """Hours for `keep_hours`, then days for `keep_days`; `changed` are those to be written."""
+    """Hours for `keep_hours`, then the latest `keep_days` days; `changed` are to be written.
+
+    Days are counted: a clock that is wrong for a moment does not make them old.
+    """
 
     def __init__(self, keep_hours: float = 48.0, keep_days: float = 90.0) -> None:
         self._hours_s = max(1.0, keep_hours) * HOUR_S
-        self._days_s = keep_days * DAY_S
+        self._days = max(1, round(keep_days))
         self.of: dict[Period, UseBucket] = {}
         self.changed: dict[Period, None] = {}
 
@@ -86,7 +89,8 @@ class UseBuckets:
                 day = Period(DAY_S, period.begin_unix_s // DAY_S * DAY_S)
                 self.of.setdefault(day, UseBucket()).merge(self.of.pop(period))
                 self.changed.update({day: None, period: None})
-        for period in [each for each in self.of if _ends(each) <= unix_s - self._days_s]:
+        days = sorted(each for each in self.of if each.length_s == DAY_S)
+        for period in days[: -self._days]:
             del self.of[period]
             self.changed[period] = None
 

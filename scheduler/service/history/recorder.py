@@ -1,6 +1,8 @@
 """Writes a live run to a file, to be replayed."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -9,11 +11,18 @@ from scheduler.model.actions import Action
 from scheduler.model.errors import BadRecording
 from scheduler.model.events import Event
 
+log = logging.getLogger(__name__)
+
 
 class RunRecorder:
-    """Appends terms and events; data that was not flushed is lost with the process."""
+    """Appends terms and events; data that was not flushed is lost with the process.
+
+    It ends, with one error in the log, where the file cannot be written any more: requests are
+    served all the same.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._broken = False
         try:
             self._file: TextIO = path.open("a", encoding="utf-8")
         except OSError as error:
@@ -29,11 +38,22 @@ class RunRecorder:
 
     def flush(self) -> None:
         """Make everything so far visible to readers of the file."""
-        self._file.flush()
+        self._try(self._file.flush)
 
     def close(self) -> None:
         """End the recording."""
-        self._file.close()
+        self._try(self._file.close)
 
     def _write(self, line: str) -> None:
-        self._file.write(line + "\n")
+        self._try(lambda: self._file.write(line + "\n"))
+
+    def _try(self, work: Callable[[], object]) -> None:
+        if self._broken:
+            return
+        try:
+            work()
+        except OSError as error:
+            self._broken = True
+            log.error("the recording %s ends: %s", self._file.name, error)
+            with suppress(OSError):  # it cannot write what it still has
+                self._file.close()

@@ -60,8 +60,9 @@ async def _stay_known(store: Store, name: str, url: str, log: Logger) -> None:
     while True:
         try:
             if lease is None or not await store.refresh(lease):
-                lease = await store.grant(_TTL_S)
-                await store.put(key(CANDIDATES, url), record, lease)
+                granted = await store.grant(_TTL_S)
+                await store.put(key(CANDIDATES, url), record, granted)
+                lease = granted
         except DatastoreError as error:
             log.debug("not listed as a candidate: %s", error)
         await asyncio.sleep(_REFRESH_S)

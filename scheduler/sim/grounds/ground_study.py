@@ -1,12 +1,12 @@
 """Every policy on every ground, and how far the one policy for all is behind the best of each."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
 from scheduler import policies
+from scheduler.sim.core_pool import core_pool
 from scheduler.sim.engine import Progress
 from scheduler.sim.grounds.ground_loads import Case, Goal, Ground, GroundFigures, grounds
 
@@ -84,7 +84,7 @@ def evaluate_grounds(plan: GroundPlan, done: Progress | None = None) -> GroundEv
     ]
     tasks = [(*key, seed) for key in keys for seed in plan.seeds]
     found: list[GroundFigures] = []
-    with ProcessPoolExecutor() as pool:
+    with core_pool() as pool:
         for figures in pool.map(_run, tasks):
             found.append(figures)
             if done is not None:

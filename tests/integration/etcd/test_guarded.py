@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -222,12 +224,35 @@ async def test_a_scheduler_with_an_etcd_of_its_own_is_let_in_and_a_stranger_is_n
             return health == "ok leads"
 
         await eventually(leads, "the scheduler leads", within_s=BACK_S)
-        url = listening(data)
+        _, url = etcd_process(data)
         await refused(EtcdSettings((url,)))
         password = (data / "password").read_text().strip()
         store = EtcdStore(EtcdSettings((url,), user="root", password=password), LOG)
         assert await store.get("leader") is not None
         await store.close()
+        assert await scheduler.stop() == 0
+
+
+async def test_a_scheduler_starts_its_etcd_again_when_it_was_killed(tmp_path: Path) -> None:
+    data = tmp_path / "etcd"
+    options = ("--start-etcd", "--etcd-data", str(data))
+    async with scheduler_process(tmp_path, *options) as scheduler:
+
+        async def is_kept() -> bool:
+            return await asyncio.to_thread(readiness, scheduler.url) == "ok leads"
+
+        await eventually(is_kept, "the scheduler leads", within_s=BACK_S)
+        first, url = etcd_process(data)
+        os.kill(first, signal.SIGKILL)
+
+        async def is_another() -> bool:
+            with suppress(LookupError):
+                return first not in etcd_process(data)
+            return False
+
+        await eventually(is_another, "another etcd runs", within_s=BACK_S)
+        assert etcd_process(data)[1] == url
+        await eventually(is_kept, "the scheduler leads on with it", within_s=BACK_S)
         assert await scheduler.stop() == 0
 
 
@@ -242,12 +267,13 @@ def readiness(url: str) -> str:
     return f"{said['store']} {'leads' if said['leading'] else 'waits'}"
 
 
-def listening(data: Path) -> str:
-    """Where the etcd with these data answers."""
+def etcd_process(data: Path) -> tuple[int, str]:
+    """The process of the etcd with these data, and where it answers."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it ended meanwhile
             words = path.read_text(errors="replace").split("\0")
             if f"--data-dir={data / 'data'}" in words:
                 named = "--listen-client-urls="
-                return next(each for each in words if each.startswith(named)).removeprefix(named)
-    raise AssertionError("no etcd has these data")
+                url = next(each for each in words if each.startswith(named)).removeprefix(named)
+                return int(path.parent.name), url
+    raise LookupError("no etcd has these data")

@@ -1,7 +1,6 @@
 """Beyond the thesis: every policy and eviction rule on many workloads."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, geometric_mean
@@ -10,6 +9,7 @@ from cache_manager import eviction
 from scheduler import policies
 from scheduler.sim import study
 from scheduler.sim.azure_trace import CARRIED
+from scheduler.sim.core_pool import core_pool
 from scheduler.sim.engine import Progress
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.papers.thesis import printed_figures
@@ -151,7 +151,7 @@ def _window(size: int, minutes: int, start: int, without_top: int) -> Traffic:
 
 
 def _bounds(bound: Bound, loads: Sequence[Traffic]) -> dict[Traffic, float]:
-    with ProcessPoolExecutor() as pool:
+    with core_pool() as pool:
         return dict(zip(loads, pool.map(partial(_bound, bound), loads), strict=True))
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from cache_manager.model.ids import NodeId
 from common.frames.frame_line import FrameLine, LineBroken
+from gpu_manager.worker.worker_orders import MAX_NUMBER
+from scheduler.service.leadership.term import first_lease
 from scheduler.store.memory_store import MemoryStore
 from scheduler.wire.caller_stream import (
     MOST_TERM,
@@ -83,6 +85,10 @@ async def test_leader_is_elected_above_the_term_that_a_caller_has_met() -> None:
         world.attach(fake_node("n1", gpu("g1", node="n1"), load_s=0.0))
         granted = await asked
         assert (granted.placement.node, granted.term > met) == (NodeId("n1"), True)
+
+
+def test_leases_of_the_highest_term_that_callers_can_bring_about_fit_a_workers_orders() -> None:
+    assert first_lease(MOST_TERM + 2) < MAX_NUMBER
 
 
 @pytest.mark.parametrize("term", [-1, 0, 7, MOST_TERM + 1, 1 << 60])

@@ -2,16 +2,19 @@
 
 import json
 import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 
 from cache_manager.model.ids import GpuId, ModelId
+from scheduler.core.billing.charges import CHARGES
 from scheduler.core.billing.collected import Collected, GpuSpan
-from scheduler.core.billing.use_buckets import DAY_S, HOUR_S, UseBuckets
-from scheduler.model.errors import Fenced
-from scheduler.store.datastore import Fence
+from scheduler.core.billing.use_buckets import DAY_S, HOUR_S, Period, UseBuckets, UseKey
+from scheduler.model.errors import DatastoreError, Fenced
+from scheduler.store.datastore import Fence, StoreLease
 from scheduler.store.memory_store import MemoryStore
-from scheduler.store.use_records import BILLS, read_use, write_use
+from scheduler.store.use_records import BILLS, mark_lost, read_use, write_use
 
 LOG = logging.getLogger("tests.bill")
 BEGIN_S = 20_000 * DAY_S
@@ -63,6 +66,68 @@ async def test_bill_stays_changed_when_another_scheduler_leads() -> None:
         await write_use(store, buckets, Fence("leader", 99))
     assert buckets.changed
     assert not (await store.list(BILLS)).values
+
+
+class SmallStore(MemoryStore):
+    """Takes so many bytes at once, as etcd does."""
+
+    most_bytes = 1_000
+
+    async def write(
+        self,
+        puts: Mapping[str, bytes],
+        deletes: Iterable[str] = (),
+        fence: Fence | None = None,
+        lease: StoreLease | None = None,
+    ) -> None:
+        if sum(map(len, puts.values())) > self.most_bytes:
+            raise DatastoreError("request is too large")
+        await super().write(puts, deletes, fence, lease)
+
+
+async def test_hours_of_a_long_outage_are_written_one_by_one() -> None:
+    store = SmallStore()
+    fence = Fence("leader", await store.put("leader", b"me"))
+    buckets = filled(UseBuckets(), 20)
+    assert await write_use(store, buckets, fence) > store.most_bytes
+    assert not buckets.changed
+    assert len((await store.list(BILLS)).values) == 20
+
+
+async def test_period_that_the_datastore_refuses_does_not_hold_up_the_others() -> None:
+    store = SmallStore()
+    fence = Fence("leader", await store.put("leader", b"me"))
+    buckets = filled(UseBuckets(), 3)
+    large = Period(HOUR_S, BEGIN_S + HOUR_S)
+    for number in range(50):
+        buckets.of[large].charge(UseKey(f"team/{number}", ModelId("m"), "H200"), [1] * CHARGES)
+    with pytest.raises(DatastoreError, match="too large"):
+        await write_use(store, buckets, fence)
+    assert list(buckets.changed) == [large]
+    assert len((await store.list(BILLS)).values) == 2
+
+
+async def test_hour_that_is_charged_while_it_is_written_is_written_again() -> None:
+    class Slow(MemoryStore):
+        async def write(self, *written: Any, **more: Any) -> None:
+            filled(buckets, 1)
+            await super().write(*written, **more)
+
+    store, buckets = Slow(), filled(UseBuckets(), 1)
+    await write_use(store, buckets, Fence("leader", await store.put("leader", b"me")))
+    assert list(buckets.changed) == [Period(HOUR_S, BEGIN_S)]
+
+
+async def test_what_the_datastore_has_lost_is_written_again() -> None:
+    store, fence = await fenced_store()
+    buckets = filled(UseBuckets(keep_hours=2), 30)
+    await write_use(store, buckets, fence)
+    kept = (await store.list(BILLS)).values
+    await store.delete(next(iter(kept)))
+    await mark_lost(store, buckets)
+    assert len(buckets.changed) == 1
+    await write_use(store, buckets, fence)
+    assert (await store.list(BILLS)).values == kept
 
 
 @pytest.mark.parametrize(

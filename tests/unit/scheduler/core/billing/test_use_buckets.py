@@ -38,16 +38,27 @@ def test_hours_become_days_when_they_are_old_and_the_sum_stays() -> None:
     assert [sum(column) for column in zip(*totals, strict=True)] == [300, 30, 600, 60]
 
 
-def test_day_is_dropped_when_it_is_old_and_its_key_is_deleted() -> None:
+def test_oldest_day_is_dropped_when_there_are_more_and_its_key_is_deleted() -> None:
     buckets = UseBuckets(keep_hours=1, keep_days=3)
-    buckets.add([row("f", 1)], [], BEGIN_S)
-    buckets.age(BEGIN_S + 2 * DAY_S)
-    day = Period(DAY_S, BEGIN_S)
-    assert list(buckets.of) == [day]
+    for day in range(3):
+        buckets.add([row("f", 1)], [], BEGIN_S + day * DAY_S)
+    buckets.age(BEGIN_S + 4 * DAY_S)
+    days = [Period(DAY_S, BEGIN_S + day * DAY_S) for day in range(4)]
+    assert sorted(buckets.of) == days[:3]
+    buckets.add([row("f", 1)], [], BEGIN_S + 3 * DAY_S)
     buckets.changed.clear()
     buckets.age(BEGIN_S + 5 * DAY_S)
-    assert not buckets.of
-    assert list(buckets.changed) == [day]
+    assert sorted(buckets.of) == days[1:]
+    assert days[0] in buckets.changed
+
+
+def test_no_day_is_dropped_when_the_clock_is_years_ahead_for_a_moment() -> None:
+    buckets = UseBuckets()
+    for hour in range(100):
+        buckets.add([row("f", 1)], [], BEGIN_S + hour * HOUR_S)
+    buckets.add([row("f", 1)], [], BEGIN_S + 4_000 * DAY_S)
+    buckets.add([row("f", 1)], [], BEGIN_S + 100 * HOUR_S)
+    assert gpu_time(buckets) == 102
 
 
 def test_further_functions_are_charged_together_when_an_hour_is_full() -> None:

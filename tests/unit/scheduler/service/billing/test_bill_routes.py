@@ -1,12 +1,15 @@
 """The bill of a scheduler that serves: over HTTP, in its metrics, over a change of leader."""
 
 import asyncio
+import json
 from functools import partial
 
 import pytest
 
 from scheduler.client.operator_client import OperatorClient
+from scheduler.core.billing.charges import CHARGES
 from scheduler.model.errors import MalformedRequest
+from scheduler.service.billing.prices import Billing
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
@@ -75,6 +78,26 @@ async def test_bill_needs_credentials_and_a_known_group() -> None:
             assert (await client.bill("model", 60.0))["rows"] == []
             with pytest.raises(MalformedRequest, match="by"):
                 await client.bill("planet", 60.0)
+
+
+async def test_whole_bill_is_written_again_when_the_datastore_has_lost_it() -> None:
+    store, day = MemoryStore(), "bills/day/86400"
+    rows = [["team/f", "bert", "H200", *[7] * CHARGES]]
+    record = {"rows": rows, "gpus": []}
+    await store.put(day, json.dumps(record).encode())
+    settings = Settings(billing=Billing(write_s=0.05))
+    service = SchedulerService(settings, SECRET, "s0", "http://s0")
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(service.run(store))
+        await eventually(partial(leads, service))
+        for key in (await store.list("")).values:
+            await store.delete(key)
+
+        async def is_back() -> bool:
+            return json.loads(await store.get(day) or b"{}") == record
+
+        await eventually(is_back, "the day that was over is written again", within_s=20)
+        running.cancel()
 
 
 async def test_bill_is_written_at_the_end_of_a_term_and_read_by_the_next_leader() -> None:

@@ -63,6 +63,20 @@ def a_recording(path: Path, policy: str) -> None:
     recorder.close()
 
 
+def test_requests_are_served_when_the_recording_cannot_be_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recorder = RunRecorder(Path("/dev/full"))
+    world = lived("lb", seed=5, count=200)
+    with caplog.at_level(logging.ERROR):
+        for (event, now), actions in zip(world.log, world.answers, strict=True):
+            recorder(now, event, actions)
+        recorder.flush()
+        recorder.close()
+    assert len(caplog.records) == 1
+    assert "the recording /dev/full ends: [Errno 28]" in caplog.text
+
+
 @pytest.mark.parametrize("policy", policies.available())
 def test_fresh_core_does_the_same_when_a_recording_is_replayed(policy: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"

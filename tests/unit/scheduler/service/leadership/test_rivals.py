@@ -67,6 +67,23 @@ async def test_no_scheduler_is_asked_when_the_datastore_is_there() -> None:
 
 
 @virtually
+async def test_a_candidate_is_listed_when_the_first_write_of_its_key_failed() -> None:
+    class Failing(MemoryStore):
+        failures = 1
+
+        async def put(self, key: str, value: bytes, lease: StoreLease | None = None) -> int:
+            if self.failures:
+                self.failures -= 1
+                raise StoreUnavailable("it was set to fail")
+            return await super().put(key, value, lease)
+
+    store = Failing()
+    async with standing_by(store, "b", "http://b", LOG):
+        await until(30)
+        assert len((await store.list(CANDIDATES)).values) == 1
+
+
+@virtually
 async def test_a_leader_leads_on_when_the_datastore_is_away_and_no_candidate_leads() -> None:
     scene = Scene()
     async with AsyncExitStack() as life:
