@@ -37,8 +37,16 @@ def draws(name: str, node: fx.Node) -> bool:
             bool(node.kwargs.get("training", True)) and argument(node, 9, "dropout_p", 0.0) != 0.0
         )
     if short in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        return True
+        return _recurrent_draws(node)
     return short != "embedding_bag"
+
+
+def _recurrent_draws(node: fx.Node) -> bool:
+    """Between its layers, while it trains: the arguments `dropout, train` follow whole numbers."""
+    at = next((number for number, each in enumerate(node.args) if type(each) is float), None)
+    if at is None or at + 1 == len(node.args):
+        return True  # given in another way
+    return bool(node.args[at] != 0.0) and node.args[at + 1] is not False
 
 
 def argument(node: fx.Node, position: int, name: str, default: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from torch_shim.leases.presented_lease import SessionLease
 from torch_shim.process_report import report
 from torch_shim.remote.bindings import Bindings, Bound
 from torch_shim.remote.broken_connections import BrokenConnections
+from torch_shim.remote.call_settings import arithmetic_to_send, autocast_to_send, dtype_to_send
+from torch_shim.remote.generator_turns import GeneratorTurns
 from torch_shim.remote.received_results import (
     STAYS,
     AliasOfCopy,
@@ -25,12 +28,11 @@ from torch_shim.remote.received_results import (
 )
 from torch_shim.remote.recomputation import MOST_COPIED_BYTES, CallOptions, remember
 from torch_shim.remote.staying_outputs import LEAST_BYTES, OutputHabits, StayingOutputs, overwrite
-from torch_shim.remote.transfer import NAME_OF, Shipment
+from torch_shim.remote.transfer import Shipment
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import RunThere, absent_of, waiting
 from torch_shim.tensors.handles import CudaParameter
 from torch_shim.wire.arena import flat
-from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force
 from torch_shim.wire.call_timings import CallTiming
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.frame_socket import Frame
@@ -49,9 +51,8 @@ KEEP_RESULTS_FROM_BYTES = 16 << 10
 # have to be copied.
 MOST_ARENA_RESULTS = 4 << 20
 
-_USUAL = Arithmetic()
-
 _programs = itertools.count(1)
+_turns = GeneratorTurns()
 
 
 class RemoteProgram:
@@ -89,7 +90,7 @@ class RemoteProgram:
 
     def settings(self) -> Any:
         """Return what of this process changes the numbers that the program computes."""
-        return _autocast(), _default_dtype(), arithmetic_to_send(taken=True)
+        return autocast_to_send(), dtype_to_send(), arithmetic_to_send(taken=True)
 
     def _run(
         self,
@@ -99,47 +100,48 @@ class RemoteProgram:
         timing: CallTiming | None,
     ) -> list[Any]:
         batch = _batch(args)
-        rng = torch.default_generator.get_state().numpy().tobytes() if self.random else None
         broken, resends = BrokenConnections(), 0
         while True:
-            try:
-                found = lease_for(batch)
-                session, model, lease, _ = found
-                bound = self._bindings.find(args, model, self.never_bound)
-                _bring_from_others(args, bound, lease.peer)
-                channel = session.channel(lease, batch)
-            except WireError as error:
-                broken.of_manager(error)
-                continue
-            if channel is None:
-                lease.over = True
-                continue
-            answered = False
-            found.begin_call()
-            try:
-                repeats = broken.crashes > 0 and session.takes_repeats
-                extras = self._extras(session, lease, run_there, timing, repeats=repeats)
-                outputs, times = self._once(args, bound, channel, lease, rng, extras)
-                answered = True
-                self._remember(args, bound, CallOptions(lease_for, run_there), outputs, extras)
-                if timing is not None:
-                    timing.answered(lease.number, model.digest, batch, times)
-            except RemoteFailure as failure:
-                if failure.failure == FailureKind.LEASE:
+            with ExitStack() as turn:
+                try:
+                    found = lease_for(batch)
+                    session, model, lease, _ = found
+                    bound = self._bindings.find(args, model, self.never_bound)
+                    _bring_from_others(args, bound, lease.peer)
+                    rng = turn.enter_context(_turns.state(drawn_from=self.random))
+                    channel = session.channel(lease, batch)
+                except WireError as error:
+                    broken.of_manager(error)
+                    continue
+                if channel is None:
                     lease.over = True
-                elif failure.failure == FailureKind.MISSING and resends < MOST_RESENDS:
-                    resends += 1
-                    self._forget(channel, lease.peer, failure)
+                    continue
+                answered = False
+                found.begin_call()
+                try:
+                    repeats = broken.crashes > 0 and session.takes_repeats
+                    extras = self._extras(session, lease, run_there, timing, repeats=repeats)
+                    outputs, times = self._once(args, bound, channel, lease, rng, extras)
+                    answered = True
+                    self._remember(args, bound, CallOptions(lease_for, run_there), outputs, extras)
+                    if timing is not None:
+                        timing.answered(lease.number, model.digest, batch, times)
+                except RemoteFailure as failure:
+                    if failure.failure == FailureKind.LEASE:
+                        lease.over = True
+                    elif failure.failure == FailureKind.MISSING and resends < MOST_RESENDS:
+                        resends += 1
+                        self._forget(channel, lease.peer, failure)
+                    else:
+                        raise
+                except WireError as error:
+                    session.mark_lost(lease)
+                    broken.of_worker(lease.peer.name, error)
                 else:
-                    raise
-            except WireError as error:
-                session.mark_lost(lease)
-                broken.of_worker(lease.peer.name, error)
-            else:
-                return outputs
-            finally:
-                session.give(lease, channel)
-                found.end_call(answered=answered)
+                    return outputs
+                finally:
+                    session.give(lease, channel)
+                    found.end_call(answered=answered)
 
     def _remember(
         self,
@@ -205,7 +207,7 @@ class RemoteProgram:
         unbound = [(position, args[position]) for position in bound.others]
         shipment = Shipment(unbound, len(args), channel, lease.peer, self._written, self._whole)
         keys = [write_epochs.new_key() if keep else 0 for keep in self._worth_keeping]
-        options = [_autocast(), rng, keys, _default_dtype(), *extras.fields()]
+        options = [autocast_to_send(), rng, keys, dtype_to_send(), *extras.fields()]
         meta = [lease.number, self.number, bound.number, shipment.inputs, options]
         if channel.wire.local:
             arena = channel.room(shipment.size_bytes + self._result_bytes)
@@ -216,7 +218,7 @@ class RemoteProgram:
             shipment.write(body)
             frame = channel.call(meta, (body,))
         shipment.delivered()
-        answer = _Answer(frame, channel, shipment, lease.peer, keys, extras.stay)
+        answer = _Answer(frame, channel, shipment, lease.peer, keys, extras.stay, rng)
         return self._read(answer, args)
 
     def _read(self, answer: "_Answer", args: Sequence[Any]) -> tuple[list[Any], list[float]]:
@@ -231,14 +233,16 @@ class RemoteProgram:
             answer.resident(number, size) if offset == STAYS else results.bytes_at(offset, size)
             for number, (offset, size, _) in enumerate(results.storages)
         ]
-        for position, offset, size in results.changed:
+        # Those first whose bytes may have to be fetched: a worker that dies at it has changed
+        # nothing here yet, and the call is repeated.
+        changes = sorted(results.changed, key=lambda change: change[1] != STAYS)
+        for number, (position, offset, size) in enumerate(changes):
             data = None if offset == STAYS else results.bytes_at(offset, size)
-            self._change(args[position], data, answer, position)
+            self._change(args[position], data, answer, position, first=number == 0)
             if size >= LEAST_BYTES:
                 self._written |= {position}
         if results.rng is not None:
-            state = torch.frombuffer(bytearray(results.rng), dtype=torch.uint8)
-            torch.default_generator.set_state(state)
+            _turns.drawn(answer.rng, results.rng)
         outputs = []
         for found in results.views:
             if not isinstance(found, OutputView):
@@ -261,6 +265,8 @@ class RemoteProgram:
         data: torch.UntypedStorage | None,
         answer: "_Answer",
         position: int,
+        *,
+        first: bool,
     ) -> None:
         """Apply the program's write to an input to this process's tensor."""
         shipment = answer.shipment
@@ -272,7 +278,7 @@ class RemoteProgram:
             self._bindings = Bindings()
         if data is None:
             if not shipment.has_changed(value):  # through another input over the same storage
-                answer.stay_changed(value)
+                answer.stay_changed(value, first=first)
         else:
             new = laid_out(data, value if sent is None else sent.value)
             with torch.no_grad():
@@ -312,6 +318,7 @@ class _Answer(NamedTuple):
     peer: WorkerPeer
     keys: list[int]
     stay: StayingOutputs | None
+    rng: bytes | None
 
     def resident(self, number: int, size_bytes: int) -> torch.UntypedStorage:
         """Return the storage of an output whose bytes stay with the worker."""
@@ -335,7 +342,7 @@ class _Answer(NamedTuple):
                 return True
         return False
 
-    def stay_changed(self, value: torch.Tensor) -> None:
+    def stay_changed(self, value: torch.Tensor, *, first: bool) -> None:
         """Note that the worker wrote to an input that it keeps; fetch the bytes if need be."""
         if self.stay is not None and self.stay.changed(value):
             return
@@ -345,6 +352,10 @@ class _Answer(NamedTuple):
             frame = self.channel.fetch(mark.key, epoch + 1)
         except RemoteFailure as failure:  # to run the program again would be to write twice
             raise RemoteFailure(FailureKind.LOST, failure.message, failure.facts) from failure
+        except WireError as error:
+            if first:
+                raise
+            raise RemoteFailure(FailureKind.LOST, f"a call's changes are lost: {error}") from error
         size = write_epochs.storage_of(value).nbytes()
         overwrite(value, flat(body_of(frame, size), torch.uint8, 0, size))
 
@@ -372,28 +383,3 @@ def _batch(args: Sequence[Any]) -> int:
             shape = value.size()
             return shape[0] if shape else 1
     return 1
-
-
-def _autocast() -> list[Any] | None:
-    if not torch.is_autocast_enabled("cuda"):
-        return None
-    return [NAME_OF[torch.get_autocast_dtype("cuda")], torch.is_autocast_cache_enabled()]
-
-
-def arithmetic_to_send(*, taken: bool) -> list[Any] | None:
-    """The settings to send with a call; RemoteFailure where no worker would compute so."""
-    try:
-        found = arithmetic_in_force()
-    except RuntimeError as error:  # torch says so where both of its interfaces are used
-        raise RemoteFailure(FailureKind.OPERATOR, f"tf32: {error}", {}) from error
-    if found == _USUAL:
-        return None
-    if not taken:
-        detail = "this node's workers take no settings of tf32, cuDNN or determinism"
-        raise RemoteFailure(FailureKind.OPERATOR, detail, {})
-    return list(found)
-
-
-def _default_dtype() -> str | None:
-    dtype = torch.get_default_dtype()
-    return None if dtype is torch.float32 else NAME_OF[dtype]

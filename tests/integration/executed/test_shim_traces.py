@@ -148,3 +148,32 @@ def test_users_own_backend_sees_what_it_would_see_on_cuda(
     done, counts = programs.execute(OWN_BACKENDS, tmp_path)
     assert done.returncode == 0, done.stderr
     assert counts["graph_calls"] >= 8  # graphs that the backend gives back run on the GPU
+
+
+def test_calls_that_draw_at_once_draw_different_numbers(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+torch.manual_seed(0)
+noise = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Dropout(0.5)).train().cuda()
+x = torch.ones(1, 256).cuda()
+with torch.no_grad():
+    for _ in range(4):
+        noise(x)
+begin = threading.Barrier(8)
+
+def draw(_):
+    begin.wait()
+    with torch.no_grad():
+        return [tuple((noise(x).cpu() == 0).flatten().tolist()) for _ in range(10)]
+
+with ThreadPoolExecutor(8) as pool:
+    drawn = [one for some in pool.map(draw, range(8)) for one in some]
+assert len(set(drawn)) == 80, len(set(drawn))
+"""
+    programs.counts_of(program, tmp_path)

@@ -296,3 +296,49 @@ for when in ((0,), (3,), (10, 20), (4, 5, 6)):
     assert write(when) == first
 """
     programs.counts_of(program, tmp_path)
+
+
+def test_call_that_writes_to_its_inputs_does_so_once_when_its_worker_is_lost_at_their_fetch(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+import torch
+from torch_shim.errors import ConnectionLost
+from torch_shim.wire.data_channel import DataChannel
+
+class Step(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(512, 512)
+
+    def forward(self, x, count, cache):
+        count.add_(1.0)
+        cache.add_(self.layer(x))
+        return cache.sum()
+
+fetch, cuts = DataChannel.fetch, []
+
+def cut_once(channel, *asked):
+    DataChannel.fetch = fetch
+    cuts.append(asked)
+    raise ConnectionLost("the worker was killed")
+
+torch.manual_seed(0)
+step = Step().eval()
+x = torch.randn(1, 512)
+expected = torch.zeros(256, 512)
+with torch.no_grad():
+    for _ in range(6):
+        step(x, torch.zeros(4), expected)
+    step = step.cuda()
+    count, cache = torch.zeros(4).cuda(), torch.zeros(256, 512).cuda()
+    row = cache[3]  # whoever has a view needs the bytes after each call
+    for number in range(6):
+        if number >= 3:
+            DataChannel.fetch = cut_once
+        step(x.cuda(), count, cache)
+        assert count[0].item() == number + 1, "the smaller input was changed twice"
+assert len(cuts) == 3, cuts
+assert torch.equal(cache.cpu(), expected) and torch.equal(row.cpu(), expected[3])
+"""
+    programs.counts_of(program, tmp_path)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torch_shim.errors import RemoteFailure
-from torch_shim.remote.remote_program import arithmetic_to_send
+from torch_shim.remote.call_settings import arithmetic_to_send
 from torch_shim.wire.protocol import FailureKind
 
 
