@@ -16,7 +16,10 @@ from scheduler.store.etcd_watch import Compacted, EtcdWatch, prefix_end
 HEARTBEAT = "heartbeat"
 _BEAT_EVERY_S = 1.0
 _TRY_AGAIN_S = 0.25
-_LISTED_AT_ONCE = 1000  # so that each answer comes within the time limit of a call
+# So many keys are listed at once, first and at most, and about so many bytes: each answer comes
+# within the time limit of a call.
+_LISTED_FIRST, _LISTED_AT_ONCE = 16, 1000
+_LISTED_BYTES = 1 << 20
 
 
 class EtcdStore:
@@ -63,16 +66,17 @@ class EtcdStore:
         """See Store."""
         begin = self._key(prefix)
         end, revision, values = prefix_end(begin), 0, dict[str, bytes]()
+        limit = _LISTED_FIRST
         while True:
-            request = rpc.RangeRequest(
-                key=begin, range_end=end, limit=_LISTED_AT_ONCE, revision=revision
-            )
+            request = rpc.RangeRequest(key=begin, range_end=end, limit=limit, revision=revision)
             answer = await self._kv("Range", request)
             values.update((self._name(entry), bytes(entry.value)) for entry in answer.kvs)
             revision = revision or int(answer.header.revision)
             if not answer.more:
                 return Listing(revision, values)
             begin = answer.kvs[-1].key + b"\0"
+            mean_bytes = sum(len(entry.value) for entry in answer.kvs) // len(answer.kvs)
+            limit = max(1, min(_LISTED_AT_ONCE, _LISTED_BYTES // max(1, mean_bytes)))
 
     async def watch(
         self, prefix: str, from_revision: int | None = None

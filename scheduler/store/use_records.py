@@ -1,5 +1,6 @@
 """The hours and days of the bill as they are stored: read back, and written where they changed."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -31,6 +32,7 @@ async def read_use(store: Store, buckets: UseBuckets, log: Logger) -> None:
     for key, value in (await store.list(BILLS)).values.items():
         try:
             buckets.of[_period(key)] = use_bucket(value)
+            await asyncio.sleep(0)  # each may take milliseconds
         except BadRecord as error:
             log.warning("ignoring %s in the datastore: %s", key, error)
 

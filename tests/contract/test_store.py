@@ -99,6 +99,13 @@ async def test_list_answers_more_keys_than_one_answer_of_the_server_has(stage: S
     assert list((await stage.store.list("models/")).values) == keys
 
 
+async def test_list_answers_large_values_whole_beside_small_ones(stage: Stage) -> None:
+    values = {f"bills/{n:02}": bytes([n]) * (300_000 if n % 3 == 2 else 10) for n in range(40)}
+    for key, value in values.items():
+        await stage.store.put(key, value)
+    assert (await stage.store.list("bills/")).values == values
+
+
 async def test_a_deleted_key_is_gone_when_it_was_there_and_nothing_happens_when_not(
     stage: Stage,
 ) -> None:
