@@ -40,7 +40,7 @@ _NOT_BACK = _HOP_BY_HOP | {CALL_ID, START_TIME, DURATION}
 # Headers whose value is kept as it is, in the field of `RequestHeaders` of this name.
 _KEPT = {b"host": "host", b"x-forwarded-host": "forwarded_host", b"upgrade": "upgrade"}
 _CALL_ID_BYTES = 256
-_MOST_DATA = 16
+MOST_DATA = 16  # handles, beside the word
 _DATA_WISH = "handle"  # the caller wants a handle of the result
 _H2C = b"h2c"
 
@@ -182,10 +182,11 @@ def _note(found: RequestHeaders, name: bytes, value: bytes) -> None:
 
 def _node_of_data(value: bytes) -> str:
     """The node of the first handle in a list; empty if there is none. BadRequest for no list."""
-    items = value.decode("latin-1").split(",")
-    if len(items) > _MOST_DATA:
-        raise BadRequest(f"X-Gpu-Data lists more than {_MOST_DATA} handles")
-    nodes = [node_of(item.strip()) for item in items if item.strip() != _DATA_WISH]
+    items = [item.strip() for item in value.decode("latin-1").split(",")]
+    handles = [item for item in items if item != _DATA_WISH]
+    if len(handles) > MOST_DATA:
+        raise BadRequest(f"X-Gpu-Data lists more than {MOST_DATA} handles")
+    nodes = [node_of(handle) for handle in handles]
     if None in nodes:
         raise BadRequest("X-Gpu-Data is a list of handles, and of the word `handle`")
     return nodes[0] if nodes and nodes[0] else ""

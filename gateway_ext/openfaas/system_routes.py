@@ -228,11 +228,18 @@ class _SystemParts:
         namespace = await self._namespace(request)
         if namespace.name == DEFAULT_NAMESPACE:
             raise BadRequest(f"{DEFAULT_NAMESPACE} cannot be removed: it is the default namespace")
-        await self._provider.remove_namespace(namespace.name)
-        if self._removed is not None:
-            await self._removed(namespace.name)
+        try:
+            await self._provider.remove_namespace(namespace.name)
+        except UnknownNamespace:
+            await self._remove_rest(namespace.name)  # of an earlier try that failed after this
+            raise
+        await self._remove_rest(namespace.name)
         _log.info("removed the namespace %s", namespace.name)
         return done()
+
+    async def _remove_rest(self, namespace: str) -> None:
+        if self._removed is not None:
+            await self._removed(namespace)
 
     async def secrets(self, request: Request) -> Response:
         namespace = _namespace(request)

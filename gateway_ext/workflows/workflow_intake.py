@@ -27,6 +27,7 @@ from gateway_ext.errors import (
 from gateway_ext.jobs.intake.arriving_body import read_body
 from gateway_ext.model import DEFAULT_NAMESPACE
 from gateway_ext.workflows.plan.workflow_values import WorkflowPlan
+from gateway_ext.workflows.run.run_limits import RunShare
 from gateway_ext.workflows.run.workflow_answers import WorkflowAnswer
 from gateway_ext.workflows.run.workflow_calls import WorkflowCalls
 from gateway_ext.workflows.workflow_table import Workflows
@@ -46,26 +47,32 @@ class WorkflowIntake:
         calls: WorkflowCalls,
         guard: BrowserGuard,
         body_s: float,
+        pause_s: float = 30.0,
     ) -> None:
-        """A body must arrive within `body_s`."""
+        """A body must arrive within `body_s`, without a pause longer than `pause_s`."""
         self._workflows = workflows
         self._calls = calls
         self._guard = guard
         self._body_s = body_s
+        self._pause_s = pause_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that leaves ends the run."""
-        try:
-            plan = self._plan(scope)
-            body = await self._body(scope, receive)
-        except CallerGone:
-            return
-        except GatewayError as error:
-            await send_text(send, status_of(error), str(error), headers_of(error))
-            return
-        await until_first(self._respond(plan, scope, body, send), until_disconnected(receive))
+        with self._calls.limits.share() as share:
+            try:
+                plan = self._plan(scope)
+                body = await self._body(scope, receive, share)
+            except CallerGone:
+                return
+            except GatewayError as error:
+                await send_text(send, status_of(error), str(error), headers_of(error))
+                return
+            run = self._respond(plan, scope, body, share, send)
+            await until_first(run, until_disconnected(receive))
 
-    async def _respond(self, plan: WorkflowPlan, scope: Scope, body: bytes, send: Send) -> None:
+    async def _respond(
+        self, plan: WorkflowPlan, scope: Scope, body: bytes, share: RunShare, send: Send
+    ) -> None:
         headers = _with_client(scope)
         call_id = _call_id(scope)
         own = (CALL_ID, call_id.encode("latin-1"))
@@ -73,7 +80,7 @@ class WorkflowIntake:
         begun = False
         try:
             async with self._calls.call(
-                plan, call_id, headers, scope["query_string"], body
+                plan, call_id, headers, scope["query_string"], body, share
             ) as answer:
                 start = {"type": "http.response.start", "status": answer.status}
                 shown = [header for header in answer.headers if header[0] not in _OURS]
@@ -101,7 +108,7 @@ class WorkflowIntake:
             raise WrongMethod(scope["method"])
         return found
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive, share: RunShare) -> bytes:
         most_bytes = self._calls.limits.answer_bytes
         length = header_in(scope, b"content-length")
         if length.isdigit() and int(length) > most_bytes:
@@ -109,9 +116,12 @@ class WorkflowIntake:
         parts = bytearray()
 
         async def take(piece: bytes) -> None:
+            share.hold(len(piece))  # bodies of many calls at once would fill the memory
             parts.extend(piece)
 
-        await read_body(receive, take, most_bytes=most_bytes, body_s=self._body_s)
+        await read_body(
+            receive, take, most_bytes=most_bytes, body_s=self._body_s, pause_s=self._pause_s
+        )
         return bytes(parts)
 
 

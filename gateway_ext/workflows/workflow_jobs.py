@@ -64,7 +64,9 @@ class JobTargetCalls:
         most_bytes = self._calls.limits.answer_bytes
         if body.size_bytes > most_bytes:
             raise TooLarge(most_bytes)
-        content = await whole(body)
-        running = self._calls.call(plan, call.id, call.headers, call.query, content)
-        async with running as answer:
-            yield FunctionAnswer(answer.status, answer.headers, answer.body, answer.refused)
+        with self._calls.limits.share() as share:
+            share.hold(body.size_bytes)
+            content = await whole(body)
+            running = self._calls.call(plan, call.id, call.headers, call.query, content, share)
+            async with running as answer:
+                yield FunctionAnswer(answer.status, answer.headers, answer.body, answer.refused)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from common.data_handles import node_of
 from common.http.asgi import Header
-from gateway_ext.calls.call_headers import DATA
+from gateway_ext.calls.call_headers import DATA, MOST_DATA
 from gateway_ext.workflows.plan.conditions import Unmeetable
 from gateway_ext.workflows.plan.workflow_values import REQUEST, PlannedStage
 
@@ -133,13 +133,18 @@ def joined(answers: Mapping[str, StageAnswer]) -> bytes:
     return b"{" + b",".join(parts) + b"}"
 
 
-def each_input(sent: StageInput) -> list[StageInput]:
-    """The input of each call of a stage that is called for each element of its input."""
+def each_input(sent: StageInput, *, passes_handles: bool = False) -> list[StageInput]:
+    """The input of each call of a stage that is called for each element of its input.
+
+    A stage that `passes_handles` has a handle of each answer, which the next one gets in a header.
+    """
     value = StageAnswer(None, sent.body).json()
     if not isinstance(value, list):
         raise Unmeetable("what it is to be called for each element of is no array")
     if len(value) > MOST_ELEMENTS:
         raise Unmeetable(f"it would be called for more than {MOST_ELEMENTS} elements")
+    if passes_handles and len(value) > MOST_DATA:
+        raise Unmeetable(f"of {len(value)} elements it would pass on more than {MOST_DATA} handles")
     kept = [header for header in sent.headers if header[0] != CONTENT_TYPE]
     try:
         bodies = [_element(item) for item in value]

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway_ext.errors import WorkflowsBusy
+from gateway_ext.errors import TooLarge, WorkflowsBusy
 
 
 class RunShare:
-    """What one run holds; `hold` takes more, and the end of the run gives all of it back."""
+    """What one run holds; `hold` takes more, and the end of its call gives back the rest."""
 
     __slots__ = ("_limits", "held_bytes")
 
@@ -16,11 +16,18 @@ class RunShare:
         self.held_bytes = 0
 
     def hold(self, size_bytes: int) -> None:
-        """Take room for that much more; WorkflowsBusy if there is none."""
+        """Take room for that much more; WorkflowsBusy if there is none now, TooLarge if never."""
+        if self.held_bytes + size_bytes > self._limits.most_bytes:
+            raise TooLarge(self._limits.most_bytes, "what the workflow holds would be")
         if self._limits.held_bytes + size_bytes > self._limits.most_bytes:
             raise WorkflowsBusy("the workflows under way hold as much data as they may")
         self._limits.held_bytes += size_bytes
         self.held_bytes += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        """Give back that much of what the run holds, before its end."""
+        self._limits.held_bytes -= size_bytes
+        self.held_bytes -= size_bytes
 
 
 class RunLimits:
@@ -34,14 +41,21 @@ class RunLimits:
         self.held_bytes = 0
 
     @contextmanager
-    def run(self) -> Iterator[RunShare]:
-        """One run, while the context lasts; WorkflowsBusy if there are too many."""
-        if self.running >= self.most_runs:
-            raise WorkflowsBusy(f"{self.running} workflows are under way, as many as may be")
-        self.running += 1
+    def share(self) -> Iterator[RunShare]:
+        """What one call holds, from the first byte of its body on; it is no run yet."""
         share = RunShare(self)
         try:
             yield share
         finally:
-            self.running -= 1
             self.held_bytes -= share.held_bytes
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """One run, while the context lasts; WorkflowsBusy if there are too many."""
+        if self.running >= self.most_runs:
+            raise WorkflowsBusy(f"{self.running} workflows are under way, as many as may be")
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1

@@ -13,7 +13,7 @@ from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext
 from gateway_ext import error_statuses
 from gateway_ext.calls.call_limits import CallPart
 from gateway_ext.calls.invoke import PREFIX, Invoke, StreamedResponse
-from gateway_ext.errors import GatewayError, StageFailed
+from gateway_ext.errors import GatewayError, StageFailed, WorkflowsBusy
 from gateway_ext.workflows.plan.conditions import Unmeetable
 from gateway_ext.workflows.plan.stage_budgets import stage_budgets
 from gateway_ext.workflows.plan.stage_inputs import (
@@ -105,6 +105,7 @@ class StageCalls:
                 if not tries_left or hopeless or not _may_pass(failure.status):
                     record.ended_s = time.monotonic()
                     raise
+                self._share.give_back(len(failure.body or b""))
             await asyncio.sleep(pause_s)
 
     async def called_for_each(self, stage: PlannedStage, sent: StageInput) -> StageAnswer:
@@ -113,7 +114,10 @@ class StageCalls:
         The first failure is the stage's, and ends the other calls.
         """
         array = StageAnswer(None, sent.body)
-        inputs = await computed(stage.name, {"": array}, lambda: each_input(sent))
+        passes_handles = stage.by_handle and bool(self._plan.graph.after(stage.name))
+        inputs = await computed(
+            stage.name, {"": array}, lambda: each_input(sent, passes_handles=passes_handles)
+        )
         places = asyncio.Semaphore(_AT_A_TIME)
 
         async def called(item: StageInput) -> StageAnswer:
@@ -123,14 +127,17 @@ class StageCalls:
         calls = [asyncio.create_task(called(item)) for item in inputs]
         try:
             found = await asyncio.gather(*calls)
+            read = {str(at): each for at, each in enumerate(found)}
+            whole = await computed(stage.name, read, lambda: listed(found))
+            self._share.hold(len(whole.body))
+            return whole
         finally:
             for call in calls:
                 call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-        read = {str(at): each for at, each in enumerate(found)}
-        whole = await computed(stage.name, read, lambda: listed(found))
-        self._share.hold(len(whole.body))
-        return whole
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+            # The elements' answers are in the whole one, or nobody reads them.
+            answers = [each for each in ended if isinstance(each, StageAnswer)]
+            self._share.give_back(sum(len(each.body) for each in answers))
 
     async def _attempt(
         self,
@@ -164,12 +171,14 @@ class StageCalls:
             raise
         except GatewayError as error:
             status = error_statuses.status_of(error)
+            # An answer that finds no room is a failure like others: its function was called.
+            refused = status == _TOO_MANY and not isinstance(error, WorkflowsBusy)
             raise StageFailed(
                 stage.name,
                 status,
                 str(error),
                 headers=[TEXT, *error_statuses.headers_of(error)],
-                refused=status == _TOO_MANY,
+                refused=refused,
             ) from error
 
     async def streamed(
@@ -188,6 +197,15 @@ class StageCalls:
             raise await self._failure(stage, response)
         body = await self._read(stage, response)
         try:
+            return await self._checked(stage, response, body)
+        except BaseException:  # nobody reads it
+            self._share.give_back(len(body))
+            raise
+
+    async def _checked(
+        self, stage: PlannedStage, response: StreamedResponse, body: bytes
+    ) -> StageAnswer:
+        try:
             found = stage_answer(response.status, response.headers, body)
         except Unmeetable as error:
             raise StageFailed(stage.name, _GARBAGE, str(error), headers=[TEXT]) from error
@@ -204,13 +222,17 @@ class StageCalls:
     async def _read(self, stage: PlannedStage, response: StreamedResponse) -> bytes:
         most_bytes = self._services.answer_bytes
         parts = bytearray()
-        async with aclosing(response.body) as pieces:
-            async for piece in pieces:
-                self._share.hold(len(piece))
-                parts += piece
-                if len(parts) > most_bytes:
-                    why = f"its answer is larger than {most_bytes} bytes"
-                    raise StageFailed(stage.name, _GARBAGE, why, headers=[TEXT])
+        try:
+            async with aclosing(response.body) as pieces:
+                async for piece in pieces:
+                    self._share.hold(len(piece))
+                    parts += piece
+                    if len(parts) > most_bytes:
+                        why = f"its answer is larger than {most_bytes} bytes"
+                        raise StageFailed(stage.name, _GARBAGE, why, headers=[TEXT])
+        except BaseException:
+            self._share.give_back(len(parts))
+            raise
         return bytes(parts)
 
     def _is_read(self, name: str) -> bool:

@@ -13,7 +13,7 @@ from gateway_ext.workflows.plan.stage_inputs import workflow_request
 from gateway_ext.workflows.plan.workflow_values import WorkflowPlan
 from gateway_ext.workflows.run.live_run import LiveRun
 from gateway_ext.workflows.run.run_history import RunHistory, RunRecord
-from gateway_ext.workflows.run.run_limits import RunLimits
+from gateway_ext.workflows.run.run_limits import RunLimits, RunShare
 from gateway_ext.workflows.run.stage_calls import RunServices
 from gateway_ext.workflows.run.workflow_answers import WorkflowAnswer, failed_answer
 from gateway_ext.workflows.run.workflow_meters import WorkflowMeters
@@ -42,8 +42,11 @@ class WorkflowCalls:
         headers: Sequence[Header],
         query: bytes,
         body: bytes,
+        share: RunShare,
     ) -> AsyncIterator[WorkflowAnswer]:
         """The answer of a run, also of one that failed; WorkflowsBusy if there is no room for it.
+
+        `share` holds the body already.
 
         Busy if a stage that will be called would be refused now: the stages before it would be
         computed in vain. The run ends with the context.
@@ -52,8 +55,7 @@ class WorkflowCalls:
             if stage.must_succeed:
                 self._services.invoke.check_wait(stage.function)
         parent = trace_headers_in(headers)
-        with self.limits.run() as share:
-            share.hold(len(body))
+        with self.limits.run():
             request = workflow_request(call_id, headers, query, body)
             record = self.history.begin(plan, call_id)
             name = f"workflow {plan.id}"

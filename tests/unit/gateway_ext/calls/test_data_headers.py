@@ -23,6 +23,7 @@ async def learned(gateway: Gateway, fake: FakeFunction) -> None:
         (ONE, "node-1.lan"),
         (f"handle,{OTHER}", "node-2"),
         (f" {OTHER} , {ONE}", "node-2"),
+        (",".join([*[OTHER] * 16, "handle"]), "node-2"),
         ("handle", None),
     ],
 )

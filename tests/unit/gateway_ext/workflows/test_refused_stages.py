@@ -1,5 +1,8 @@
-"""Stages whose calls are refused for now, as by a quota, before and after others were computed."""
+"""Stages whose calls are refused for now, as by a quota, or whose answers find no room."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +12,18 @@ from gateway_ext.calls.invoke import Invoke, StreamedResponse
 from gateway_ext.errors import Busy, StageFailed
 from gateway_ext.model import FunctionId
 from gateway_ext.workflows.run.workflow_answers import TEXT, failed_answer
-from tests.kit.fakes.fake_function import says
-from tests.kit.worlds.workflow_world import workflow_world
+from tests.kit.fakes.fake_function import Got, says
+from tests.kit.waiting import eventually
+from tests.kit.worlds.workflow_world import WorkflowWorld, says_json, workflow_world
+
+pytestmark = pytest.mark.timeout(60, func_only=True)
 
 CHAIN = """
   first: {function: a}
   second: {function: b, after: first}
 """
+SMALL: dict[str, Any] = {"workflow_answer_bytes": 1000, "workflow_held_bytes": 1500}
+HELD_BYTES = "gpufaas_gateway_workflow_bytes"
 
 
 @pytest.mark.parametrize("refused", ["/function/a", "/function/b"])
@@ -45,3 +53,77 @@ def test_answer_says_whether_the_stage_was_refused() -> None:
         failure = StageFailed("first", 429, "busy", headers=[TEXT], refused=refused)
         answer = failed_answer(failure)
         assert (answer.status, answer.refused) == (429, refused)
+
+
+@asynccontextmanager
+async def full_world(folder: Path, second: bytes) -> AsyncIterator[WorkflowWorld]:
+    """A gateway of whose 1,500 bytes for workflows another run holds 900 until the end."""
+    let_go = asyncio.Event()
+
+    async def holds(got: Got, writer: asyncio.StreamWriter) -> None:
+        await let_go.wait()
+        await says()(got, writer)
+
+    functions = {"a": says(b"1"), "b": says(second), "c": says(), "holds": holds}
+    async with workflow_world(folder, functions, **SMALL) as flows:
+        await flows.deploy("  only: {function: holds}", "workflow: other")
+        other = asyncio.create_task(flows.call(b"x" * 900, "/workflow/other"))
+        await eventually(lambda: bool(flows.got["holds"]))
+        try:
+            yield flows
+        finally:
+            let_go.set()
+            await other
+
+
+@pytest.mark.parametrize(("wishes", "calls"), [("", 1), (", retries: 1, backoff_ms: 1", 2)])
+async def test_function_is_not_called_again_when_its_answer_finds_no_room(
+    tmp_path: Path, wishes: str, calls: int
+) -> None:
+    async with full_world(tmp_path, second=b"x" * 700) as flows:
+        chain = f"  first: {{function: a}}\n  second: {{function: b, after: first{wishes}}}\n"
+        await flows.deploy(chain + "  third: {function: c, after: second}", "workflow: w")
+        said = await flows.call()
+
+        assert (said.status, "retry-after" in said.headers) == (429, True)
+        assert said.headers["x-workflow-stage"] == "second"
+        assert (len(flows.got["b"]), len(flows.got["c"])) == (calls, 0)
+
+
+async def test_answers_that_nobody_uses_are_given_back(tmp_path: Path) -> None:
+    stages = """
+  first: {function: a, retries: 3, backoff_ms: 1}
+  every: {function: b, after: first, each: true}
+  third: {function: c, after: every, retries: 3, backoff_ms: 1, optional: true}
+  last: {function: d, after: third}
+"""
+    failures = [says(b"x" * 600, 503)] * 3
+    no_json = [says_json(b"x" * 600)] * 4
+
+    async def fails_first(got: Got, writer: asyncio.StreamWriter) -> None:
+        await (failures.pop() if failures else says_json(b"[1, 2]"))(got, writer)
+
+    async def says_no_json(got: Got, writer: asyncio.StreamWriter) -> None:
+        await no_json.pop()(got, writer)
+
+    big = says(b"y" * 300)
+    functions = {"a": fails_first, "b": big, "c": says_no_json, "d": says(b"fine")}
+    async with workflow_world(tmp_path, functions, **SMALL) as flows:
+        await flows.deploy(stages.replace("after: third}", "after: [request, third]}"))
+        said = await flows.call()
+
+        assert (said.status, said.body) == (200, "fine")
+        assert (failures, no_json) == ([], [])
+        assert f"{HELD_BYTES} 0.0" in (await flows.world.get("/metrics")).body
+
+
+async def test_run_that_can_never_find_room_is_not_repeated(tmp_path: Path) -> None:
+    stages = CHAIN.replace("after: first", "after: first, retries: 3, backoff_ms: 1")
+    functions = {"a": says(b"x" * 900), "b": says(b"x" * 900), "c": says()}
+    async with workflow_world(tmp_path, functions, **SMALL) as flows:
+        await flows.deploy(stages + "  third: {function: c, after: second}")
+        said = await flows.call()
+
+        assert (said.status, "retry-after" in said.headers) == (413, False)
+        assert said.body == "stage second: what the workflow holds would be larger than 1500 bytes"
+        assert len(flows.got["b"]) == 1

@@ -91,3 +91,25 @@ async def test_first_failure_of_an_element_ends_the_others(tmp_path: Path) -> No
 
         assert (said.status, said.body) == (422, "bad")
         await asyncio.wait_for(left.wait(), 10)
+
+
+@pytest.mark.parametrize(
+    ("elements", "wishes", "status"),
+    [(16, ", by_handle: true", 200), (17, ", by_handle: true", 502), (17, "", 200)],
+)
+async def test_stage_is_not_begun_that_would_pass_on_too_many_handles(
+    tmp_path: Path, elements: int, wishes: str, status: int
+) -> None:
+    many = iter(range(elements))
+
+    async def by_handle(got: Got, writer: asyncio.StreamWriter) -> None:
+        handle = f"x-gpu-data: node-1.{next(many):032x}\r\n" if wishes else ""
+        await says(headers=handle)(got, writer)
+
+    async with workflow_world(tmp_path, {"a": by_handle, "b": says()}) as flows:
+        last = "  last: {function: b, after: every, by_handle: true}"
+        await flows.deploy(f"  every: {{function: a, each: true{wishes}}}\n{last}")
+        said = await flows.call(json.dumps(list(range(elements))).encode())
+
+        assert said.status == status
+        assert len(flows.got["a"]) == (elements if status == 200 else 0)
