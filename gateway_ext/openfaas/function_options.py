@@ -40,6 +40,7 @@ _NONE: tuple[str, ...] = ()
 _ALL_PERCENT = 100
 _MOST_DIGITS = 15  # messages to the scheduler carry no number of more than 63 bits
 _FINEST_SHARE = 1e-6
+_LEAST_TARGET, _LEAST_PROPORTION = 0.001, 0.01  # a load is divided by both
 _MOST_BATCH, _MOST_BATCH_WAIT_S = 256, 10.0
 _MERGED = {"off": UNMERGED, "default": AS_MEASURED}
 
@@ -109,7 +110,7 @@ def of(
     _refuse_unknown(deployment)
     read = _AnnotationReader(deployment)
     least = read.scaling("min", _from_zero, 1) or 1
-    proportion = read.scaling("target-proportion", _share, 0.9)
+    proportion = read.scaling("target-proportion", _proportion, 0.9)
     return FunctionOptions(
         gpu=_uses_gpu(deployment, read),
         models=read.ours("model", _names, _NONE),
@@ -138,9 +139,9 @@ def of(
         scale_factor=read.scaling("factor", _percent, 20),
         scale_zero=read.scaling("zero", _truth, False),
         scale_zero_after_s=read.scaling("zero-duration", _some_seconds, 900.0),
-        scale_target=read.scaling("target", _positive, 50.0),
+        scale_target=read.scaling("target", _target, 50.0),
         scale_type=read.scaling("type", _scale_type, "capacity"),
-        scale_proportion=read.scaling("proportion", _share, proportion),
+        scale_proportion=read.scaling("proportion", _proportion, proportion),
     )
 
 
@@ -327,21 +328,25 @@ def _percent(text: str) -> int:
     return found
 
 
-def _positive(text: str) -> float:
+def _target(text: str) -> float:
+    found = _number(text)
+    if not _LEAST_TARGET <= found < math.inf:
+        raise ValueError(f"a number from {_LEAST_TARGET:g} is expected")
+    return found
+
+
+def _proportion(text: str) -> float:
+    found = _number(text)
+    if not _LEAST_PROPORTION <= found <= 1:
+        raise ValueError(f"a number from {_LEAST_PROPORTION:g} to 1 is expected")
+    return found
+
+
+def _number(text: str) -> float:
     try:
-        found = float(text)
+        return float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found < math.inf:
-        raise ValueError("a number above 0 is expected")
-    return found
-
-
-def _share(text: str) -> float:
-    found = _positive(text)
-    if found > 1:
-        raise ValueError("a number above 0 and up to 1 is expected")
-    return found
+        return math.nan
 
 
 def _some_seconds(text: str) -> float:

@@ -59,6 +59,8 @@ class _FunctionScaling:
     failures: int = 0
     not_before_s: float = 0.0
     woken_at_s: float | None = None
+    # What the last look failed with, which is logged once.
+    error: str = ""
 
 
 class Scaler:
@@ -152,9 +154,21 @@ class Scaler:
         known = set()
         for function in self._functions:
             known.add(function.id)
-            self._look(function, now_s)
+            self._look_apart(function, now_s)
         for function_id in [one for one in self._hands if one not in known]:
             self._forget(function_id)
+
+    def _look_apart(self, function: Function, now_s: float) -> None:
+        """Decide for one function; an error is logged once, and the others are looked at still."""
+        try:
+            self._look(function, now_s)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others are scaled
+            hand = self._hands.setdefault(function.id, _FunctionScaling())
+            if hand.error != repr(error):
+                hand.error = repr(error)
+                self._log.exception("%s is not scaled now", function.id)
+        else:
+            self._hands[function.id].error = ""
 
     def _look(self, function: Function, now_s: float, *, calling: bool = False) -> None:
         """Decide for one function, and order the change if there is one."""

@@ -46,14 +46,7 @@ class ManagedProvider(ABC, Generic[F, R]):
     async def remove(self, function: FunctionId) -> None:
         """Forget the function at once; its instances end in the background, after their calls."""
         async with self._deploying:
-            found = self._functions.pop(function, None)
-            if found is None:
-                raise UnknownFunction(function)
-            self._forget(found)
-            self._listener.function_gone(function)
-        task = asyncio.create_task(self._take_down(found))
-        self._leaving[task] = found
-        task.add_done_callback(self._taken_down)
+            self._remove(function)
 
     async def scale(self, function: FunctionId, replicas: int) -> None:
         """Ask for this many replicas."""
@@ -109,12 +102,13 @@ class ManagedProvider(ABC, Generic[F, R]):
 
     async def remove_namespace(self, name: str) -> None:
         """Remove a namespace with all its functions and secrets."""
-        self._namespaces.check_removable(name)
-        for function in [one for one in self._functions if one.namespace == name]:
-            await self.remove(function)
-        for secret in self._secrets.names(name):
-            self._secrets.remove(name, secret)
-        self._namespaces.remove(name)
+        async with self._deploying:  # else a function whose deployment is under way would stay
+            self._namespaces.check_removable(name)
+            for function in [one for one in self._functions if one.namespace == name]:
+                self._remove(function)
+            for secret in self._secrets.names(name):
+                self._secrets.remove(name, secret)
+            self._namespaces.remove(name)
 
     async def _opened(self, listener: FunctionListener) -> list[R]:
         """Take the state folder; returns the stored functions."""
@@ -122,6 +116,17 @@ class ManagedProvider(ABC, Generic[F, R]):
         records = await asyncio.to_thread(self._records.open)
         self._namespaces.open()
         return records
+
+    def _remove(self, function: FunctionId) -> None:
+        """Forget a function, while nothing is deployed; the rest is done in the background."""
+        found = self._functions.pop(function, None)
+        if found is None:
+            raise UnknownFunction(function)
+        self._forget(found)
+        self._listener.function_gone(function)
+        task = asyncio.create_task(self._take_down(found))
+        self._leaving[task] = found
+        task.add_done_callback(self._taken_down)
 
     def _forget(self, function: F) -> None:
         self._records.forget(function.record)

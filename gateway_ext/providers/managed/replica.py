@@ -109,11 +109,20 @@ class Replica(Generic[I]):
                 await instance.exited
             raise
         finally:
+            try:
+                await self._collected(instance, output)
+            finally:
+                self.instance = None
+        return why
+
+    async def _collected(self, instance: I, output: asyncio.Task[None]) -> None:
+        """Wait for the rest of its output; without it the next instance starts all the same."""
+        try:
             await output
             # In a thread: the log may be full of another instance's lines.
             self._last_line = await asyncio.to_thread(self._context.log.last_line, instance.name)
-            self.instance = None
-        return why
+        except OSError as error:  # such as too many open files
+            log.warning("what %s left was not cleaned up: %s", instance.name, error)
 
     async def _next_instance(self) -> I:
         if self._running is None:

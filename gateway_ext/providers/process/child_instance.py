@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 import secrets
 import signal
@@ -30,6 +31,8 @@ from gateway_ext.providers.process.template.template_run import (
     named,
     new_name,
 )
+
+log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _INTERVALS = PollIntervals(first_s=0.02, first_phase_s=2.0)
@@ -145,7 +148,10 @@ class ChildInstance:
             self._why = why
             self._place.processes.log.write(self.name, why)
         if not self.exited.done():
-            process_table.kill_session(self._process.pid)
+            try:
+                process_table.kill_session(self._process.pid)
+            except OSError as error:  # /proc cannot be read now
+                log.warning("only the leader of %s was killed: %s", self.name, error)
             self._signal(signal.SIGKILL)
 
     def enforce_memory_limit(self, usage: process_table.ProcessUsage) -> None:

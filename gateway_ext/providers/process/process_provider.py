@@ -51,6 +51,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         self._users: MachineUsers | None = None  # without root's rights there are none
         self._kept_users: set[int] = set()  # those of records whose functions are not started yet
         self._checking_memory: asyncio.Task[None] | None = None
+        self._pruning = asyncio.Lock()
         self._environments: PythonEnvironments
 
     async def start(self, listener: FunctionListener) -> None:
@@ -198,27 +199,40 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         await self._prune()
 
     async def _prune(self) -> None:
-        await self._environments.prune(
-            {
-                BuildOfNamespace(id_.namespace, build)
-                for id_, one in self._functions.items()
-                for build in one.builds
-            }
-        )
+        # One after the other: each forgets what was requested before it began, which an earlier
+        # one that still deletes must not, as it knows only the builds of its own beginning.
+        async with self._pruning:
+            await self._environments.prune(
+                {
+                    BuildOfNamespace(id_.namespace, build)
+                    for id_, one in self._functions.items()
+                    for build in one.builds
+                }
+            )
 
     async def _check_memory(self) -> None:
+        failing = False
         while True:
             await asyncio.sleep(_CHECK_MEMORY_EVERY_S)
-            functions = list(self._functions.values())
-            limited = [one for one in functions if one.memory_bytes is not None and one.instances]
-            templates = [one for function in functions for one in function.templates]
-            if limited or templates:
-                await self._enforce_memory_limits(functions)
-            enforce_bounds(
-                templates,
-                most_bytes=self._settings.template_bytes,
-                idle_s=self._settings.template_idle_s,
-            )
+            try:
+                await self._check_memory_once()
+                failing = False
+            except OSError as error:  # such as too many open files, which passes
+                if not failing:
+                    log.error("the memory of functions cannot be checked now: %s", error)
+                failing = True
+
+    async def _check_memory_once(self) -> None:
+        functions = list(self._functions.values())
+        limited = [one for one in functions if one.memory_bytes is not None and one.instances]
+        templates = [one for function in functions for one in function.templates]
+        if limited or templates:
+            await self._enforce_memory_limits(functions)
+        enforce_bounds(
+            templates,
+            most_bytes=self._settings.template_bytes,
+            idle_s=self._settings.template_idle_s,
+        )
 
     async def _enforce_memory_limits(self, functions: Iterable[ProcessFunction]) -> None:
         # Users first: a process that begins in between is missing there, not among the sessions.

@@ -331,3 +331,29 @@ async def test_function_that_is_removed_is_forgotten_with_its_order() -> None:
         stage.instances.report(0, wanted=0)
         await until(32.0)
         assert len(stage.asked) == 2
+
+
+@virtually
+async def test_function_that_cannot_be_decided_for_leaves_the_others_scaled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broken = FunctionId("openfaas-fn", "broken")
+    async with a_stage(0) as stage:
+        functions = stage.instances.functions
+        functions.function_gone(ECHO)  # and comes back, behind the other one
+        functions.function_is(Deployment(broken, "image"), [], wanted=0)
+        stage.instances.report(0, wanted=0)
+        function = functions.by_id(broken)
+        assert function is not None
+        healthy = function.options
+        function.options = replace(healthy, scale_target=1e-200, scale_proportion=1e-200)
+        stage.queued[ECHO] = 1
+        await until(20.5)
+        assert [replicas for _, replicas in stage.asked] == [1]
+        assert [one.getMessage() for one in caplog.records if one.exc_info] == [
+            f"{broken} is not scaled now"
+        ]
+        function.options = healthy
+        stage.queued[broken] = 1
+        await until(22.5)
+        assert len(stage.asked) == 2

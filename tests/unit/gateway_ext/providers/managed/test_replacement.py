@@ -1,6 +1,7 @@
 """A replica replaces what has died: at once after a long life, else after growing pauses."""
 
 import asyncio
+import errno
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,14 +42,24 @@ class MortalInstance:
             self.exited.set_result(why)
 
 
-async def _pauses(lives_s: list[float], folder: Path) -> list[float]:
+class UncollectedInstance(MortalInstance):
+    """One of which the output cannot be collected."""
+
+    async def collect_output(self) -> None:
+        await super().collect_output()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+async def _pauses(
+    lives_s: list[float], folder: Path, kind: type[MortalInstance] = MortalInstance
+) -> list[float]:
     """The seconds between the end of each instance and the start of the next one."""
     loop = asyncio.get_running_loop()
     starts: list[float] = []
 
     async def make() -> MortalInstance:
         starts.append(loop.time())
-        return MortalInstance([*lives_s, 1_000.0][len(starts) - 1])
+        return kind([*lives_s, 1_000.0][len(starts) - 1])
 
     log = FunctionLog(FunctionId("n", "f"), folder, 1 << 20)
     replica = Replica(ReplicaContext(lambda: None, log, _SETTINGS), make)
@@ -76,3 +87,8 @@ async def test_pauses_grow_when_instances_die_early(tmp_path: Path) -> None:
 async def test_pauses_begin_anew_when_one_has_lived_long(tmp_path: Path) -> None:
     lives_s = [_SHORT_S, _SHORT_S, _LONG_S, _SHORT_S, _SHORT_S]
     assert await _pauses(lives_s, tmp_path) == [0.5, 1.0, 0.0, 0.5, 1.0]
+
+
+@virtually
+async def test_instance_is_replaced_when_its_output_cannot_be_collected(tmp_path: Path) -> None:
+    assert await _pauses([_SHORT_S] * 2, tmp_path, UncollectedInstance) == [0.5, 1.0]

@@ -2,11 +2,15 @@
 
 import asyncio
 import gc
+import threading
 from pathlib import Path
 
+import pytest
+
+from gateway_ext.providers.process.environments import python_environments
 from gateway_ext.providers.process.environments.python_environments import PythonEnvironments
 from tests.kit.processes.offline_packages import offline
-from tests.kit.processes.process_functions import World, call, world
+from tests.kit.processes.process_functions import World, call, trouble, world
 from tests.kit.waiting import eventually
 
 USES = "import tiny_thing\ndef handle(event, context):\n    return tiny_thing.SAYS\n"
@@ -98,6 +102,44 @@ async def test_environments_that_come_and_go_leave_no_lock_behind() -> None:
             assert await made.ready(namespace, requirements, print) == folder / "bin" / "python"
 
         assert locks() - before < 10
+
+
+async def test_environment_of_a_new_function_stays_when_two_prunings_overlap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remove = python_environments._remove  # noqa: SLF001 - the disk is slow
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(folder: Path) -> None:
+        begun.set()
+        assert go_on.wait(30)
+        remove(folder)
+
+    async with world() as there:
+        made = PythonEnvironments(there.settings, None, "mark")
+        requirements = {
+            made.name_of("openfaas-fn", f"thing-{n}\n".encode()): f"thing-{n}\n" for n in range(5)
+        }
+        for name in ("f", "g"):
+            there.build(name)
+            await there.ready(await there.deploy(name))
+        for name in requirements:
+            (there.state / "envs" / name).mkdir()
+            (there.state / "envs" / name / ".made").touch()
+        last = [one for one in environments(there) if one.name in requirements][-1]
+        monkeypatch.setattr(python_environments, "_remove", slowly)
+        f, g = there.heard.endpoints
+        await there.provider.remove(f)
+        await eventually(begun.is_set, "the first pruning")
+
+        there.build("new", requirements=requirements[last.name])
+        await trouble(there.provider, await there.deploy("new"), "exited with")
+        await there.provider.remove(g)
+        functions = there.state / "functions"
+        await eventually(lambda: len(list(functions.iterdir())) == 1, "the end of the second one")
+        await asyncio.sleep(0.2)  # for the second pruning
+        go_on.set()
+        await eventually(lambda: environments(there) == [last], "the end of the others")
 
 
 def locks() -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import SecretInUse, UnknownFunction
+from gateway_ext.model import FunctionId, Namespace
 from gateway_ext.providers.process import build_folders
 from tests.kit.processes.process_functions import HELLO, call, world
 from tests.kit.waiting import eventually
@@ -79,6 +80,36 @@ async def test_replicas_asked_for_during_a_deployment_are_not_forgotten(
         scaled.set()
         await deploying
         assert (await there.provider.function(f, usage=False)).replicas == 3
+
+
+async def test_function_whose_deployment_is_under_way_goes_with_its_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy = build_folders.copy
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(folder: Path, into: Path, gid: int | None, most_bytes: int) -> Path:
+        begun.set()
+        assert go_on.wait(30)
+        return copy(folder, into, gid, most_bytes)
+
+    async with world() as there:
+        there.build("f")
+        await there.provider.create_namespace(Namespace("dev"))
+        monkeypatch.setattr(build_folders, "copy", slowly)
+        deploying = asyncio.create_task(there.deploy(id=FunctionId("dev", "f")))
+        await eventually(begun.is_set, "the copy of the build")
+        removing = asyncio.create_task(there.provider.remove_namespace("dev"))
+        await asyncio.sleep(0.05)
+        go_on.set()
+        f = await deploying
+        await removing
+
+        assert [one.name for one in await there.provider.namespaces()] == [NS]
+        assert f not in there.heard.endpoints
+        with pytest.raises(UnknownFunction):
+            await there.provider.function(f, usage=False)
+        await eventually(lambda: not there.left(), "nothing of it")
 
 
 async def test_update_of_nothing_is_refused_whatever_else_is_wrong() -> None:
