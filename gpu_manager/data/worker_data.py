@@ -18,7 +18,7 @@ from gpu_manager.runtimes.runtime import HostedId, HostedModel, LentData, PutByW
 
 log = logging.getLogger(__name__)
 
-# A worker copies data when no call of its model runs.
+# A worker copies data when no call of its model runs. Who waits for it does so for so long at most.
 _BRING_S = 10.0
 # A model that is to leave its GPU waits for its data for so long at most.
 _RESCUE_S = 3.0
@@ -61,7 +61,10 @@ class WorkerData:
         self.grants.left(hosted, size_bytes, pieces)
 
     async def bring(self, item: DataItem) -> None:
-        """Have the item's bytes in memory; NoSuchData if they are lost."""
+        """Have the item's bytes in memory; NoSuchData if they are lost.
+
+        DataFailed if the worker is slow: the copy goes on, and whoever asks later waits for it.
+        """
         if item.is_here:
             return
         task = self._bringing.get(item)
@@ -70,7 +73,10 @@ class WorkerData:
             self._bringing[item] = task
             task.add_done_callback(lambda _: self._bringing.pop(item, None))
             task.add_done_callback(error_of)  # those who wait for it may have left
-        await asyncio.shield(task)
+        done, _ = await asyncio.wait({task}, timeout=_BRING_S)
+        if not done:
+            raise DataFailed("a worker did not hand over its data in time")
+        await task
 
     async def rescue(self, hosted: HostedModel) -> None:
         """Bring what only this model's worker has, before the model leaves."""
@@ -131,14 +137,16 @@ class WorkerData:
             raise
         if not copied or item.stage is DataStage.GONE:
             self._table.room.unread(file)
-            if copied is None and not hosted.closed.done():
-                raise DataFailed("a worker did not hand over its data in time")
             self._table.end(item)
             raise NoSuchData
         self._table.brought(item, file)
 
-    async def _copy(self, hosted: HostedModel, item: DataItem, file: DataFile) -> bool | None:
-        """Whether the worker has copied the bytes to the file; None if it has not answered."""
+    async def _copy(self, hosted: HostedModel, item: DataItem, file: DataFile) -> bool:
+        """Whether the worker has copied the bytes to the file; False if it ends before.
+
+        However long it takes: the answer says nothing about which file it is for, so no other copy
+        of the same data may begin before.
+        """
         key = hosted.id, item.handle
         copied: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._copied[key] = copied
@@ -146,8 +154,8 @@ class WorkerData:
         try:
             hosted.hand_over(item.handle, item.size_bytes, descriptor)
             waits: Iterable[asyncio.Future[object]] = [copied, hosted.closed]  # type: ignore[list-item] # of any result
-            await asyncio.wait(waits, timeout=_BRING_S, return_when=asyncio.FIRST_COMPLETED)
-            return copied.result() if copied.done() else None
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return copied.done() and copied.result()
         finally:
             os.close(descriptor)
             del self._copied[key]

@@ -43,7 +43,7 @@ class ProcessUse(NamedTuple):
 class _Account:
     granted_bytes: int
     resting_bytes: int = 0  # measured: weights and context
-    peaks_bytes: dict[tuple[Hashable, int], int] = field(default_factory=dict)
+    peak_bytes: int | None = None  # measured: the most of all runs, None before the first
 
 
 class Ledger:
@@ -165,22 +165,16 @@ class Ledger:
         account.resting_bytes = used_bytes
         return self._grant_measured(model, account)
 
-    def ran(self, model: ModelId, program: Hashable, batch: int, peak_bytes: int) -> int:
+    def ran(self, model: ModelId, peak_bytes: int) -> int:
         """Record a worker's measured peak of total memory in a run; return the bytes lacking."""
         account = self._accounts[model]
-        key = (program, batch)
-        account.peaks_bytes[key] = max(peak_bytes, account.peaks_bytes.get(key, 0))
+        account.peak_bytes = max(peak_bytes, account.peak_bytes or 0)
         return self._grant_measured(model, account)
 
     def measured_bytes(self, model: ModelId) -> int:
         """Return the highest measurement of a resident model; 0 if there is none."""
         account = self._accounts[model]
-        return max(account.resting_bytes, *account.peaks_bytes.values(), 0)
-
-    def expected_bytes(self, model: ModelId, program: Hashable, batch: int) -> int:
-        """Return the peak of earlier runs of this kind, or of all runs if there are none."""
-        account = self._accounts[model]
-        return account.peaks_bytes.get((program, batch)) or self.measured_bytes(model)
+        return max(account.resting_bytes, account.peak_bytes or 0)
 
     def set_aside(self, total_bytes: int) -> int:
         """Reserve `total_bytes` for uses such as pooled contexts; return the bytes lacking."""
@@ -207,7 +201,7 @@ class Ledger:
     def _grant_measured(self, model: ModelId, account: _Account) -> int:
         """Replace the estimate by the measured bytes, as the scheduler's core does."""
         needed_bytes = self.measured_bytes(model)
-        if needed_bytes < account.granted_bytes and account.peaks_bytes:
+        if needed_bytes < account.granted_bytes and account.peak_bytes is not None:
             self._regrant(account, needed_bytes)
         return self.grow(model, needed_bytes)
 

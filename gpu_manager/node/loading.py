@@ -153,12 +153,16 @@ class Loader:
             phases.end("weights")
             await self._choose_runtime(gpu, resident)
             hosted = await self._host(gpu, resident, phases)
+            if hosted.closed.done():  # whoever was told of that found no resident with it
+                raise LoadFailure(resident.model, f"its worker ended: {hosted.closed.result()}")
         except (LoadFailure, WeightStoreError) as error:
             log.warning("%s: %s", gpu.id, error)
-            await self.processes.give_up(gpu, resident)
-            given_up = waiting is not None and waiting.are_over(resident.model)
-            after = AfterLoss.REQUEUE if given_up else AfterLoss.FAIL
-            self._report_failure(gpu, resident, lease, error, after)
+            await self._fail(gpu, resident, lease, error, waiting)
+            return
+        except Exception as error:  # else who waits for the model waits for ever
+            log.exception("%s: loading %s", gpu.id, resident.model)
+            failure = LoadFailure(resident.model, repr(error))
+            await self._fail(gpu, resident, lease, failure, waiting)
             return
         now_s = self._loop.time()
         if resident.takes is not None and source is Tier.HOST:
@@ -189,15 +193,18 @@ class Loader:
             news |= gpu.shared[resident.shares].models == 1
         return news
 
-    def _report_failure(
+    async def _fail(
         self,
         gpu: HostGpu,
         resident: ModelOnGpu,
         lease: LeaseId,
         error: GpuManagerError,
-        after: AfterLoss,
+        waiting: WaitingLeases | None,
     ) -> None:
         """Report a load that failed; what waited for it fails, or if nobody did, waits again."""
+        await self.processes.give_up(gpu, resident)
+        given_up = waiting is not None and waiting.are_over(resident.model)
+        after = AfterLoss.REQUEUE if given_up else AfterLoss.FAIL
         if gpu.residents.get(resident.model) is resident:
             del gpu.residents[resident.model]
         resident.mark_lost(error)

@@ -310,12 +310,11 @@ class GpuNode:
                 self.leases.record_use(found, now_s, run_s)
             if self.leases.contended:
                 self._endings.check()
-        batch = max(1, batch)
-        needed_bytes, news = gpu.measured_run(resident, batch, peak_bytes, held_bytes)
+        needed_bytes, news = gpu.measured_run(resident, peak_bytes, held_bytes)
         if news:
             self.resync()
         self.meters.ran(gpu.id, resident.model, calls, run_s)
-        kind = RunKind.of(found, gpu.slot, resident.model, batch, together)
+        kind = RunKind.of(found, gpu.slot, resident.model, max(1, batch), together)
         self._runs.ran(kind, run_s, needed_bytes)
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:

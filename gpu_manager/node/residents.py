@@ -223,7 +223,7 @@ class HostGpu:
         return not found.models
 
     def measured_run(
-        self, resident: ModelOnGpu, batch: int, peak_bytes: int, held_bytes: int
+        self, resident: ModelOnGpu, peak_bytes: int, held_bytes: int
     ) -> tuple[int, bool]:
         """Grant what a model was measured to need; return that, and whether more is set aside.
 
@@ -233,20 +233,18 @@ class HostGpu:
         beyond that is set aside once for all models of the process, as often as calls may overlap.
         """
         before_bytes = self.ledger.measured_bytes(resident.model)
-        needed_bytes, news = self._measured(resident, batch, peak_bytes, held_bytes)
+        needed_bytes, news = self._measured(resident, peak_bytes, held_bytes)
         if news or self.ledger.measured_bytes(resident.model) != before_bytes:
             self.update_limits()
         return needed_bytes, news
 
-    def _measured(
-        self, resident: ModelOnGpu, batch: int, peak_bytes: int, held_bytes: int
-    ) -> tuple[int, bool]:
+    def _measured(self, resident: ModelOnGpu, peak_bytes: int, held_bytes: int) -> tuple[int, bool]:
         shared = None if resident.shares is None else self.shared.get(resident.shares)
         if shared is None or not held_bytes:
-            self.ledger.ran(resident.model, None, batch, peak_bytes)
+            self.ledger.ran(resident.model, peak_bytes)
             return peak_bytes, False
         before_bytes = self.shared_bytes
-        self.ledger.ran(resident.model, None, batch, held_bytes)
+        self.ledger.ran(resident.model, held_bytes)
         kept_bytes = self.ledger.measured_bytes(resident.model)
         shared.ran(resident.model, peak_bytes - kept_bytes)
         self._set_aside()

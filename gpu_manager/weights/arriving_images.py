@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from gpu_manager.errors import WeightStoreError
+from gpu_manager.errors import StoreFailed, WeightStoreError
 from gpu_manager.weights.host_images import ImageHold
 from gpu_manager.weights.sealed_images import GrowingImage
 from torch_shim.wire.image_digests import ImageTable
@@ -49,6 +49,18 @@ class ArrivingImage:
         self._is_over = self._is_verified = False
         self._begun_s = self._read_s = time.monotonic()
 
+    @classmethod
+    def joined(cls, digest: str, table: ImageTable) -> "tuple[ArrivingImage, Joined]":
+        """An image, and the first who waits for it."""
+        image = cls(digest, table)
+        try:
+            first = image.join()
+        except StoreFailed:
+            image.memory.close()
+            raise
+        assert first is not None, "nothing has ended its reading"
+        return image, first
+
     @property
     def is_wanted(self) -> bool:
         """Whether anybody still waits; once this is False, nobody can join any more."""
@@ -62,11 +74,17 @@ class ArrivingImage:
         return self._present_bytes
 
     def join(self) -> Joined | None:
-        """Wait for the image, too; None if its reading is over."""
+        """Wait for the image, too; None if its reading is over.
+
+        StoreFailed if the system has no descriptor left.
+        """
         with self._change:
             if self._is_closed:
                 return None
-            joined = Joined(Future(), os.dup(self.memory.descriptor))
+            try:
+                joined = Joined(Future(), os.dup(self.memory.descriptor))
+            except OSError as error:
+                raise StoreFailed(f"shared memory: {error}") from error
             self._waiting.append(joined.waiting)
             return joined
 

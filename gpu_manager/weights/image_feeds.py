@@ -37,7 +37,13 @@ class ImageFeed:
         """Begin to tell; return the end of a pipe, which the caller must close."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         # The thread ends with the reading of the image, or when nobody reads the pipe any more.
-        threading.Thread(target=self._feed, args=(writing,), name="feed", daemon=True).start()
+        feeding = threading.Thread(target=self._feed, args=(writing,), name="feed", daemon=True)
+        try:
+            feeding.start()
+        except BaseException:  # the system has no room for another thread
+            os.close(reading)
+            os.close(writing)
+            raise
         return reading
 
     async def over(self) -> None:

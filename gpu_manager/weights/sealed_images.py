@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 from gpu_manager.errors import BadImage, StoreFailed
 from torch_shim.wire.bounded_msgpack import shown
-from torch_shim.wire.image_digests import ImageTable, lay_out, unpack_sizes
+from torch_shim.wire.image_digests import (
+    ImageTable,
+    image_digest,
+    lay_out,
+    parts_of,
+    unpack_sizes,
+)
 from torch_shim.wire.protocol import aligned
 
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -56,6 +62,15 @@ def check(descriptor: int, table: ImageTable) -> None:
     if size != table.total_bytes:
         raise BadImage(f"shared memory of {size} bytes, the table says {table.total_bytes}")
     _check_gaps(descriptor, table)
+
+
+def checked_digest(descriptor: int, table: ImageTable, announced: str | None) -> str:
+    """Return the digest of memory that `check` passes; BadImage if another one was announced."""
+    check(descriptor, table)
+    digest = image_digest(parts_of(descriptor, table))
+    if announced not in (None, digest):
+        raise BadImage(f"announced as {announced}, its digest is {digest}")
+    return digest
 
 
 class ImageWriter:

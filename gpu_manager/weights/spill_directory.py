@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,9 +120,9 @@ class SpillDirectory:
             if size > self.budget_bytes:
                 self.counts.too_large += 1
                 return False
-            with self._lock:
-                self._make_room(size)
             try:
+                with self._lock:
+                    self._make_room(size)
                 self._write_file(digest, header, descriptor, table)
             except OSError as error:
                 self.counts.failed += 1
@@ -147,24 +147,31 @@ class SpillDirectory:
             self._has(digest)  # marks it as used: making room in memory must not delete it
             table, start = _read_table(digest, source)
             yield Spilled(digest, table, source, start)
-            os.utime(source)  # keeps the order of use for the next process
+            with suppress(OSError):  # the disk may allow reading only
+                os.utime(source)  # keeps the order of use for the next process
         self.counts.read += 1
 
     def remove(self, digest: str) -> None:
-        """Delete an image's file."""
+        """Forget an image that cannot be used, and delete its file unless the disk refuses."""
         with self._lock:
-            self._remove(digest)
+            try:
+                self._delete(digest)
+            except OSError as error:
+                self._log_undeleted(digest, error)
+                self._forget(digest)
 
     def delete(self, digest: str) -> bool:
         """Delete an image's file, if there is one; return False if the disk refuses."""
         with self._lock:
             try:
-                self._file(digest).unlink(missing_ok=True)
+                self._delete(digest)
             except OSError as error:
-                self._log_fault(f"cannot delete weights {digest} from {self.path}: {error}")
+                self._log_undeleted(digest, error)
                 return False
-            self._remove(digest)
             return True
+
+    def _log_undeleted(self, digest: str, error: OSError) -> None:
+        self._log_fault(f"cannot delete weights {digest} from {self.path}: {error}")
 
     def _log_fault(self, text: str) -> None:
         """Log the first of several faults; the next one after the disk has worked again."""
@@ -215,12 +222,16 @@ class SpillDirectory:
             self._files.set_owners(digest, self.tenants(digest))
         demotion = self._files.room(time.monotonic(), size)
         for digest in () if demotion is None else demotion.victims:
-            self._remove(digest)
+            self._delete(digest)
             self.counts.dropped += 1
 
-    def _remove(self, digest: str) -> None:
-        self._files.remove(ModelId(digest))
+    def _delete(self, digest: str) -> None:
+        """Delete a file; it stays known if the disk refuses, which raises OSError."""
         self._file(digest).unlink(missing_ok=True)
+        self._forget(digest)
+
+    def _forget(self, digest: str) -> None:
+        self._files.remove(ModelId(digest))
         self.on_change(digest)
 
     def _write_file(self, digest: str, header: bytes, source: int, table: ImageTable) -> None:

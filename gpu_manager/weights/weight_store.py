@@ -18,7 +18,6 @@ from functools import partial
 from cache_manager.model.ids import Tier
 from cache_manager.tiers.tier_index import TierIndex
 from gpu_manager.errors import (
-    BadImage,
     ProofRefused,
     ReadingGivenUp,
     UnknownImage,
@@ -32,14 +31,13 @@ from gpu_manager.weights.demoter import Demoter
 from gpu_manager.weights.host_images import HostImages, ImageHold
 from gpu_manager.weights.image_requests import ImageRequest
 from gpu_manager.weights.possession import PossessionRecord, tenant_of
-from gpu_manager.weights.sealed_images import ImageWriter, check
+from gpu_manager.weights.sealed_images import ImageWriter, checked_digest
 from gpu_manager.weights.spill_directory import SpillCounts, SpillDirectory, Spilled
 from gpu_manager.weights.store_status import StoreCounts, StoreStatus
 from gpu_manager.weights.uploads import WeightsUpload
 from torch_shim.wire.image_digests import (
     GrowingDigest,
     ImageTable,
-    image_digest,
     parts_of,
     possession_proof,
 )
@@ -110,14 +108,10 @@ class WeightStore:
         try:
             if table.total_bytes > self._budget_bytes:
                 raise WeightStoreFull(table.total_bytes, self._budget_bytes)
-            check(descriptor, table)
-            digest = image_digest(parts_of(descriptor, table))
-            if announced not in (None, digest):
-                raise BadImage(f"announced as {announced}, its digest is {digest}")
+            return checked_digest(descriptor, table, announced)
         except BaseException:
             os.close(descriptor)
             raise
-        return digest
 
     def _take_in(self, digest: str, descriptor: int, table: ImageTable, function: str) -> None:
         owners = self._owners.tenants(digest) | {tenant_of(function)}
@@ -141,17 +135,22 @@ class WeightStore:
             writer.close()
             raise
         self._note_sending(announced, 1)
-        self._demoter.make_room()
 
         def end() -> None:
             self._images.reserve_anyway(-table.total_bytes, owner)
             self._note_sending(announced, -1)
 
-        return WeightsUpload(
+        upload = WeightsUpload(
             writer,
             keep=lambda descriptor: self.adopt(descriptor, table, function, announced),
             ended=end,
         )
+        try:
+            self._demoter.make_room()
+        except BaseException:
+            upload.close()
+            raise
+        return upload
 
     # -- rights to use weights ------------------------------------------------------------------
 
@@ -297,9 +296,8 @@ class WeightStore:
             return ImageRequest.on_its_way(joined, arriving), None
         if self._is_closed or not self._on_disk(digest):
             raise UnknownImage(digest)
-        arriving = self._arriving[digest] = ArrivingImage(digest, table)
-        joined = arriving.join()
-        assert joined is not None, "nothing has ended its reading"
+        arriving, joined = ArrivingImage.joined(digest, table)
+        self._arriving[digest] = arriving
         return ImageRequest.on_its_way(joined, arriving), arriving
 
     def _read_soon(self, arriving: ArrivingImage) -> None:
@@ -330,7 +328,10 @@ class WeightStore:
                     del self._arriving[digest]
 
     def _copy(self, arriving: ArrivingImage) -> int:
-        """Read an image regardless of reservations; held images may exceed the budget."""
+        """Read an image regardless of reservations; held images may exceed the budget.
+
+        Return the descriptor of the sealed memory.
+        """
         assert self._spill is not None, "what is read is on disk"
         size_bytes = arriving.table.total_bytes
         self._images.reserve_anyway(size_bytes)
@@ -338,14 +339,14 @@ class WeightStore:
             with self._spill.reading(arriving.digest) as spilled:
                 self._demoter.make_room()
                 began_s = self._now_s()
-                descriptor = self._copy_verified(arriving, spilled)
+                self._copy_verified(arriving, spilled)
                 self._images.record_read(size_bytes, self._now_s() - began_s)
-                return descriptor
+            return arriving.seal()  # not before: no error may come while nobody has the memory
         finally:
             self._images.reserve_anyway(-size_bytes)
 
-    def _copy_verified(self, arriving: ArrivingImage, spilled: Spilled) -> int:
-        """Read, hash and seal an image; return the memory's descriptor."""
+    def _copy_verified(self, arriving: ArrivingImage, spilled: Spilled) -> None:
+        """Read and hash an image."""
         digest, table = arriving.digest, arriving.table
         if spilled.table != table:
             raise WeightsChanged(digest, "its header describes another image")
@@ -360,7 +361,6 @@ class WeightStore:
                 growing.arrived(end)
             if growing.result() != digest:
                 raise WeightsChanged(digest, "its content has another digest")
-        return arriving.seal()
 
     def _forget_changed(self, digest: str) -> None:
         if digest not in self._images:  # unless it was uploaded again meanwhile

@@ -124,8 +124,10 @@ class HostingWorker:
         self._models.pop(model.number, None)
 
     def end(self) -> None:
-        """Kill the worker without a report."""
+        """Kill the worker without a report; not one that is empty, which is others' to end."""
         self._ends = True
+        if self._is_empty:
+            return
         for model in self.models:
             model.leaves = True
         self.worker.kill("the runtime is closed")

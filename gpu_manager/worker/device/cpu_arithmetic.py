@@ -244,9 +244,9 @@ class CpuArithmetic:
         lent = LentStorage(size_bytes, 0, b"", file.descriptor)
         return Loan(lent, moved, partial(self._end_loan, file, size_bytes))
 
-    def _end_loan(self, file: LentFile, size_bytes: int) -> None:
+    def _end_loan(self, file: LentFile, size_bytes: int, uses: int) -> None:
         self._count_lent(-size_bytes)
-        file.leave()
+        file.end_loan(uses)
 
     def _count_lent(self, more_bytes: int) -> None:
         with self._lending:

@@ -47,6 +47,7 @@ class LentFile:
         self._files = files
         self._lock = threading.RLock()  # a finalizer may come at any time
         self._holders = 2  # the loan, and our tensors
+        self._is_spoilt = False  # others may map it for ever
 
     def moved(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """Copy a storage to the file; return the storage that lies there."""
@@ -55,13 +56,21 @@ class LentFile:
         there = torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
         return there.copy_(storage, non_blocking=False)
 
+    def end_loan(self, uses: int) -> None:
+        """The loan is over; if others may still read what is there, nothing else ever is."""
+        self._is_spoilt = uses > 0
+        self.leave()
+
     def leave(self) -> None:
         """The loan is over, or our tensors are gone."""
         with self._lock:
             self._holders -= 1
             if self._holders:
                 return
-        self._files.give(self._place)
+        if self._is_spoilt:
+            self._place.close()
+        else:
+            self._files.give(self._place)
 
 
 class LentFiles:

@@ -59,5 +59,5 @@ def begin_copy(
     raise CannotBorrow("the driver copies nothing from there" if fits else "it is not as large")
 
 
-def _nothing() -> None:
+def _nothing(_uses: int) -> None:
     """A name is not taken back: the lender keeps the memory until it is copied."""

@@ -20,11 +20,14 @@ class LentStorage(NamedTuple):
 
 
 class Loan(NamedTuple):
-    """A storage that is lent until it is closed: `storage` is what its owner uses meanwhile."""
+    """A storage that is lent until it is closed: `storage` is what its owner uses meanwhile.
+
+    `close` takes how many others may have it open still.
+    """
 
     lent: LentStorage
     storage: torch.UntypedStorage
-    close: Callable[[], None]
+    close: Callable[[int], None]
 
 
 class Borrowed(NamedTuple):

@@ -50,7 +50,7 @@ class PublishedTensor:
     def end_loan(self) -> None:
         """No other process may open it from now on."""
         if self.loan is not None:
-            self.loan.close()
+            self.loan.close(self.uses)
             self.loan = None
 
 

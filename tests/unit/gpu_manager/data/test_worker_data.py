@@ -12,7 +12,7 @@ from gpu_manager.errors import DataFailed, NoSuchData
 from testbed.nodes.in_memory_runtime import InMemoryHosted
 from testbed.virtual_time import virtually
 from tests.kit.worlds.gpu_node import World, world
-from tests.unit.gpu_manager.data.data_world import MIB, ONE, read, table
+from tests.unit.gpu_manager.data.data_world import MIB, ONE, memory_count, read, table
 
 CONTENT = b"c" * (2 * MIB)
 
@@ -64,20 +64,120 @@ async def test_data_is_lost_when_the_worker_has_not_got_it() -> None:
         kept.close()
 
 
+class SlowCopies:
+    """A worker whose gate a long call holds: it copies when it is told to, in order."""
+
+    def __init__(self, hosted: InMemoryHosted, patch: pytest.MonkeyPatch) -> None:
+        self._hosted = hosted
+        self.rooms: list[int] = []
+        patch.setattr(hosted, "hand_over", self._hand_over)
+
+    def _hand_over(self, handle: str, size_bytes: int, descriptor: int) -> None:
+        del handle, size_bytes
+        self.rooms.append(os.dup(descriptor))
+
+    def end_one(self, data: WorkerData, item: DataItem) -> None:
+        """Copy what was asked for first, if it is still published, and say so."""
+        room = self.rooms.pop(0)
+        content = self._hosted.data.get(item.handle)
+        if content is not None:
+            os.pwrite(room, content, 0)
+        os.close(room)
+        data.handed_over(self._hosted, item.handle, done=content is not None)
+
+
 @virtually
-async def test_data_is_still_there_when_its_worker_is_slow() -> None:
+async def test_copy_goes_on_and_later_ones_wait_for_it_when_a_worker_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with world() as it:
         kept, data = parts()
-        held, hosted = await it.hold(it.add(10))
-        it.driver.release(held.id)
+        _, hosted = await it.hold(it.add(10))
         item = published(it, data, hosted)
-        await asyncio.sleep(0.1)
-        hosted.hangs = True
+        worker = SlowCopies(hosted, monkeypatch)
         with pytest.raises(DataFailed, match="in time"):
             await data.bring(item)
-        hosted.hangs = False
-        await data.bring(item)
+        later = asyncio.ensure_future(data.bring(item))
+        await asyncio.sleep(1.0)
+        assert len(worker.rooms) == 1
+        assert kept.room.used_bytes == 2 * MIB
+
+        worker.end_one(data, item)
+        await later
+
+        content, descriptor = read(item)
+        assert content == CONTENT
+        assert kept.room.used_bytes == 2 * MIB
+        os.close(descriptor)
+        kept.close()
+
+
+@virtually
+async def test_late_copy_is_kept_when_nobody_waits_for_it_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world() as it:
+        kept, data = parts()
+        _, hosted = await it.hold(it.add(10))
+        item = published(it, data, hosted)
+        worker = SlowCopies(hosted, monkeypatch)
+        with pytest.raises(DataFailed, match="in time"):
+            await data.bring(item)
+        worker.end_one(data, item)
+        await asyncio.sleep(0.1)
         assert item.is_here
+        kept.close()
+        assert kept.room.used_bytes == 0
+
+
+@virtually
+@pytest.mark.parametrize("how", ["dropped", "dies", "closed"])
+async def test_memory_of_a_late_copy_is_free_when_nothing_more_comes_of_it(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world() as it:
+        kept, data = parts()
+        before = memory_count()
+        _, hosted = await it.hold(it.add(10))
+        item = published(it, data, hosted)
+        worker = SlowCopies(hosted, monkeypatch)
+        with pytest.raises(DataFailed, match="in time"):
+            await data.bring(item)
+        if how == "dropped":
+            kept.drop("team", item.handle)
+            assert kept.room.used_bytes == 2 * MIB  # the worker may still write there
+            worker.end_one(data, item)
+        elif how == "dies":
+            hosted.die()
+        else:
+            await data.close()
+        await asyncio.sleep(0.1)
+        assert kept.room.used_bytes == 0
+        for room in worker.rooms:
+            os.close(room)
+        assert memory_count() == before
+        kept.close()
+
+
+@virtually
+async def test_waiting_ends_in_time_for_each_when_the_other_gave_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world() as it:
+        kept, data = parts()
+        _, hosted = await it.hold(it.add(10))
+        item = published(it, data, hosted)
+        worker = SlowCopies(hosted, monkeypatch)
+        first = asyncio.ensure_future(data.bring(item))
+        await asyncio.sleep(4.0)
+        first.cancel()
+        asked_s = asyncio.get_running_loop().time()
+        with pytest.raises(DataFailed, match="in time"):
+            await data.bring(item)
+        assert asyncio.get_running_loop().time() - asked_s == pytest.approx(10.0)
+        assert len(worker.rooms) == 1
+        worker.end_one(data, item)
+        await data.bring(item)
         kept.close()
 
 

@@ -68,14 +68,12 @@ def test_grant_becomes_what_was_measured_when_the_model_has_run() -> None:
     ledger.admit(BERT, 600)
     assert ledger.loaded(BERT, 200) == 0
     assert ledger.models() == {BERT: 600}
-    assert ledger.ran(BERT, "p", 1, 300) == 0
+    assert ledger.ran(BERT, 300) == 0
     assert ledger.models() == {BERT: 300}
-    assert ledger.ran(BERT, "p", 32, 900) == 0
-    assert ledger.ran(BERT, "p", 1, 250) == 0
+    assert ledger.ran(BERT, 900) == 0
+    assert ledger.ran(BERT, 250) == 0
     assert ledger.models() == {BERT: 900}
     assert ledger.measured_bytes(BERT) == 900
-    assert ledger.expected_bytes(BERT, "p", 1) == 300
-    assert ledger.expected_bytes(BERT, "q", 1) == 900
 
 
 def test_grant_grows_when_loading_took_more_than_was_believed() -> None:
@@ -89,7 +87,7 @@ def test_shortage_is_told_when_a_run_took_what_others_were_granted_since() -> No
     ledger = Ledger(1000)
     ledger.admit(BERT, 300)
     ledger.admit(VGG, 600)
-    assert ledger.ran(BERT, "p", 32, 450) == 50
+    assert ledger.ran(BERT, 450) == 50
     assert ledger.models() == {BERT: 300, VGG: 600}
 
 
@@ -212,7 +210,7 @@ def step(ledger: Ledger, what: str, model: ModelId, size: int) -> int | None:
     elif what == "loaded":
         return ledger.loaded(model, size)
     else:
-        return ledger.ran(model, "p", size % 3, size)
+        return ledger.ran(model, size)
     return None
 
 

@@ -1,12 +1,14 @@
 """A node under the real driver: loads and victims, leases, workers that die, GPUs that are lost."""
 
 import asyncio
+from typing import NoReturn
 
 import pytest
 
 from cache_manager.model.ids import MIB, Tier
 from gpu_manager.errors import LoadFailure, NoWorker, UnknownImage
 from gpu_manager.node.leases_in_force import EndReason, SessionKey
+from gpu_manager.runtimes.runtime import LoadOrder
 from scheduler.api import (
     GpuId,
     LoadFailed,
@@ -16,6 +18,7 @@ from scheduler.api import (
     RunFinished,
     SlotFreed,
 )
+from testbed.nodes.in_memory_runtime import InMemoryHosted
 from testbed.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import GPU, GUESS_BYTES, world
 
@@ -150,6 +153,56 @@ async def test_load_under_way_is_given_up_when_its_model_is_told_to_leave() -> N
         assert it.runtime.hosted == []
         assert it.node.gpus[GPU].ledger.granted_bytes == 0
         assert it.store.status().kept_bytes == 16 * MIB
+
+
+@virtually
+async def test_load_fails_when_its_worker_died_before_the_node_took_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world() as it:
+        model = it.add(16)
+        loaded = it.runtime.load
+
+        async def load(order: LoadOrder) -> InMemoryHosted:
+            hosted = await loaded(order)
+            hosted.die("killed by signal 9")
+            return hosted
+
+        monkeypatch.setattr(it.runtime, "load", load)
+        placement = await it.acquire(model)
+        with pytest.raises(LoadFailure, match="killed by signal 9"):
+            await it.node.when_loaded(placement)
+
+        assert not it.seen(ModelLoaded)
+        assert len(it.seen(LoadFailed)) == 1
+        assert it.node.gpus[GPU].residents == {}
+        assert it.node.gpus[GPU].ledger.granted_bytes == 0
+        assert it.store.status().lingering_bytes == 0
+        monkeypatch.undo()
+        await it.hold(model)
+
+
+@virtually
+async def test_load_fails_and_is_logged_when_the_system_refuses_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def load(_: LoadOrder) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    async with world() as it:
+        model = it.add(16)
+        monkeypatch.setattr(it.runtime, "load", load)
+        placement = await it.acquire(model)
+        async with asyncio.timeout(5.0):
+            with pytest.raises(LoadFailure, match="can't start new thread"):
+                await it.node.when_loaded(placement)
+
+        assert [event.lease for event in it.seen(LoadFailed)] == [placement.lease]
+        assert "Traceback" in caplog.text
+        assert it.node.gpus[GPU].residents == {}
+        assert it.node.gpus[GPU].ledger.granted_bytes == 0
+        monkeypatch.undo()
+        await it.hold(model)
 
 
 @virtually

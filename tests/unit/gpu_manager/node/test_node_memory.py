@@ -1,6 +1,7 @@
 """Memory of a node's GPUs: what calls may use, pressure, and that nobody else pays for it."""
 
 import asyncio
+import pickle
 
 import pytest
 
@@ -182,3 +183,20 @@ async def test_pressure_ends_when_the_worker_dies_meanwhile() -> None:
         assert relief is not None
         assert not relief.retry
         assert it.node.gpus[GPU].ledger.granted_bytes == 400 * MIB
+
+
+@virtually
+async def test_what_is_remembered_stays_small_when_calls_have_ever_new_batch_sizes() -> None:
+    async with world() as it:
+        held, worker = await it.hold(it.add(16))
+        ledger = it.node.gpus[GPU].ledger
+
+        def ran(batch: int, peak_mib: int) -> None:
+            it.node.ran(worker, held.id, batch, 0.01, peak_mib * MIB)
+
+        ran(1, 90)
+        before = len(pickle.dumps(ledger))
+        for batch in range(2, 200):
+            ran(batch, 20)
+        assert len(pickle.dumps(ledger)) == before
+        assert ledger.granted_bytes == 90 * MIB

@@ -32,7 +32,7 @@ from tests.kit.fakes.path_gate import PIECE_BYTES as PIECE
 from tests.kit.fakes.path_gate import PathGate
 from tests.kit.fakes.sealed_images import content_of, open_images, sealed_image
 from tests.kit.processes.open_files import open_files, opened_since
-from tests.kit.waiting import wait_until
+from tests.kit.waiting import PATIENCE_S, wait_until
 from torch_shim.wire.image_digests import ImageTable, image_digest, lay_out
 
 CONTENT = os.urandom(4 * PIECE)
@@ -301,6 +301,46 @@ def test_feed_ends_when_its_worker_has_died(tmp_path: Path, gate: PathGate) -> N
 
         assert told(alive)[-1] == VERIFIED
         request.wait().release()
+        request.close()
+
+
+def test_pipe_is_closed_when_there_is_no_thread_to_write_to_it(
+    tmp_path: Path, gate: PathGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with on_disk(tmp_path, gate) as store:
+        request = store.request(DIGEST, TABLE)
+        before = open_files()
+        monkeypatch.setattr("gpu_manager.weights.image_feeds.threading.Thread.start", fail)
+
+        with pytest.raises(RuntimeError):
+            feed(request)
+
+        monkeypatch.undo()
+        assert not opened_since(before)
+        request.close()
+
+
+def test_image_is_read_again_when_there_was_no_descriptor_for_who_wanted_it(
+    tmp_path: Path, gate: PathGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> NoReturn:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with on_disk(tmp_path, gate) as store:
+        gate.open()
+        monkeypatch.setattr("gpu_manager.weights.arriving_images.os.dup", fail)
+        with pytest.raises(StoreFailed, match="too many open files"):
+            store.request(DIGEST, TABLE)
+        monkeypatch.undo()
+        assert open_images() == 0
+
+        request = store.request(DIGEST, TABLE)
+        with asyncio.Runner() as runner:
+            hold = runner.run(asyncio.wait_for(request.hold(), PATIENCE_S))
+        hold.release()
         request.close()
 
 

@@ -345,6 +345,26 @@ def test_worker_that_is_ended_before_its_last_answer_is_read_is_no_lost_one(
     assert machine.watcher.deaths == []
 
 
+def test_worker_that_is_ended_just_after_its_last_answer_is_no_lost_one(machine: Machine) -> None:
+    hosted = machine.load()
+    (model,) = machine.runtime.hosted
+    host = machine.runtime.host_of(model)
+    assert host is not None
+
+    async def scene() -> EmptyHost | None:
+        # It is empty by now, and the runtime has it among those with models for a moment still.
+        hosted.closed.add_done_callback(lambda _: host.end())
+        left = await hosted.empty()
+        await asyncio.wait({host.worker.exited}, timeout=0.5)
+        return left
+
+    left = machine.run(scene())
+    assert left is not None
+    assert not left.closed.done()
+    assert machine.watcher.lost == []
+    assert machine.watcher.deaths == []
+
+
 def test_every_process_is_gone_when_the_runtime_closes_while_one_is_emptied() -> None:
     machine = Machine()
     kept = emptied(machine, machine.load())

@@ -168,6 +168,18 @@ def test_model_that_leaves_lends_nothing_any_more(pair: Pair) -> None:
     assert pair.total() == 6.0 * SIZE  # who maps it keeps the pages
 
 
+def test_borrowed_pages_get_no_other_data_when_their_model_has_left(pair: Pair) -> None:
+    lent = pair.lend()
+    file = os.fstat(lent.descriptor).st_ino
+    pair.borrow(lent)
+    os.close(lent.descriptor)
+    pair.lender.executor.data.clear()
+    pair.maker.ask(FrameKind.DROP, [KEY])
+    assert again(pair, 4.0) != file
+    assert again(pair, 5.0) != file
+    assert pair.total() == 6.0 * SIZE
+
+
 @pytest.mark.parametrize(
     "change",
     [

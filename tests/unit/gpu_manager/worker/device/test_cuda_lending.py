@@ -88,7 +88,7 @@ class Card:
         part = self.allocation.untyped_storage()[100 : 100 + SIZE]
         loan = self.device.lend(part)
         assert loan is not None
-        loan.close()
+        loan.close(0)
         return loan.lent._replace(**change)
 
 
