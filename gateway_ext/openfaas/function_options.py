@@ -40,7 +40,7 @@ _NONE: tuple[str, ...] = ()
 _ALL_PERCENT = 100
 _MOST_DIGITS = 15  # messages to the scheduler carry no number of more than 63 bits
 _FINEST_SHARE = 1e-6
-_LEAST_TARGET, _LEAST_PROPORTION = 0.001, 0.01  # a load is divided by both
+_LEAST_TARGET, _LEAST_PROPORTION = 0.001, 0.01  # less counts as this: loads are divided by both
 _MOST_BATCH, _MOST_BATCH_WAIT_S = 256, 10.0
 _MERGED = {"off": UNMERGED, "default": AS_MEASURED}
 
@@ -329,24 +329,24 @@ def _percent(text: str) -> int:
 
 
 def _target(text: str) -> float:
-    found = _number(text)
-    if not _LEAST_TARGET <= found < math.inf:
-        raise ValueError(f"a number from {_LEAST_TARGET:g} is expected")
-    return found
+    return max(_LEAST_TARGET, _positive(text))
 
 
 def _proportion(text: str) -> float:
-    found = _number(text)
-    if not _LEAST_PROPORTION <= found <= 1:
-        raise ValueError(f"a number from {_LEAST_PROPORTION:g} to 1 is expected")
-    return found
+    found = _positive(text)
+    if found > 1:
+        raise ValueError("a number above 0 and up to 1 is expected")
+    return max(_LEAST_PROPORTION, found)
 
 
-def _number(text: str) -> float:
+def _positive(text: str) -> float:
     try:
-        return float(text)
+        found = float(text)
     except ValueError:
-        return math.nan
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise ValueError("a number above 0 is expected")
+    return found
 
 
 def _some_seconds(text: str) -> float:

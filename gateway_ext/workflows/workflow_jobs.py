@@ -69,4 +69,7 @@ class JobTargetCalls:
             content = await whole(body)
             running = self._calls.call(plan, call.id, call.headers, call.query, content, share)
             async with running as answer:
-                yield FunctionAnswer(answer.status, answer.headers, answer.body, answer.refused)
+                yield FunctionAnswer(
+                    *(answer.status, answer.headers, answer.body, answer.refused),
+                    called=not answer.refused,
+                )

@@ -158,7 +158,7 @@ class OperatorClient:
                     raise _error_of(status, answer)
                 trouble = str(answer.get("message"))
                 self._schedulers.move(at, answer.get("leader"))
-            if time.monotonic() > give_up_s and asked >= self._schedulers.configured:
+            if time.monotonic() > give_up_s and not self._schedulers.turn_to_another(asked):
                 raise SchedulerUnreachable(f"no scheduler leads: {trouble}")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

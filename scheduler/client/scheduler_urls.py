@@ -1,6 +1,6 @@
 """Which of several schedulers is asked next: the one that leads, as far as is known."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 
 class SchedulerUrls:
@@ -10,10 +10,12 @@ class SchedulerUrls:
         self._urls = [url.rstrip("/") for url in urls]
         self.at = self._urls[0]
 
-    @property
-    def configured(self) -> frozenset[str]:
-        """Those that were given, without any that a scheduler has named."""
-        return frozenset(self._urls)
+    def turn_to_another(self, asked: Container[str]) -> bool:
+        """Ask one next that was configured and not asked yet; False if there is none."""
+        left = [url for url in self._urls if url not in asked]
+        if left:
+            self.at = left[0]
+        return bool(left)
 
     def move(self, failed: str, leader: str | None = None) -> None:
         """Ask the leader that the failed one named next, or else the scheduler after it.

@@ -1,9 +1,9 @@
 """The state of torch's generator, which a worker draws from for one call at a time."""
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import RLock
 
 import torch
 
@@ -16,7 +16,8 @@ class GeneratorTurns:
     """
 
     def __init__(self) -> None:
-        self._lock = RLock()
+        self._lock = threading.RLock()
+        self._of_thread = threading.local()
         os.register_at_fork(after_in_child=self._renew)
 
     @contextmanager
@@ -26,7 +27,8 @@ class GeneratorTurns:
             yield None
             return
         with self._lock:
-            yield _state()
+            sent = self._of_thread.sent = _state()
+            yield sent
 
     def drawn(self, sent: bytes | None, after: bytes) -> None:
         """Go on from where the worker came to.
@@ -34,11 +36,28 @@ class GeneratorTurns:
         A thread that has drawn here meanwhile keeps its numbers: they would be drawn once more.
         """
         if sent == _state():
-            state = torch.frombuffer(bytearray(after), dtype=torch.uint8)
-            torch.default_generator.set_state(state)
+            torch.default_generator.set_state(as_state(after))
+
+    def forget_sent(self) -> None:
+        """This thread has sent no state, for `sent`."""
+        self._of_thread.sent = None
+
+    @property
+    def sent(self) -> bytes | None:
+        """What this thread has sent last: its call may have waited, and others have drawn."""
+        found: bytes | None = getattr(self._of_thread, "sent", None)
+        return found
 
     def _renew(self) -> None:
-        self._lock = RLock()
+        self._lock = threading.RLock()
+
+
+def as_state(content: bytes) -> torch.Tensor:
+    """The state as a generator takes it."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+turns = GeneratorTurns()
 
 
 def _state() -> bytes:

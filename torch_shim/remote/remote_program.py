@@ -14,7 +14,7 @@ from torch_shim.process_report import report
 from torch_shim.remote.bindings import Bindings, Bound
 from torch_shim.remote.broken_connections import BrokenConnections
 from torch_shim.remote.call_settings import arithmetic_to_send, autocast_to_send, dtype_to_send
-from torch_shim.remote.generator_turns import GeneratorTurns
+from torch_shim.remote.generator_turns import turns
 from torch_shim.remote.received_results import (
     STAYS,
     AliasOfCopy,
@@ -52,7 +52,6 @@ KEEP_RESULTS_FROM_BYTES = 16 << 10
 MOST_ARENA_RESULTS = 4 << 20
 
 _programs = itertools.count(1)
-_turns = GeneratorTurns()
 
 
 class RemoteProgram:
@@ -108,7 +107,7 @@ class RemoteProgram:
                     session, model, lease, _ = found
                     bound = self._bindings.find(args, model, self.never_bound)
                     _bring_from_others(args, bound, lease.peer)
-                    rng = turn.enter_context(_turns.state(drawn_from=self.random))
+                    rng = turn.enter_context(turns.state(drawn_from=self.random))
                     channel = session.channel(lease, batch)
                 except WireError as error:
                     broken.of_manager(error)
@@ -242,7 +241,7 @@ class RemoteProgram:
             if size >= LEAST_BYTES:
                 self._written |= {position}
         if results.rng is not None:
-            _turns.drawn(answer.rng, results.rng)
+            turns.drawn(answer.rng, results.rng)
         outputs = []
         for found in results.views:
             if not isinstance(found, OutputView):

@@ -14,13 +14,15 @@ from gateway_ext.jobs.queue.job_values import AsyncCall
 class FunctionAnswer:
     """The answer of a function; its body arrives while it is read.
 
-    A workflow's may be that a stage was `refused` by the gateway or the scheduler for now.
+    A workflow's may be that a stage was `refused` by the gateway or the scheduler for now. With
+    `called` it was not, though it ended with 429: something was computed.
     """
 
     status: int
     headers: Sequence[Header]
     body: AsyncIterator[bytes]
     refused: bool = False
+    called: bool = False
 
 
 class FunctionCalls(Protocol):

@@ -130,7 +130,7 @@ def _tried(answer: FunctionAnswer, now_s: float) -> AttemptOutcome:
     return AttemptOutcome(
         status=answer.status,
         why=f"it answered {answer.status}",
-        taken=answer.status != _TOO_MANY,
+        taken=answer.called or answer.status != _TOO_MANY,
         retry_after_s=asked_wait_s(answer.headers, now_s),
         estimated=answer.refused,
     )

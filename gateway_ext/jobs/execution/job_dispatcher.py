@@ -34,8 +34,8 @@ _RECORDED_S = 3.0
 class JobDispatcher:
     """Runs the jobs of one kind within limits, fairly among lanes.
 
-    `now_s` is the wall clock; `lane_of` gives the lane whose limit a job counts for; `defect_s` is
-    the wait after an attempt that met a defect of the gateway.
+    `now_s` is the wall clock; `defect_s` is the wait after an attempt that met a defect of the
+    gateway.
     """
 
     def __init__(
@@ -44,7 +44,6 @@ class JobDispatcher:
         kind: JobKind,
         limits: LaneLimits,
         handle: Handle,
-        lane_of: Callable[[Job], JobLane],
         now_s: Callable[[], float],
         log: Logger,
         defect_s: float = 30.0,
@@ -54,7 +53,6 @@ class JobDispatcher:
         self.endings: Counter[str] = Counter()
         self._limits = limits
         self._handle = handle
-        self._lane_of = lane_of
         self._now_s = now_s
         self._log = log
         self._defect_s = defect_s
@@ -134,7 +132,7 @@ class JobDispatcher:
             return  # a job is due, or may be by now
 
     def _begin(self, job: Job) -> None:
-        lane = self._lane_of(job)
+        lane = job.lane
         self._running[lane] += 1
         handling = asyncio.ensure_future(self._handle(job))
         self._handling.add(handling)

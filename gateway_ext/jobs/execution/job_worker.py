@@ -15,9 +15,9 @@ from gateway_ext.jobs.execution.job_caller import JobCaller
 from gateway_ext.jobs.execution.job_dispatcher import JobDispatcher
 from gateway_ext.jobs.execution.lane_fairness import LaneLimits
 from gateway_ext.jobs.execution.retry_policy import RetryPolicy
-from gateway_ext.jobs.intake.callback_addresses import CallbackRule, callback_lane
+from gateway_ext.jobs.intake.callback_addresses import CallbackRule
 from gateway_ext.jobs.queue.job_queue import JobQueue
-from gateway_ext.jobs.queue.job_values import JobKind, call_lane
+from gateway_ext.jobs.queue.job_values import JobKind
 from gateway_ext.model import FunctionId
 from gateway_ext.tracing.call_tracer import CallTracer
 
@@ -86,14 +86,12 @@ class JobWorker:
         self._dispatchers = [
             JobDispatcher(
                 *(self._queue, JobKind.CALL, settings.calls, caller.handle),
-                lane_of=lambda job: call_lane(job.call.function),
                 now_s=now_s,
                 log=self._log,
                 defect_s=settings.defect_s,
             ),
             JobDispatcher(
                 *(self._queue, JobKind.CALLBACK, settings.callbacks, sender.handle),
-                lane_of=lambda job: callback_lane(job.call.callback_url),
                 now_s=now_s,
                 log=self._log,
                 defect_s=settings.defect_s,

@@ -86,7 +86,8 @@ class CallbackRule:
 
     def calls_function(self, target: URL) -> bool:
         """Whether this gateway answers a target once a function of its own has ended."""
-        literal = _literal(target.host or "")
+        host = (target.host or "").lower()
+        literal = _literal((host == _LOCALHOST and self._own_loopback(target)) or host)
         called = target.path.startswith(_CALL)
         return called and literal is not None and self._is_own_function(literal, target)
 

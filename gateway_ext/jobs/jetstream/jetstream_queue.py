@@ -312,7 +312,8 @@ class JetStreamQueue(JobQueue):
             await self._unreadable(entry.record, error)
             return None
         self._claims[record.number] = claim
-        return Job(record.number, call, body, record.attempts, record.deferrals, result)
+        lane = JobLane(record.kind, record.lane)
+        return Job(record.number, call, body, lane, record.attempts, record.deferrals, result)
 
     async def _unreadable(self, before: JobRecord, error: BodyLost) -> None:
         """Handle a job whose parts are missing: it had ended, or they are lost.

@@ -67,6 +67,8 @@ class CallResult:
 class Job:
     """One claimed job; `body` is the call's body, or the result's where the callback is due.
 
+    `lane` is the one that it waited in, which another version may have named otherwise.
+
     `attempts` counts failed attempts, `deferrals` the times at which the function was busy and was
     not called.
     """
@@ -74,6 +76,7 @@ class Job:
     number: JobNumber
     call: AsyncCall
     body: StoredBody
+    lane: JobLane
     attempts: int = 0
     deferrals: int = 0
     result: CallResult | None = None

@@ -15,6 +15,7 @@ from gateway_ext.jobs.queue.job_values import (
     DeadLetter,
     Job,
     JobKind,
+    JobLane,
     JobNumber,
 )
 from gateway_ext.jobs.queue.stored_headers import headers_as_text, headers_from_text
@@ -149,7 +150,8 @@ def rows(cursor: sqlite3.Cursor) -> Iterator[sqlite3.Row]:
 def job(row: sqlite3.Row, body: StoredBody) -> Job:
     """A claimed job."""
     number = JobNumber(row["number"])
-    return Job(number, _call(row), body, row["attempts"], row["deferrals"], _result(row))
+    lane = JobLane(JobKind(row["kind"]), row["lane"])
+    return Job(number, _call(row), body, lane, row["attempts"], row["deferrals"], _result(row))
 
 
 def dead_letter(row: sqlite3.Row, size_bytes: int) -> DeadLetter:

@@ -177,3 +177,48 @@ with ThreadPoolExecutor(8) as pool:
 assert len(set(drawn)) == 80, len(set(drawn))
 """
     programs.counts_of(program, tmp_path)
+
+
+def test_gradients_are_of_what_was_drawn_when_other_threads_draw_meanwhile(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+import threading
+
+import torch
+
+class Noise(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(x * self.weight)
+
+torch.manual_seed(0)
+modules = [Noise(256 + n).train().cuda() for n in range(9)]
+for module in modules:
+    for _ in range(3):
+        module(torch.ones(module.weight.numel()).cuda())  # traced, and never differentiated
+other, over = modules.pop(), threading.Event()
+
+def draw_on():
+    while not over.is_set():
+        with torch.no_grad():
+            other(torch.ones(other.weight.numel()).cuda())
+
+drawing = [threading.Thread(target=draw_on) for _ in range(4)]
+for thread in drawing:
+    thread.start()
+right = []
+for module in modules:
+    y = module(torch.ones(module.weight.numel()).cuda())
+    y.sum().backward()
+    right.append(torch.equal(module.weight.grad.cpu(), y.detach().cpu()))
+over.set()
+for thread in drawing:
+    thread.join()
+assert all(right), right
+"""
+    programs.counts_of(program, tmp_path)

@@ -79,6 +79,7 @@ class ScriptedAnswer:
     headers: Sequence[Header] = ()
     after_s: float = 0.0
     breaks: GatewayError | None = None
+    called: bool = False
 
 
 @dataclass
@@ -105,7 +106,7 @@ class Functions:
             if isinstance(answer, GatewayError):
                 raise answer
             await asyncio.sleep(answer.after_s)
-            yield FunctionAnswer(answer.status, answer.headers, _body(answer))
+            yield FunctionAnswer(answer.status, answer.headers, _body(answer), called=answer.called)
         finally:
             self.now -= 1
 

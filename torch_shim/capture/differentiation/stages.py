@@ -13,6 +13,7 @@ from torch import fx
 
 from torch_shim.capture.call_state import CallState
 from torch_shim.capture.differentiation.outputs import Outputs, differentiable
+from torch_shim.remote.generator_turns import as_state, turns
 
 _NoHandles = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - the documented way to step aside
 
@@ -53,8 +54,11 @@ def answer_in_stages(
     """Run the forward pass on a worker; gradients come from this process if they are asked for."""
     assert outputs.stages is not None
     call = _Call(graph, root, outputs)
+    turns.forget_sent()
     with torch.no_grad():
         values = graph.answer(args)
+    if turns.sent is not None:
+        call.random_state = as_state(turns.sent)
     found: dict[int, Any] = {}
     for positions in outputs.stages:
         before = [position for position in found if outputs.differentiable[position]]

@@ -42,10 +42,11 @@ class RecordWriter:
                     await self.finish(there.number)
                 expected = self._index.mark_of(subject)
             except QueueAway:
-                # The servers may have stored it and only their answer is lost: then it is run.
-                await self.refresh(subject)
-                entry = self._index.alive(subject)
-                if entry is None or entry.record.uid != record.uid:
+                # The servers may have stored it and only their answer is lost: then it is run, or
+                # was by now.
+                there = await self.refresh(subject)
+                is_ours = there is not None and there.uid == record.uid
+                if not is_ours or self._index.seq_of(subject) <= expected:
                     raise
                 return True
             else:

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
 
 from gateway_ext.errors import BadRequest
 from gateway_ext.jobs.intake.callback_addresses import (
@@ -114,6 +115,19 @@ def test_localhost_is_this_gateway_at_the_address_where_it_listens() -> None:
         "localhost", "127.0.0.1"
     )
     assert str(CallbackRule(own=("::1", 8080)).target(url)) == url.replace("localhost", "[::1]")
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_function_of_this_gateway_is_known_by_each_of_its_names(*, private: bool) -> None:
+    rule = CallbackRule(private=private, own=("127.0.0.1", 8080))
+    for url, calls in {
+        "http://localhost:8080/function/f": True,
+        "http://127.0.0.1:8080/function/f?x": True,
+        "http://localhost:8080/async-function/f": False,
+        "http://127.0.0.1:8081/function/f": False,
+        "http://gateway:8080/function/f": False,
+    }.items():
+        assert rule.calls_function(URL(url)) is calls, url
 
 
 def test_callbacks_to_one_host_and_port_share_a_lane() -> None:

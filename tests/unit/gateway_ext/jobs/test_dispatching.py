@@ -12,7 +12,7 @@ from gateway_ext.jobs.execution.job_dispatcher import JobDispatcher
 from gateway_ext.jobs.execution.job_endings import JobDone, JobEnding
 from gateway_ext.jobs.execution.lane_fairness import LaneLimits
 from gateway_ext.jobs.queue.job_queue import JobQueue
-from gateway_ext.jobs.queue.job_values import Job, JobKind, JobLane, call_lane
+from gateway_ext.jobs.queue.job_values import Job, JobKind, JobLane
 from gateway_ext.jobs.sqlite import sqlite_queue
 from testbed.virtual_time import virtually
 from tests.kit.simulation.job_disk import JobDisk, SimulatedCommitter
@@ -40,7 +40,6 @@ async def dispatching(queue: JobQueue, now_s: Callable[[], float]) -> AsyncItera
 
     dispatcher = JobDispatcher(
         *(queue, JobKind.CALL, LaneLimits(), handle),
-        lane_of=lambda job: call_lane(job.call.function),
         now_s=now_s,
         log=LOG,
     )

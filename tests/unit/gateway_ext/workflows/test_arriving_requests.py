@@ -49,7 +49,7 @@ async def test_body_that_arrives_is_held_and_is_no_run_yet(tmp_path: Path) -> No
         assert (await flows.call(b"z" * 600)).status == 200, "no place is taken"
         go.set()
         assert await first == (200, "x" * 800 + "!")
-        assert await is_held(flows, 0)
+        await eventually(lambda: is_held(flows, 0), "it is given back")
 
 
 async def test_what_a_client_sent_that_left_is_given_back(tmp_path: Path) -> None:

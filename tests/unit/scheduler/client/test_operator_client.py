@@ -136,6 +136,16 @@ async def test_order_is_given_to_the_next_scheduler_when_nobody_received_it() ->
         await client.order(MODEL, "evict", None)
 
 
+async def test_client_gives_up_when_the_leader_that_a_standby_names_is_out_of_reach() -> None:
+    async with a_world() as standby, a_world() as third:
+        away = "http://127.0.0.1:9"
+        standby.service.leader = LeaderInfo("s1", away, 5, "x")
+        urls = (away, standby.url, third.url)
+        async with operator(*urls, patience_s=0.1) as client, asyncio.timeout(10):
+            with pytest.raises(SchedulerUnreachable, match="leads"):
+                await client.pinned()
+
+
 async def test_frozen_scheduler_is_left_when_another_one_leads() -> None:
     """Connections to it are taken, as by the kernel for a process that is frozen."""
     with socket.create_server(("127.0.0.1", 0)) as frozen:

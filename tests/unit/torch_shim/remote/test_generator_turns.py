@@ -35,9 +35,20 @@ def test_numbers_that_were_drawn_here_meanwhile_are_not_drawn_once_more() -> Non
     turns = GeneratorTurns()
     with turns.state(drawn_from=True) as sent:
         assert sent is not None
-        before = torch.rand(1)
+        _, second = torch.rand(2)
         turns.drawn(sent, after(sent))
-        assert not torch.equal(torch.rand(1), before)
+        assert torch.rand(1) != second
+
+
+def test_thread_knows_the_state_that_it_sent_itself() -> None:
+    turns = GeneratorTurns()
+    turns.forget_sent()
+    assert turns.sent is None
+    with turns.state(drawn_from=True) as sent:
+        pass
+    assert turns.sent == sent
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: turns.sent).result(timeout=30) is None
 
 
 def test_call_that_draws_nothing_waits_for_nobody() -> None:
