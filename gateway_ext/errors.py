@@ -179,7 +179,8 @@ class WorkflowsBusy(GatewayError):
 class StageFailed(GatewayError):
     """A stage failed. `status`, `headers` and `body` are the workflow's answer.
 
-    If the call was `refused` for now, its function was not called.
+    If the call was `refused` for now, its function was not called. `called`: something was computed
+    for the workflow, by this stage's function or by those before it.
     """
 
     def __init__(
@@ -191,6 +192,7 @@ class StageFailed(GatewayError):
         headers: Sequence[tuple[bytes, bytes]] = (),
         body: bytes | None = None,
         refused: bool = False,
+        called: bool = False,
     ) -> None:
         super().__init__(f"stage {stage}: {why}")
         self.stage = stage
@@ -198,6 +200,7 @@ class StageFailed(GatewayError):
         self.headers = headers
         self.body = body
         self.refused = refused
+        self.called = called
 
 
 class Busy(GatewayError):

@@ -70,6 +70,5 @@ class JobTargetCalls:
             running = self._calls.call(plan, call.id, call.headers, call.query, content, share)
             async with running as answer:
                 yield FunctionAnswer(
-                    *(answer.status, answer.headers, answer.body, answer.refused),
-                    called=not answer.refused,
+                    *(answer.status, answer.headers, answer.body, answer.refused, answer.called)
                 )

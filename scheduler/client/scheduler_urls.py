@@ -11,7 +11,9 @@ class SchedulerUrls:
         self.at = self._urls[0]
 
     def turn_to_another(self, asked: Container[str]) -> bool:
-        """Ask one next that was configured and not asked yet; False if there is none."""
+        """Ask one next that was named or configured and not asked yet; False if there is none."""
+        if self.at not in asked:
+            return True
         left = [url for url in self._urls if url not in asked]
         if left:
             self.at = left[0]

@@ -30,6 +30,12 @@ class GeneratorTurns:
             sent = self._of_thread.sent = _state()
             yield sent
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A turn without a call: the generator is another call's meanwhile."""
+        with self._lock:
+            yield
+
     def drawn(self, sent: bytes | None, after: bytes) -> None:
         """Go on from where the worker came to.
 

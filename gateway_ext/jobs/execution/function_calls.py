@@ -15,7 +15,7 @@ class FunctionAnswer:
     """The answer of a function; its body arrives while it is read.
 
     A workflow's may be that a stage was `refused` by the gateway or the scheduler for now. With
-    `called` it was not, though it ended with 429: something was computed.
+    `called` it is an attempt, though it ended with 429: something was computed.
     """
 
     status: int

@@ -77,6 +77,7 @@ class LiveRun:
             response.status,
             [*headers, (STAGE_HEADER, name.encode())],
             self._noted(stage, response.body),
+            called=stage.is_later,
         )
 
     async def _run(self, stages: list[str] | tuple[str, ...]) -> None:
@@ -147,7 +148,7 @@ class LiveRun:
         sources = {name: self._answers[name] for name in stage.sources if name in self._answers}
         sent = await computed(stage.name, sources, made)
         if len(stage.sources) > 1:  # else it is the body of an answer that is held
-            self._share.hold(len(sent.body))
+            self._calls.hold(stage, len(sent.body))
         return sent
 
     async def _noted(self, stage: PlannedStage, body: Body) -> Body:

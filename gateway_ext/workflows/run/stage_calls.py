@@ -104,6 +104,7 @@ class StageCalls:
                 hopeless = time.monotonic() + pause_s >= self._deadline_s
                 if not tries_left or hopeless or not _may_pass(failure.status):
                     record.ended_s = time.monotonic()
+                    failure.called = failure.called or stage.is_later
                     raise
                 self._share.give_back(len(failure.body or b""))
             await asyncio.sleep(pause_s)
@@ -129,7 +130,7 @@ class StageCalls:
             found = await asyncio.gather(*calls)
             read = {str(at): each for at, each in enumerate(found)}
             whole = await computed(stage.name, read, lambda: listed(found))
-            self._share.hold(len(whole.body))
+            self.hold(stage, len(whole.body))
             return whole
         finally:
             for call in calls:
@@ -138,6 +139,13 @@ class StageCalls:
             # The elements' answers are in the whole one, or nobody reads them.
             answers = [each for each in ended if isinstance(each, StageAnswer)]
             self._share.give_back(sum(len(each.body) for each in answers))
+
+    def hold(self, stage: PlannedStage, size_bytes: int) -> None:
+        """Take room for what was computed for a stage, or by it; StageFailed if there is none."""
+        try:
+            self._share.hold(size_bytes)
+        except GatewayError as error:
+            raise _failed(stage, error, called=True) from error
 
     async def _attempt(
         self,
@@ -170,16 +178,8 @@ class StageCalls:
         except StageFailed:
             raise
         except GatewayError as error:
-            status = error_statuses.status_of(error)
             # An answer that finds no room is a failure like others: its function was called.
-            refused = status == _TOO_MANY and not isinstance(error, WorkflowsBusy)
-            raise StageFailed(
-                stage.name,
-                status,
-                str(error),
-                headers=[TEXT, *error_statuses.headers_of(error)],
-                refused=refused,
-            ) from error
+            raise _failed(stage, error, called=isinstance(error, WorkflowsBusy)) from error
 
     async def streamed(
         self, stage: PlannedStage, response: StreamedResponse, *, final: bool
@@ -268,6 +268,16 @@ async def computed(
         return compute()
     except Unmeetable as error:
         raise StageFailed(stage, _GARBAGE, str(error), headers=[TEXT]) from error
+
+
+def _failed(stage: PlannedStage, error: GatewayError, *, called: bool) -> StageFailed:
+    """The stage's failure for an error of the gateway."""
+    status = error_statuses.status_of(error)
+    headers = [TEXT, *error_statuses.headers_of(error)]
+    refused = status == _TOO_MANY and not called
+    return StageFailed(
+        stage.name, status, str(error), headers=headers, refused=refused, called=called
+    )
 
 
 def _may_pass(status: int) -> bool:

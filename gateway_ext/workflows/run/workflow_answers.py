@@ -17,13 +17,15 @@ TEXT: Header = (CONTENT_TYPE, b"text/plain; charset=utf-8")
 class WorkflowAnswer(NamedTuple):
     """The answer of a workflow; the body must be read to its end, or closed.
 
-    `refused` says that a stage was, for now, and that its function was not called.
+    `refused` says that a stage was, for now, and that its function was not called; `called`, of an
+    answer that may be a failed stage's, that something was computed.
     """
 
     status: int
     headers: list[Header]
     body: Body
     refused: bool = False
+    called: bool = False
 
 
 def failed_answer(failure: StageFailed) -> WorkflowAnswer:
@@ -32,8 +34,10 @@ def failed_answer(failure: StageFailed) -> WorkflowAnswer:
     if failure.body is None:
         kept = [header for header in failure.headers if header[0] != CONTENT_TYPE]
         body = whole_body(str(failure).encode())
-        return WorkflowAnswer(failure.status, [TEXT, *kept, named], body, failure.refused)
-    return WorkflowAnswer(failure.status, [*failure.headers, named], whole_body(failure.body))
+        headers = [TEXT, *kept, named]
+    else:
+        headers, body = [*failure.headers, named], whole_body(failure.body)
+    return WorkflowAnswer(failure.status, headers, body, failure.refused, failure.called)
 
 
 def listed_answer(stage: str, whole: StageAnswer) -> WorkflowAnswer:

@@ -184,6 +184,7 @@ def test_gradients_are_of_what_was_drawn_when_other_threads_draw_meanwhile(
 ) -> None:
     program = """
 import threading
+import time
 
 import torch
 
@@ -201,24 +202,30 @@ modules = [Noise(256 + n).train().cuda() for n in range(9)]
 for module in modules:
     for _ in range(3):
         module(torch.ones(module.weight.numel()).cuda())  # traced, and never differentiated
-other, over = modules.pop(), threading.Event()
+other, over, draws = modules.pop(), threading.Event(), []
 
 def draw_on():
     while not over.is_set():
         with torch.no_grad():
             other(torch.ones(other.weight.numel()).cuda())
+        draws.append(None)
 
 drawing = [threading.Thread(target=draw_on) for _ in range(4)]
 for thread in drawing:
     thread.start()
-right = []
-for module in modules:
-    y = module(torch.ones(module.weight.numel()).cuda())
-    y.sum().backward()
-    right.append(torch.equal(module.weight.grad.cpu(), y.detach().cpu()))
-over.set()
-for thread in drawing:
-    thread.join()
+try:
+    while len(draws) < 8:
+        time.sleep(0.01)
+    before, right = len(draws), []
+    for module in modules:
+        y = module(torch.ones(module.weight.numel()).cuda())
+        y.sum().backward()
+        right.append(torch.equal(module.weight.grad.cpu(), y.detach().cpu()))
+    assert len(draws) > before, "nobody drew meanwhile"
+finally:
+    over.set()
+    for thread in drawing:
+        thread.join()
 assert all(right), right
 """
     programs.counts_of(program, tmp_path)

@@ -175,9 +175,10 @@ def _with_state(state: torch.Tensor | None, run: Callable[[], list[Any]]) -> lis
     """Run with the forward pass's generator state, and restore the current state afterwards."""
     if state is None:
         return run()
-    now = torch.default_generator.get_state()
-    torch.default_generator.set_state(state)
-    try:
-        return run()
-    finally:
-        torch.default_generator.set_state(now)
+    with turns.alone():
+        now = torch.default_generator.get_state()
+        torch.default_generator.set_state(state)
+        try:
+            return run()
+        finally:
+            torch.default_generator.set_state(now)

@@ -56,7 +56,7 @@ def test_answer_says_whether_the_stage_was_refused() -> None:
 
 
 @asynccontextmanager
-async def full_world(folder: Path, second: bytes) -> AsyncIterator[WorkflowWorld]:
+async def full_world(folder: Path, second: bytes, **more: Any) -> AsyncIterator[WorkflowWorld]:
     """A gateway of whose 1,500 bytes for workflows another run holds 900 until the end."""
     let_go = asyncio.Event()
 
@@ -65,7 +65,7 @@ async def full_world(folder: Path, second: bytes) -> AsyncIterator[WorkflowWorld
         await says()(got, writer)
 
     functions = {"a": says(b"1"), "b": says(second), "c": says(), "holds": holds}
-    async with workflow_world(folder, functions, **SMALL) as flows:
+    async with workflow_world(folder, functions, **SMALL, **more) as flows:
         await flows.deploy("  only: {function: holds}", "workflow: other")
         other = asyncio.create_task(flows.call(b"x" * 900, "/workflow/other"))
         await eventually(lambda: bool(flows.got["holds"]))
@@ -88,6 +88,19 @@ async def test_function_is_not_called_again_when_its_answer_finds_no_room(
         assert (said.status, "retry-after" in said.headers) == (429, True)
         assert said.headers["x-workflow-stage"] == "second"
         assert (len(flows.got["b"]), len(flows.got["c"])) == (calls, 0)
+
+
+async def test_async_run_whose_answer_finds_no_room_has_used_an_attempt(tmp_path: Path) -> None:
+    async with full_world(tmp_path, second=b"x" * 700, async_attempts=2) as flows:
+        chain = "  first: {function: a}\n  second: {function: b, after: first}\n"
+        await flows.deploy(chain + "  third: {function: c, after: second}", "workflow: w")
+        await flows.call(path="/async-workflow/w")
+
+        async def is_dead() -> bool:
+            return bool((await flows.world.get("/system/jobs/dead")).body)
+
+        await eventually(is_dead, "it is given up", within_s=30)
+        assert len(flows.got["b"]) == 2
 
 
 async def test_answers_that_nobody_uses_are_given_back(tmp_path: Path) -> None:

@@ -62,17 +62,30 @@ async def test_same_call_is_queued_once(tmp_path: Path) -> None:
         assert len(flows.got["a"]) == 1
 
 
-async def test_failed_workflow_is_run_again_and_then_dead(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [503, 429])
+async def test_failed_workflow_is_run_again_and_then_dead(tmp_path: Path, status: int) -> None:
     async with workflow_world(
-        tmp_path, {"a": says(), "b": says(b"no", 503)}, async_attempts=2
+        tmp_path, {"a": says(), "b": says(b"no", status)}, async_attempts=2
     ) as flows:
         await flows.deploy(CHAIN)
         await flows.call(path="/async-workflow/w", headers={"X-Call-Id": "mine"})
         await eventually(lambda: no_jobs(flows), "it is given up")
         (letter,) = (await flows.world.get("/system/jobs/dead")).body
         assert (letter["callId"], letter["function"]) == ("mine", "workflow:w.openfaas-fn")
-        assert letter["lastStatus"] == 503
+        assert letter["lastStatus"] == status
         assert len(flows.got["b"]) == 2
+
+
+async def test_workflow_whose_first_function_puts_it_off_has_used_no_attempt(
+    tmp_path: Path,
+) -> None:
+    async with workflow_world(
+        tmp_path, {"a": says(b"later", 429), "b": says()}, async_attempts=1
+    ) as flows:
+        await flows.deploy(CHAIN)
+        await flows.call(path="/async-workflow/w")
+        await eventually(lambda: len(flows.got["a"]) > 1, "it is called again", within_s=20)
+        assert (await flows.world.get("/system/jobs/dead")).body == []
 
 
 async def test_failure_that_no_repetition_cures_is_the_result(tmp_path: Path) -> None:
