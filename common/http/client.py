@@ -210,7 +210,8 @@ class HttpConnection(asyncio.Protocol):
         if self._idle:
             self._owner.forget(self)
             return
-        if self.headed and not self.complete and error is None and self._lasts_until_the_end():
+        is_end = self.headed and error is None and self._error is None
+        if is_end and not self.complete and self._lasts_until_the_end():
             self.complete = True
         if not self.complete and self._error is None:
             self._error = "it closed the connection" if error is None else f"{error!r}"
@@ -261,7 +262,9 @@ class HttpConnection(asyncio.Protocol):
             self.status = status
             self.headed = True
             self.complete = self._head_only
-            self._lasts = self._parser.should_keep_alive()
+            # Without a length the answer to a HEAD may be a stream, which its sender still makes.
+            is_made = not self._head_only or b"content-length" in dict(self.headers)
+            self._lasts = is_made and self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body."""

@@ -148,6 +148,8 @@ class Function:
 
     async def turn(self, most_waking: int) -> Instance:
         """Wait for an instance behind all waiting calls; Busy if too many calls wait."""
+        if self.gone:  # while the call's body arrived, or since it was tried
+            raise UnknownFunction(self.id)
         if not self._instances:  # waits for a start say nothing about those for a turn
             return await self._turns.wait(most_waking, self.give_back)
         ahead, began_s = len(self._turns), time.monotonic()

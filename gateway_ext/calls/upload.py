@@ -23,7 +23,7 @@ class RequestBody:
 
     __slots__ = (
         "body", "complete", "_request", "_receive", "_settings", "_interrupt", "_came_bytes",
-        "_sink", "_poured", "_delivered", "_held", "_room", "_reader", "_client",
+        "_sink", "_poured", "_delivered", "_held", "_room", "_reader", "_client", "_is_watched",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +49,7 @@ class RequestBody:
         self._held: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._is_watched = False
 
     @property
     def repeatable(self) -> bool:
@@ -68,6 +69,8 @@ class RequestBody:
         self._take_in(await self._receive())
         if not self.complete:
             self._reader = asyncio.get_running_loop().create_task(self._read())
+        elif self._is_watched:  # since before it came
+            self.watch()
 
     async def ahead(self) -> None:
         """Wait until the body is complete or its bound is reached."""
@@ -77,6 +80,7 @@ class RequestBody:
 
     def watch(self) -> None:
         """Watch for the caller's disconnection from now on."""
+        self._is_watched = True
         if self._reader is not None or self._receive is None or not self.complete:
             return
         if self._client is not None:

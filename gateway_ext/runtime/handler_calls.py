@@ -129,7 +129,8 @@ class HandlerCall:
 
     def run_in_loop(self, returned: object = None) -> None:
         """Run an asynchronous handler, or an asynchronous result (`returned`)."""
-        self._task = self._context.run(self._calls.loop.create_task, self._in_loop(returned))
+        context = self._context.copy()  # a thread that is about to leave it may still be in it
+        self._task = context.run(self._calls.loop.create_task, self._in_loop(returned))
 
     def cancel(self) -> None:
         """The client has left."""

@@ -61,6 +61,34 @@ async def test_connection_is_kept_for_the_next_request() -> None:
         assert client.idle_count == 0
 
 
+@pytest.mark.parametrize(
+    ("length", "kept"), [(b"content-length: 5", 1), (b"transfer-encoding: chunked", 0)]
+)
+async def test_connection_is_not_kept_after_a_head_whose_stream_may_go_on(
+    length: bytes, kept: int
+) -> None:
+    client = HttpClient()
+    async with peer(b"HTTP/1.1 200 OK\r\n%s\r\n\r\n" % length) as address:
+        connection = await client.connect(address)
+        await connection.ask(REQUEST.replace(b"GET", b"HEAD"), head_only=True)
+        assert connection.complete
+        connection.let_go()
+        assert client.idle_count == kept
+        client.close()
+
+
+async def test_answer_that_was_broken_off_here_is_not_taken_for_one_that_has_ended() -> None:
+    client = HttpClient()
+    async with peer(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nhalf") as address:
+        connection = await client.connect(address)
+        await connection.ask(REQUEST)
+        connection.fail("its time is over")
+        await asyncio.sleep(0.01)  # the transport says that it is closed
+        assert not connection.complete
+        with pytest.raises(NoResponse, match="its time is over"):
+            await connection.more()
+
+
 async def test_connection_is_not_kept_when_the_peer_closes_it() -> None:
     client = HttpClient()
     response = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nto the end"

@@ -196,6 +196,18 @@ async def test_function_is_left_when_its_caller_leaves() -> None:
         assert b'code="499",function_name="echo.openfaas-fn"' in gateway.meters.text()
 
 
+async def test_function_is_left_when_its_caller_leaves_whose_body_came_late() -> None:
+    async with a_gateway() as gateway, a_function(writes(BEGUN, 30.0)) as fake:
+        function = gateway.deploy(a_deployment(), fake)
+        reader, writer = await gateway.connect()
+        writer.write(b"POST /function/echo HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n")
+        await asyncio.sleep(0.1)  # as behind `Expect: 100-continue`
+        writer.write(b"ab")
+        await head_of(reader)
+        writer.close()
+        await eventually(lambda: function.inflight == 0 and not fake.writers)
+
+
 async def test_function_is_left_when_its_caller_leaves_in_the_middle_of_the_body() -> None:
     async with a_gateway() as gateway, a_function(echoes) as fake:
         function = gateway.deploy(a_deployment(), fake)

@@ -62,6 +62,14 @@ async def test_batch_of_one_instance_is_filled_before_the_next_one() -> None:
     assert len({took(function) for _ in range(3)}) == 1
 
 
+async def test_call_of_a_function_that_was_removed_waits_for_nothing() -> None:
+    functions = Functions()
+    function = deployed(functions, A)
+    functions.function_gone(function.id)
+    with pytest.raises(UnknownFunction):
+        await asyncio.wait_for(function.turn(10), 10)
+
+
 async def test_names_of_a_function_come_and_go() -> None:
     changes: list[tuple[str, bool]] = []
     functions = Functions(lambda function: changes.append((function.label, function.gone)))

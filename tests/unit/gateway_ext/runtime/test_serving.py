@@ -159,6 +159,24 @@ def test_asynchronous_handler_answers_streams_and_is_cancelled() -> None:
         running.until_written("cancelled")
 
 
+def test_every_call_is_answered_when_a_plain_handler_returns_something_asynchronous() -> None:
+    handler = """
+import asyncio
+async def slept():
+    await asyncio.sleep(0)
+    return "slept"
+async def pieces():
+    yield "0"
+    yield "1"
+def handle(event, context):
+    return pieces() if event.path == "/stream" else slept()
+"""
+    with runtime(handler) as running:
+        for _ in range(150):
+            assert running.call().body == b"slept"
+            assert running.call("/stream").body == b"01"
+
+
 def test_failure_is_500_and_in_the_log_with_its_call_id() -> None:
     with runtime("def handle(event, context):\n    raise KeyError('secret')\n") as running:
         answer = running.call(headers={"X-Call-Id": "call-7"})
