@@ -9,6 +9,8 @@ from common.http.lingering_close import LingeringClose
 # Above this size, copying head and body into one costs more than a gathering write.
 _JOINED_BYTES = 64 << 10
 _HEAD, _INTERIM = b"HTTP/1.1 ", b"HTTP/1.1 1"
+# A client that has not read the rest by then, after the response is over, does not read.
+_UNREAD_S = 30.0
 
 
 def _nothing_comes() -> bool:
@@ -27,7 +29,7 @@ class JoiningTransport:
 
     __slots__ = (
         "abort", "get_extra_info", "pause_reading", "resume_reading", "set_protocol",
-        "wrapped", "_closing", "_head", "_loop", "_more_comes",
+        "wrapped", "_closing", "_giving_up", "_head", "_loop", "_more_comes",
     )  # fmt: skip
 
     def __init__(
@@ -38,6 +40,7 @@ class JoiningTransport:
         self._head = b""
         self._closing = False
         self._more_comes = more_comes
+        self._giving_up: asyncio.TimerHandle | None = None
         self.abort: Callable[[], None] = transport.abort
         self.get_extra_info: Callable[..., Any] = transport.get_extra_info
         self.pause_reading: Callable[[], None] = transport.pause_reading
@@ -61,7 +64,7 @@ class JoiningTransport:
         return self._closing or self.wrapped.is_closing()
 
     def close(self) -> None:
-        """Send what was written, then close."""
+        """Send what was written, then close; a client that never reads it does not prevent that."""
         if self.is_closing():
             return
         self._flush()
@@ -70,10 +73,15 @@ class JoiningTransport:
             LingeringClose(self.wrapped, self.wrapped.get_protocol())
         else:
             self.wrapped.close()
+            if self.wrapped.get_write_buffer_size():
+                self._giving_up = self._loop.call_later(_UNREAD_S, self.wrapped.abort)
 
     def lost(self) -> None:
         """The connection is lost: whom it asked and the transport would keep each other."""
         self._more_comes = _nothing_comes
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
 
     def _flush(self, data: bytes = b"") -> None:
         head, self._head = self._head, b""

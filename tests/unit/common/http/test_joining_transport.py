@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from common.http import joining_transport
 from common.http.joining_transport import JoiningTransport
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
@@ -68,3 +69,35 @@ async def test_closing_sends_the_head_first() -> None:
     joining.write(HEAD)
     joining.close()
     assert (wire.written, wire.closed) == ([HEAD], True)
+
+
+class Unread(Wire):
+    """A client that reads nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = asyncio.Event()
+
+    def get_write_buffer_size(self) -> int:
+        return 1
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_client_that_never_reads_its_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, *, is_read: bool
+) -> None:
+    monkeypatch.setattr(joining_transport, "_UNREAD_S", 0.05)
+    wire = Unread()
+    joining = JoiningTransport(cast(asyncio.Transport, wire))
+    joining.write(HEAD)
+    joining.close()
+    assert wire.closed
+    if is_read:
+        joining.lost()
+        await asyncio.sleep(0.2)
+        assert not wire.aborted.is_set()
+    else:
+        await asyncio.wait_for(wire.aborted.wait(), 10)
