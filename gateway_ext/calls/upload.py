@@ -69,7 +69,7 @@ class RequestBody:
         self._take_in(await self._receive())
         if not self.complete:
             self._reader = asyncio.get_running_loop().create_task(self._read())
-        elif self._is_watched:  # since before it came
+        if self._is_watched:  # since before it came
             self.watch()
 
     async def ahead(self) -> None:
