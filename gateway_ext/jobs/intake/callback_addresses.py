@@ -174,8 +174,11 @@ def callback_lane(url: str) -> JobLane:
     host = parts.host or ""
     literal = _literal(host)
     here = host.lower() == _LOCALHOST or (literal is not None and _mapped(literal).is_loopback)
-    name = parts.path.split("/")[2][:_LONGEST_NAME] if parts.path.startswith(_CALL) else ""
-    return JobLane(JobKind.CALLBACK, f"{host}:{parts.port}" + f"/{name}" * (here and name != ""))
+    lane = f"{host}:{parts.port}"
+    if here and parts.path.startswith(_CALL):
+        name = parts.path.split("/")[2][:_LONGEST_NAME]
+        lane += f"/{name}" if name else ""
+    return JobLane(JobKind.CALLBACK, lane)
 
 
 def is_public(address: str) -> bool:

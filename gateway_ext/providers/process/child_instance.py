@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import math
 import secrets
 import signal
@@ -31,8 +30,6 @@ from gateway_ext.providers.process.template.template_run import (
     named,
     new_name,
 )
-
-log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _INTERVALS = PollIntervals(first_s=0.02, first_phase_s=2.0)
@@ -148,10 +145,7 @@ class ChildInstance:
             self._why = why
             self._place.processes.log.write(self.name, why)
         if not self.exited.done():
-            try:
-                process_table.kill_session(self._process.pid)
-            except OSError as error:  # /proc cannot be read now
-                log.warning("only the leader of %s was killed: %s", self.name, error)
+            process_table.kill_session(self._process.pid)
             self._signal(signal.SIGKILL)
 
     def enforce_memory_limit(self, usage: process_table.ProcessUsage) -> None:

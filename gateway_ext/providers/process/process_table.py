@@ -1,5 +1,6 @@
 """Finds, measures and kills the processes of instances, by way of /proc. Linux only."""
 
+import logging
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway_ext.providers.process.process_launch import MARK
+
+log = logging.getLogger(__name__)
 
 _PROC = Path("/proc")
 _SESSION, _UTIME, _STIME = 3, 11, 12  # positions in /proc/PID/stat after the name
@@ -76,8 +79,13 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def kill_session(leader: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to all processes of a session."""
-    for pid in sessions().get(leader, []):
+    """Send a signal to all processes of a session, as far as /proc can be read now."""
+    try:
+        members = sessions().get(leader, [])
+    except OSError as error:  # such as too many open files
+        log.warning("the processes of session %d were not found: %s", leader, error)
+        return
+    for pid in members:
         _kill(pid, number)
 
 

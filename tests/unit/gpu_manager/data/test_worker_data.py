@@ -86,17 +86,25 @@ class SlowCopies:
         data.handed_over(self._hosted, item.handle, done=content is not None)
 
 
+async def late_copy(
+    it: World, data: WorkerData, patch: pytest.MonkeyPatch
+) -> tuple[InMemoryHosted, DataItem, SlowCopies]:
+    """Data whose copy somebody has waited for in vain."""
+    _, hosted = await it.hold(it.add(10))
+    item = published(it, data, hosted)
+    worker = SlowCopies(hosted, patch)
+    with pytest.raises(DataFailed, match="in time"):
+        await data.bring(item)
+    return hosted, item, worker
+
+
 @virtually
 async def test_copy_goes_on_and_later_ones_wait_for_it_when_a_worker_is_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with world() as it:
         kept, data = parts()
-        _, hosted = await it.hold(it.add(10))
-        item = published(it, data, hosted)
-        worker = SlowCopies(hosted, monkeypatch)
-        with pytest.raises(DataFailed, match="in time"):
-            await data.bring(item)
+        _, item, worker = await late_copy(it, data, monkeypatch)
         later = asyncio.ensure_future(data.bring(item))
         await asyncio.sleep(1.0)
         assert len(worker.rooms) == 1
@@ -118,11 +126,7 @@ async def test_late_copy_is_kept_when_nobody_waits_for_it_any_more(
 ) -> None:
     async with world() as it:
         kept, data = parts()
-        _, hosted = await it.hold(it.add(10))
-        item = published(it, data, hosted)
-        worker = SlowCopies(hosted, monkeypatch)
-        with pytest.raises(DataFailed, match="in time"):
-            await data.bring(item)
+        _, item, worker = await late_copy(it, data, monkeypatch)
         worker.end_one(data, item)
         await asyncio.sleep(0.1)
         assert item.is_here
@@ -138,11 +142,7 @@ async def test_memory_of_a_late_copy_is_free_when_nothing_more_comes_of_it(
     async with world() as it:
         kept, data = parts()
         before = memory_count()
-        _, hosted = await it.hold(it.add(10))
-        item = published(it, data, hosted)
-        worker = SlowCopies(hosted, monkeypatch)
-        with pytest.raises(DataFailed, match="in time"):
-            await data.bring(item)
+        hosted, item, worker = await late_copy(it, data, monkeypatch)
         if how == "dropped":
             kept.drop("team", item.handle)
             assert kept.room.used_bytes == 2 * MIB  # the worker may still write there
