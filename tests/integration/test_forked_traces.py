@@ -33,7 +33,12 @@ kept = answer()
 held = answer()
 fork_steps.close_sessions()
 def threads():
-    return [open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task")]
+    return [name for task in os.listdir("/proc/self/task") if (name := thread_name(task))]
+def thread_name(task):
+    try:
+        return open(f"/proc/self/task/{task}/comm").read().strip()
+    except (FileNotFoundError, ProcessLookupError):  # the thread has ended since it was listed
+        return ""
 deadline = time.monotonic() + 10
 while any(name.startswith("gpufaas") for name in threads()) and time.monotonic() < deadline:
     time.sleep(0.01)
