@@ -1,21 +1,20 @@
 """An HTTP/1.1 client for hot paths: kept-alive connections over Unix sockets, TCP or TLS."""
 
 import asyncio
-import socket
 import ssl
 from dataclasses import dataclass
 from typing import cast
 
 import httptools
 
+from common.connecting import dial
 from common.errors import NoResponse
 from common.http.asgi import Header
 from common.http.response_head import InvalidResponse, check_head
-from common.tcp import notice_silence
+from common.tcp_patience import TcpPatience
 
 # Reading from the peer stops while this many bytes of the response have not been taken.
 _BEHIND_BYTES = 256 << 10
-_BACKLOG_PAUSE_S = 0.005
 _SILENCE_S = 4
 _OK = 200
 _PART_BYTES = 64  # what a piece of a body takes beside its bytes
@@ -291,6 +290,7 @@ class HttpClient:
         self._settings = settings or ClientSettings()
         self._idle: dict[str, list[HttpConnection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
+        self._patience = TcpPatience(_SILENCE_S)
         self._closed = False
 
     @property
@@ -313,12 +313,14 @@ class HttpClient:
         connection = HttpConnection(self, address, self._settings)
         try:
             async with asyncio.timeout(self._settings.connect_s):
-                await _open(connection, address, self._settings.tls)
+                transport = await dial(lambda: connection, address, self._settings.tls)
         except TimeoutError as error:
             why = f"no connection within {self._settings.connect_s:g} s"
             raise NoResponse(why, sent=False) from error
         except OSError as error:
             raise NoResponse(f"{error}", sent=False) from error
+        if not address.startswith("unix:"):
+            self._patience.watch(transport)
         return connection
 
     def keep(self, connection: HttpConnection) -> None:
@@ -362,39 +364,3 @@ class HttpClient:
                 del self._idle[address]
         pause_s = self._settings.idle_s / 2
         self._sweep = loop.call_later(pause_s, self._close_unused) if self._idle else None
-
-
-async def _open(connection: HttpConnection, address: str, tls: ssl.SSLContext | None) -> None:
-    loop = asyncio.get_running_loop()
-    kind, _, where = address.partition(":")
-    if kind in {"tcp", "tls"}:
-        host, _, port = where.rpartition(":")
-        transport, _ = await loop.create_connection(
-            lambda: connection,
-            host.strip("[]"),
-            int(port),
-            ssl=tls or ssl.create_default_context() if kind == "tls" else None,
-        )
-        notice_silence(transport.get_extra_info("socket"), _SILENCE_S)
-        return
-    if kind != "unix":
-        raise OSError(f"{address!r} is neither a unix:, a tcp: nor a tls: address")
-    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        unix.setblocking(False)
-        await _connect_unix(unix, where)
-        await loop.create_unix_connection(lambda: connection, sock=unix)
-    except BaseException:
-        unix.close()
-        raise
-
-
-async def _connect_unix(unix: socket.socket, path: str) -> None:
-    """Connect without the event loop, which takes a socket with a full backlog for connected."""
-    while True:
-        try:
-            unix.connect(path)
-        except BlockingIOError:  # the backlog is full, and the kernel offers no way to wait for it
-            await asyncio.sleep(_BACKLOG_PAUSE_S)
-        else:
-            return

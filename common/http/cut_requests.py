@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-
 from common.http.asgi import App, Receive, Scope, Send, send_text
+from common.http.old_clients import readable_by_client, request_of
 
 _UNAVAILABLE = 503
 _LATER = ((b"retry-after", b"1"),)
@@ -29,7 +28,7 @@ class CutRequests:
             await _answer_last(send)
             return
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, readable_by_client(scope, send))
         except asyncio.CancelledError:
             if not self._over.is_set():
                 raise
@@ -44,8 +43,7 @@ class CutRequests:
 
 async def _answer_last(send: Send) -> None:
     """Answer 503, or break off an answer that has begun: nobody may take it for a whole one."""
-    request = getattr(send, "__self__", None)
-    assert isinstance(request, RequestResponseCycle), "uvicorn hands over a method of its request"
+    request = request_of(send)
     if not request.response_started:
         await send_text(send, _UNAVAILABLE, "the server stops", _LATER)
     elif not request.response_complete:
