@@ -38,6 +38,10 @@ class SimulatedSocket:
     def setsockopt(self, *options: int) -> None:
         """The network itself notices what is lost."""
 
+    def getsockopt(self, *options: int) -> bytes:
+        """Nothing is known of the connection, as in a kernel that does not tell."""
+        return b""
+
     def close(self) -> None:
         """A listener ends with its server."""
 
