@@ -104,10 +104,17 @@ class Nodes:
             yield own
         for address in addresses:
             if address != own.address and address.startswith("unix:") and _is_here(address):
-                yield self._other(address)
+                yield from self._others_at(address)
         for address in addresses:
             if address != own.address and address.startswith(("tls:", "tcp:")):
-                yield self._other(address)
+                yield from self._others_at(address)
+
+    def _others_at(self, address: str) -> Iterator[ManagerSession]:
+        """Yield the session there, and another one if that was idle and is closed meanwhile."""
+        session = self._other(address)
+        yield session
+        if session.retired:
+            yield self._other(address)
 
     def _other(self, address: str) -> ManagerSession:
         with self._lock:

@@ -5,20 +5,24 @@ import base64
 import json
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cache_manager.model.ids import GpuId, NodeId
 from common.addresses import TcpAddress, UnixAddress
+from gpu_manager.node.leases_in_force import LeaseTimes
 from scheduler.model.values import LeaseId, RequestId, SlotId
 from scheduler.wire.lease_tokens import LeaseClaims, sign
 from testbed.nodes.manager_client import Manager, manager, weights
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import SECRET
 from torch_shim.errors import ConnectionLost, ManagerUnreachable, RemoteFailure
+from torch_shim.leases import managers
 from torch_shim.leases.managers import Nodes
 from torch_shim.leases.request_context import RequestLease
 from torch_shim.wire.manager_session import ManagerSession, ModelLease
@@ -169,30 +173,69 @@ async def test_trouble_is_told_when_the_node_is_not_there(tmp_path: Path, where:
         nodes.close()
 
 
-async def test_session_elsewhere_is_forgotten_when_it_is_idle_and_another_one_is_made() -> None:
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Once it is set, sessions are idle whose time is over: none before, however slow a test is."""
+    found = threading.Event()
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() if found.is_set() else 0.0)
+    monkeypatch.setattr(managers, "time", clock)
+    return found
+
+
+async def test_session_elsewhere_is_forgotten_when_it_is_idle_and_another_one_is_made(
+    idle: threading.Event,
+) -> None:
     async with manager() as own, manager(listen=(LOCALHOST,)) as far:
         nodes = Nodes(own.address, far.credential(), idle_s=0.2)
         session = await reach(nodes, far.address)
         assert await asyncio.to_thread(lambda: session.node) == "node"
 
+        idle.set()
         await eventually(lambda: not nodes.other_sessions)  # it must not grow for ever
 
         assert not session.connected
         with pytest.raises(ConnectionLost, match="the idle session with"):
             await asyncio.to_thread(lambda: session.control)
+        idle.clear()
         another = await reach(nodes, far.address)
         assert another is not session
         assert await asyncio.to_thread(lambda: another.node) == "node"
         nodes.close()
 
 
-async def test_address_where_nobody_answers_is_forgotten(tmp_path: Path) -> None:
+async def test_address_where_nobody_answers_is_forgotten(
+    tmp_path: Path, idle: threading.Event
+) -> None:
     nodes = Nodes(f"unix:{tmp_path / 'own.sock'}", "", idle_s=0.1)
     with pytest.raises(ManagerUnreachable):
         await reach(nodes, "tcp:127.0.0.1:1")
     assert nodes.other_sessions  # it was tried
+    idle.set()
     await eventually(lambda: not nodes.other_sessions)
     nodes.close()
+
+
+async def test_node_is_reached_when_its_idle_session_is_closed_just_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret_file = shared_secret(tmp_path)
+    async with (
+        manager(name="n0", secret_file=secret_file) as own,
+        manager(name="n9", listen=(LOCALHOST,), secret_file=secret_file) as far,
+    ):
+        nodes = nodes_of(own)
+        idle = await reach(nodes, far.address, node="n9")
+        node_of = vars(ManagerSession)["node"].fget
+
+        def node_once_swept(session: ManagerSession) -> str:
+            idle.retire_if_idle(float("inf"))
+            return str(node_of(session))
+
+        monkeypatch.setattr(ManagerSession, "node", property(node_once_swept))
+        again = await reach(nodes, far.address, node="n9")
+        assert idle.retired
+        assert again.connected
+        nodes.close()
 
 
 async def test_session_elsewhere_stays_when_a_call_is_under_way() -> None:
@@ -210,7 +253,7 @@ async def test_session_elsewhere_stays_when_a_call_is_under_way() -> None:
 async def test_channels_that_only_a_burst_needed_are_closed_but_for_one() -> None:
     """At the worker's end: the manager has two sockets for each, and the worker a thread."""
     own = UnixAddress(f"@gpufaas-test-{secrets.token_hex(8)}")
-    async with manager(listen=(own, LOCALHOST)) as it:
+    async with manager(listen=(own, LOCALHOST), leases=LeaseTimes(linger_s=120.0)) as it:
         client, image = await it.client(), weights(b"weights")
         await client.upload(image)
         nodes = nodes_of(it, str(it.node.addresses[1]), idle_s=0.4)
@@ -219,8 +262,8 @@ async def test_channels_that_only_a_burst_needed_are_closed_but_for_one() -> Non
         assert isinstance(lease, ModelLease)
         channels = [await asyncio.to_thread(session.channel, lease, 1) for _ in range(4)]
         (worker,) = it.runtime.hosted
+        await eventually(lambda: len(worker.channels) == 4)
         ends = [end for _, _, end in worker.channels]
-        assert len(ends) == 4
         for channel in channels:
             assert channel is not None, "the lease is in force"
             session.give(lease, channel)
