@@ -128,7 +128,8 @@ def _address(url: str) -> _Address:
     """Where a URL leads; OSError where it leads nowhere, for another server may have named it."""
     try:
         parts = urlsplit(url)
-        if parts.hostname and parts.scheme in _PORTS and url.isascii() and url.isprintable():
+        is_sendable = url.isascii() and url.isprintable() and " " not in url
+        if parts.hostname and parts.scheme in _PORTS and is_sendable:
             port = parts.port or _PORTS[parts.scheme]
             return _Address(parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https")
     except ValueError:  # of a port or an address

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from gpufaas.errors import AlreadyUp, CommandError
 _LONGEST_SOCKET = 100  # the kernel takes 107 bytes
 # Functions run as other users: they may reach their files in the folder, and list nothing.
 _PASSABLE = 0o711
+_MOMENT_S, _LOOK_S = 1.0, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,10 @@ class StackFolder:
     def held(self) -> Iterator[None]:
         """Hold the folder's lock; AlreadyUp if another process holds it."""
         with self._lock_file() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            if not _locked(lock):
                 found = self._recorded()
                 holder = "just started" if found is None else f"process {found.pid}"
-                raise AlreadyUp(str(self.root), holder) from error
+                raise AlreadyUp(str(self.root), holder)
             try:
                 yield
             finally:
@@ -128,6 +128,20 @@ class StackFolder:
             return RunningStack(**json.loads(self._record_file.read_text()))
         except (OSError, ValueError, TypeError):
             return None
+
+
+def _locked(lock: int) -> bool:
+    """Take the lock for this process alone; whoever only asks for `running` has it for a moment."""
+    deadline_s = time.monotonic() + _MOMENT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(_LOOK_S)
+        else:
+            return True
 
 
 def stack_folder(named: str | None, environment: Mapping[str, str]) -> StackFolder:

@@ -348,13 +348,13 @@ class ServerConnection(asyncio.Protocol):
     def _close_if_unused(self) -> None:
         """The timer stays when a request comes, so that not each of them makes a new one."""
         self._site.catch_up()
-        self._unused = None
-        if self._unused_since_s is None:
-            return
-        due_s = self._unused_since_s + _IDLE_S
-        if due_s <= self._loop.time():
+        since_s, now_s = self._unused_since_s, self._loop.time()
+        if since_s is not None and since_s + _IDLE_S <= now_s:
+            self._unused = None
             self._transport.close()
         else:
+            # A thread may just have answered, and the loop not know it yet.
+            due_s = _IDLE_S + (now_s if since_s is None else since_s)
             self._unused = self._loop.call_at(due_s, self._close_if_unused)
 
     def _make_room(self) -> None:

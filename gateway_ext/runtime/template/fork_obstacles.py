@@ -57,12 +57,11 @@ def reopen_files(own: Collection[int]) -> None:
 
 def _threads_that_stay() -> list[str]:
     """The names of all other threads, once those that are about to end have ended."""
-    deadline_s = time.monotonic() + _ENDING_S
-    while others := _other_threads():
-        if time.monotonic() > deadline_s:
+    for _ in range(round(_ENDING_S / _LOOK_S)):  # a process that is held up looks as often
+        if not _other_threads():
             break
         time.sleep(_LOOK_S)
-    return others
+    return _other_threads()
 
 
 def _other_threads() -> list[str]:

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from gpufaas.cli import main
 from gpufaas.errors import AlreadyUp, StackFailed
 from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
 from gpufaas.stack.supervisor import Part, Supervisor
-from tests.kit.waiting import eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
 LOG = logging.getLogger(__name__)
 RUNNING = RunningStack(1234, "http://127.0.0.1:8080", "http://127.0.0.1:7700", "unix:/x")
@@ -36,7 +38,7 @@ def part(
     program: str,
     ready: Callable[[], Awaitable[bool]] = at_once,
     stop_s: float = 5.0,
-    start_s: float = 5.0,
+    start_s: float = PATIENCE_S,
     answers: Answers | None = None,
 ) -> Part:
     """A Python program as a part."""
@@ -67,6 +69,11 @@ def alive(pid: int) -> bool:
     return False
 
 
+def nobody_waits() -> bool:
+    """Whether no thread of asyncio waits for a child's end; newer Pythons have none at all."""
+    return not any(each.name.startswith("asyncio-waitpid") for each in threading.enumerate())
+
+
 def test_folder_names_its_process_while_it_is_held(tmp_path: Path) -> None:
     folder = StackFolder(tmp_path)
     assert folder.running() is None
@@ -85,6 +92,15 @@ def test_folder_is_held_once(tmp_path: Path) -> None:
             pass
     with folder.held():
         pass
+
+
+def test_folder_is_held_though_somebody_just_looks_whether_it_is(tmp_path: Path) -> None:
+    lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_SH)  # as `running` does
+    looking = threading.Timer(0.3, os.close, [lock])
+    looking.start()
+    with StackFolder(tmp_path).held():
+        looking.join()
 
 
 def test_folder_of_a_killed_holder_runs_nothing(tmp_path: Path) -> None:
@@ -164,14 +180,14 @@ async def test_child_that_ends_fails_the_start_though_another_program_answers_fo
     async def answers_then() -> bool:
         await eventually(lambda: bool(pids(tmp_path)), "it has begun")
         await eventually(lambda: not alive(pids(tmp_path)[0]), "its status was read")
-        for _ in range(20):
-            await asyncio.sleep(0.01)  # the thread that has read the status tells the event loop
+        await eventually(nobody_waits, "a thread that has read it has told the event loop")
+        await asyncio.sleep(0.05)  # what it was told is handled
         return True
 
     program = noting(tmp_path, "raise SystemExit(3)")
     async with Supervisor(LOG) as children:
         with pytest.raises(StackFailed, match="status 3"):
-            await children.start(part(tmp_path, program, answers_then, start_s=30.0))
+            await children.start(part(tmp_path, program, answers_then))
 
 
 async def test_child_that_is_never_ready_fails_the_start_and_is_gone(tmp_path: Path) -> None:
