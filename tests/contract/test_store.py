@@ -4,15 +4,21 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from secrets import token_hex
 
 import pytest
 
 from scheduler.model.errors import DatastoreError, Fenced, LeaseGone
+from scheduler.store import etcd_store
 from scheduler.store.datastore import MAX_CHANGES, Fence, KeyChanges, Store, StoreLease
+from scheduler.store.etcd_channel import EtcdChannel
 from scheduler.store.etcd_store import EtcdStore
 from scheduler.store.memory_store import MemoryStore
-from tests.kit.engines.real_etcd import LOG, EtcdWorld, needs_etcd
+from tests.kit.engines.real_etcd import LOG, EtcdWorld, needs_etcd, patiently
+from tests.kit.waiting import PATIENCE_S, eventually
+
+_LEASE_S = 10  # longer than a slow machine takes from one step of a test to the next
 
 
 @dataclass
@@ -38,9 +44,18 @@ async def _memory() -> AsyncIterator[Stage]:
 
 @asynccontextmanager
 async def _etcd(world: EtcdWorld) -> AsyncIterator[Stage]:
+    """Once it is connected to: on a slow machine a connection may fail that is being made."""
     settings = replace(world.settings(), prefix=f"/{token_hex(8)}/")
     async with EtcdStore(settings, LOG) as store:
-        yield Stage(store, world.compact)
+        await patiently(lambda: store.get("any"))
+        await eventually(lambda: store.healthy, "the heartbeat is written")
+        yield Stage(store, partial(patiently, world.compact))
+
+
+def _wait_for_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give it time for every answer: a slow machine is not what these tests are about."""
+    monkeypatch.setattr(EtcdChannel.call, "__defaults__", (PATIENCE_S,))
+    monkeypatch.setattr(etcd_store, "CALL_S", PATIENCE_S)
 
 
 @pytest.fixture(params=["memory", pytest.param("etcd", marks=needs_etcd)])
@@ -53,7 +68,8 @@ def server(request: pytest.FixtureRequest) -> EtcdWorld | None:
 
 
 @pytest.fixture
-async def stage(server: EtcdWorld | None) -> AsyncIterator[Stage]:
+async def stage(server: EtcdWorld | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+    _wait_for_etcd(monkeypatch)
     async with _memory() if server is None else _etcd(server) as prepared:
         yield prepared
 
@@ -65,7 +81,7 @@ async def _creation(store: Store, key: str, value: bytes = b"") -> int:
 
 
 async def _next(found: AsyncIterator[KeyChanges]) -> KeyChanges:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         return await anext(found)
 
 
@@ -240,10 +256,10 @@ async def test_a_key_outlives_its_lease_when_it_was_written_again_without(stage:
 
 
 async def test_a_lease_ends_with_its_keys_when_it_is_not_refreshed(stage: Stage) -> None:
-    lease = await stage.store.grant(2)
-    await stage.store.put("a", b"1", lease)
+    lease = await stage.store.grant(_LEASE_S)
+    revision = await stage.store.put("a", b"1", lease)
     assert await stage.store.refresh(lease)
-    async with aclosing(stage.store.watch("a")) as found:
+    async with aclosing(stage.store.watch("a", revision)) as found:
         assert (await _next(found)).values == {"a": b"1"}
         assert (await _next(found)).values == {"a": None}
     assert not await stage.store.refresh(lease)

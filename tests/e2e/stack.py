@@ -1,6 +1,7 @@
 """A `gpufaas up` of its own: its folder, its processes, and what is asked of it."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -102,7 +103,12 @@ class Stack:
         return process
 
     def is_up(self) -> bool:
-        return StackFolder(self.state).running() is not None if self.state.is_dir() else False
+        """Whether what was launched last says so; one that looks at its lock may keep it out."""
+        try:
+            record = json.loads((self.state / "stack.json").read_text())
+        except FileNotFoundError:
+            return False
+        return [process.pid for process in self._processes[-1:]] == [record["pid"]]
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Another command of ours, to its end."""
@@ -147,7 +153,9 @@ class Stack:
 
     def workers(self) -> list[int]:
         """Processes that run models, or wait for one."""
-        return [one for server in children(self.part("gpu-manager")) for one in children(server)]
+        manager = self.part("gpu-manager")
+        servers = children(manager) if manager else []  # nobody's are the machine's first ones
+        return [one for server in servers for one in children(server)]
 
     def instances(self, function: str) -> list[int]:
         """The runtimes of a function's instances; not the template that they are forks of."""

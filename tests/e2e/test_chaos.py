@@ -30,12 +30,19 @@ _SURVIVED = 1  # a call is repeated when a model's process dies under it, so man
 
 
 class Killed(NamedTuple):
-    """A function's process that was killed; large ones take a moment, and seem to listen in it."""
+    """A function's process that was killed; large ones take a moment, and seem to listen in it.
+
+    One that has a model, or may get one, is nobody's function.
+    """
 
     function: str
     at_s: float
     gone_s: float
     served: int
+
+    def was_under(self, failure: Failure) -> bool:
+        """Whether a call was under way when it ended."""
+        return failure.began_s <= self.gone_s and self.at_s <= failure.ended_s
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +69,7 @@ def test_only_calls_on_a_killed_process_fail_when_functions_and_models_die(
     examples: list[Asked], up: Stack, chaos_s: float
 ) -> None:
     killed: list[Killed] = []
-    models_killed_s: list[float] = []
+    models: list[Killed] = []
     with load(up.url, examples, each=CALLERS) as found:
         found.some_more(10)
         end_s = time.monotonic() + chaos_s
@@ -71,13 +78,12 @@ def test_only_calls_on_a_killed_process_fail_when_functions_and_models_die(
             if time.monotonic() > end_s:
                 break
             if number == 2:
-                models_killed_s.append(time.monotonic())
-                kill(random.choice(up.workers()))
+                models += _kill_model(up)
             else:
                 killed += _kill_one(up, found, killed)
             time.sleep(EVERY_S)
         found.some_more(5)
-    _judge(found, killed, models_killed_s, up)
+    _judge(found, killed, models, up)
     wait_until(lambda: len(up.workers()) > 0, "models have processes")
 
 
@@ -97,35 +103,40 @@ def _kill_one(up: Stack, found: Load, killed: list[Killed]) -> list[Killed]:
     return [Killed(name, at_s, time.monotonic(), served + CALLERS)]
 
 
-def _judge(found: Load, killed: list[Killed], models_killed_s: Sequence[float], up: Stack) -> None:
+def _kill_model(up: Stack) -> list[Killed]:
+    """Any process that has a model, or may get one."""
+    workers = up.workers()
+    if not workers:
+        return []  # all are on their way back
+    at_s, pid = time.monotonic(), random.choice(workers)
+    kill(pid)
+    wait_until(lambda: pid not in up.workers(), "it is gone")
+    return [Killed("", at_s, time.monotonic(), 0)]
+
+
+def _judge(found: Load, killed: list[Killed], models: Sequence[Killed], up: Stack) -> None:
     """Every failure has a process that was killed under it, and nothing else is excused."""
     unexcused = [
         failure
         for failure in found.failures
-        if not _excused(failure, killed) and not _lost_models(failure, models_killed_s)
+        if not _excused(failure, killed) and not _lost_models(failure, models)
     ]
     told = f"{counted(unexcused)} of {found.succeeded}; {unexcused}; "
-    told += f"killed: {killed}, models at {models_killed_s}"
+    told += f"killed: {killed}, models: {models}"
     assert not unexcused, f"{told}\n{up.said()}"
     assert killed
     assert min(found.succeeded.values()) >= 15
 
 
-def _lost_models(failure: Failure, models_killed_s: Sequence[float]) -> bool:
+def _lost_models(failure: Failure, models: Sequence[Killed]) -> bool:
     """Whether more processes of models were killed under a call than it survives."""
-    under = [at_s for at_s in models_killed_s if failure.began_s <= at_s <= failure.ended_s]
+    under = [one for one in models if one.was_under(failure)]
     return len(under) > _SURVIVED and failure.status in (_BROKEN_OFF, _FAILED)
 
 
 def _excused(failure: Failure, killed: list[Killed]) -> bool:
     """Whether a process was killed under it; a stream that had begun can only break off."""
-    under = [
-        one
-        for one in killed
-        if one.function == failure.name
-        and failure.began_s <= one.gone_s
-        and one.at_s <= failure.ended_s
-    ]
+    under = [one for one in killed if one.function == failure.name and one.was_under(failure)]
     known = failure.status == _UNREACHABLE or (
         failure.status == _BROKEN_OFF and failure.name == "generate"
     )

@@ -1,8 +1,6 @@
 """Functions whose deployments wish for streams, through a whole stack: one process for them all."""
 
 import json
-import os
-import signal
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +9,7 @@ import pytest
 from gpufaas.local.stack_folder import StackFolder
 from tests.e2e import handlers
 from tests.e2e.load import Asked, warm
-from tests.e2e.stack import Rest, Stack, stack
+from tests.e2e.stack import Rest, Stack, kill, stack
 from tests.kit.waiting import wait_until
 
 _WISHES = {"first": "stream", "second": "stream", "third": "stream", "alone": "process"}
@@ -67,7 +65,7 @@ def test_models_share_a_process_as_their_deployments_wish(streams: Streams) -> N
 def test_calls_go_on_when_the_shared_process_is_killed(streams: Streams) -> None:
     expected = streams.answers()
     for worker in streams.up.workers():
-        os.kill(worker, signal.SIGKILL)
+        kill(worker)
     assert streams.answers() == expected
     wait_until(lambda: len(streams.rows()) == len(_WISHES), "all are loaded again")
     assert {row["label"]: row["runtime"] for row in streams.rows()} == _WISHES

@@ -29,9 +29,7 @@ def test_service_returns_when_any_part_is_killed(own: Stack) -> None:
     done = own.run("down", "--state", str(own.state))
     assert (done.returncode, done.stdout.strip()) == (0, "down"), done.stderr
     assert time.monotonic() - began_s < PATIENCE_S
-    wait_until(
-        lambda: not own.left(), "nothing is left", instead=lambda: str(own.left()), within_s=5
-    )
+    _nothing_is_left(own)
 
 
 def test_service_returns_when_any_part_is_frozen(own: Stack) -> None:
@@ -44,7 +42,7 @@ def test_service_returns_when_any_part_is_frozen(own: Stack) -> None:
     stop(own.instances("greets")[0])
     wait_until(lambda: _answers(rest, "greets"), "an answer of another instance", instead=own.said)
     assert own.run("down", "--state", str(own.state)).returncode == 0
-    wait_until(lambda: not own.left(), "nothing is left", instead=lambda: str(own.left()))
+    _nothing_is_left(own)
 
 
 def test_functions_are_there_again_when_it_was_interrupted_and_started_anew(own: Stack) -> None:
@@ -54,7 +52,7 @@ def test_functions_are_there_again_when_it_was_interrupted_and_started_anew(own:
     password = own.password
     os.killpg(process.pid, signal.SIGINT)  # Ctrl-C is for all that the terminal runs
     assert process.wait(PATIENCE_S) == 0
-    assert not own.left()
+    _nothing_is_left(own)
     process = own.start()
     assert own.password == password
     rest.ready("stays")
@@ -63,9 +61,7 @@ def test_functions_are_there_again_when_it_was_interrupted_and_started_anew(own:
     assert own.instances("stays")
     process.kill()
     process.wait()
-    wait_until(
-        lambda: not own.left(), "nothing is left", instead=lambda: str(own.left()), within_s=10
-    )
+    _nothing_is_left(own)
     assert own.run("down", "--state", str(own.state)).stdout.startswith("nothing is up")
 
 
@@ -96,6 +92,11 @@ def test_unknown_policy_is_told_with_those_that_there_are(own: Stack) -> None:
     assert process.wait(PATIENCE_S) != 0
     assert "lalbo3" in own.output.read_text()
     assert not own.left()
+
+
+def _nothing_is_left(own: Stack) -> None:
+    """Wait for it: processes that were killed take a moment, however long that may be here."""
+    wait_until(lambda: not own.left(), "nothing is left", instead=lambda: str(own.left()))
 
 
 def _with_functions(own: Stack) -> Rest:

@@ -26,10 +26,13 @@ def wait_until(
 ) -> float:
     """Block until the condition holds; the seconds that it took. `instead` describes a failure."""
     began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
+    is_late = False
     while not holds():
-        if time.monotonic() - began_s > within_s:
+        if is_late:
             raise StillWaiting(_text(what, within_s, instead))
         time.sleep(pause_s)
+        # Who was not let run in time looks once more: it may have come to hold meanwhile.
+        is_late = time.monotonic() - began_s > within_s
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     return time.monotonic() - began_s
 
@@ -44,10 +47,12 @@ async def eventually(
     """Wait, with the event loop running, until the condition holds; the seconds that it took."""
     loop = asyncio.get_running_loop()
     began_s, pause_s = loop.time(), _FIRST_PAUSE_S
+    is_late = False
     while not await _value(holds):
-        if loop.time() - began_s > within_s:
+        if is_late:
             raise StillWaiting(_text(what, within_s, instead))
         await asyncio.sleep(pause_s)
+        is_late = loop.time() - began_s > within_s
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     return loop.time() - began_s
 

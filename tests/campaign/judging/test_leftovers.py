@@ -13,7 +13,7 @@ from tests.campaign.judging.leftovers import GpuBooks, Holdings, PartHoldings, l
 from tests.campaign.worlds.process_holdings import marked, memfds, part_holdings, strays, zombies
 from tests.kit.waiting import wait_until
 
-_MARK = "CAMPAIGN_TEST"
+_MARK, _MARKED = "CAMPAIGN_TEST", f"{os.getpid()}/"  # of this run of the tests, and no other
 BOOKS = GpuBooks(counted=100, named=100, models=2, granted=90, hosted=2, over=0)
 _QUIET = Holdings(
     parts={"gateway": PartHoldings({"sockets": 20}, threads=8)},
@@ -77,7 +77,7 @@ def test_base_is_the_most_of_all_quiet_moments() -> None:
 def child(program: str) -> Iterator[int]:
     """A process with our mark, once it has said a line."""
     command = [sys.executable, "-c", f"{program}\nprint(flush=True)\ninput()"]
-    environment = {**os.environ, _MARK: "here/"}  # noqa: TID251 - for a child
+    environment = {**os.environ, _MARK: _MARKED}  # noqa: TID251 - for a child
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) as process:
         assert process.stdout is not None
@@ -99,11 +99,11 @@ def test_stray_and_unburied_processes_are_found() -> None:
     with child(
         "import subprocess, sys\nended = subprocess.Popen([sys.executable, '-c', ''])"
     ) as it:
-        ours = marked([f"{_MARK}=here/".encode()])
+        ours = marked([f"{_MARK}={_MARKED}".encode()])
         assert it in ours
         wait_until(lambda: zombies(ours), "the child's child has ended")
         (text,) = zombies(ours)
         assert text.endswith(f" of {ours[it][:100]}")
-        ours = marked([f"{_MARK}=here/".encode()])
+        ours = marked([f"{_MARK}={_MARKED}".encode()])
         assert strays(ours, [os.getpid()]) == ()
         assert len(strays(ours, [])) == len(ours) == 1

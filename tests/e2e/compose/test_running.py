@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.compose.stack import SERVICES, ComposeStack
+from tests.e2e.compose.stack import PATIENCE_S, SERVICES, ComposeStack
 from tests.e2e.grey_picture import right_classes, seen_classes
 from tests.kit.engines.docker_base_image import BASE
 from tests.kit.waiting import wait_until
@@ -170,7 +170,7 @@ def test_functions_live_on_while_the_gateway_is_replaced(functions: ComposeStack
 def test_jobs_outlive_the_queue_and_the_gateway(functions: ComposeStack, cli: Path) -> None:
     mark = token_hex(4)
     jobs = {f"{mark}-{number};" for number in range(_JOBS)}
-    with httpx.Client(base_url=functions.url) as http:
+    with httpx.Client(base_url=functions.url, timeout=PATIENCE_S) as http:
         for job in sorted(jobs):
             answer = http.post("/async-function/greets/slow?s=1", content=job)
             assert answer.status_code == httpx.codes.ACCEPTED, answer.text

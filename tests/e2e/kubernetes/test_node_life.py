@@ -71,10 +71,19 @@ def test_pods_find_a_service_by_its_name(node: KubernetesNode, tmp_path: Path) -
         "a pod finds the Service by its name",
         instead=lambda: json.dumps(node.items("/api/v1/namespaces/default/pods"))[-2000:],
     )
-    with node.inside(), contextlib.closing(http.client.HTTPConnection(address)) as asking:
-        asking.request("GET", "/nothing")
-        assert asking.getresponse().status == http.HTTPStatus.NOT_FOUND
+    with node.inside():  # its rules are made some time after its name is known
+        wait_until(lambda: _status(address) == http.HTTPStatus.NOT_FOUND, "the Service answers")
     node.kubectl("delete", "service/web", "pod/web", "pod/asks", "--wait=false")
+
+
+def _status(address: str) -> int:
+    """With which status a web server answers there; 0 where none does."""
+    with contextlib.closing(http.client.HTTPConnection(address, timeout=10)) as asking:
+        try:
+            asking.request("GET", "/nothing")
+            return asking.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return 0
 
 
 def test_nothing_is_left_of_name_spaces_when_the_test_in_them_is_killed() -> None:

@@ -4,6 +4,7 @@ from urllib.parse import quote
 
 import pytest
 
+from gpufaas.local.held_ports import HeldPort
 from testbed.page.browser import Browser
 from testbed.page.generated_cluster import GeneratedCluster, empty
 from testbed.page.generated_parts import GeneratedGpu, GeneratedRun
@@ -26,6 +27,11 @@ def gpu_with_models(cluster: GeneratedCluster) -> tuple[GeneratedGpu, str]:
     """A GPU of it, and a model that it has."""
     gpu = next(gpu for gpu in cluster.gpus.values() if gpu.residents)
     return gpu, next(iter(gpu.residents))
+
+
+def leave(gpu: GeneratedGpu, model: str) -> None:
+    """Have a model gone, while a thread that serves the page may be counting the GPU's models."""
+    gpu.residents = {name: held for name, held in gpu.residents.items() if name != model}
 
 
 def only_copy(cluster: GeneratedCluster) -> tuple[GeneratedGpu, str]:
@@ -87,7 +93,7 @@ def test_change_is_seen_when_nobody_reloads(
     gpu, model = gpu_with_models(cluster)
     gpu.residents[model].pinned = True
     page.until(f"document.querySelector('{block(gpu, model)}').classList.contains('pinned')")
-    del gpu.residents[model]
+    leave(gpu, model)
     page.until(f"document.querySelector('{block(gpu, model)}') === null")
     gpu.state = "silent"
     page.until(f"document.querySelector('.gpu[data-gpu=\"{gpu.id}\"]').dataset.state === 'silent'")
@@ -100,11 +106,13 @@ def test_gpu_and_function_are_gone_when_they_have_left(
     page = opened(url)
     first, last = next(iter(cluster.gpus)), next(reversed(cluster.gpus))
     function = cluster.functions.pop()
-    left = cluster.gpus.pop(first)
+    left = cluster.gpus[first]
+    # New tables each time: a thread that serves the page may be counting those of before.
+    cluster.gpus = {name: gpu for name, gpu in cluster.gpus.items() if name != first}
     page.until(f"document.querySelector('.gpu[data-gpu=\"{first}\"]') === null")
     page.until(f"document.querySelector('[data-id^=\"{function.name}.\"]') === null")
     assert "7 functions" in page.text("#functions-summary")
-    cluster.gpus[first] = left  # it joins again, behind the others
+    cluster.gpus = {**cluster.gpus, first: left}  # it joins again, behind the others
     page.until(f"document.querySelector('.gpu[data-gpu=\"{first}\"]') !== null")
     shown = page.run("[...document.querySelectorAll('.gpu')].map((one) => one.dataset.gpu)")
     assert (shown[0], shown[-1]) == (first, last)
@@ -212,7 +220,7 @@ def test_refusal_is_told_in_the_dialog_when_an_order_cannot_be_carried_out(
         page.click("#pause")  # so that it does not learn what happens meanwhile
         page.click(block(gpu, model))
         page.until(IS_OPEN)
-        del gpu.residents[model]
+        leave(gpu, model)
         press(page, "Pin here")
         page.until(f"{DIALOG}.querySelector('[role=alert]:not([hidden])') !== null")
         assert "is on no GPU" in page.text("dialog[open] [role=alert]")
@@ -255,7 +263,7 @@ def test_functions_are_found_and_sorted_when_asked(opened: Opener, url: str) -> 
 
 
 def test_what_to_type_next_is_told_when_there_is_nothing(opened: Opener) -> None:
-    with served(empty()) as url:
+    with opened.served(empty()) as url:
         page = opened(url)
         said = page.text()
         for words in ("gpufaas gpu-manager", "faas-cli deploy", "curl http", "No request waits"):
@@ -268,7 +276,7 @@ def test_names_stay_text_when_they_look_like_markup(opened: Opener) -> None:
     for function in cluster.functions:
         object.__setattr__(function, "name", evil)
     cluster.called[evil] = cluster.called[next(iter(cluster.called))]
-    with served(cluster) as url:
+    with opened.served(cluster) as url:
         page = opened(url)
         page.click(".block")
         page.until(IS_OPEN)
@@ -280,8 +288,8 @@ def test_names_stay_text_when_they_look_like_markup(opened: Opener) -> None:
 def test_page_says_that_it_is_old_and_recovers_when_the_gateway_was_away(
     chromium: Browser, cluster: GeneratedCluster
 ) -> None:
-    with chromium.page(credentials=(USER, PASSWORD)) as page:
-        with served(cluster) as url:
+    with HeldPort() as held, chromium.page(credentials=(USER, PASSWORD)) as page:
+        with served(cluster, port=held.number) as url:
             page.open(url)
             page.until(f"{FILLED} && {LIVE}")
         page.until("document.getElementById('live').dataset.live === 'lost'")
@@ -289,7 +297,7 @@ def test_page_says_that_it_is_old_and_recovers_when_the_gateway_was_away(
         assert page.run("Number(getComputedStyle(document.getElementById('main')).opacity)") < 1
         gpu, model = gpu_with_models(cluster)
         gpu.residents[model].pinned = True
-        with served(cluster, port=int(url.split(":")[2].split("/")[0])):
+        with served(cluster, port=held.number):
             page.until(LIVE)
             page.until(f"document.querySelector('{block(gpu, model)}').matches('.pinned')")
             assert page.run("document.getElementById('stale').hidden") is True

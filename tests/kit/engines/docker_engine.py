@@ -119,8 +119,12 @@ class Engine:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
-        for path in self.folder.rglob("*.pid"):
-            path.unlink()  # processes of a test are reaped late: to the next one they seem to live
+        # Processes of a test are reaped late: to the next one they seem to live. Folders of
+        # containers that end go away meanwhile.
+        for folder, _, names in os.walk(self.folder):
+            for name in names:
+                if name.endswith(".pid"):
+                    Path(folder, name).unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Ask dockerd to end, which ends all containers."""

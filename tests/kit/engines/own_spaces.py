@@ -8,11 +8,12 @@ A test that is killed leaves nothing either: a process beside it sees to that.
 import ctypes
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.kit.engines.space_traces import (
@@ -45,7 +46,7 @@ class OwnSpaces:
         self._programs = (*programs, _KEEPER)
         self._prefix = prefix
         self._link = f"gpf{secrets.token_hex(4)}"
-        self._net = _free_net()
+        self._net, self._claim = _free_net()
         self._holder: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -95,6 +96,7 @@ class OwnSpaces:
             self._holder.wait()
         if self._guard is not None:
             self._guard.communicate(b"x")
+        os.close(self._claim)
 
     def _be_guarded(self) -> None:
         """Start what removes everything if this process is killed: its input ends then."""
@@ -166,11 +168,21 @@ class OwnSpaces:
                 remove(folder.name, self._programs)
 
 
-def _free_net() -> str:
-    """The first three numbers of a network that nothing on this machine has."""
-    taken = run("ip", "-o", "addr")
-    found = next(n for n in range(os.getpid() % 200, 256) if f" {_NETS}{n}." not in taken)
-    return f"{_NETS}{found}"
+def _free_net() -> tuple[str, int]:
+    """The first three numbers of a network that nothing on this machine has, and a claim on it.
+
+    Nothing has its addresses yet: the name of a socket, whose descriptor this is, keeps other
+    processes from finding it free as well.
+    """
+    claim = socket.socket(socket.AF_UNIX)
+    for number in range(os.getpid() % 200, 256):
+        with suppress(OSError):
+            claim.bind(f"\0gpufaas-test-net-{number}")
+            if f" {_NETS}{number}." not in run("ip", "-o", "addr"):
+                return f"{_NETS}{number}", claim.detach()
+            claim.close()
+            claim = socket.socket(socket.AF_UNIX)
+    raise SpacesFailed("no network is free")
 
 
 def _enter(descriptor: int) -> None:

@@ -47,5 +47,5 @@ def images_left(kept: int = 0) -> int:
     if open_images() > kept:
         gc.collect()
         with contextlib.suppress(StillWaiting):
-            wait_until(lambda: open_images() <= kept, "images are closed", within_s=5.0)
+            wait_until(lambda: open_images() <= kept, "images are closed", within_s=30.0)
     return open_images() - kept

@@ -9,6 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.kit.waiting import PATIENCE_S
+
 _KINDS = range(1, 6)
 
 
@@ -85,7 +87,7 @@ def collecting() -> Iterator[Collector]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     try:
-        assert ready.wait(10), "it does not start"
+        assert ready.wait(PATIENCE_S), "it does not start"
         yield found[0]
     finally:
         loop.call_soon_threadsafe(stop.set)

@@ -3,11 +3,10 @@
 import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from pathlib import Path
+from http.client import HTTPResponse
 
 from tests.kit.processes.runtime_process import Answered, Running, runtime
 
-_OWN_SOCKETS = 3  # the listener, and the pair that wakes the loop
 TRACE = {"traceparent": f"00-{32 * 'a'}-{16 * 'b'}-01"}
 # Answers what each body says; the list's size is in each answer.
 HANDLER = """
@@ -74,21 +73,17 @@ def served(
     )
 
 
-def sent_by(running: Running, body: bytes) -> socket.socket:
-    """A connection on which a call was sent."""
+def sent_by(running: Running, body: bytes, **headers: str) -> socket.socket:
+    """A connection on which a call was sent; what is sent on another one later is read later."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    head = f"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
     sock = running.socket()
-    sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    sock.sendall(head.encode() + body)
     return sock
 
 
-def connections(running: Running) -> int:
-    """The connections that the process has accepted, as far as its open files show."""
-    files = Path(f"/proc/{running.process.pid}/fd")
-    return sum("socket:" in _target(each) for each in files.iterdir()) - _OWN_SOCKETS
-
-
-def _target(link: Path) -> str:
-    try:
-        return str(link.readlink())
-    except OSError:
-        return ""
+def answered_on(sock: socket.socket) -> Answered:
+    """The answer to the call on this connection, which is closed."""
+    with sock, HTTPResponse(sock) as response:
+        response.begin()
+        return Answered(response.status, dict(response.headers), response.read())

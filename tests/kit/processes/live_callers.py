@@ -28,8 +28,8 @@ from torch_shim.errors import RemoteFailure
 
 _HOLD_S = 0.02
 _CALLERS_OF_EACH = 3
-_END_S = 30.0
-_ENDED_S = 8.0
+_END_S = 60.0
+_ENDED_S = 60.0  # half of the time after which a lease ends that nobody has claimed
 
 
 class Served(NamedTuple):

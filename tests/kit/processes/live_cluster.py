@@ -112,12 +112,14 @@ class LiveCluster:
     def leader(self) -> str:
         """Who leads, once exactly one does, with the datastore's word for it."""
 
+        found: list[str] = []  # a scheduler that is asked again may take too long to answer
+
         def one() -> bool:
-            leaders = self.leaders()
-            return len(leaders) == 1 and self.shown(next(iter(leaders))).get("confirmed", False)
+            found[:] = self.leaders()
+            return len(found) == 1 and self.shown(found[0]).get("confirmed", False)
 
         wait_until(one, "one leads", instead=lambda: str(self.leaders()))
-        return next(iter(self.leaders()))
+        return found[0]
 
     def other(self, than: str) -> str:
         """The other scheduler."""

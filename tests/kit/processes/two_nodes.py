@@ -13,7 +13,7 @@ from gpufaas.local.held_ports import HeldPort
 from scheduler.service.http.access import ApiRole, token
 from testbed.nodes.worker_client import FunctionClient
 from tests.kit.places import ACTIVATE, ROOT
-from tests.kit.processes.daemons import GPUFAAS, Daemon
+from tests.kit.processes.daemons import GPUFAAS, START_S, Daemon
 
 
 class Program:
@@ -106,7 +106,7 @@ class TwoNodes:
     def get(self, path: str, method: str = "GET") -> Any:
         bearer = {"authorization": f"Bearer {token(load_secret(self.secret), ApiRole.ADMIN)}"}
         request = urllib.request.Request(f"{self.url}{path}", headers=bearer, method=method)
-        with urllib.request.urlopen(request, timeout=5.0) as answer:
+        with urllib.request.urlopen(request, timeout=START_S) as answer:
             return json.load(answer)
 
     def _started(self, name: str, ready: str, *command: str) -> Daemon:

@@ -10,6 +10,7 @@ from gateway_ext.jobs.queue.job_tally import QueueLimits
 from gateway_ext.jobs.queue.job_values import call_lane
 from gateway_ext.model import FunctionId
 from tests.kit.engines.nats_servers import NatsServer, a_shared_queue, settings_for
+from tests.kit.waiting import PATIENCE_S
 from tests.kit.worlds.job_world import ECHO, a_queue
 
 Open = Callable[[], AbstractAsyncContextManager[JobQueue]]
@@ -36,7 +37,9 @@ async def sqlite(folder: Path) -> AsyncIterator[JobQueue]:
 
 @asynccontextmanager
 async def jetstream(server: NatsServer, folder: Path) -> AsyncIterator[JobQueue]:
-    settings = settings_for(server.url, prefix=prefix_in(folder))
+    """A queue that is there once it is opened, and stays, however slow the server is."""
+    waits = {"connect_s": PATIENCE_S, "answer_s": PATIENCE_S}
+    settings = settings_for(server.url, prefix=prefix_in(folder), **waits)
     async with a_shared_queue(folder, settings, LIMITS) as queue:
         yield queue
 

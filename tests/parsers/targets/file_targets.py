@@ -44,6 +44,7 @@ from gpufaas.options.http_url import http_url
 from gpufaas.top.event_reader import events
 from scheduler.model.errors import BadWorkload, SchedulerError
 from scheduler.sim import azure_trace, model_catalogue
+from tests.kit.waiting import PATIENCE_S
 from tests.parsers.parser_target import InputForm, Target
 from torch_shim.wire.image_digests import lay_out
 
@@ -335,7 +336,7 @@ def _told() -> list[Target]:
         with TemplateLine() as line, line.theirs as theirs:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             theirs.send(data or b"\0")
-            return _runner().run(line.report(1.0))
+            return _runner().run(line.report(PATIENCE_S))
 
     def shown(data: bytes) -> list[object]:
         response = cast(HTTPResponse, BytesIO(data))

@@ -82,8 +82,9 @@ def test_seeds_of_a_process_that_dies_fail_and_the_others_run(
     monkeypatch.setattr(block_processes, "run_block", _run_unless_third)
     found = list(block_processes.records_of("abc", [range(n, n + 1) for n in range(1, 7)], 2))
     assert sorted(each.first for each in found) == [1, 2, 3, 4, 5, 6]
-    failed = [each for each in found if each.failed]
-    assert len(failed) == 1, "the one that killed its process, or one beside it"
+    failed = {each.first for each in found if each.failed}
+    assert 3 in failed, "it killed its process"
+    assert failed <= {1, 2, 3}, "those before it may have run beside it; whatever follows runs"
 
 
 def test_a_real_block_counts_what_was_drawn() -> None:

@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 
 from tests.kit.places import ROOT
+from tests.kit.waiting import PATIENCE_S
 
 SCRIPTS = ROOT / "deploy" / "docker"
 PROJECT = '[project.optional-dependencies]\ncontrol = ["a>=1", "b-c>=2", "d[x]>=3"]\n'
@@ -64,11 +65,14 @@ def test_control_plane_requires_no_torch() -> None:
     assert not [each for each in found if each.startswith(("torch", "etcd"))]
 
 
-def test_url_is_healthy_when_it_answers_with_200(server: http.server.HTTPServer) -> None:
+def test_url_is_healthy_when_it_answers_with_200(
+    server: http.server.HTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"http://127.0.0.1:{server.server_port}"
-    trouble = script("healthy").trouble
-    assert trouble(f"{url}/readyz") == ""
-    assert "503" in trouble(f"{url}/other")
+    healthy = script("healthy")
+    monkeypatch.setattr(healthy, "_TIMEOUT_S", PATIENCE_S)
+    assert healthy.trouble(f"{url}/readyz") == ""
+    assert "503" in healthy.trouble(f"{url}/other")
 
 
 def test_socket_is_healthy_when_somebody_listens(tmp_path: Path) -> None:

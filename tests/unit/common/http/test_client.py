@@ -3,14 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from common.errors import NoResponse
 from common.http.client import ClientSettings, HttpClient, HttpConnection
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
+PATIENT = ClientSettings(connect_s=PATIENCE_S)
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 
@@ -47,7 +50,7 @@ async def body_of(connection: HttpConnection) -> bytes:
 
 
 async def test_connection_is_kept_for_the_next_request() -> None:
-    client = HttpClient()
+    client = HttpClient(PATIENT)
     async with peer(WHOLE) as address:
         assert client.idle(address) is None
         connection = await client.connect(address)
@@ -67,7 +70,7 @@ async def test_connection_is_kept_for_the_next_request() -> None:
 async def test_connection_is_not_kept_after_a_head_whose_stream_may_go_on(
     length: bytes, kept: int
 ) -> None:
-    client = HttpClient()
+    client = HttpClient(PATIENT)
     async with peer(b"HTTP/1.1 200 OK\r\n%s\r\n\r\n" % length) as address:
         connection = await client.connect(address)
         await connection.ask(REQUEST.replace(b"GET", b"HEAD"), head_only=True)
@@ -78,7 +81,7 @@ async def test_connection_is_not_kept_after_a_head_whose_stream_may_go_on(
 
 
 async def test_answer_that_was_broken_off_here_is_not_taken_for_one_that_has_ended() -> None:
-    client = HttpClient()
+    client = HttpClient(PATIENT)
     async with peer(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nhalf") as address:
         connection = await client.connect(address)
         await connection.ask(REQUEST)
@@ -90,7 +93,7 @@ async def test_answer_that_was_broken_off_here_is_not_taken_for_one_that_has_end
 
 
 async def test_connection_is_not_kept_when_the_peer_closes_it() -> None:
-    client = HttpClient()
+    client = HttpClient(PATIENT)
     response = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nto the end"
     async with peer(response, then_close=True) as address:
         connection = await client.connect(address)
@@ -100,7 +103,7 @@ async def test_connection_is_not_kept_when_the_peer_closes_it() -> None:
 
 
 async def test_error_shows_whether_the_peer_may_have_begun() -> None:
-    client = HttpClient()
+    client = HttpClient(PATIENT)
     async with peer(
         b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", then_close=True
     ) as address:
@@ -130,7 +133,7 @@ async def test_error_shows_whether_the_peer_may_have_begun() -> None:
     ],
 )
 async def test_response_that_is_not_allowed_breaks_off(response: bytes, why: str) -> None:
-    client = HttpClient(ClientSettings(max_head_bytes=1024))
+    client = HttpClient(replace(PATIENT, max_head_bytes=1024))
     async with peer(response) as address:
         connection = await client.connect(address)
         with pytest.raises(NoResponse, match=why):
@@ -139,7 +142,7 @@ async def test_response_that_is_not_allowed_breaks_off(response: bytes, why: str
 
 
 async def test_the_named_trailers_are_kept() -> None:
-    client = HttpClient(ClientSettings(trailers=frozenset({b"x-time"})))
+    client = HttpClient(replace(PATIENT, trailers=frozenset({b"x-time"})))
     chunked = (
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"
         b"X-Other: 1\r\nX-Time: 7 ms\r\n\r\n"
@@ -154,7 +157,7 @@ async def test_the_named_trailers_are_kept() -> None:
 
 
 async def test_white_space_behind_a_header_is_no_part_of_its_value() -> None:
-    client = HttpClient()
+    client = HttpClient(PATIENT)
     async with peer(b"HTTP/1.1 200 OK\r\ncontent-length: 2 \t\r\nx-a: b \r\n\r\nhi") as address:
         connection = await client.connect(address)
         assert await body_of(connection) == b"hi"

@@ -64,7 +64,7 @@ async def stopped_at_once(app: App) -> AsyncIterator[Callable[[], Awaitable[Peer
 
 
 async def test_stopping_waits_for_a_request_in_flight() -> None:
-    received = await ask_a_server_that_stops(work_s=0.2, drain_s=5.0)
+    received = await ask_a_server_that_stops(work_s=0.2, drain_s=_FOR_EVER_S)
     assert received.startswith(b"HTTP/1.1 200 ")
     assert received.endswith(b"done")
 

@@ -26,12 +26,19 @@ async def path_of(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def peer(app: App = path_of, *, head_s: float = 30.0) -> AsyncIterator[Peer]:
-    """A connection to a server that answers so."""
+async def peer(
+    app: App = path_of, *, head_s: float = 30.0, first: bytes = b""
+) -> AsyncIterator[Peer]:
+    """A connection to a server that answers so.
+
+    What is sent `first` is there before the server waits for it: it cannot come late.
+    """
     listener = listen("127.0.0.1", 0)
+    client = socket.create_connection(listener.getsockname())
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    client.sendall(first)
     async with serving(app, listener, drain_s=1.0, limits=Limits(head_s=head_s)):
-        reader, writer = await asyncio.open_connection(*listener.getsockname())
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        reader, writer = await asyncio.open_connection(sock=client)
         try:
             yield reader, writer
         finally:
@@ -97,17 +104,16 @@ async def test_trailers_without_end_are_not_collected() -> None:
 
 @pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\nx"])
 async def test_a_head_that_never_comes_is_not_waited_for(begin: bytes) -> None:
-    async with peer(head_s=0.2) as (reader, writer):
-        writer.write(begin)
+    async with peer(head_s=0.2, first=begin) as (reader, _):
         assert await reader.read() == b""
 
 
 async def test_a_connection_that_waits_between_requests_is_kept() -> None:
-    async with peer(head_s=0.2) as (reader, writer):
-        for path in (b"/a", b"/b"):
-            writer.write(b"GET %b HTTP/1.1\r\n\r\n" % path)
-            assert await answer(reader) == b"HTTP/1.1 200 OK " + path
-            await asyncio.sleep(0.5)
+    async with peer(head_s=0.2, first=b"GET /a HTTP/1.1\r\n\r\n") as (reader, writer):
+        assert await answer(reader) == b"HTTP/1.1 200 OK /a"
+        await asyncio.sleep(0.5)
+        writer.write(b"GET /b HTTP/1.1\r\n\r\n")
+        assert await answer(reader) == b"HTTP/1.1 200 OK /b"
 
 
 async def slow_path_of(scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,8 +162,8 @@ async def test_connection_ends_with_an_answer_that_comes_before_the_body() -> No
 
 
 async def test_connection_that_sends_line_ends_alone_is_not_kept() -> None:
-    async with peer(head_s=0.2) as (reader, writer):
-        writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
+    first = b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with peer(head_s=0.2, first=first) as (reader, writer):
         assert await answer(reader) == b"HTTP/1.1 200 OK /a"
         writer.write(b"\r\n")
         assert await reader.read() == b""

@@ -127,7 +127,7 @@ async def test_health_answer_without_end_holds_up_no_call() -> None:
     async with a_gateway() as gateway, a_function(behave) as fake:
         begun = b"HTTP/1.1 200 X\r\ncontent-length: 9000000\r\n\r\n" + bytes(1 << 20)
         fake.health = writes(begun, 30.0)
-        gateway.deploy(a_deployment(timeout="5s"), fake)
+        gateway.deploy(a_deployment(timeout="20s"), fake)
         assert (await gateway.call()).status == 502
         assert (await gateway.call()).body == b"second"
 
@@ -144,7 +144,7 @@ async def test_kept_connection_that_was_closed_is_not_used() -> None:
 
 
 async def test_kept_connection_is_closed_when_it_speaks_unasked_or_is_long_unused() -> None:
-    async with a_gateway(idle_s=0.2) as gateway, a_function(says()) as fake:
+    async with a_gateway() as gateway, a_function(says()) as fake:
         gateway.deploy(a_deployment(), fake)
         await gateway.call()
         for writer in list(fake.writers):
@@ -152,6 +152,9 @@ async def test_kept_connection_is_closed_when_it_speaks_unasked_or_is_long_unuse
         await eventually(lambda: gateway.client.idle_count == 0)
         assert (await gateway.call()).body == b"ok"
         assert gateway.client.idle_count == 1
+    async with a_gateway(idle_s=0.2) as gateway, a_function(says()) as fake:
+        gateway.deploy(a_deployment(), fake)
+        assert (await gateway.call()).body == b"ok"
         await eventually(lambda: gateway.client.idle_count == 0 and not fake.writers)
 
 
@@ -169,7 +172,7 @@ async def test_call_times_out_before_the_answer() -> None:
 
 async def test_answer_is_cut_when_time_is_over_or_function_breaks_off() -> None:
     async with a_gateway() as gateway, a_function(writes(BEGUN, 30.0)) as fake:
-        gateway.deploy(a_deployment(timeout="2500ms"), fake)
+        gateway.deploy(a_deployment(timeout="6s"), fake)
         with pytest.raises(asyncio.IncompleteReadError):
             await gateway.call()
         fake_too = a_function(writes(BEGUN, 0.02, close=True), "i1")
@@ -290,7 +293,7 @@ async def test_direct_call_times_out_before_and_in_the_answer() -> None:
         with pytest.raises(TimedOut):
             await gateway.invoke.direct("POST", b"/function/echo", b"", [], b"")
         async with a_function(writes(BEGUN, 30.0), "i1") as stuck:
-            gateway.deploy(a_deployment(timeout="2500ms"), stuck)
+            gateway.deploy(a_deployment(timeout="6s"), stuck)
             answer = await gateway.invoke.direct("POST", b"/function/echo", b"", [], b"")
             assert await anext(answer.body) == b"ab"
             await eventually(lambda: not function.inflight, "although the response is not read")
@@ -300,7 +303,7 @@ async def test_direct_call_times_out_before_and_in_the_answer() -> None:
 
 async def test_connection_waits_when_the_backlog_is_full() -> None:
     """The kernel lets two wait for the function; 50 come at once."""
-    async with a_gateway() as gateway, a_function(says(), backlog=1) as fake:
+    async with a_gateway(connect_s=20.0) as gateway, a_function(says(), backlog=1) as fake:
         gateway.deploy(a_deployment(), fake)
         result = await asyncio.gather(*(gateway.call() for _ in range(50)))
         assert {one.status for one in result} == {200}

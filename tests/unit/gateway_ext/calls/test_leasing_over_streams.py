@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cache_manager.model.ids import ModelId
+from gateway_ext.calls import kept_leases
 from gateway_ext.calls.function_table import Function
 from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
 from gateway_ext.metrics.call_counts import GatewayMeters
@@ -30,7 +31,7 @@ BERT = 64 * "b"
 async def a_lease(leasing: GpuLeasing, function: Function, call_id: str) -> CallLease | None:
     journey = Journey(call_id, "echo", "POST", 32 * "a", 1, gpu=True, sampled=False)
     journey.attempt()
-    deadline_s = asyncio.get_running_loop().time() + 9
+    deadline_s = asyncio.get_running_loop().time() + 60
     return await leasing.acquire(function, "http://echo", journey, deadline_s, own_id=True)
 
 
@@ -100,8 +101,11 @@ def record_of(world: World, request: str) -> RequestRecord | None:
     return world.office.history.get(RequestId(request))
 
 
-async def test_calls_under_one_lease_are_all_known_to_the_scheduler() -> None:
-    async with leading() as world, world.leases() as client:
+async def test_calls_under_one_lease_are_all_known_to_the_scheduler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_leases, "IDLE_S", 60.0)  # it is not given back before we look
+    async with leading(standing_s=60.0) as world, world.leases() as client:
         leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
         for number in range(5):
             leasing.release(await taken(leasing, function, f"c{number}"), clean=True)
@@ -154,7 +158,8 @@ async def test_calls_of_functions_that_compete_all_get_their_turn() -> None:
 
 
 async def test_call_whose_question_waits_is_known_by_another_id() -> None:
-    async with leading() as world, world.leases() as client:
+    # The lease still serves the call that waits, however slowly all this goes.
+    async with leading(standing_slice_s=60.0) as world, world.leases() as client:
         leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
         first, second = (
             asyncio.create_task(taken(leasing, function, call)) for call in ("c0", "c1")

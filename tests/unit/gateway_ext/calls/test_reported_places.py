@@ -101,6 +101,8 @@ async def learned(gateway: Gateway, function: Function) -> None:
 
 
 REPORT = f"x-gpu-trace: {ONE_THREAD.decode()}\r\n"
+# A machine that stands still for seconds is taken for a slow function: nothing is refused for that.
+PATIENT = a_deployment("10m", **{"max-wait": "0"})
 
 
 async def test_calls_are_served_in_their_order_over_few_connections() -> None:
@@ -108,7 +110,7 @@ async def test_calls_are_served_in_their_order_over_few_connections() -> None:
         a_gateway() as gateway,
         a_function(says(headers=REPORT, delay_s=0.005)) as fake,
     ):
-        function = gateway.deploy(a_deployment(), fake)
+        function = gateway.deploy(PATIENT, fake)
         await learned(gateway, function)
         tasks = []
         for number in range(40):
@@ -129,7 +131,7 @@ async def test_caller_that_reads_slowly_holds_no_place() -> None:
         await says(b"x" * size, headers=REPORT)(got, writer)
 
     async with a_gateway() as gateway, a_function(answer) as fake:
-        function = gateway.deploy(a_deployment(), fake)
+        function = gateway.deploy(PATIENT, fake)
         await learned(gateway, function)
         for _ in range(PLACES + 1):
             _, writer = await gateway.connect()
@@ -142,7 +144,7 @@ async def test_caller_that_reads_slowly_holds_no_place() -> None:
 @pytest.mark.parametrize("sent_bytes", [100, 2 << 20], ids=["small", "beyond the buffer"])
 async def test_caller_that_sends_slowly_holds_no_place(sent_bytes: int) -> None:
     async with a_gateway() as gateway, a_function(says(headers=REPORT)) as fake:
-        function = gateway.deploy(a_deployment(), fake)
+        function = gateway.deploy(PATIENT, fake)
         await learned(gateway, function)
         for _ in range(PLACES + 1):
             _, writer = await gateway.connect()

@@ -150,7 +150,7 @@ async def test_instance_is_drained_once_its_calls_are_over() -> None:
     deployed(functions, C)
     assert {took(function) for _ in range(4)} == {"c"}
     assert not await functions.drained(["a", "b"], 0.01)
-    drained = asyncio.create_task(functions.drained(["a", "b"], 5))
+    drained = asyncio.create_task(functions.drained(["a", "b"], 60))
     for instance in held:
         await asyncio.sleep(0)
         assert not drained.done()
@@ -161,14 +161,21 @@ async def test_instance_is_drained_once_its_calls_are_over() -> None:
 
 
 async def test_calls_are_limited_and_refused_over_http() -> None:
-    async with a_gateway() as gateway, a_function(says(delay_s=0.2)) as fake:
+    go = asyncio.Event()
+
+    async def behave(got: Got, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        await says()(got, writer)
+
+    async with a_gateway() as gateway, a_function(behave) as fake:
         function = gateway.deploy(a_deployment(concurrency="2", queue="1"), fake)
         calls = [asyncio.create_task(gateway.call()) for _ in range(3)]
-        await eventually(lambda: function.waiting == 1)
+        await eventually(lambda: function.waiting == 1 and fake.connections == 2)
         refused = await gateway.call()
         assert (refused.status, refused.header("retry-after")) == (429, "1")
-        assert fake.connections == 2
+        go.set()
         assert [(await call).status for call in calls] == [200, 200, 200]
+        assert fake.connections == 2
 
 
 async def test_call_wakes_a_function_without_instances() -> None:
@@ -227,7 +234,7 @@ async def test_no_call_fails_when_instances_are_replaced_under_load() -> None:
                 else:
                     over = True
                     await asyncio.gather(*load)
-                assert await gateway.functions.drained([fake.endpoint.instance], 5)
+                assert await gateway.functions.drained([fake.endpoint.instance], 20)
 
         load = [asyncio.create_task(callers()) for _ in range(8)]
         await generation(a_deployment(), 0)

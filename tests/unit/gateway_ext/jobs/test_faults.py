@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import BodyLost, ClaimLost, QueueDiskFull, QueueFailed
+from gateway_ext.jobs.execution import job_dispatcher
 from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
 from gateway_ext.jobs.execution.retry_policy import BackOff, RetryPolicy
 from gateway_ext.jobs.queue.job_tally import QueueLimits
@@ -20,6 +21,12 @@ from gateway_ext.jobs.sqlite.committer import Committer, Transaction
 from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
 from tests.kit.waiting import eventually
 from tests.kit.worlds.job_world import ECHO, LOG, Functions, ScriptedAnswer, a_queue, call, put
+
+
+@pytest.fixture(autouse=True)
+def _time_to_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that closes waits for what has ended, also on a machine that stands still."""
+    monkeypatch.setattr(job_dispatcher, "_RECORDED_S", 60.0)
 
 
 class Failing(SqliteQueue):

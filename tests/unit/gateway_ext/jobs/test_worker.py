@@ -38,7 +38,7 @@ PATIENCE = RetryPolicy(attempts=4, back_off=BackOff(first_s=0.02, most_s=0.1))
 SETTINGS = JobWorkerSettings(
     patience=PATIENCE,
     callback_patience=PATIENCE,
-    callback_s=5.0,
+    callback_s=60.0,
     callback_rule=ANYWHERE,
 )
 LARGE = b"x" * 5000
@@ -148,7 +148,8 @@ async def test_calls_are_tried_again_when_the_function_is_not_able(tmp_path: Pat
         assert functions.times("c1") == 4
         assert await queue.dead_letters(0, 10) == []
         at_s = [at for _, at in functions.made]
-        assert at_s[3] - at_s[2] > at_s[1] - at_s[0] > 0.01
+        assert at_s[1] - at_s[0] >= 0.01
+        assert at_s[3] - at_s[2] > 0.03, "more than the longest first wait"
 
 
 async def test_call_is_dead_after_its_attempts_and_made_when_it_is_replayed(tmp_path: Path) -> None:
@@ -256,7 +257,7 @@ async def test_result_is_called_back_with_openfaas_headers(tmp_path: Path) -> No
         assert body == LARGE
         assert (got["x-call-id"], got["x-function-status"]) == ("c1", "418")
         assert (got["x-function-name"], got["content-type"]) == (str(ECHO), "image/png")
-        assert 0.05 <= float(got["x-duration-seconds"]) < 5
+        assert 0.05 <= float(got["x-duration-seconds"]) < 45  # no milliseconds
 
 
 async def test_callback_is_tried_again_and_the_call_is_not(tmp_path: Path) -> None:

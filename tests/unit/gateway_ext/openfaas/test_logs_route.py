@@ -133,5 +133,5 @@ async def test_followers_do_not_hold_the_gateways_end_up(tmp_path: Path) -> None
         reading = asyncio.create_task(answer.read())
         began_s = loop.time()
         await world.gateway.__aexit__(None, None, None)
-        assert loop.time() - began_s < 5
+        assert loop.time() - began_s < 15
         assert await reading == b""

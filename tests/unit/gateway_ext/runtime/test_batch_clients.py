@@ -90,7 +90,7 @@ def test_client_that_leaves_while_it_waits_is_not_in_the_list(pool: ThreadPoolEx
 
 
 def test_call_whose_time_is_up_while_it_waits_is_answered_504(pool: ThreadPoolExecutor) -> None:
-    with served(HANDLER, 2, exec_timeout="1s") as running:
+    with served(HANDLER, 2, exec_timeout="5s") as running:
         assert running.call(body=b"late").status == 504
         found = answers(pool, running, "a", "b")
         assert [each.status for each in found] == [200, 200]
@@ -101,9 +101,9 @@ def test_deadline_of_one_member_leaves_the_others_their_answers(
     pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    with served(HANDLER, 2, exec_timeout="4s") as running:
+    with served(HANDLER, 2, exec_timeout="10s") as running:
         early = posted(pool, running, "early")
-        time.sleep(2.5)
+        time.sleep(5.0)
         late = posted(pool, running, "late", **{"X-Gate": str(gate)})
         assert early[0].result().status == 504
         gate.touch()
@@ -118,10 +118,10 @@ def test_shim_learns_how_much_time_a_list_has_left(pool: ThreadPoolExecutor) -> 
         found = [json.loads(each.body) for each in answers(pool, running, "a", "b")]
         assert all(20.0 < left_s < 30.0 for left_s in found)
         hurried, patient = (
-            posted(pool, running, "a", **{"X-Gpu-Within": seconds})[0] for seconds in ("2", "9")
+            posted(pool, running, "a", **{"X-Gpu-Within": seconds})[0] for seconds in ("2", "29")
         )
         found = [json.loads(each.result().body) for each in (hurried, patient)]
-    assert all(5.0 < left_s < 9.0 for left_s in found), "as long as one of them is waited for"
+    assert all(5.0 < left_s < 29.0 for left_s in found), "as long as one of them is waited for"
 
 
 def test_batch_that_never_ends_holds_up_the_next_one_only_for_its_time_limit(

@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.tracing.reported_trace import read, thread_wait
-from tests.kit.processes.batch_runtime import HANDLER, answers, connections, posted, served
+from tests.kit.processes.batch_runtime import (
+    HANDLER,
+    answered_on,
+    answers,
+    posted,
+    sent_by,
+    served,
+)
 from tests.kit.processes.runtime_process import runtime
-from tests.kit.waiting import wait_until
 
 SHORT = """
 def handle_batch(events, context):
@@ -49,12 +55,11 @@ def test_what_is_there_is_taken_without_a_wait(pool: ThreadPoolExecutor, tmp_pat
     with served(HANDLER, 8, "0") as running:
         first = posted(pool, running, "first", **{"X-Gate": str(gate)})
         running.until_written("list ['first']")
-        others = posted(pool, running, "a", "b", "c")
-        wait_until(lambda: connections(running) >= 4, "all calls in the process")
+        others = [sent_by(running, body) for body in (b"a", b"b", b"c")]
         running.call("/_/ready", method="GET")  # what came before has been read
         gate.touch()
         assert json.loads(first[0].result().body)["count"] == 1
-        assert {json.loads(each.result().body)["count"] for each in others} == {3}
+        assert {json.loads(answered_on(each).body)["count"] for each in others} == {3}
 
 
 def test_call_that_waited_for_others_in_vain_is_served_alone() -> None:
@@ -201,24 +206,21 @@ def test_all_that_wait_are_served_when_the_process_is_to_end(
     with served(HANDLER, 2) as running:
         held = posted(pool, running, "a", "b", **{"X-Gate": str(gate)})
         running.until_written("list ['a', 'b']")
-        waiting = posted(pool, running, "c")  # alone: it would wait for a minute
-        wait_until(lambda: connections(running) >= 3, "the call in the process")
-        running.call("/_/ready", method="GET")
+        waiting = sent_by(running, b"c")  # alone: it would wait for a minute
+        running.call("/_/ready", method="GET")  # what came before has been read
         running.process.send_signal(signal.SIGTERM)
         gate.touch()
-        assert [each.result().status for each in (*held, *waiting)] == [200, 200, 200]
+        assert [each.result().status for each in held] == [200, 200]
+        assert answered_on(waiting).status == 200
         assert running.process.wait(20) == 0
 
 
-def test_call_that_waits_for_others_is_served_at_once_when_the_process_is_to_end(
-    pool: ThreadPoolExecutor,
-) -> None:
+def test_call_that_waits_for_others_is_served_at_once_when_the_process_is_to_end() -> None:
     with served(HANDLER, 2) as running:
-        waiting = posted(pool, running, "a")
-        wait_until(lambda: connections(running) >= 1, "the call in the process")
-        running.call("/_/ready", method="GET")
+        waiting = sent_by(running, b"a")
+        running.call("/_/ready", method="GET")  # what came before has been read
         running.process.send_signal(signal.SIGTERM)
-        assert waiting[0].result().status == 200
+        assert answered_on(waiting).status == 200
         assert running.process.wait(20) == 0
 
 

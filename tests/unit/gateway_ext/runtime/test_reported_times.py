@@ -77,7 +77,7 @@ def test_time_of_the_handler_is_reported_when_the_call_belongs_to_a_trace() -> N
     with runtime(HANDLER) as running:
         answer = running.call(headers=TRACE)
         assert answer.body == TRACE["traceparent"].encode()
-        assert 25_000 < took_us(answer.headers["X-Gpu-Trace"]) < 5_000_000
+        assert 25_000 < took_us(answer.headers["X-Gpu-Trace"]) < 25_000_000
         failed = running.call("/raise", headers=TRACE)
         assert failed.status == 500
         assert took_us(failed.headers["X-Gpu-Trace"]) > 25_000

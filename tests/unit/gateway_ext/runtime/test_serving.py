@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 from gateway_ext.tracing.reported_trace import thread_wait
 from tests.kit.places import ACTIVATE
@@ -110,11 +111,25 @@ def test_request_is_refused_when_malformed_or_too_large() -> None:
         assert running.call(body=b"x" * 10).status == 201
 
 
-def test_pieces_come_as_they_are_made() -> None:
-    with runtime(STREAM) as running, running.socket() as sock:
-        sock.sendall(b"GET /?n=2&s=2.5 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+def test_pieces_come_as_they_are_made(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gated = f"""
+import time
+from pathlib import Path
+def handle(event, context):
+    def pieces():
+        yield "data: 0\\n\\n"
+        while not Path({str(gate)!r}).exists():
+            time.sleep(0.01)
+        yield "data: 1\\n\\n"
+    headers = {{"Content-Type": "text/event-stream"}}
+    return {{"statusCode": 200, "headers": headers, "body": pieces()}}
+"""
+    with runtime(gated) as running, running.socket() as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         head = read_until(sock, b"data: 0")
         assert b"data: 1" not in head
+        gate.touch()
         assert b"Transfer-Encoding: chunked" in head
         assert b"text/event-stream" in head
         assert read_until(sock, b"0\r\n\r\n").count(b"data: 1") == 1
@@ -194,19 +209,17 @@ def test_stream_is_broken_off_when_it_fails_after_its_first_piece() -> None:
 
 
 def test_call_is_answered_504_when_it_takes_too_long() -> None:
-    with runtime(SLEEP, exec_timeout="300ms") as running:
-        start_s = time.monotonic()
-        assert running.call("/?s=3").status == 504
-        assert time.monotonic() - start_s < 2
-        assert running.call().body == b"slept"
+    with runtime(SLEEP, exec_timeout="500ms") as running:
+        assert running.call("/?s=60").status == 504  # within a client's patience of 20 s
+        wait_until(lambda: running.call().body == b"slept", "a call that ends in time")
 
 
 def test_no_line_is_logged_for_a_call_that_ended_after_its_client_had_left() -> None:
-    with runtime(SLEEP, exec_timeout="700ms", GPUFAAS_THREADS="1") as running:
+    with runtime(SLEEP, exec_timeout="4s", GPUFAAS_THREADS="1") as running:
         with running.socket() as sock:
             sock.sendall(b"GET /?s=0.3 HTTP/1.1\r\nHost: x\r\n\r\n")
             running.until_written("begins")
-        time.sleep(0.9)
+        time.sleep(4.2)
         assert running.call().body == b"slept"
         assert "took longer" not in running.written()
 
@@ -215,13 +228,13 @@ def test_process_gives_way_when_every_thread_is_held() -> None:
     with runtime(SLEEP, exec_timeout="200ms", GPUFAAS_THREADS="1") as running:
         with running.socket() as sock:
             sock.sendall(b"GET /?s=60 HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert running.process.wait(10) == 1
+            assert running.process.wait(60) == 1
         assert "every thread is held" in running.written()
 
 
 def test_calls_beyond_max_inflight_are_asked_to_retry() -> None:
     with runtime(SLEEP, max_inflight="1") as running, running.socket() as sock:
-        sock.sendall(b"GET /?s=2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        sock.sendall(b"GET /?s=60 HTTP/1.1\r\nHost: x\r\n\r\n")
         running.until_written("begins")
         answer = running.call()
         assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
@@ -235,26 +248,35 @@ def test_reports_say_how_many_calls_are_served_at_a_time() -> None:
         waited = thread_wait(report.encode())
         assert waited is not None
         assert waited.at_a_time == 3
-        assert waited.waited_s < 5.0
+        assert waited.waited_s < 60.0
     with runtime(ASYNC) as running:
         report = running.call(headers=trace).headers["X-Gpu-Trace"]
         assert (thread_wait(report.encode()), report[:4]) == (None, "1 h;")
 
 
-def test_health_is_answered_before_the_handler_is_there() -> None:
-    slow = "import time\ntime.sleep(2)\ndef handle(event, context):\n    return 'ok'\n"
+def test_health_is_answered_before_the_handler_is_there(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    slow = f"""
+import time
+from pathlib import Path
+while not Path({str(gate)!r}).exists():
+    time.sleep(0.01)
+def handle(event, context):
+    return "ok"
+"""
     with runtime(slow, ready=False) as running:
         wait_until(running.accepts, "socket")
         assert running.call("/_/health", method="GET").status == 200
         assert running.call("/_/ready", method="GET").status == 503
         assert running.call().status == 503
+        gate.touch()
         wait_until(lambda: running.call("/_/ready", method="GET").status == 200, "readiness")
         assert running.call().body == b"ok"
 
 
 def test_process_ends_with_1_when_the_handler_cannot_be_imported() -> None:
     with runtime("import nothing_of_that_name\n", ready=False) as running:
-        assert running.process.wait(10) == 1
+        assert running.process.wait(60) == 1
         assert "ModuleNotFoundError" in running.written()
 
 
@@ -265,19 +287,23 @@ def test_process_finishes_calls_and_ends_with_0_when_it_is_asked_to_stop() -> No
             running.until_written("begins")
             running.process.send_signal(signal.SIGTERM)
             assert b"slept" in read_until(sock, b"slept")
-        assert running.process.wait(10) == 0
+        assert running.process.wait(60) == 0
         assert not os.path.exists(running.path)  # noqa: PTH110 - a plain string
 
 
 def test_client_that_has_just_connected_is_refused_not_reset_when_the_process_stops() -> None:
-    with runtime(ECHO) as running, running.socket() as sock:
+    patient = (
+        "import sys\n"
+        "sys.modules['gateway_ext.runtime.http.server_connection']._FIRST_REQUEST_S = 60.0\n"
+    )
+    with runtime(patient + ECHO) as running, running.socket() as sock:
         running.call()  # the loop has accepted the connection made before
         running.process.send_signal(signal.SIGTERM)
         wait_until(lambda: not _accepts(running), "end of accepting")
         sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 503 ")
-        assert running.process.wait(10) == 0
+        assert running.process.wait(60) == 0
 
 
 def test_every_call_is_served_from_the_first_readiness_on_when_there_are_workers() -> None:
@@ -292,7 +318,7 @@ def test_process_stops_at_once_when_a_worker_still_imports_its_handler() -> None
         running.until_written("importing")
         began_s = time.monotonic()
         assert running.stop() == 0
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 30  # the import takes 60
 
 
 def test_workers_serve_and_are_replaced_when_they_die() -> None:

@@ -159,7 +159,7 @@ async def test_all_watchers_share_one_collector() -> None:
 
 async def test_without_watchers_there_are_points_and_no_looks() -> None:
     world = World()
-    async with WatcherFeed(world, FAST, series=Series(0.02, 100)) as feed:
+    async with WatcherFeed(world, FAST, series=Series(0.02, 10_000)) as feed:
         async with watching(feed) as watcher:
             await watcher.next()
         await asyncio.sleep(0.1)

@@ -244,8 +244,8 @@ async def test_workflow_beyond_its_time_fails_wherever_it_is(tmp_path: Path) -> 
         await flows.deploy(stages, "workflow: w\ntimeout_ms: 100")
         assert (await flows.call()).status == 504
 
-        stages = "  only: {function: a, retries: 9, backoff_ms: 5000}"
-        await flows.deploy(stages, "workflow: w\ntimeout_ms: 3000")
+        stages = "  only: {function: a, retries: 9, backoff_ms: 60000}"
+        await flows.deploy(stages, "workflow: w\ntimeout_ms: 20000")
         assert (await flows.call()).status == 503, "no time is left for another attempt"
 
 

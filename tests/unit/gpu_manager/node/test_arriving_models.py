@@ -92,7 +92,7 @@ async def test_model_is_unloaded_and_not_tried_again_when_its_weights_have_chang
         assert len(it.seen(LoadFailed)) == 1
         assert it.node.gpus[GPU].ledger.granted_bytes == 0
         assert it.store.status().reserved_bytes == 0
-        assert open_images() == 0
+        await eventually(lambda: open_images() == 0, "the reading thread has freed the memory")
 
 
 async def test_cause_is_the_weights_when_the_runtime_fails_for_want_of_them(
@@ -132,4 +132,4 @@ async def test_reading_is_given_up_when_the_model_is_told_to_leave(
 
         await eventually(lambda: it.store.status().reserved_bytes == 0, "nothing is reserved")
         assert it.store.status().spill.read == 0
-        assert open_images() == 0
+        await eventually(lambda: open_images() == 0, "the reading thread has freed the memory")

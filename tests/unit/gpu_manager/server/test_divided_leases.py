@@ -15,9 +15,10 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of
 from tests.kit.worlds.joined_manager import Joined, joined, model_of
+from tests.unit.gpu_manager.server.patient_times import PATIENT
 from torch_shim.wire.protocol import FrameKind
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = [pytest.mark.timeout(120, func_only=True), pytest.mark.usefixtures("patient_streams")]
 
 NAMES = ("gateway/1", "gateway/2")
 # Two requests take no longer than one.
@@ -63,7 +64,7 @@ class Shared:
 async def shared(folder: Path) -> AsyncIterator[Shared]:
     """Two requests waited for a busy GPU, and togo gave them one lease."""
     it = await a_scheduler(policy="togo")
-    async with joined(folder, it.url) as node:
+    async with joined(folder, it.url, leases=PATIENT) as node:
         _, image = await uploaded(node)
         first = await given(it, image, "gateway/0")
         it.driver.report(ModelRegistered(ModelSpec(model_of(image), run_s=RUN_S)))

@@ -14,9 +14,10 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of
 from tests.kit.worlds.joined_manager import Joined, joined
+from tests.unit.gpu_manager.server.patient_times import PATIENT
 from torch_shim.wire.protocol import FrameKind
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = [pytest.mark.timeout(120, func_only=True), pytest.mark.usefixtures("patient_streams")]
 
 REQUEST = RequestId("gateway/1")
 
@@ -52,7 +53,7 @@ async def test_request_ends_once_when_its_caller_releases_what_was_given_back(
     tmp_path: Path,
 ) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         _, image, placement = await given_back(it, node)
         assert finished(it) == {}
         it.driver.release(placement.lease)
@@ -64,7 +65,7 @@ async def test_request_ends_once_when_its_caller_releases_what_was_given_back(
 
 async def test_gpu_serves_others_when_a_lease_was_given_back(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image, placement = await given_back(it, node)
         other = await given(it, image, "gateway/2")
         assert placement.lease < other.lease
@@ -83,7 +84,7 @@ async def test_gpu_serves_others_when_a_lease_was_given_back(tmp_path: Path) -> 
 
 async def test_request_has_one_lease_in_all_its_threads_when_it_comes_back(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image, placement = await given_back(it, node)
         answer = await again(client, image, placement)
         more, (end,) = await client.acquire(image.digest, lease=answer["lease"], follow=True)
@@ -100,10 +101,10 @@ async def test_request_goes_to_another_node_when_its_own_has_no_room_any_more(
     tmp_path: Path,
 ) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as near:
+    async with joined(tmp_path, it.url, leases=PATIENT) as near:
         client, image, placement = await given_back(it, near)
         await given(it, image, "gateway/2")
-        async with joined(tmp_path, it.url, name="n1") as far:
+        async with joined(tmp_path, it.url, leases=PATIENT, name="n1") as far:
             await eventually(lambda: len(it.driver.status().gpus) == 2)
             answer = await again(client, image, placement)
             where = answer["elsewhere"]
@@ -122,7 +123,7 @@ async def test_request_goes_to_another_node_when_its_own_has_no_room_any_more(
 
 async def test_function_is_told_to_ask_by_itself_when_its_request_is_over(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image, placement = await given_back(it, node)
         it.driver.release(placement.lease)
         with pytest.raises(ManagerRefused) as refused:
@@ -135,7 +136,7 @@ async def test_function_is_told_to_ask_by_itself_when_its_request_is_over(tmp_pa
 
 async def test_function_is_told_so_when_its_request_ends_while_it_waits(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image, placement = await given_back(it, node)
         await given(it, image, "gateway/2")
         wanting = asyncio.ensure_future(again(client, image, placement))
@@ -151,7 +152,7 @@ async def test_function_is_told_so_when_its_request_ends_while_it_waits(tmp_path
 
 async def test_function_gets_no_lease_when_its_request_is_for_other_models(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image, placement = await given_back(it, node)
         _, other = await uploaded(node)
         await client.upload(other)
@@ -170,7 +171,7 @@ async def test_function_is_refused_when_the_token_is_not_its_own(
     tmp_path: Path, presented: str
 ) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image, placement = await given_back(it, node)
         tokens = {
             "a forged one": token(placement)[:-3] + "abc",
@@ -189,7 +190,7 @@ async def test_request_ends_when_a_function_gives_back_what_it_asked_for_itself(
 ) -> None:
     """It has no caller that would end it later."""
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image = await uploaded(node)
         answer, (end,) = await client.acquire(image.digest, follow=True)
         await client.tell(FrameKind.RELEASE, {"lease": answer["lease"], "may_return": True})
@@ -205,7 +206,7 @@ async def test_request_is_cancelled_when_its_function_is_gone_while_it_waits(
     tmp_path: Path,
 ) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image, placement = await given_back(it, node)
         await given(it, image, "gateway/2")
         wanting = asyncio.ensure_future(again(client, image, placement))
@@ -223,7 +224,7 @@ async def test_function_is_told_to_ask_by_itself_when_a_new_leader_knows_no_such
     tmp_path: Path,
 ) -> None:
     it = await a_scheduler(term=1)
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image, placement = await given_back(it, node)
         await it.stop()
         wanting = asyncio.ensure_future(again(client, image, placement))

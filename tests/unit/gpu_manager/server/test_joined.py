@@ -2,23 +2,26 @@
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cache_manager.model.ids import NodeId
 from gpu_manager.node.leases_in_force import LeaseTimes
+from gpu_manager.sessions import presented_leases
 from scheduler.model.events import ModelDemoted, SlotFreed
 from scheduler.model.values import LeaseId, SlotId
 from testbed.nodes.manager_client import ManagerClient, ManagerRefused, weights
 from testbed.virtual_time import outcome
-from tests.kit.waiting import eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import Wire, a_scheduler, leases_of
 from tests.kit.worlds.joined_manager import joined, model_of
+from tests.unit.gpu_manager.server.patient_times import GRACE_S, PATIENT
 from torch_shim.wire.protocol import FrameKind
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = [pytest.mark.timeout(120, func_only=True), pytest.mark.usefixtures("patient_streams")]
 
 
 # -- functions that ask by themselves -------------------------------------------------------------
@@ -198,7 +201,10 @@ async def test_function_asks_for_a_lease_of_its_own_when_the_token_came_late(
     await it.stop()
 
 
-async def test_lease_is_waited_for_when_its_token_was_faster_than_its_grant(tmp_path: Path) -> None:
+async def test_lease_is_waited_for_when_its_token_was_faster_than_its_grant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presented_leases, "_GRANT_DELAY_S", PATIENCE_S)
     it = await a_scheduler()
     async with Wire.to(it.url) as wire, joined(tmp_path, wire.url) as node:
         client, image = await uploaded(node)
@@ -258,7 +264,7 @@ async def test_calls_go_on_when_the_scheduler_is_away_and_another_one_takes_over
     tmp_path: Path,
 ) -> None:
     it = await a_scheduler(term=1)
-    lasting = LeaseTimes(quantum_s=60.0, quiet_s=60.0, first_call_s=60.0)
+    lasting = replace(PATIENT, quantum_s=60.0, quiet_s=60.0)
     async with joined(tmp_path, it.url, leases=lasting) as node:
         client, image = await uploaded(node)
         answer, (channel,) = await client.acquire(image.digest)
@@ -284,7 +290,7 @@ async def test_calls_go_on_when_the_scheduler_is_away_and_another_one_takes_over
 
 async def test_node_is_gone_at_once_when_it_stops(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, drain_s=60.0) as node:
         client, image = await uploaded(node)
         answer, (channel,) = await client.acquire(image.digest)
         call = asyncio.ensure_future(
@@ -293,8 +299,9 @@ async def test_node_is_gone_at_once_when_it_stops(tmp_path: Path) -> None:
         await asyncio.sleep(0.01)
     assert call.done()
     assert call.exception() is None
+    # It says that it leaves: a node that is silent stays for the grace.
+    await eventually(lambda: it.streams.nodes == {}, within_s=GRACE_S / 2)
     assert it.driver.status().gpus == ()
-    assert it.streams.nodes == {}
     assert SlotFreed(SlotId("n0/cpu:0"), LeaseId(answer["lease"])) in it.events
     assert it.driver.status().counts.finished == {"completed": 1}
     assert it.driver.status().counts.refusals == 0
@@ -305,10 +312,10 @@ async def test_node_is_gone_at_once_when_it_stops(tmp_path: Path) -> None:
 
 async def test_waiting_request_goes_to_another_node_when_its_node_stops(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url, name="n1") as other:
+    async with joined(tmp_path, it.url, name="n1", leases=PATIENT) as other:
         _, image = await uploaded(other)
         await eventually(lambda: it.driver.status().gpus)
-        async with joined(tmp_path, it.url) as node:
+        async with joined(tmp_path, it.url, leases=PATIENT) as node:
             client = await node.client()
             await client.upload(image)
             held = [await given(it, image, "g0"), await given(it, image, "g1")]

@@ -21,7 +21,7 @@ from testbed.nodes.manager_client import (
 from tests.kit.waiting import eventually
 from torch_shim.wire.protocol import MAX_PIECE_BYTES, MOST_ABOUT_BYTES, FailureKind, FrameKind
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(120, func_only=True)
 
 MIB = 1 << 20
 
@@ -66,9 +66,12 @@ async def test_all_handles_that_are_of_no_use_are_refused_with_the_same_words() 
     async with manager() as it:
         one, stranger = await it.client(), await it.client(tenant="strangers")
         handle, dropped = await put(one, b"content"), await put(one, b"dropped")
-        brief = await put(one, b"brief", lifetime_s=0.05)
+        brief = await put(one, b"brief", lifetime_s=50.0)
         await one.tell(FrameKind.DISCARD, {"handle": dropped})
-        await asyncio.sleep(0.1)
+        ends_s = table(it).find("team", brief).expires_s
+        assert ends_s <= asyncio.get_running_loop().time() + 50.0
+        table(it)._end_at(0.0, brief)  # noqa: SLF001 - its time is over now, and not before
+        await eventually(lambda: not table(it).knows(brief), "it has ended by time")
         texts = set()
         for client, asked in [
             (stranger, handle),

@@ -15,10 +15,11 @@ from gpu_manager.node.leases_in_force import LeaseTimes
 from gpu_manager.server.listening_socket import ListeningSocket
 from testbed.nodes.manager_client import ManagerRefused, closed, manager, refusal, weights
 from tests.kit.processes.open_files import open_files, opened_since
+from tests.kit.waiting import eventually
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.protocol import MAGIC, VERSION, FrameKind, pack_frame
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = pytest.mark.timeout(120, func_only=True)
 
 
 async def test_shim_is_welcome_when_its_credential_is_the_managers() -> None:
@@ -179,11 +180,11 @@ async def test_no_descriptor_is_left_when_a_manager_has_stopped() -> None:
     for _ in range(3):
         await once()
 
-    assert not opened_since(before)
+    await eventually(lambda: not opened_since(before), "every descriptor is closed")
 
 
 async def test_waiting_request_is_refused_when_the_manager_stops() -> None:
-    times = LeaseTimes(first_call_s=30.0)
+    times = LeaseTimes(first_call_s=60.0, linger_s=60.0)
     async with manager(leases=times) as it:
         image = weights(b"model")
         one, other = await it.client(), await it.client()

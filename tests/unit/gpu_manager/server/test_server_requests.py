@@ -19,7 +19,7 @@ from testbed.nodes.manager_client import (
 from tests.kit.waiting import eventually
 from torch_shim.wire.protocol import FrameKind
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = pytest.mark.timeout(120, func_only=True)
 
 LOCALHOST = TcpAddress("127.0.0.1", 0)
 
@@ -67,7 +67,7 @@ async def test_lease_is_joined_when_the_session_holds_one_already() -> None:
 
 
 async def test_lease_is_waited_for_when_another_session_holds_the_gpu() -> None:
-    times = LeaseTimes(first_call_s=30.0)
+    times = LeaseTimes(first_call_s=60.0, linger_s=60.0)
     async with manager(leases=times) as it:
         image = weights(b"model")
         one, other = await it.client(), await it.client()
@@ -123,7 +123,7 @@ async def test_everything_of_a_session_is_gone_when_its_last_connection_is() -> 
 
 
 async def test_request_is_cancelled_when_its_client_goes_away() -> None:
-    times = LeaseTimes(first_call_s=30.0)
+    times = LeaseTimes(first_call_s=60.0, linger_s=60.0)
     async with manager(leases=times) as it:
 
         def waiting() -> int:
@@ -160,7 +160,7 @@ async def test_acquire_is_refused_when_no_gpu_is_large_enough() -> None:
 
 
 async def test_acquire_is_refused_when_its_deadline_passes() -> None:
-    times = LeaseTimes(first_call_s=30.0)
+    times = LeaseTimes(first_call_s=60.0, linger_s=60.0)
     async with manager(leases=times) as it:
         image = weights(b"model")
         one, other = await it.client(), await it.client()

@@ -20,7 +20,7 @@ from tests.kit.waiting import eventually
 from torch_shim.wire.image_digests import image_digest, lay_out, pack_sizes, parts_of
 from torch_shim.wire.protocol import MAX_STORAGES, FrameKind
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = pytest.mark.timeout(120, func_only=True)
 
 LOCALHOST = TcpAddress("127.0.0.1", 0)
 
@@ -186,7 +186,7 @@ async def test_upload_in_pieces_ends_when_no_piece_comes(tmp_path: Path) -> None
     listen = (UnixAddress(str(tmp_path / "node.sock")), LOCALHOST)
     async with manager(listen=listen) as it:
         incoming = it.node.manager.library.incoming
-        incoming.limits = IncomingLimits(of_a_connection=2, of_a_tenant=3, silence_s=1.0)
+        incoming.limits = IncomingLimits(of_a_connection=2, of_a_tenant=3)
         one, other = await it.client(tcp=True), await it.client("second", tcp=True)
         fields = {"sizes": (64).to_bytes(8, "little"), "total": 64}
 
@@ -199,6 +199,10 @@ async def test_upload_in_pieces_ends_when_no_piece_comes(tmp_path: Path) -> None
         assert await refusal(begin(one, 3)) == "not allowed"
         await begin(other, 4)
         assert await refusal(begin(other, 5)) == "not allowed"
+        incoming.limits = IncomingLimits(silence_s=0.1)  # from the next piece of each
+        for client, number in ((one, 1), (one, 2), (other, 4)):
+            piece = {"digest": f"{number:064x}", "offset": 0, "last": False}
+            await client.ask(FrameKind.CHUNK, piece, b"x")
         await eventually(lambda: not incoming.counts, "the uploads end")
         incoming.limits = IncomingLimits(of_a_tenant=1)
         await begin(other, 5)

@@ -15,9 +15,10 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import SECRET, Scheduler, a_scheduler, leases_of
 from tests.kit.worlds.joined_manager import Joined, joined, model_of
+from tests.unit.gpu_manager.server.patient_times import PATIENT
 from torch_shim.wire.protocol import FrameKind
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = [pytest.mark.timeout(120, func_only=True), pytest.mark.usefixtures("patient_streams")]
 
 
 async def sent_away(it: Scheduler, near: Joined) -> tuple[ManagerClient, SealedWeights]:
@@ -41,9 +42,9 @@ async def follow(client: ManagerClient, image: SealedWeights) -> dict[str, Any]:
 
 async def test_function_finds_its_lease_when_it_is_on_another_node(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as near:
+    async with joined(tmp_path, it.url, leases=PATIENT) as near:
         client, image = await sent_away(it, near)
-        async with joined(tmp_path, it.url, name="n1") as far:
+        async with joined(tmp_path, it.url, leases=PATIENT, name="n1") as far:
             await eventually(lambda: len(it.driver.status().gpus) == 2)
 
             answer = await follow(client, image)
@@ -72,9 +73,9 @@ async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
     if why == "many answers followed":
         monkeypatch.setattr(leases_elsewhere, "REMEMBERED", 0)
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as near:
+    async with joined(tmp_path, it.url, leases=PATIENT) as near:
         client, image = await sent_away(it, near)
-        async with joined(tmp_path, it.url, name="n1") as far:
+        async with joined(tmp_path, it.url, leases=PATIENT, name="n1") as far:
             await eventually(lambda: len(it.driver.status().gpus) == 2)
             answer = await follow(client, image)
             there = await far.client()
@@ -104,9 +105,9 @@ async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
 
 async def test_token_says_where_its_lease_is_when_the_own_manager_is_asked(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as near:
+    async with joined(tmp_path, it.url, leases=PATIENT) as near:
         client, image = await sent_away(it, near)
-        async with joined(tmp_path, it.url, name="n1") as far:
+        async with joined(tmp_path, it.url, leases=PATIENT, name="n1") as far:
             await eventually(lambda: len(it.driver.status().gpus) == 2)
             answer = await follow(client, image)
             away = answer["elsewhere"]
@@ -132,7 +133,7 @@ async def test_nobody_is_told_where_a_lease_is_when_its_token_is_not_good(
     tmp_path: Path, more: dict[str, Any], failure: str
 ) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image = await uploaded(node)
         placement = await given(it, image)
         with pytest.raises(ManagerRefused) as refused:
@@ -144,7 +145,7 @@ async def test_nobody_is_told_where_a_lease_is_when_its_token_is_not_good(
 
 async def test_manager_gives_a_sign_of_life_when_a_request_waits(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as near:
+    async with joined(tmp_path, it.url, leases=PATIENT) as near:
         client, image = await sent_away(it, near)
         assert {"PING", "WHERE", "CLAIMED"} <= set(client.welcome["knows"])
         fields = {"models": [image.digest], "batch": 1, "request": None, "deadline_s": None}
@@ -160,9 +161,9 @@ async def test_lease_elsewhere_ends_when_its_function_does_not_come(
     tmp_path: Path, how: str
 ) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as near:
+    async with joined(tmp_path, it.url, leases=PATIENT) as near:
         client, image = await sent_away(it, near)
-        async with joined(tmp_path, it.url, name="n1"):
+        async with joined(tmp_path, it.url, leases=PATIENT, name="n1"):
             await eventually(lambda: len(it.driver.status().gpus) == 2)
             answer = await follow(client, image)
             if how == "it says so":
@@ -177,9 +178,9 @@ async def test_lease_elsewhere_ends_when_its_function_does_not_come(
 
 async def test_load_fails_when_nobody_sends_the_weights_in_time(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as near:
+    async with joined(tmp_path, it.url, leases=PATIENT) as near:
         client, image = await sent_away(it, near)
-        async with joined(tmp_path, it.url, name="n1", weights_s=0.1):
+        async with joined(tmp_path, it.url, leases=PATIENT, name="n1", weights_s=0.1):
             await eventually(lambda: len(it.driver.status().gpus) == 2)
             await follow(client, image)
             await eventually(lambda: any(isinstance(event, LoadFailed) for event in it.events))
@@ -191,7 +192,7 @@ async def test_each_request_has_its_own_lease_when_two_are_given_to_one_process(
     tmp_path: Path,
 ) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url, gpu_overlap=2) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT, gpu_overlap=2) as node:
         client, image = await uploaded(node)
         placements = [await given(it, image, f"gateway/{number}") for number in range(2)]
 
@@ -215,7 +216,7 @@ async def test_thread_of_a_process_does_not_use_another_requests_lease_when_it_a
     tmp_path: Path,
 ) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url, gpu_overlap=2) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT, gpu_overlap=2) as node:
         client, image = await uploaded(node)
         placement = await given(it, image)
         _, first = await client.acquire(image.digest, token=token(placement), follow=True)
@@ -236,7 +237,7 @@ async def test_session_is_told_when_the_lease_that_it_names_is_over(
     tmp_path: Path, named: str
 ) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image = await uploaded(node)
         placement = await given(it, image)
         _, (channel,) = await client.acquire(image.digest, token=token(placement), follow=True)
@@ -262,7 +263,7 @@ async def test_session_is_told_at_once_when_its_weights_left_while_it_waited(
     tmp_path: Path,
 ) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         busy, other = await uploaded(node)
         held, (channel,) = await busy.acquire(other.digest)
         client, image = await uploaded(node)
@@ -284,7 +285,7 @@ async def test_session_is_told_at_once_when_its_weights_left_while_it_waited(
 
 async def test_request_names_its_own_node_when_a_function_asks(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client = await node.client()
         image = weights(os.urandom(100))
         await client.upload(image)

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from statistics import median, median_high
 
 import pytest
 
@@ -16,12 +17,11 @@ from gpu_manager.transfers.process_gate import ProcessGate, make_gate, path_hold
 from gpu_manager.transfers.transfer_path import PathSpeed, TransferAbandoned, TransferPath
 from gpu_manager.transfers.transfer_schedule import TransferRank
 from tests.kit.places import ROOT
-from tests.kit.waiting import wait_until
+from tests.kit.waiting import PATIENCE_S, wait_until
 
 CALL, AWAITED, BACKGROUND = TransferRank
 MIB = 1 << 20
 SPEED, BLOCK = 16 * MIB, 256 << 10  # a block takes 16 ms
-BLOCK_S = BLOCK / SPEED
 
 # Moves as many bytes as it hears of, in the rank that it hears; says when a block has passed.
 MOVER = f"""
@@ -92,9 +92,11 @@ class Other:
 class Load:
     """A load of this process, without an end."""
 
-    def __init__(self, path: TransferPath) -> None:
+    def __init__(self, path: TransferPath, passed: Callable[[], object] = int) -> None:
+        """`passed` is called after each block."""
         self.bytes = 0
         self._path = path
+        self._passed = passed
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._move)
 
@@ -110,6 +112,7 @@ class Load:
     def _move(self) -> None:
         def passed(size_bytes: int) -> None:
             self.bytes += size_bytes
+            self._passed()
 
         try:
             self._path.transfer("load").move(1 << 40, passed, lambda: not self._over.is_set())
@@ -142,10 +145,12 @@ def test_announced_rank_is_seen_by_others_until_it_is_retracted(gate: int, other
     ours = ProcessGate(gate)
     assert ours.elsewhere(BACKGROUND) is None
 
+    ours.enter()  # so that it has to wait
     other.move(AWAITED, 8 * BLOCK)
     wait_until(lambda: ours.elsewhere(BACKGROUND) is AWAITED, "it is announced")
 
     assert ours.elsewhere(AWAITED) is None  # nothing above it
+    ours.leave()
     wait_until(lambda: ours.elsewhere(BACKGROUND) is None, "it is over")
 
 
@@ -160,30 +165,39 @@ def test_own_announcements_are_none_of_others(gate: int) -> None:
 
 def test_path_is_one_process_at_a_time(gate: int, path: TransferPath, other: Other) -> None:
     del gate
+    speeds, shares = [], []
     with Load(path) as load:
-        before, begin_s = load.bytes, time.monotonic()
-        other.move(AWAITED, 16 * BLOCK)
-        while other.hears(20.0) != "done":
-            pass
-        took_s, moved = time.monotonic() - begin_s, load.bytes - before
+        for _ in range(5):  # one of the processes may be held up in some of them
+            before, begin_s = load.bytes, time.monotonic()
+            other.move(AWAITED, 16 * BLOCK)
+            while other.hears(20.0) != "done":
+                pass
+            took_s, moved = time.monotonic() - begin_s, load.bytes - before
+            speeds.append((moved + 16 * BLOCK) / took_s)
+            shares.append(moved / (16 * BLOCK))
 
-    assert (moved + 16 * BLOCK) / took_s < 1.15 * SPEED
-    assert 0.5 < moved / (16 * BLOCK) < 2.0  # of one rank, they take turns
+    assert median(speeds) < 1.15 * SPEED
+    assert 0.5 < median(shares) < 2.0  # of one rank, they take turns
 
 
 def test_call_waits_for_one_block_when_another_process_loads(
-    path: TransferPath, other: Other
+    gate: int, path: TransferPath, other: Other
 ) -> None:
-    waits = []
-    with Load(path):
-        for _ in range(10):
-            begin_s = time.monotonic()
-            other.move(CALL, BLOCK)
-            assert other.hears(20.0) == "block"
-            waits.append(time.monotonic() - begin_s - BLOCK_S)
-            assert other.hears(20.0) == "done"
+    ours, blocks, waits = ProcessGate(gate), 0, []
 
-    assert sorted(waits)[5] < 1.25 * BLOCK_S
+    def passed() -> None:
+        """A block of the load has passed: while the call waited, or not."""
+        nonlocal blocks
+        blocks += ours.elsewhere(BACKGROUND) is CALL
+
+    with Load(path, passed):
+        for _ in range(10):
+            before = blocks
+            other.move(CALL, BLOCK)
+            assert [other.hears(20.0), other.hears(20.0)] == ["block", "done"]
+            waits.append(blocks - before)
+
+    assert median_high(waits) <= 1
 
 
 def test_path_is_free_at_once_when_a_process_is_killed_in_mid_transfer(
@@ -238,12 +252,17 @@ def test_process_that_keeps_the_path_is_killed_when_nothing_else_passes(
 def test_nobody_is_killed_when_processes_have_the_path_in_turns(
     gate: int, path: TransferPath, other: Other
 ) -> None:
-    watch = PathWatch(path, gate, patience_s=0.1)
+    watch = PathWatch(path, gate, patience_s=PATIENCE_S)  # either may be held up in its turn
     killed: list[int] = []
     with Load(path):
         other.move(CALL, 100 * BLOCK)
         while other.hears(20.0) != "done":
             found(killed, watch)
+        # What it moves passes among what the others do: it has no reason to lose its patience.
+        wait_until(
+            lambda: all(each.name != "watch-path" for each in threading.enumerate()),
+            "the byte of the watch has passed",
+        )
 
     assert not killed
 

@@ -268,6 +268,7 @@ def test_waiting_ends_when_the_store_is_closed(tmp_path: Path, gate: PathGate) -
         arriving_of(request).wait_beyond(0)
         closing = threading.Thread(target=store.close)
         closing.start()
+        wait_until(lambda: store._is_closed, "it closes")  # noqa: SLF001 - no other sign of it
         gate.open()
 
         with pytest.raises(ReadingGivenUp):

@@ -18,6 +18,7 @@ from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
 from tests.kit.fakes.sealed_images import content_of, open_images, sealed_image
 from tests.kit.processes.open_files import open_files, opened_since
+from tests.kit.waiting import wait_until
 from torch_shim.wire.image_digests import (
     ImageTable,
     image_digest,
@@ -363,6 +364,9 @@ def test_store_holds_its_budget_and_mixes_nothing_up_when_threads_use_it(tmp_pat
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(live, range(4)))
+    # A thread that reads from the disk lets its image go a moment after who asked has it.
+    wait_until(lambda: store.status().lingering_bytes == 0, "the reading threads hold nothing")
+    wait_until(lambda: open_images() == store.status().images, "every other image is closed")
     status = store.status()
     assert status.kept_bytes <= 8 * KIB
     assert (status.lingering_bytes, status.reserved_bytes) == (0, 0)

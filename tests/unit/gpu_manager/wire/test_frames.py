@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.wire.frame_stream import FrameDecoder, FrameStream
+from tests.kit.processes.open_files import open_files, opened_since
 from torch_shim.errors import BadFrame, ConnectionLost, WireError
 from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.protocol import MAX_DESCRIPTORS, FrameKind, pack_frame
@@ -19,14 +20,10 @@ from torch_shim.wire.protocol import MAX_DESCRIPTORS, FrameKind, pack_frame
 Streams = Callable[[Callable[[FrameStream, FrameStream], Awaitable[None]]], Awaitable[None]]
 
 
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - counting
-
-
 @pytest.fixture
 def streams() -> Iterator[Streams]:
-    """Runs a scene with both ends of a connection, and counts descriptors before and after."""
-    before = open_descriptors()
+    """Runs a scene with both ends of a connection, which leaves no descriptor open."""
+    before = open_files()
 
     async def run(scene: Callable[[FrameStream, FrameStream], Awaitable[None]]) -> None:
         ours, theirs = map(FrameStream, socket.socketpair())
@@ -37,7 +34,7 @@ def streams() -> Iterator[Streams]:
             theirs.close()
 
     yield run
-    assert open_descriptors() == before
+    assert not opened_since(before)
 
 
 # Kinds whose frames may carry a body and descriptors.
@@ -86,7 +83,7 @@ def test_no_descriptor_stays_open_when_a_stream_ends_anywhere(
     sent: list[tuple[FrameKind, int, int]], lacking: int, rest: bytes
 ) -> None:
     """Frames may announce more descriptors than came, and be followed by nonsense."""
-    before = open_descriptors()
+    before = open_files()
     decoder = FrameDecoder(1 << 10, 1 << 10)
     data = b"".join(pack_frame(kind, [], 0, announced) for kind, announced, _ in sent) + rest
     sent_count = sum(announced + more for _, announced, more in sent) - lacking
@@ -97,7 +94,7 @@ def test_no_descriptor_stays_open_when_a_stream_ends_anywhere(
         for descriptor in frame.descriptors:
             os.close(descriptor)
     decoder.close()
-    assert open_descriptors() == before
+    assert not opened_since(before)
 
 
 async def test_descriptors_of_whole_frames_are_closed_when_a_bad_frame_follows(

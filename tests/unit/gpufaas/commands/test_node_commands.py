@@ -194,8 +194,9 @@ def test_manager_is_looked_for_where_this_user_may_run_one(monkeypatch: pytest.M
     assert default_address(environment) == "unix:/run/gpufaas/node.sock"
 
 
-def test_table_has_a_line_for_each_model_and_gpu() -> None:
+def test_table_has_a_line_for_each_model_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = time.time()
+    monkeypatch.setattr("gpufaas.commands.cluster.models.time.time", lambda: now_s)
     resident = ROW | {"runtime": "stream", "since": now_s - 7200, "used": now_s - 5}
     stored = ROW | {"gpu": None, "tier": "host", "bytes": 0, "since": None, "used": None}
     stored |= {"uses": 0, "pinned": False}

@@ -38,5 +38,6 @@ def test_settle_leaves_what_is_there_alone_and_still_collects_what_comes_after()
 
     assert frozen > 1_000
     assert Ring.ended > ended_before, "no collection ran"
-    # Frozen objects are still counted, except those whose last reference has just gone.
-    assert frozen - 100 < gc.get_freeze_count() <= frozen
+    # Frozen objects are still counted, except those whose last reference has just gone: a thread
+    # of another test may end meanwhile.
+    assert 0.9 * frozen < gc.get_freeze_count() <= frozen

@@ -5,6 +5,7 @@ import logging
 import time
 from base64 import b64encode
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from gpufaas.daemons.trace_settings import export_settings
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import TraceSettings, read_settings
 from tests.kit.fakes.trace_collector import Collector, a_collector
-from tests.kit.waiting import eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(PATIENCE_S, func_only=True)
 
 TRACE = 32 * "a"
 URL = "http://collector:4318"
@@ -34,8 +35,10 @@ def a_span(number: int = 1, **more: Any) -> Span:
 
 
 def settings(collector: Collector, **more: Any) -> ExportSettings:
-    quick: dict[str, Any] = {"every_s": 0.02, "first_pause_s": 0.01, "headers": {"X-Key": "secret"}}
-    return ExportSettings(f"{collector.url}/v1/traces", **quick | more)
+    """Sends at once, and waits for a slow machine."""
+    usual: dict[str, Any] = {"every_s": 0.02, "first_pause_s": 0.01, "headers": {"X-Key": "secret"}}
+    usual |= {"timeout_s": PATIENCE_S, "closing_s": PATIENCE_S}
+    return ExportSettings(f"{collector.url}/v1/traces", **usual | more)
 
 
 async def test_spans_arrive_as_they_were_noted() -> None:
@@ -90,7 +93,7 @@ async def test_no_call_waits_when_the_collector_hangs() -> None:
     async with a_collector() as collector:
         collector.open.clear()
         before_s = time.monotonic()
-        patient = settings(collector, most_parts=5, closing_s=0.3, timeout_s=60.0)
+        patient = settings(collector, most_parts=5, closing_s=0.3)
         async with SpanExporter(patient) as sink:
             for number in range(1, 21):
                 sink.add(lambda number=number: [a_span(number)])  # type: ignore[misc] # bound here
@@ -218,7 +221,7 @@ async def test_login_is_sent_and_is_in_no_line_about_a_failure(
         named = collector.url.replace("://", "://id:secret@")
         found = export_settings(TraceSettings(endpoint=named), {})
         assert found is not None
-        async with SpanExporter(found) as sink:
+        async with SpanExporter(replace(found, closing_s=PATIENCE_S)) as sink:
             collector.answers = [400]
             sink.add(lambda: [a_span()])
         assert collector.headers[0]["Authorization"].startswith("Basic ")

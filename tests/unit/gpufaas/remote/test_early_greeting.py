@@ -15,9 +15,9 @@ from gpufaas.remote.scheduler_api import SchedulerApi
 from testbed.nodes.manager_client import manager
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = pytest.mark.timeout(120, func_only=True)
 
-_AT_ONCE_S = 0.5
+_MANY, _IN_VAIN_S = 1_000, 60.0  # a pause of a tenth of a second each would take longer
 
 
 async def test_manager_prepares_when_a_function_is_announced(
@@ -57,9 +57,9 @@ def test_announcement_is_dropped_at_once_when_the_manager_is_away_or_does_not_ac
         frozen.bind(str(path))
         early_greeting.announce(f"unix:{path}", "credential")
         frozen.listen(0)
-        for _ in range(5):
+        for _ in range(_MANY):
             early_greeting.announce(f"unix:{path}", "credential")
-    assert time.monotonic() - began_s < _AT_ONCE_S
+    assert time.monotonic() - began_s < _IN_VAIN_S
 
 
 @pytest.mark.parametrize("address", ["tcp:127.0.0.1:{port}", "tls:127.0.0.1:{port}"])

@@ -18,12 +18,13 @@ from pathlib import Path
 
 import pytest
 
+from gpufaas.local.held_ports import HeldPort
 from testbed.page.generated_cluster import GeneratedCluster
 from testbed.page.page_world import PASSWORD, USER
 from testbed.page.served_page import served
+from tests.kit.waiting import PATIENCE_S
 
 COMMAND = [sys.executable, "-m", "gpufaas.cli", "top"]
-PATIENCE_S = 30.0
 ENTERED, LEFT = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
@@ -85,22 +86,23 @@ class Screen:
         until_s = time.monotonic() + PATIENCE_S
         while self.process.poll() is None and time.monotonic() < until_s:
             self._read(0.1)
-        self._read(0.2)
-        return self.process.wait(1.0)
+        status = self.process.wait(1.0)
+        while self._read(0.2):  # a terminal gives a few KiB at a time
+            pass
+        return status
 
-    def _read(self, within_s: float) -> None:
+    def _read(self, within_s: float) -> bool:
         ready, _, _ = select.select([self._end], [], [], within_s)
         if ready:
-            try:
-                self.written += os.read(self._end, 1 << 16)
-            except OSError:  # the other end is closed
-                time.sleep(within_s)
+            self.written += os.read(self._end, 1 << 16)
+        return bool(ready)
 
 
 @contextmanager
 def screen(url: str, secrets: Path, **more: str) -> Iterator[Screen]:
     """The command at a terminal of 140 columns and 30 lines."""
     ours, theirs = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 140, 0, 0))
     process = subprocess.Popen(
         [*COMMAND, *options(url, secrets)],
         stdin=theirs, stdout=theirs, stderr=theirs,
@@ -108,7 +110,6 @@ def screen(url: str, secrets: Path, **more: str) -> Iterator[Screen]:
     )  # fmt: skip
     found = Screen(process, ours)
     try:
-        found.resize(140, 30)
         yield found
     finally:
         process.kill()
@@ -182,8 +183,9 @@ def test_top_leaves_the_terminal_as_it_was_when_it_is_asked_to_end(url: str, sec
 def test_top_reports_that_the_gateway_is_gone_and_continues_when_it_is_back(secrets: Path) -> None:
     cluster = GeneratedCluster(2, 3)
     with ExitStack() as stack:
+        port = stack.enter_context(HeldPort())
         first = ExitStack()
-        url = first.enter_context(served(cluster)).removesuffix("/ui/")
+        url = first.enter_context(served(cluster, port=port.number)).removesuffix("/ui/")
         stack.push(first)
         found = stack.enter_context(screen(url, secrets))
         found.shows("policy lalbo3")
@@ -191,7 +193,7 @@ def test_top_reports_that_the_gateway_is_gone_and_continues_when_it_is_back(secr
         frame = found.shows("not fresh")
         assert "node-00/cuda:0" in frame  # as it was last
         cluster.policy = {"name": "lb", "parameters": {}}
-        stack.enter_context(served(cluster, port=int(url.rpartition(":")[2])))
+        stack.enter_context(served(cluster, port=port.number))
         assert "not fresh" not in found.shows("policy lb")
 
 
@@ -199,8 +201,8 @@ def test_top_prints_once_for_a_pipe(url: str, secrets: Path) -> None:
     for more in ([], ["--once"]):
         done = subprocess.run(
             [*COMMAND, *options(url, secrets), *more],
-            env=environment(secrets, COLUMNS="150"), capture_output=True, text=True, timeout=60,
-            check=True,
+            env=environment(secrets, COLUMNS="150"), capture_output=True, text=True,
+            timeout=PATIENCE_S, check=True,
         )  # fmt: skip
         assert "node-00/cuda:0" in done.stdout
         assert "\x1b" not in done.stdout
@@ -210,7 +212,7 @@ def test_top_prints_once_for_a_pipe(url: str, secrets: Path) -> None:
 def test_top_prints_json(url: str, secrets: Path) -> None:
     done = subprocess.run(
         [*COMMAND, *options(url, secrets), "--json"],
-        env=environment(secrets), capture_output=True, text=True, timeout=60, check=True,
+        env=environment(secrets), capture_output=True, text=True, timeout=PATIENCE_S, check=True,
     )  # fmt: skip
     assert len(json.loads(done.stdout)["gpus"]) == 6
 
@@ -220,7 +222,8 @@ def test_top_explains_in_a_line_why_it_cannot_run(url: str, secrets: Path, tmp_p
     for named, word in ((url, "login"), ("http://127.0.0.1:9", "no gateway answers")):
         done = subprocess.run(
             [*COMMAND, "--once", *options(named, secrets)],
-            env=environment(tmp_path), capture_output=True, text=True, timeout=60, check=False,
+            env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S,
+            check=False,
         )  # fmt: skip
         assert done.returncode == 2
         assert word in done.stderr

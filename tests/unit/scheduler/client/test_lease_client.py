@@ -8,6 +8,7 @@ import pytest
 
 from cache_manager.model.ids import NodeId
 from common.frames.frame_line import FrameLine, LineBroken
+from scheduler.client import lease_client
 from scheduler.client.lease_client import LeaseClient
 from scheduler.model.actions import EndLease
 from scheduler.model.errors import (
@@ -299,8 +300,11 @@ async def test_cancelling_ends_a_lease_whose_answer_no_caller_took() -> None:
         assert (await client.acquire(request("r1"))).placement.gpu == "g0"
 
 
-async def test_frozen_scheduler_is_left_when_another_one_leads() -> None:
+async def test_frozen_scheduler_is_left_when_another_one_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Connections to it are taken, as by the kernel for a process that is frozen."""
+    monkeypatch.setattr(lease_client, "GREETING_S", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         url = f"http://127.0.0.1:{frozen.getsockname()[1]}"
         async with (
@@ -330,9 +334,10 @@ async def test_lease_ends_when_its_grant_was_lost_with_the_line_and_nobody_waits
         await eventually(lambda: not leases, "the lease has ended")
 
 
-async def test_call_that_was_cancelled_and_tried_again_keeps_its_lease_when_the_line_breaks() -> (
-    None
-):
+async def test_call_that_was_cancelled_and_tried_again_keeps_its_lease_when_the_line_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(caller_leases, "RETURN_S", 60.0)
     async with leading() as world, world.leases() as client:
         assert world.office is not None
         holder = await client.acquire(request("holder"))

@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from cache_manager.model.ids import ModelId
+from scheduler.client import operator_client
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.errors import (
     CallerNotAllowed,
@@ -15,6 +16,7 @@ from scheduler.model.errors import (
 )
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.leadership.election import LeaderInfo
+from tests.kit.waiting import PATIENCE_S
 from tests.kit.worlds.service_world import SECRET, World, a_world, leading
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
@@ -23,7 +25,9 @@ pytestmark = pytest.mark.timeout(30, func_only=True)
 MODEL = ModelId("team/be rt?")
 
 
-def operator(*urls: str, role: ApiRole = ApiRole.ADMIN, patience_s: float = 10.0) -> OperatorClient:
+def operator(
+    *urls: str, role: ApiRole = ApiRole.ADMIN, patience_s: float = PATIENCE_S
+) -> OperatorClient:
     return OperatorClient(urls, token(SECRET, role), patience_s=patience_s)
 
 
@@ -115,7 +119,10 @@ async def test_client_finds_the_next_leader_when_the_first_one_is_gone() -> None
             assert client.url == second.url
 
 
-async def test_order_that_must_not_be_repeated_is_given_once_when_its_scheduler_is_silent() -> None:
+async def test_order_that_must_not_be_repeated_is_given_once_when_its_scheduler_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operator_client, "_ANSWERED_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         url = f"http://127.0.0.1:{frozen.getsockname()[1]}"
         async with leading(term=2) as world:
@@ -123,6 +130,7 @@ async def test_order_that_must_not_be_repeated_is_given_once_when_its_scheduler_
             async with operator(url, world.url, patience_s=0.1) as client:
                 with pytest.raises(SchedulerUnreachable, match="it may be carried out"):
                     await client.order(MODEL, "evict", None)
+            monkeypatch.setattr(operator_client, "_ANSWERED_S", 6.0)  # the other one may be slow
             async with operator(url, world.url, patience_s=0.1) as client:
                 await client.pin(MODEL)  # however short its patience is
                 assert await client.pinned() == {MODEL}
@@ -141,13 +149,16 @@ async def test_client_gives_up_when_the_leader_that_a_standby_names_is_out_of_re
         away = "http://127.0.0.1:9"
         standby.service.leader = LeaderInfo("s1", away, 5, "x")
         urls = (away, standby.url, third.url)
-        async with operator(*urls, patience_s=0.1) as client, asyncio.timeout(10):
+        async with operator(*urls, patience_s=0.1) as client, asyncio.timeout(25):
             with pytest.raises(SchedulerUnreachable, match="leads"):
                 await client.pinned()
 
 
-async def test_frozen_scheduler_is_left_when_another_one_leads() -> None:
+async def test_frozen_scheduler_is_left_when_another_one_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Connections to it are taken, as by the kernel for a process that is frozen."""
+    monkeypatch.setattr(operator_client, "_ANSWERED_S", 2.5)
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         url = f"http://127.0.0.1:{frozen.getsockname()[1]}"
         async with leading(term=2) as world, operator(url, world.url) as client:

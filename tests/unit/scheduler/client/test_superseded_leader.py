@@ -65,7 +65,7 @@ async def test_leader_is_elected_above_the_term_that_a_caller_has_met() -> None:
     async with a_world() as former, elected() as world, AsyncExitStack() as stack:
         async with await world.dialed() as line:
             met = await term_of(line) + 1000
-        client = former.leases(world.url)
+        client = former.leases(world.url, patience_s=60.0)
         async with former.service.lead(met) as former.office:
             former.attach(fake_node("n0", gpu("g0", node="n0"), load_s=0.0))
             await stack.enter_async_context(client)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.api import FunctionIdentity
+from gpu_manager.node.leases_in_force import LeaseTimes
 from scheduler.model.events import LeaseReleased
 from scheduler.model.values import LeaseId
 from testbed.nodes.manager_client import SealedWeights
@@ -33,6 +34,8 @@ from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import FrameKind
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
+
+LINGERING = LeaseTimes(linger_s=120.0)  # a lease is not idle because a test is held up
 
 
 @dataclass
@@ -89,7 +92,7 @@ def returned(it: Scheduler) -> list[int]:
 
 async def test_lease_goes_back_when_the_last_call_was_answered(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=LINGERING) as node:
         _, image = await uploaded(node)
         lease = await given(it, image)
         with request(node, image, token(lease)) as function:
@@ -118,7 +121,7 @@ def test_nothing_is_kept_of_requests_that_are_over() -> None:
 @pytest.mark.parametrize("why", ["not sure", "no answer", "another call runs", "another asks"])
 async def test_lease_is_kept_when_a_further_call_may_come(tmp_path: Path, why: str) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=LINGERING) as node:
         _, image = await uploaded(node)
         lease = await given(it, image)
         with request(node, image, token(lease), sure=why != "not sure") as function:
@@ -139,7 +142,7 @@ async def test_lease_is_kept_when_a_further_call_may_come(tmp_path: Path, why: s
 
 async def test_request_learns_how_many_calls_it_made_when_it_ends(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=LINGERING) as node:
         _, image = await uploaded(node)
         lease = await given(it, image)
         with request(node, image, token(lease), sure=False) as function:
@@ -155,7 +158,7 @@ async def test_request_learns_how_many_calls_it_made_when_it_ends(tmp_path: Path
 
 async def test_request_gets_another_lease_when_it_makes_a_further_call(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=LINGERING) as node:
         _, image = await uploaded(node)
         lease = await given(it, image)
         with request(node, image, token(lease)) as function:
@@ -179,13 +182,13 @@ async def test_request_goes_to_another_node_when_its_own_is_busy(
 ) -> None:
     it = await a_scheduler()
     more: dict[str, Any] = {} if reached else {"advertise": ("unix:@gpufaas-nobody",)}
-    async with joined(tmp_path, it.url) as near:
+    async with joined(tmp_path, it.url, leases=LINGERING) as near:
         _, image = await uploaded(near)
         lease = await given(it, image)
         with request(near, image, token(lease)) as function:
             await function.call()
             await given(it, image, "gateway/2")
-            async with joined(tmp_path, it.url, name="n1", **more):
+            async with joined(tmp_path, it.url, name="n1", leases=LINGERING, **more):
                 await eventually(lambda: len(it.driver.status().gpus) == 2)
                 call_lease = await function.call_lease()
                 if reached:
@@ -204,7 +207,7 @@ async def test_request_goes_to_another_node_when_its_own_is_busy(
 
 async def test_request_asks_by_itself_when_its_caller_has_ended_it(tmp_path: Path) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=LINGERING) as node:
         _, image = await uploaded(node)
         lease = await given(it, image)
         with request(node, image, token(lease)) as function:
@@ -220,7 +223,7 @@ async def test_answer_stands_when_the_manager_is_gone_before_the_lease_goes_back
     tmp_path: Path,
 ) -> None:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=LINGERING) as node:
         _, image = await uploaded(node)
         lease = await given(it, image)
         with request(node, image, token(lease)) as function:
@@ -257,7 +260,7 @@ class StandingRequests:
 @asynccontextmanager
 async def standing_requests(tmp_path: Path) -> AsyncIterator[StandingRequests]:
     it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
+    async with joined(tmp_path, it.url, leases=LINGERING) as node:
         _, image = await uploaded(node)
         lease = await given(it, image, caller="gateway")
         address = str(node.manager.addresses[0])

@@ -4,13 +4,13 @@ import fcntl
 import gc
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.kit.processes.open_files import open_files, opened_since
 from torch_shim.errors import BadFrame
 from torch_shim.remote.received_results import AnswerLayout, Results
 from torch_shim.wire.frame_socket import Frame
@@ -45,10 +45,6 @@ def answer(
     channel: Any = SimpleNamespace(arena=arena)
     peer = WorkerPeer("w", takes_files_back=True)
     return Results(frame, channel, peer, [INPUT, 3], known), peer
-
-
-def _descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def _lists(entries: Any) -> Any:
@@ -105,11 +101,11 @@ def test_answer_is_refused_when_it_does_not_fit_together(
 ) -> None:
     if by_file and "body" not in absurd:
         absurd = {"file_bytes": 8, **absurd}
-    before = _descriptors()
+    before = open_files()
     with pytest.raises(BadFrame):
         answer(**absurd)
     gc.collect()
-    assert _descriptors() == before, "a descriptor was left open"
+    assert not opened_since(before), "a descriptor was left open"
 
 
 @pytest.mark.parametrize("offset", [1, 49, 1 << 62])

@@ -102,7 +102,7 @@ async def test_running_function_does_not_change_with_its_source() -> None:
 
 
 async def test_update_never_leaves_the_function_without_an_instance() -> None:
-    async with world() as there:
+    async with world(drain_s=60.0) as there:
         there.build("f", "def handle(event, context):\n    return 'one'\n")
         f = await there.deploy()
         (old,) = await there.ready(f)

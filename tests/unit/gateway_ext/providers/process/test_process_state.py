@@ -125,7 +125,7 @@ async def test_instances_die_and_leftovers_are_cleaned_when_the_gateway_is_kille
     tmp_path: Path,
 ) -> None:
     script = """
-        import asyncio, sys
+        import asyncio, json, sys
         from tests.kit.processes.process_functions import Heard, World, call
         from pathlib import Path
         async def main():
@@ -133,8 +133,8 @@ async def test_instances_die_and_leftovers_are_cleaned_when_the_gateway_is_kille
             await there.provider.start(there.heard)
             f = await there.deploy()
             (endpoint,) = await there.ready(f)
-            await call(endpoint, "/child")
-            print(endpoint.instance, flush=True)
+            main = json.loads(await call(endpoint, "/child"))["pid"]
+            print(endpoint.instance, main, flush=True)
             await asyncio.sleep(100)
         asyncio.run(main())
     """
@@ -146,8 +146,8 @@ async def test_instances_die_and_leftovers_are_cleaned_when_the_gateway_is_kille
     command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as gateway:
         assert gateway.stdout is not None
-        instance = gateway.stdout.readline().decode().strip()
-        main, *_ = marked(instance)
+        instance, pid = gateway.stdout.readline().decode().split()
+        main = int(pid)
         gateway.kill()
     wait_until(lambda: main not in marked(instance), "end of the instance")
     assert marked(instance), "what hides in another session lives until the next start"

@@ -140,8 +140,8 @@ async def test_another_worker_follows_from_the_beginning_when_the_first_one_dies
         loading = it.load()
         await it.followed()
         it.arrival.say(4096)
-        assert it.runtime.server_pid is not None
-        (worker,) = children_of(it.runtime.server_pid)
+        (model,) = it.runtime.hosted
+        worker = model.host.pid
         os.kill(worker, signal.SIGKILL)
         await it.followed(times=2)
         it.arrival.say(it.total)

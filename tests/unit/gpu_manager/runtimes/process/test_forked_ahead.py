@@ -33,15 +33,20 @@ class World:
 
     def forked(self) -> list[int]:
         """The processes that the fork server has made and that live."""
-        assert self.runtime.server_pid is not None
-        return children_of(self.runtime.server_pid)
+        server = self.runtime.server_pid
+        return [] if server is None else children_of(server)
 
     async def ready(self) -> int:
-        """Wait for the one that is forked ahead."""
-        await eventually(lambda: self.runtime.forked == 1, "a process is forked ahead")
-        hosting = {found.host.pid for found in self.runtime.hosted}
-        (pid,) = set(self.forked()) - hosting
+        """Wait for the one that is forked ahead, and until those that have died are gone."""
+        await eventually(self._is_ready, "a process is forked ahead")
+        (pid,) = self._idle()
         return pid
+
+    def _is_ready(self) -> bool:
+        return self.runtime.forked == 1 and len(self._idle()) == 1
+
+    def _idle(self) -> set[int]:
+        return set(self.forked()) - {found.host.pid for found in self.runtime.hosted}
 
     async def load(self, model: str) -> HostedModel:
         names = (model, "t", "g0", "cpu", DIGEST, self._table, self._total, self._image)
@@ -53,6 +58,7 @@ class World:
 
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
+    before = open_files()
     runtime = ProcessRuntime(Watcher(), ["cpu"], ProcessSettings(pool=POOL, load_timeout_s=20))
     runtime.prepare()
     it = World(runtime)
@@ -63,6 +69,8 @@ async def world() -> AsyncIterator[World]:
         await runtime.close()
         it.close()
         assert server is None or not children_of(server)
+        # One that was being forked ends a moment after the server; the loop closes its pidfd.
+        await eventually(lambda: not opened_since(before), "no descriptor is left")
 
 
 def lively(test: Callable[[World], Awaitable[None]]) -> Callable[[], None]:

@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -16,20 +17,19 @@ import torch
 from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.runtime import Emulation, PressureAnswer
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker
-from tests.kit.worlds.worker_machine import Machine, children_of, pid_of, until_it_computes
+from tests.kit.waiting import PATIENCE_S, eventually
+from tests.kit.worlds.worker_machine import (
+    LONG,
+    Machine,
+    children_of,
+    pid_of,
+    until_it_computes,
+)
 from tests.unit.gpu_manager.worker.calls.caller import Caller, CallFailed, program, step, weight
 from torch_shim.errors import ConnectionLost
-from torch_shim.wire.programs import DeviceName, Ref
-
-Answer = TypeVar("Answer")
+from torch_shim.wire.programs import Ref
 
 DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
-# Runs for as long as it is let: some seconds.
-LONG = program(
-    step("t:torch.ones", [1200, 1200], device=DeviceName("cuda")),
-    *(step("o:matmul", Ref(1), Ref(1 + n)) for n in range(2000)),
-    output=[],
-)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def _machine() -> Iterator[Machine]:
 def machine(_machine: Machine) -> Iterator[Machine]:
     """The machine, which every test must leave with as many processes as it found."""
     watcher = _machine.watcher
-    watcher.runs, watcher.deaths, watcher.pressures = [], [], []
+    watcher.runs, watcher.deaths, watcher.pressures, watcher.claims = [], [], [], []
     yield _machine
     for hosted in _machine.runtime.hosted:  # whatever the test left
         _machine.run(hosted.unload())
@@ -116,7 +116,7 @@ def test_lease_ends_at_once_when_no_call_is_in_flight(machine: Machine) -> None:
 
 def test_lease_ends_with_its_call_when_one_is_in_flight(machine: Machine) -> None:
     hosted = machine.load(emulation=Emulation(run_s=0.4))
-    machine.admit(hosted)
+    machine.admit(hosted, session="f")  # so that it says when the call has come
     order: list[str] = []
 
     async def scene(caller: Caller) -> None:
@@ -125,8 +125,8 @@ def test_lease_ends_with_its_call_when_one_is_in_flight(machine: Machine) -> Non
             order.append("answered")
 
         calling = asyncio.create_task(call())
-        await asyncio.sleep(0.2)
-        await hosted.end(7)
+        await eventually(lambda: machine.watcher.claims, "the call is in flight")
+        await hosted.end(7, grace_s=PATIENCE_S)
         order.append("ended")
         await calling
 
@@ -162,7 +162,7 @@ def test_every_end_is_answered_when_many_ask_about_one_lease(machine: Machine) -
 
     async def ask(rounds: int) -> None:
         for _ in range(rounds):
-            await hosted.end(0, grace_s=1)
+            await hosted.end(0, grace_s=PATIENCE_S)
 
     async def scene() -> None:
         await asyncio.gather(*(ask(rounds) for rounds in range(40, 72)))
@@ -173,13 +173,15 @@ def test_every_end_is_answered_when_many_ask_about_one_lease(machine: Machine) -
 
 
 def test_worker_lives_when_it_is_the_manager_that_was_held_up(machine: Machine) -> None:
-    hosted = machine.load()
+    hosted: Any = machine.load()
     machine.admit(hosted)
 
     async def scene() -> None:
         ending = asyncio.create_task(hosted.end(7, grace_s=0.1))
         await asyncio.sleep(0)  # the order is on its way
-        time.sleep(0.4)  # nothing runs here meanwhile: that is the point
+        # Nothing runs here meanwhile, and nobody reads the answer: that is the point.
+        assert select.select([hosted.worker.stream.socket], [], [], PATIENCE_S)[0]
+        time.sleep(0.4)
         await ending
 
     machine.run(scene())
@@ -253,8 +255,8 @@ def test_spare_is_replaced_when_it_was_taken_or_died(machine: Machine) -> None:
         return machine.runtime.spare_workers("cpu")
 
     machine.until(lambda: bool(spares()), "a spare")
-    taken = spares()[0]
-    assert pid_of(machine.load()) == taken.pid
+    ready = {spare.pid for spare in spares()}
+    assert pid_of(machine.load()) in ready
     machine.until(lambda: bool(spares()), "another spare")
     victim = spares()[0]
     os.kill(victim.pid, signal.SIGKILL)
@@ -372,10 +374,8 @@ def test_descriptors_are_as_before_when_models_came_and_went(machine: Machine) -
         with machine.connect(hosted) as caller:
             machine.call(caller, DOUBLE, torch.ones(2))
         machine.run(hosted.unload())
-    machine.until(
-        lambda: held() == before,
-        "as many descriptors as before",
-    )
+    # What was held before may have been more: that of a spare that was made or ended just then.
+    machine.until(lambda: held() <= before, "no more descriptors than before")
 
 
 def test_channel_closes_and_the_worker_goes_on_when_a_shim_talks_nonsense(

@@ -9,7 +9,7 @@ import torch
 
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.calls.calls_together import CallNeeds, CallsTogether
-from tests.kit.waiting import PATIENCE_S
+from tests.kit.waiting import PATIENCE_S, wait_until
 from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force
 
 PLAIN = CallNeeds(Arithmetic(), torch.float32, random=False)
@@ -108,10 +108,11 @@ def test_nobody_overtakes_a_call_that_waits() -> None:
     with together.call(PLAIN):
         other = waiting(together, DOUBLE)
         differs = other.__enter__()
-        assert not differs.wait(0.05)
+        wait_until(lambda: len(together._waiting) == 1, "it is in line")  # noqa: SLF001 - the line
         late = waiting(together, PLAIN)
         agrees = late.__enter__()
         assert not agrees.wait(0.05)
+        assert not differs.is_set()
     other.__exit__(None, None, None)
     late.__exit__(None, None, None)
     assert differs.is_set()

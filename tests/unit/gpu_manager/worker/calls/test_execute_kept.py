@@ -123,7 +123,7 @@ def test_result_is_kept_when_it_was_given_a_key() -> None:
 
 
 def test_call_asks_for_memory_when_its_peak_is_above_the_limit() -> None:
-    what = program(step("m:repeat", Ref(0), 1 << 20), step("m:sum", Ref(1)), output=[Ref(2)])
+    what = program(step("m:repeat", Ref(0), 1 << 21), step("m:sum", Ref(1)), output=[Ref(2)])
     worker = LocalWorker()
     used_bytes = worker.device.used_bytes()
     worker.executor.memory.set_limit(used_bytes + (8 << 20))
@@ -131,9 +131,10 @@ def test_call_asks_for_memory_when_its_peak_is_above_the_limit() -> None:
         with pytest.raises(CallFailed) as failed:
             caller.call(what, torch.ones(16))
         assert failed.value.failure == "out of memory"
+        # 128 MiB; this process may have less of its own by then.
         assert worker.pressures[0] > used_bytes + (60 << 20)
         worker.relief = (1 << 40, True)
-        assert caller.call(what, torch.ones(16)).outputs[0].item() == 16 << 20
+        assert caller.call(what, torch.ones(16)).outputs[0].item() == 16 << 21
         assert len(worker.pressures) == 2
         caller.call(what, torch.ones(16))
         assert len(worker.pressures) == 2

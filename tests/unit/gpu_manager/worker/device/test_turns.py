@@ -12,6 +12,7 @@ import pytest
 
 from gpu_manager.worker.device.gpu_turns import GpuTurns, kill_turn_holder, make_turns, turn_holder
 from tests.kit.places import ROOT
+from tests.kit.waiting import PATIENCE_S
 
 # Takes a turn for each line that it hears, says so, and ends it at the next line.
 WORKER = """
@@ -24,15 +25,18 @@ while sys.stdin.readline():
         sys.stdin.readline()
     print("out", flush=True)
 """
-# Takes turns as fast as it can, and says at the end how many they were.
+# Takes turns as fast as it can until it hears a line, and says at the end how many they were.
 GREEDY = """
-import sys, time
+import select, sys, time
 from gpu_manager.worker.device.gpu_turns import GpuTurns
-turns, until_s, count = GpuTurns(int(sys.argv[1])), float(sys.argv[2]), 0
-while time.monotonic() < until_s:
+turns, enough, count = GpuTurns(int(sys.argv[1])), int(sys.argv[2]), 0
+print("wants", flush=True)
+while not select.select([sys.stdin], [], [], 0)[0]:
     with turns:
         time.sleep(0.001)
         count += 1
+    if count == enough:
+        print("enough", flush=True)
 print(count, flush=True)
 """
 
@@ -83,19 +87,19 @@ def workers(turns: int) -> Iterator[list[Worker]]:
 def test_second_worker_waits_until_the_first_ones_turn_is_over(workers: list[Worker]) -> None:
     first, second, _ = workers
     first.say()
-    assert first.hears(20.0) == "in"
+    assert first.hears(PATIENCE_S) == "in"
     second.say()
     assert second.hears(0.3) == ""
     first.say()
-    assert first.hears(5.0) == "out"
-    assert second.hears(5.0) == "in"
+    assert first.hears(PATIENCE_S) == "out"
+    assert second.hears(PATIENCE_S) == "in"
 
 
 @pytest.mark.parametrize("waiting", ["in its turn", "next in line"])
 def test_turn_goes_on_when_a_worker_is_killed(workers: list[Worker], waiting: str) -> None:
     first, second, third = workers
     first.say()
-    assert first.hears(20.0) == "in"
+    assert first.hears(PATIENCE_S) == "in"
     second.say()
     assert second.hears(0.3) == ""
     if waiting == "next in line":
@@ -103,11 +107,11 @@ def test_turn_goes_on_when_a_worker_is_killed(workers: list[Worker], waiting: st
         third.say()
         assert third.hears(0.3) == ""
         first.say()
-        assert first.hears(5.0) == "out"
-        assert third.hears(5.0) == "in"
+        assert first.hears(PATIENCE_S) == "out"
+        assert third.hears(PATIENCE_S) == "in"
     else:
         first.process.send_signal(signal.SIGKILL)
-        assert second.hears(5.0) == "in"
+        assert second.hears(PATIENCE_S) == "in"
 
 
 def test_worker_that_lets_others_go_first_has_its_turn_again_afterwards(
@@ -118,18 +122,22 @@ def test_worker_that_lets_others_go_first_has_its_turn_again_afterwards(
         workers[0].say()
         assert workers[0].hears(0.5) == ""
         with ours.yielded():
-            assert workers[0].hears(20.0) == "in"
+            assert workers[0].hears(PATIENCE_S) == "in"
             workers[0].say()
-            assert workers[0].hears(5.0) == "out"
+            assert workers[0].hears(PATIENCE_S) == "out"
         workers[0].say()
         assert workers[0].hears(0.3) == ""
-    assert workers[0].hears(5.0) == "in"
+    assert workers[0].hears(PATIENCE_S) == "in"
 
 
 def test_nobody_starves_when_all_want_the_next_turn_at_once(turns: int) -> None:
-    until_s = time.monotonic() + 3.0
-    greedy = [Worker(GREEDY, turns, str(until_s)) for _ in range(3)]
-    counts = [int(worker.hears(30.0)) for worker in greedy]
+    with GpuTurns(turns):  # so that all begin together
+        greedy = [Worker(GREEDY, turns, "500") for _ in range(3)]
+        assert [worker.hears(PATIENCE_S) for worker in greedy] == ["wants"] * 3
+    assert [worker.hears(PATIENCE_S) for worker in greedy] == ["enough"] * 3
+    for worker in greedy:
+        worker.say()
+    counts = [int(worker.hears(PATIENCE_S)) for worker in greedy]
     for worker in greedy:
         worker.stop()
     assert min(counts) > max(counts) / 10
@@ -151,13 +159,13 @@ def test_holder_of_the_turn_is_known_and_can_be_killed(turns: int, workers: list
     assert turn_holder(turns) is None
     first, second, _ = workers
     first.say()
-    assert first.hears(20.0) == "in"
+    assert first.hears(PATIENCE_S) == "in"
     assert turn_holder(turns) == first.process.pid
     kill_turn_holder(turns, second.process.pid)
     kill_turn_holder(turns, first.process.pid)
-    assert first.process.wait(5.0) == -signal.SIGKILL
+    assert first.process.wait(PATIENCE_S) == -signal.SIGKILL
     second.say()
-    assert second.hears(20.0) == "in"
+    assert second.hears(PATIENCE_S) == "in"
 
 
 def test_nobody_can_write_to_the_file_of_turns(turns: int) -> None:

@@ -13,6 +13,6 @@ def test_up_refuses_when_it_is_told_to_have_an_etcd_and_none(
 ) -> None:
     monkeypatch.setenv("GPUFAAS_ETCD_ENDPOINTS", "http://127.0.0.1:1")
     with HeldPort() as port:
-        listen = f"127.0.0.1:{port.number}"
-    assert main(["up", "--without-etcd", "--state", str(tmp_path / "s"), "--listen", listen]) != 0
+        command = ["up", "--without-etcd", "--state", str(tmp_path / "s")]
+        assert main([*command, "--listen", port.address]) != 0
     assert "the configuration names an etcd" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from scheduler.core.billing.charges import CHARGES
 from scheduler.model.errors import MalformedRequest
 from scheduler.service.billing.prices import Billing
 from scheduler.service.http.access import ApiRole, token
+from scheduler.service.leadership import election
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Settings
@@ -100,7 +101,10 @@ async def test_whole_bill_is_written_again_when_the_datastore_has_lost_it() -> N
         running.cancel()
 
 
-async def test_bill_is_written_at_the_end_of_a_term_and_read_by_the_next_leader() -> None:
+async def test_bill_is_written_at_the_end_of_a_term_and_read_by_the_next_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(election, "LEASE_TTL_S", 600)  # else a hold-up ends the term
     store = MemoryStore()
     made = [SchedulerService(Settings(), SECRET, "s0", "http://s0") for _ in range(2)]
     billed = []

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import aiohttp
 import pytest
 
+from common.http.asgi import App, Receive, Scope, Send
 from common.http.server_protocol import Limits
 from gpu_manager.attachment.attachment import Attachment
 from scheduler.service.http.access import ApiRole, token
@@ -25,16 +26,29 @@ MOST, STRANGERS = 16, 100
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+class Asked:
+    """Notes the paths of the requests that a service has begun to serve."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.paths: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.paths.append(scope["path"])
+        await self.app(scope, receive, send)
+
+
 @asynccontextmanager
-async def small_scheduler() -> AsyncIterator[str]:
-    """The URL of a leader that takes few connections."""
+async def small_scheduler() -> AsyncIterator[tuple[str, Asked]]:
+    """The URL of a leader that takes few connections, and what it was asked."""
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     settings = Settings(scheduler=Serving(attach_grace_s=1.0))
     service = SchedulerService(settings, SECRET, "s0", url)
     limits = Limits(connections=MOST)
-    async with serving(service.app, listener, limits, service.serve_stream), service.lead(1):
-        yield url
+    asked = Asked(service.app)
+    async with serving(asked, listener, limits, service.serve_stream), service.lead(1):
+        yield url, asked
 
 
 @asynccontextmanager
@@ -70,8 +84,12 @@ async def open_count(peers: list[Peer]) -> int:
 
 async def test_manager_attaches_and_stays_while_strangers_take_every_connection() -> None:
     slow = (b"", b"GET /readyz HT", b"GET /nodes/n9/stream HTTP/1.1\r\n" + UPGRADE)
-    async with small_scheduler() as url, strangers(url, STRANGERS, *slow) as crowd:
-        assert await open_count(crowd) <= MOST
+    async with small_scheduler() as (url, _), strangers(url, STRANGERS, *slow) as crowd:
+
+        async def most_are_gone() -> bool:
+            return await open_count(crowd) <= MOST
+
+        await eventually(most_are_gone, "strangers make room for each other")
         node = a_node()
         attachment = Attachment([url], node.name, SECRET)
         node.reports = attachment
@@ -90,9 +108,9 @@ async def test_manager_attaches_and_stays_while_strangers_take_every_connection(
 async def test_request_in_progress_outlasts_any_number_of_strangers() -> None:
     bearer = {"Authorization": f"Bearer {token(SECRET, ApiRole.CALLER)}"}
     body = {"request": "r1", "function": "f", "models": ["bert"]}
-    async with small_scheduler() as url, aiohttp.ClientSession(headers=bearer) as session:
+    async with small_scheduler() as (url, asked), aiohttp.ClientSession(headers=bearer) as session:
         waiting = asyncio.create_task(session.post(f"{url}/acquire", json=body))
-        await asyncio.sleep(0.2)
+        await eventually(lambda: asked.paths == ["/acquire"], "it is in progress")
         async with strangers(url, STRANGERS, b""):
             answer = await waiting
             assert answer.status == 503  # no GPU came in the grace

@@ -78,7 +78,7 @@ async def test_requests_that_wait_keep_the_order_of_their_arrival() -> None:
         holder = await world.acquire("r0")
         late = asyncio.create_task(world.acquire("late"))
         await eventually(lambda: waiting(world) == 1)
-        early = asyncio.create_task(world.acquire("early", waited_s=5.0))
+        early = asyncio.create_task(world.acquire("early", waited_s=60.0))
         await eventually(lambda: waiting(world) == 2)
         await world.release(holder.body["lease"])
         assert (await early).status == 200
@@ -129,7 +129,7 @@ async def test_caller_is_refused_when_no_gpu_comes_within_the_grace() -> None:
 
 
 async def test_caller_waits_for_the_first_gpu_within_the_grace() -> None:
-    async with a_world() as world, world.service.lead(1) as world.office:
+    async with a_world(attach_grace_s=60.0) as world, world.service.lead(1) as world.office:
         asked = asyncio.create_task(world.acquire("r0"))
         await asyncio.sleep(0.05)
         assert not asked.done()
@@ -201,10 +201,19 @@ async def test_request_is_cancelled_when_its_caller_goes_away() -> None:
         await eventually(lambda: world.service.meters.answered["/acquire", 499] == 1)
 
 
-async def test_caller_that_goes_away_while_no_gpu_is_there_leaves_nothing() -> None:
-    async with a_world() as world, world.service.lead(1) as office:
+async def test_caller_that_goes_away_while_no_gpu_is_there_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_world(attach_grace_s=60.0) as world, world.service.lead(1) as office:
+        waits, some_gpu = asyncio.Event(), office.some_gpu
+
+        async def noted() -> None:
+            waits.set()
+            await some_gpu()
+
+        monkeypatch.setattr(office, "some_gpu", noted)
         asked = asyncio.create_task(world.acquire("r0"))
-        await asyncio.sleep(0.05)
+        await waits.wait()
         asked.cancel()
         await eventually(lambda: world.service.meters.answered["/acquire", 499] == 1)
         assert office.core.requests == {}

@@ -12,34 +12,41 @@ from scheduler.model.events import GpuDraining, NodeHeard, NodeSilent
 from scheduler.service.http.scheduler_server import listen, serving
 from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu
+from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import a_world, leading
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
 
-async def answered(path: str, method: bytes = b"GET", within_s: float = 2.0) -> list[bytes]:
+async def answered(path: str, method: bytes = b"GET") -> list[bytes]:
     """The pieces in which an application's answer comes, by one read each."""
     listener = listen("127.0.0.1", 0)
-    async with serving(_app, listener):
+    begun = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        del receive
+        await _answer(scope, send, begun)
+
+    async with serving(app, listener):
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(method + b" %s HTTP/1.1\r\nhost: here\r\n\r\n" % path.encode())
         pieces: list[bytes] = []
-        async with asyncio.timeout(within_s):
-            while b"end" not in b"".join(pieces):
-                pieces.append(await reader.read(65536))
+        while b"end" not in b"".join(pieces):
+            pieces.append(await reader.read(65536))
+            begun.set()
         writer.close()
         return pieces
 
 
-async def _app(scope: Scope, receive: Receive, send: Send) -> None:
-    del receive
+async def _answer(scope: Scope, send: Send, begun: asyncio.Event) -> None:
+    """Answer by the path; a late body comes when its client has read the beginning."""
     headers = [(b"x-is", b"end" if scope["path"] in {"/empty", "/head"} else b"begun")]
     if scope["path"] == "/whole":
         headers.append((b"content-length", b"3"))
     status = 204 if scope["path"] == "/empty" else 200
     await send({"type": "http.response.start", "status": status, "headers": headers})
     if scope["path"] == "/late":
-        await asyncio.sleep(0.2)
+        await begun.wait()
     await send({"type": "http.response.body", "body": b"" if status == 204 else b"end"})
 
 
@@ -112,5 +119,9 @@ async def test_scheduler_that_stopped_is_freed_with_its_routes() -> None:
         assert (await world.get("/policy")).status == 200
         service = weakref.ref(world.service)
     del world
-    gc.collect()
-    assert service() is None
+
+    def is_freed() -> bool:
+        gc.collect()
+        return service() is None
+
+    await eventually(is_freed, "the service is freed")

@@ -4,15 +4,18 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 
+import pytest
 from aiohttp import web
 
 from scheduler.model.errors import StoreUnavailable
+from scheduler.service.leadership import leader_query
 from scheduler.service.leadership.election import Leadership
 from scheduler.service.leadership.leader_query import term_at
 from scheduler.service.leadership.rivals import CANDIDATES, standing_by, watch_rivals
 from scheduler.store.datastore import Listing, StoreLease
 from scheduler.store.memory_store import MemoryStore
 from testbed.virtual_time import until, virtually
+from tests.kit.waiting import PATIENCE_S
 
 LOG = logging.getLogger("tests.rivals")
 
@@ -108,7 +111,10 @@ async def test_a_leader_loses_when_the_datastore_is_away_and_a_candidate_leads()
         scene.store.away = False
 
 
-async def test_a_scheduler_reports_its_term_when_it_leads_and_0_in_any_other_case() -> None:
+async def test_a_scheduler_reports_its_term_when_it_leads_and_0_in_any_other_case(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leader_query, "_PATIENCE_S", PATIENCE_S)
     answers: list[object] = [
         {"leading": True, "term": 7},
         {"leading": False, "term": None},

@@ -23,10 +23,11 @@ from tests.kit.worlds.cluster_in_process import (
     attached,
     leases_of,
 )
+from tests.unit.scheduler.service.nodes.steady_streams import STEADY
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
 
-PATIENT = replace(TIMES, grace_s=5.0)
+PATIENT = replace(STEADY, grace_s=60.0)
 
 
 def snapshots(events: list[object]) -> int:
@@ -204,8 +205,8 @@ async def test_node_is_offered_again_when_its_manager_starts_again_after_a_break
 
 
 async def test_node_is_given_up_when_it_stays_away_and_is_taken_back_when_it_comes() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with Wire.to(it.url) as wire, attached(node, wire.url) as attachment:
+    it, node = await a_scheduler(times=STEADY), a_node()
+    async with Wire.to(it.url) as wire, attached(node, wire.url, times=STEADY) as attachment:
         held = await it.driver.acquire(request("r1"))
         await eventually(lambda: not node.loading and node.leases)
         wire.down()
@@ -229,8 +230,9 @@ async def test_node_is_given_up_when_it_stays_away_and_is_taken_back_when_it_com
 
 
 async def test_silent_stream_is_given_up_by_both_ends_when_the_network_loses_everything() -> None:
-    it, node = await a_scheduler(times=PATIENT), a_node()
-    async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT) as attachment:
+    times = replace(TIMES, grace_s=60.0)
+    it, node = await a_scheduler(times=times), a_node()
+    async with Wire.to(it.url) as wire, attached(node, wire.url, times=times) as attachment:
         held = await attachment.acquire(request("r1"))
         wire.freeze()
         await eventually(lambda: not attachment.connected)

@@ -14,15 +14,17 @@ from tests.kit.cores.builders import model, request
 from tests.kit.network.held_up import hold_up_between_requests
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import (
-    TIMES,
     ReportingNode,
     Scheduler,
     Wire,
     a_node,
-    a_scheduler,
     a_standby,
-    attached,
     leases_of,
+)
+from tests.unit.scheduler.service.nodes.steady_streams import (
+    STEADY,
+    a_steady_scheduler,
+    steadily_attached,
 )
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
@@ -50,8 +52,8 @@ async def warm(it: Scheduler, node: ReportingNode, *models: str) -> None:
 
 
 async def test_models_and_leases_stay_when_a_leader_of_a_higher_term_takes_over() -> None:
-    old, node = await a_scheduler(term=3), a_node()
-    async with attached(node, old.url) as attachment:
+    old, node = await a_steady_scheduler(term=3), a_node()
+    async with steadily_attached(node, old.url) as attachment:
         await warm(old, node, "vit", "bert")
         held = await attachment.acquire(request("r1", "vit"))
         waiting = asyncio.ensure_future(attachment.acquire(request("r2", "bert")))
@@ -59,7 +61,7 @@ async def test_models_and_leases_stay_when_a_leader_of_a_higher_term_takes_over(
         orders = len(node.orders)
         await old.stop()
 
-        new = await a_scheduler(term=4, port=port(old))
+        new = await a_steady_scheduler(term=4, port=port(old))
 
         await eventually(lambda: new.driver.status().waiting)
         assert leases_of(new) == set(node.leases) == {held.lease}
@@ -76,13 +78,13 @@ async def test_models_and_leases_stay_when_a_leader_of_a_higher_term_takes_over(
 
 
 async def test_least_recently_used_model_leaves_first_when_a_new_leader_needs_room() -> None:
-    old, node = await a_scheduler(term=3), a_node()
-    async with attached(node, old.url) as attachment:
+    old, node = await a_steady_scheduler(term=3), a_node()
+    async with steadily_attached(node, old.url) as attachment:
         for name in ("vit", "bert", "gpt"):
             attachment.report(ModelRegistered(model(name, memory_mb=3000)))
         await warm(old, node, "bert", "vit")
         await old.stop()
-        new = await a_scheduler(term=4, port=port(old))
+        new = await a_steady_scheduler(term=4, port=port(old))
         await eventually(lambda: new.driver.status().gpus)
 
         await attachment.acquire(request("r1", "gpt"))
@@ -92,12 +94,12 @@ async def test_least_recently_used_model_leaves_first_when_a_new_leader_needs_ro
 
 
 async def test_sizes_of_models_are_reported_again_when_a_new_leader_knows_nothing() -> None:
-    old, node = await a_scheduler(term=3), a_node()
-    async with attached(node, old.url) as attachment:
+    old, node = await a_steady_scheduler(term=3), a_node()
+    async with steadily_attached(node, old.url) as attachment:
         attachment.report(ModelRegistered(model("vit", memory_mb=3000)))
         await attachment.attached()
         await old.stop()
-        new = await a_scheduler(term=4, port=port(old))
+        new = await a_steady_scheduler(term=4, port=port(old))
         await eventually(lambda: new.driver.status().gpus)
         await attachment.acquire(request("r1", "vit"))
         (order,) = node.given(Prepare)
@@ -106,11 +108,11 @@ async def test_sizes_of_models_are_reported_again_when_a_new_leader_knows_nothin
 
 
 async def test_leader_of_a_lower_term_is_refused_and_notified_when_a_higher_one_was_met() -> None:
-    first, node = await a_scheduler(term=5), a_node()
-    async with attached(node, first.url) as attachment:
+    first, node = await a_steady_scheduler(term=5), a_node()
+    async with steadily_attached(node, first.url) as attachment:
         held = await attachment.acquire(request("r1"))
         await first.stop()
-        stale = await a_scheduler(term=4, port=port(first))
+        stale = await a_steady_scheduler(term=4, port=port(first))
 
         await eventually(lambda: stale.fenced)
 
@@ -120,7 +122,7 @@ async def test_leader_of_a_lower_term_is_refused_and_notified_when_a_higher_one_
         assert not attachment.connected
         assert set(node.leases) == {held.lease}
         await stale.stop()
-        next_one = await a_scheduler(term=6, port=port(first))
+        next_one = await a_steady_scheduler(term=6, port=port(first))
         await eventually(lambda: next_one.driver.status().gpus)
         assert leases_of(next_one) == {held.lease}
         await next_one.stop()
@@ -128,11 +130,11 @@ async def test_leader_of_a_lower_term_is_refused_and_notified_when_a_higher_one_
 
 async def test_leader_in_the_same_term_is_followed_when_it_was_started_again() -> None:
     """Without etcd a scheduler may not know that it led before."""
-    first, node = await a_scheduler(term=5), a_node()
-    async with attached(node, first.url) as attachment:
+    first, node = await a_steady_scheduler(term=5), a_node()
+    async with steadily_attached(node, first.url) as attachment:
         held = await attachment.acquire(request("r1"))
         await first.stop()
-        again = await a_scheduler(term=5, port=port(first))
+        again = await a_steady_scheduler(term=5, port=port(first))
         await eventually(lambda: again.driver.status().gpus)
         assert leases_of(again) == {held.lease}
         attachment.release(held.lease)
@@ -142,9 +144,9 @@ async def test_leader_in_the_same_term_is_followed_when_it_was_started_again() -
 
 async def test_manager_goes_over_when_another_leader_was_elected_behind_its_leaders_back() -> None:
     """The old leader is cut off from its store, not from the nodes, and gives leases on."""
-    old, new = await a_scheduler(term=1), await a_scheduler(term=2)
+    old, new = await a_steady_scheduler(term=1), await a_steady_scheduler(term=2)
     node = a_node()
-    async with attached(node, old.url, new.url) as attachment:
+    async with steadily_attached(node, old.url, new.url) as attachment:
         await eventually(lambda: leases_of(new) or new.driver.status().gpus)
         assert old.fenced == [2]
         assert attachment.term == 2
@@ -157,8 +159,8 @@ async def test_manager_goes_over_when_another_leader_was_elected_behind_its_lead
 
 
 async def test_manager_finds_the_leader_when_it_knows_a_standby_alone() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with a_standby(it.url) as standby, attached(node, standby) as attachment:
+    it, node = await a_steady_scheduler(), a_node()
+    async with a_standby(it.url) as standby, steadily_attached(node, standby) as attachment:
         assert (await attachment.acquire(request("r1"))).node == "n0"
     await it.stop()
 
@@ -166,18 +168,21 @@ async def test_manager_finds_the_leader_when_it_knows_a_standby_alone() -> None:
 async def test_manager_waits_when_no_scheduler_leads_yet() -> None:
     node = a_node()
     no_scheduler = "http://127.0.0.1:1"
-    async with a_standby(None) as standby, attached(node, standby, no_scheduler) as attachment:
+    async with (
+        a_standby(None) as standby,
+        steadily_attached(node, standby, no_scheduler) as attachment,
+    ):
         await asyncio.sleep(0.2)
         assert not attachment.connected
 
 
 async def test_no_slot_is_given_twice_when_two_leaders_give_leases_at_once() -> None:
     """Callers ask both; the node follows one at a time, as its leases show."""
-    times = replace(TIMES, grace_s=0.3)
-    old, node = await a_scheduler(term=1, times=times), a_node(gpus=2)
+    times = replace(STEADY, grace_s=0.3)
+    old, node = await a_steady_scheduler(term=1, times=times), a_node(gpus=2)
     async with Wire.to(old.url) as wire:
-        new = await a_scheduler(term=2, times=times)
-        async with attached(node, wire.url, times=times) as attachment:
+        new = await a_steady_scheduler(term=2, times=times)
+        async with steadily_attached(node, wire.url, times=times) as attachment:
             held = [await attachment.acquire(request(f"r{n}", f"m{n}")) for n in range(2)]
             late = asyncio.ensure_future(old.driver.acquire(request("late", "m0")))
             wire.target = ("127.0.0.1", port(new))
@@ -200,15 +205,15 @@ async def test_no_slot_is_given_twice_when_two_leaders_give_leases_at_once() -> 
 
 
 async def test_contention_is_forgotten_when_a_new_leader_has_no_waiting_requests() -> None:
-    old, node = await a_scheduler(term=1), a_node()
-    async with attached(node, old.url) as attachment:
+    old, node = await a_steady_scheduler(term=1), a_node()
+    async with steadily_attached(node, old.url) as attachment:
         await attachment.acquire(request("r1"))
         caller = asyncio.ensure_future(old.driver.acquire(request("r2")))
         await eventually(lambda: node.contentions and node.contentions[-1][1])
         await old.stop()
         await asyncio.wait({caller})
         assert caller.exception() is not None
-        new = await a_scheduler(term=2, port=port(old))
+        new = await a_steady_scheduler(term=2, port=port(old))
         await eventually(lambda: any(isinstance(event, NodeSnapshot) for event in new.events))
         assert not node.contentions[-1][1]
         assert node.residents[GPU].keys() == {ModelId("bert")}
@@ -216,8 +221,8 @@ async def test_contention_is_forgotten_when_a_new_leader_has_no_waiting_requests
 
 
 async def test_release_reaches_the_next_leader_when_no_scheduler_led_as_it_was_sent() -> None:
-    old, node = await a_scheduler(term=1), a_node(gpus=2)
-    async with attached(node, old.url) as attachment:
+    old, node = await a_steady_scheduler(term=1), a_node(gpus=2)
+    async with steadily_attached(node, old.url) as attachment:
         seen = await attachment.acquire(request("r1", "bert"))
         unseen = await attachment.acquire(request("r2", "vit"))
         await old.stop()
@@ -225,20 +230,20 @@ async def test_release_reaches_the_next_leader_when_no_scheduler_led_as_it_was_s
         await eventually(lambda: not attachment.connected)
         attachment.restart_stream()
         attachment.release(unseen.lease)
-        new = await a_scheduler(term=2, port=port(old))
+        new = await a_steady_scheduler(term=2, port=port(old))
         await eventually(lambda: new.driver.status().gpus)
         await eventually(lambda: not node.leases and not leases_of(new))
         await new.stop()
 
 
 async def test_caller_is_given_its_lease_again_when_the_answer_died_with_the_leader() -> None:
-    old, node = await a_scheduler(term=1), a_node()
-    async with attached(node, old.url):
+    old, node = await a_steady_scheduler(term=1), a_node()
+    async with steadily_attached(node, old.url):
         await eventually(lambda: old.driver.status().gpus)
         lost = await old.driver.acquire(request("r1"))  # the gateway never receives it
         await eventually(lambda: node.leases)
         await old.stop()
-        new = await a_scheduler(term=2, port=port(old))
+        new = await a_steady_scheduler(term=2, port=port(old))
         await eventually(lambda: new.driver.status().gpus)
         other = asyncio.ensure_future(new.driver.acquire(request("r2")))
 
@@ -254,12 +259,12 @@ async def test_caller_is_given_its_lease_again_when_the_answer_died_with_the_lea
 
 
 async def test_leaving_node_is_given_no_request_when_a_new_leader_learns_of_it() -> None:
-    old, node = await a_scheduler(term=1), a_node()
-    async with attached(node, old.url) as attachment:
+    old, node = await a_steady_scheduler(term=1), a_node()
+    async with steadily_attached(node, old.url) as attachment:
         held = await attachment.acquire(request("r1"))
         attachment.drain([GPU])
         await old.stop()
-        new = await a_scheduler(term=2, port=port(old))
+        new = await a_steady_scheduler(term=2, port=port(old))
         await eventually(lambda: new.driver.status().gpus)
         waiting = asyncio.ensure_future(new.driver.acquire(request("r2")))
         await eventually(lambda: new.driver.status().waiting)
@@ -271,8 +276,8 @@ async def test_leaving_node_is_given_no_request_when_a_new_leader_learns_of_it()
 
 
 async def test_request_fails_when_its_grant_crosses_the_drain_of_its_node() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(), a_node()
+    async with steadily_attached(node, it.url) as attachment:
         await attachment.attached()
         await eventually(lambda: it.driver.status().gpus)
         placement = asyncio.ensure_future(it.driver.acquire(request("r1")))
@@ -302,11 +307,14 @@ async def test_every_caller_is_served_when_leaders_follow_each_other_all_the_tim
     A lease is left to its node if its leader died before it could answer a caller at the other
     node, or before it could pass that caller's release on.
     """
-    it, parts = await a_scheduler(term=1), [a_node("n0", gpus=2), a_node("n1", gpus=2)]
+    it, parts = await a_steady_scheduler(term=1), [a_node("n0", gpus=2), a_node("n1", gpus=2)]
     nodes = [Expiring(node.name, node.specs, 0.0) for node in parts]
     gate = port(it)
     served: list[int] = []
-    async with attached(nodes[0], it.url) as one, attached(nodes[1], it.url) as two:
+    async with (
+        steadily_attached(nodes[0], it.url) as one,
+        steadily_attached(nodes[1], it.url) as two,
+    ):
 
         async def call(number: int) -> None:
             end = (one, two)[number % 2]
@@ -322,7 +330,7 @@ async def test_every_caller_is_served_when_leaders_follow_each_other_all_the_tim
             await asyncio.sleep(0.15)
             await it.stop()
             term += 1
-            it = await a_scheduler(term=term, port=gate)
+            it = await a_steady_scheduler(term=term, port=gate)
         await callers
         await eventually(lambda: len(it.driver.status().gpus) == 4 and not leases_of(it))
         assert len(served) == len(set(served)) == 72
@@ -340,8 +348,8 @@ def test_name_of_a_node_is_refused_when_it_does_not_fit_into_a_url() -> None:
 async def test_calls_keep_their_order_when_their_node_is_held_up_between_two(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    old, node = await a_scheduler(term=1), a_node()
-    async with attached(node, old.url) as attachment:
+    old, node = await a_steady_scheduler(term=1), a_node()
+    async with steadily_attached(node, old.url) as attachment:
         held = await attachment.acquire(request("holder"))
         waiting = [
             asyncio.ensure_future(attachment.acquire(request(f"r{number}"))) for number in range(3)
@@ -349,7 +357,7 @@ async def test_calls_keep_their_order_when_their_node_is_held_up_between_two(
         await eventually(lambda: old.driver.status().waiting == 3)
         hold_up_between_requests(monkeypatch, "gpu_manager.attachment.attachment")
         await old.stop()
-        new = await a_scheduler(term=2, port=port(old))
+        new = await a_steady_scheduler(term=2, port=port(old))
         await eventually(lambda: new.driver.status().waiting == 3)
         attachment.release(held.lease)
         for each in waiting:

@@ -24,10 +24,9 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import (
     ReportingNode,
     a_node,
-    a_scheduler,
-    attached,
     leases_of,
 )
+from tests.unit.scheduler.service.nodes.steady_streams import a_steady_scheduler, steadily_attached
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
 
@@ -35,8 +34,8 @@ BERT = ModelId("bert")
 
 
 async def test_request_is_placed_on_the_node_when_it_is_attached() -> None:
-    it, node = await a_scheduler(term=7), a_node()
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(term=7), a_node()
+    async with steadily_attached(node, it.url) as attachment:
         placement = await attachment.acquire(request("r1"))
 
         assert (placement.gpu, placement.node, placement.hit) == ("n0.0", "n0", False)
@@ -50,8 +49,8 @@ async def test_request_is_placed_on_the_node_when_it_is_attached() -> None:
 
 
 async def test_caller_elsewhere_is_given_the_node_when_it_asks_the_scheduler() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with attached(node, it.url):
+    it, node = await a_steady_scheduler(), a_node()
+    async with steadily_attached(node, it.url):
         await eventually(lambda: it.driver.status().gpus)
 
         placement = await it.driver.acquire(request("r1"))
@@ -63,8 +62,8 @@ async def test_caller_elsewhere_is_given_the_node_when_it_asks_the_scheduler() -
 
 
 async def test_manager_is_given_a_lease_of_another_node_when_its_own_is_taken() -> None:
-    it, near, far = await a_scheduler(), a_node("n0"), a_node("n1")
-    async with attached(near, it.url) as here, attached(far, it.url):
+    it, near, far = await a_steady_scheduler(), a_node("n0"), a_node("n1")
+    async with steadily_attached(near, it.url) as here, steadily_attached(far, it.url):
         await eventually(lambda: len(it.driver.status().gpus) == 2)
         asked = [request("r1", "bert"), request("r2", "vit")]
         nodes = {(await here.acquire(each)).node for each in asked}
@@ -74,8 +73,8 @@ async def test_manager_is_given_a_lease_of_another_node_when_its_own_is_taken() 
 
 
 async def test_call_fails_as_it_would_in_one_process_when_the_scheduler_refuses() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(), a_node()
+    async with steadily_attached(node, it.url) as attachment:
         attachment.report(ModelRegistered(model("huge", memory_mb=9000)))
         await attachment.attached()
 
@@ -91,8 +90,8 @@ async def test_call_fails_as_it_would_in_one_process_when_the_scheduler_refuses(
 
 
 async def test_model_is_pinned_and_evicted_when_the_manager_asks_for_it() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(), a_node()
+    async with steadily_attached(node, it.url) as attachment:
         await attachment.attached()
         await attachment.pin(BERT, GpuId("n0.0"))
         (gpu,) = (await attachment.survey()).gpus
@@ -105,8 +104,8 @@ async def test_model_is_pinned_and_evicted_when_the_manager_asks_for_it() -> Non
 
 
 async def test_survey_shows_this_nodes_gpus_alone_when_there_are_others() -> None:
-    it, node, other = await a_scheduler(), a_node("n0"), a_node("n1")
-    async with attached(node, it.url) as attachment, attached(other, it.url):
+    it, node, other = await a_steady_scheduler(), a_node("n0"), a_node("n1")
+    async with steadily_attached(node, it.url) as attachment, steadily_attached(other, it.url):
         await eventually(lambda: len(it.driver.status().gpus) == 2)
         status = await attachment.survey()
         assert [gpu.id for gpu in status.gpus] == ["n0.0"]
@@ -115,7 +114,7 @@ async def test_survey_shows_this_nodes_gpus_alone_when_there_are_others() -> Non
 
 
 async def test_orders_for_people_fail_at_once_when_no_scheduler_is_reached() -> None:
-    async with attached(a_node(), "http://127.0.0.1:1") as attachment:
+    async with steadily_attached(a_node(), "http://127.0.0.1:1") as attachment:
         with pytest.raises(NoScheduler):
             await attachment.evict(BERT)
 
@@ -123,8 +122,8 @@ async def test_orders_for_people_fail_at_once_when_no_scheduler_is_reached() -> 
 async def test_orders_for_people_fail_after_some_time_when_the_scheduler_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    it, node = await a_scheduler(), a_node()
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(), a_node()
+    async with steadily_attached(node, it.url) as attachment:
         await attachment.attached()
         monkeypatch.setattr(attaching, "_ANSWERED_S", 0.2)
         monkeypatch.setattr(PendingCalls, "set_answer", lambda *_: None)
@@ -137,8 +136,8 @@ async def test_orders_for_people_fail_after_some_time_when_the_scheduler_says_no
 
 
 async def test_waiting_request_is_cancelled_when_its_caller_goes_away() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(), a_node()
+    async with steadily_attached(node, it.url) as attachment:
         held = await attachment.acquire(request("r1"))
         waiting = asyncio.ensure_future(attachment.acquire(request("r2")))
         await eventually(lambda: it.driver.status().waiting)
@@ -163,8 +162,8 @@ class Hasty(ReportingNode):
 
 
 async def test_lease_ends_when_its_caller_goes_away_as_it_is_given() -> None:
-    it, node = await a_scheduler(), Hasty(*_parts(a_node()))
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(), Hasty(*_parts(a_node()))
+    async with steadily_attached(node, it.url) as attachment:
         node.caller = asyncio.ensure_future(attachment.acquire(request("r1")))
 
         assert isinstance(await outcome(node.caller), asyncio.CancelledError)
@@ -179,8 +178,8 @@ def _parts(node: ReportingNode) -> tuple[NodeId, tuple[GpuSpec, ...], float]:
 
 
 async def test_other_caller_keeps_the_request_when_one_of_two_goes_away() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(), a_node()
+    async with steadily_attached(node, it.url) as attachment:
         held = await attachment.acquire(request("r1"))
         one, two = (asyncio.ensure_future(attachment.acquire(request("r2"))) for _ in range(2))
         await eventually(lambda: it.driver.status().waiting)
@@ -195,26 +194,26 @@ async def test_other_caller_keeps_the_request_when_one_of_two_goes_away() -> Non
 
 
 async def test_request_expires_when_its_deadline_passes_in_the_queue() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(), a_node()
+    async with steadily_attached(node, it.url) as attachment:
         await attachment.acquire(request("r1"))
         now_s = asyncio.get_running_loop().time()
         late = await outcome(attachment.acquire(request("r2", deadline_s=now_s + 0.05)))
         assert isinstance(late, RequestExpired)
-        assert it.driver.status().waiting == 0
+        await eventually(lambda: it.driver.status().waiting == 0)
     await it.stop()
 
 
 async def test_request_expires_when_no_scheduler_is_reached_in_time() -> None:
-    async with attached(a_node(), "http://127.0.0.1:1") as attachment:
+    async with steadily_attached(a_node(), "http://127.0.0.1:1") as attachment:
         now_s = asyncio.get_running_loop().time()
         late = await outcome(attachment.acquire(request("r1", deadline_s=now_s - 0.95)))
         assert isinstance(late, RequestExpired)
 
 
 async def test_request_comes_to_the_front_when_it_gave_its_lease_back_early() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(), a_node()
+    async with steadily_attached(node, it.url) as attachment:
         first = await attachment.acquire(request("r1"))
         attachment.release(first.lease, may_return=True)
         await eventually(lambda: not leases_of(it))
@@ -235,8 +234,8 @@ async def test_request_comes_to_the_front_when_it_gave_its_lease_back_early() ->
 
 
 async def test_lease_lives_when_a_snapshot_crosses_its_grant() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(), a_node()
+    async with steadily_attached(node, it.url) as attachment:
         await attachment.attached()
         await eventually(lambda: it.driver.status().gpus)
         asking = asyncio.ensure_future(it.driver.acquire(request("r1")))
@@ -255,8 +254,8 @@ async def test_lease_lives_when_a_snapshot_crosses_its_grant() -> None:
 
 
 async def test_lease_does_not_come_back_when_its_grant_is_repeated_after_its_end() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(), a_node()
+    async with steadily_attached(node, it.url) as attachment:
         placement = await attachment.acquire(request("r1"))
         (grant,) = node.given(Dispatch)
         node.end(placement.lease)
@@ -275,8 +274,8 @@ async def test_lease_does_not_come_back_when_its_grant_is_repeated_after_its_end
 
 
 async def test_gpus_are_gone_at_once_when_the_manager_leaves() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(), a_node()
+    async with steadily_attached(node, it.url) as attachment:
         placement = await attachment.acquire(request("r1"))
         attachment.report(GpuDraining(GpuId("n0.0")))
         node.end(placement.lease)
@@ -288,8 +287,8 @@ async def test_gpus_are_gone_at_once_when_the_manager_leaves() -> None:
 
 
 async def test_draining_gpu_takes_no_request_when_it_still_holds_a_lease() -> None:
-    it, node = await a_scheduler(), a_node()
-    async with attached(node, it.url) as attachment:
+    it, node = await a_steady_scheduler(), a_node()
+    async with steadily_attached(node, it.url) as attachment:
         held = await attachment.acquire(request("r1"))
         attachment.report(GpuDraining(GpuId("n0.0")))
         waiting = asyncio.ensure_future(attachment.acquire(request("r2")))

@@ -13,6 +13,7 @@ from scheduler.model.errors import MalformedRequest, NotLeading, StoreUnavailabl
 from scheduler.model.events import TermsSet
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.history.recorder import RunRecorder
+from scheduler.service.leadership import election
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Settings
 from scheduler.service.tenants import kept_terms
@@ -147,7 +148,10 @@ async def test_write_is_undone_when_it_was_done_and_its_answer_lost() -> None:
         assert not book.of_operators
 
 
-async def test_next_leader_begins_with_the_terms_and_records_them(tmp_path: Path) -> None:
+async def test_next_leader_begins_with_the_terms_and_records_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(election, "LEASE_TTL_S", 600)  # else a hold-up ends the term
     store = MemoryStore()
     recordings = [tmp_path / "first", tmp_path / "second"]
     for number, recording in enumerate(recordings):

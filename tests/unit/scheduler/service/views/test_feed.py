@@ -1,6 +1,7 @@
 """The feed of watchers: the whole state first, then changes."""
 
 import asyncio
+import time
 from functools import partial
 from typing import Any
 
@@ -157,14 +158,16 @@ async def test_runs_that_are_reported_later_change_the_decision() -> None:
 async def test_rate_and_percentiles_are_those_of_what_ended() -> None:
     async with leading() as world:
         await look(world)
+        began_s = time.monotonic()
         for number in range(20):
             await serve(world, f"r{number}")
+        most_s = 1.1 * (time.monotonic() - began_s)  # percentiles are off by a little
         totals = (await look(world))["totals"]
         point = (await world.get("/feed/point")).body
         assert totals["requests"] == 20
         assert totals["rate"] > 1.0
         assert totals["hit_ratio"] == 0.95
-        assert 0.0 < totals["p50_s"] <= totals["p95_s"] <= totals["p99_s"] < 5.0
+        assert 0.0 < totals["p50_s"] <= totals["p95_s"] <= totals["p99_s"] < most_s
         assert point["hit_ratio"] == 0.95
         assert point["queue"] == 0
 

@@ -28,6 +28,11 @@ import os, random, subprocess, threading
 IMPORTED_BY = os.getpid()
 file = open(__file__)
 file.readline()
+def target(link):
+    try:
+        return os.readlink(link)
+    except FileNotFoundError:  # it was closed meanwhile
+        return ""
 def handle(event, context):
     if event.path == "/exit":
         os._exit(3)
@@ -45,8 +50,7 @@ def handle(event, context):
         "imported_by": IMPORTED_BY, "pid": os.getpid(), "session": os.getsid(0),
         "uid": os.getuid(), "host": context.hostname, "random": random.random(),
         "environment": dict(os.environ), "shown": shown,
-        "descriptors": [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")
-                        if os.path.lexists(f"/proc/self/fd/{n}")],
+        "descriptors": [target(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")],
     }
 """
 
