@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.node.leases_in_force import LeaseTimes
-from tests.kit.processes.gateway_like import gateway_like
+from tests.kit.processes.gateway_like import Answer, gateway_like
 from tests.kit.waiting import eventually, wait_until
 
 RUN_S = 0.010
@@ -47,11 +47,21 @@ def test_gpu_serves_others_when_a_function_works_on_after_its_last_call(
 
 
 def test_lease_goes_back_when_five_requests_before_were_alike(tmp_path: Path) -> None:
+    """The sixth one works on until its lease has come back, however long that takes."""
+    over = tmp_path / "over"
+
+    async def works_on() -> Answer:
+        async with asyncio.TaskGroup() as tasks:
+            served = tasks.create_task(it.served(2, 0.0, over))
+            await eventually(lambda: it.returned, "its lease goes back", within_s=30.0)
+            over.touch()
+        return served.result()
+
     with gateway_like(tmp_path, 0.0) as it:
         for _ in range(5):
             assert it.call(2).used == it.used
         assert it.returned == []
-        sixth = it.call(2, after_s=0.2)
+        sixth = it.node.do(works_on())
         assert sixth.right
         assert sixth.used == it.used
         assert it.returned == [sixth.lease]

@@ -44,7 +44,7 @@ from testbed.nodes.worker_client import alive
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.processes.stopped_process import stop
-from tests.kit.waiting import eventually
+from tests.kit.waiting import eventually, wait_until
 from tests.kit.worlds.gpu_node import GPU, OWNER
 from tests.kit.worlds.ordered_node import ReportRecord
 from tests.kit.worlds.worker_machine import children_of
@@ -165,8 +165,8 @@ def lively(test: Callable[[LiveNode], Awaitable[None]]) -> Callable[[], None]:
     def run() -> None:
         before = open_files()
         asyncio.run(with_node())
-        assert open_images() == 0
-        assert not opened_since(before)
+        wait_until(lambda: open_images() == 0, "no image is open")
+        wait_until(lambda: not opened_since(before), "no file more is open")
 
     del run.__wrapped__  # or pytest would ask for a fixture `it`
     return run
@@ -216,7 +216,8 @@ async def test_other_tenants_model_never_gets_the_process(it: LiveNode) -> None:
 
     assert other.host != hosted.host
     assert hosted.host is not None
-    assert not alive(hosted.host.pid)
+    pid = hosted.host.pid
+    await eventually(lambda: not alive(pid), "the process has ended")
     assert await it.first_numbers(other, 1) == [14]
     it.check_books()
 

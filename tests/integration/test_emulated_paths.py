@@ -21,7 +21,7 @@ CONTEXT_BYTES = 100 * MIB
 EMULATION = EmulatedTimes(
     disk_bytes_per_s=200 * MIB,
     pcie_bytes_per_s=400 * MIB,
-    context_s=0.1,
+    context_s=5.0,  # in which what should happen beside it may be held up
     context_bytes=CONTEXT_BYTES,
 )
 

@@ -39,7 +39,7 @@ def thread_name(task):
         return open(f"/proc/self/task/{task}/comm").read().strip()
     except (FileNotFoundError, ProcessLookupError):  # the thread has ended since it was listed
         return ""
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 60
 while any(name.startswith("gpufaas") for name in threads()) and time.monotonic() < deadline:
     time.sleep(0.01)
 left = [name for name in threads() if name.startswith("gpufaas")]

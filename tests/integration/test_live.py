@@ -24,7 +24,7 @@ from testbed.live.live_system import LiveSystem, Setup, live
 from tests.kit.places import ROOT
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(120, func_only=True)
 
 RECORDED = ROOT / "tests" / "recordings" / "every-policy.jsonl"
 NEWER = {"beside", "esg", "fair", "gain", "pairs", "togo"}  # policies that came after the recording
@@ -99,7 +99,7 @@ async def test_no_request_is_lost_when_the_policy_changes_under_load(tmp_path: P
     async with live(a_setup(names[-1], load, record)) as system:
         arriving = asyncio.create_task(arrive(system, load.arrivals))
         await eventually(lambda: bool(system.answered))
-        while not arriving.done():
+        while not arriving.done() or len(waiting) < 2 * len(names):
             for name in names:
                 await system.driver.set_policy(name)
                 waiting.append(

@@ -21,7 +21,8 @@ from testbed.nodes.worker_client import FunctionClient, alive
 from tests.integration.test_node import model
 from tests.kit.waiting import wait_until
 
-LOAD_S = 1.0
+# A load of the other model takes so long that a test may be held up meanwhile.
+LOAD_S, COLD_MIB = 6.0, 64
 # Leases that are not used stay in force.
 PATIENT = LeaseTimes(quiet_s=60.0, quantum_s=60.0)
 
@@ -72,8 +73,8 @@ class Stage:
 
 @contextmanager
 def a_stage(policy: str = "beside", runtime: str = PROCESS, run_s: float = 0.02) -> Iterator[Stage]:
-    images = [model(1.0), model(2.0)]
-    emulation = EmulatedTimes(load_s=LOAD_S, run_s=run_s)
+    images = [model(1.0), model(2.0, COLD_MIB)]
+    emulation = EmulatedTimes(load_s_per_gib=LOAD_S * 1024 / COLD_MIB, run_s=run_s)
     with (
         node_thread(policy=policy, runtime=runtime, emulation=emulation, leases=PATIENT) as node,
         ThreadPoolExecutor(1) as threads,

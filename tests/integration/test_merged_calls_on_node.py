@@ -111,12 +111,16 @@ def test_a_program_stays_forbidden_when_its_model_gets_another_worker() -> None:
 
 
 def learn(
-    node: NodeThread, image: SealedWeights, wishes: GpuWishes = USUAL, rounds: int = 8
+    node: NodeThread,
+    image: SealedWeights,
+    wishes: GpuWishes = USUAL,
+    rounds: int = 8,
+    groups: int = 5,
 ) -> None:
     """Call until groups pay; on a busy machine few calls of one round come at the same time."""
     for _ in range(rounds):
         assert call_all(node, image, wishes) == SUMS
-        if node.run(merges).groups > 4:
+        if node.run(merges).groups >= groups:
             return
     raise AssertionError(f"no groups: {node.run(merges)}")
 
@@ -155,15 +159,14 @@ def test_a_new_worker_and_a_new_manager_do_not_compare_again_what_was_measured(
         evict(node)
         first = compared(node)
         assert first
-        assert call_all(node, image, GpuWishes()) == SUMS
+        learn(node, image, groups=1)
         assert node.pids() != [before]
-        wait_until(lambda: node.run(merges).groups, "groups are reported")
-        second = compared(node)
-        assert first.items() <= second.items()  # another comparison would have taken other times
+        # Another comparison would have taken other times. A size of which a run was held up is
+        # compared again, though.
+        assert first.items() & compared(node).items()
     with node_thread(gpu_overlap=CLIENTS, emulation=slow, spill=spill) as node:
-        assert call_all(node, image, GpuWishes()) == SUMS
-        wait_until(lambda: node.run(merges).groups, "groups are reported")
-        assert first.items() <= compared(node).items()
+        learn(node, image, groups=1)
+        assert first.items() & compared(node).items()
     image.close()
 
 
@@ -189,16 +192,19 @@ for thread in threads:
     thread.start()
 while len(right) < 60:
     time.sleep(0.05)
-print(kill_workers() > 0)
-answered = len(right)
-while len(right) < answered + 30:
-    time.sleep(0.05)
+from torch_shim.process_report import report
+repeated = killed = 0
+while repeated < 2:  # where this process is held up at the kill, no calls may be under way
+    before, answered = report.counts.repeated_calls, len(right)
+    killed += kill_workers()
+    while len(right) < answered + 30:
+        time.sleep(0.05)
+    repeated = report.counts.repeated_calls - before
 over.set()
 for thread in threads:
     thread.join()
-from torch_shim.process_report import report
-print(all(right), report.counts.repeated_calls > 1)
+print(all(right), killed > 0)
 """
     done, counts = execute(program, tmp_path, "--emulate-run", "0.1")
-    assert (done.returncode, done.stdout) == (0, "True\nTrue True\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
     assert counts["graph_calls"] >= 90

@@ -56,7 +56,7 @@ def test_slot_holds_as_many_leases_at_once_as_its_overlap_says(overlap: int) -> 
 
 
 def test_all_callers_are_served_alike_when_there_are_more_than_leases() -> None:
-    served = overlapped(5, 10, 1.5).served
+    served = overlapped(5, 10, 8.0).served  # a busy machine may serve nobody for seconds
     assert min(served) > max(served) / 4
 
 
@@ -92,9 +92,9 @@ def test_calls_of_two_workers_take_turns_when_both_hold_leases() -> None:
 
 
 def test_calls_of_two_workers_run_at_once_when_the_gpu_takes_no_turns() -> None:
-    """Two calls of 2 s each would take 4 s in turns."""
-    with node_thread(gpu_concurrency=2, emulation=EmulatedTimes(run_s=2.0)) as node:
-        assert two_calls_s(node) < 4.0
+    """Two calls of 7 s each would take 14 s in turns."""
+    with node_thread(gpu_concurrency=2, emulation=EmulatedTimes(run_s=7.0)) as node:
+        assert two_calls_s(node) < 14.0
 
 
 def test_scheduler_gives_a_slot_as_many_leases_as_its_node_says() -> None:
@@ -130,7 +130,7 @@ def test_worker_is_killed_when_it_keeps_its_turn_without_a_lease() -> None:
 
 def test_other_workers_go_on_when_the_one_with_the_turn_is_killed() -> None:
     images = [model(1.0), model(2.0)]
-    with node_thread(gpu_overlap=2, emulation=EmulatedTimes(run_s=4.0)) as node:
+    with node_thread(gpu_overlap=2, emulation=EmulatedTimes(run_s=7.0)) as node:
         killed, other = (FunctionClient(node.address, node.credential()) for _ in images)
         killed.upload(images[0])
         killed.acquire(images[0])

@@ -184,7 +184,7 @@ def evict_all(cluster: TwoNodes) -> None:
                 cluster.get(f"/models/{resident['model']}/evict", "POST")
         return not residents
 
-    wait_until(evicted, "every model is evicted", within_s=30.0)
+    wait_until(evicted, "every model is evicted")
 
 
 def test_data_of_a_worker_that_is_killed_is_gone_and_all_else_is_not(node: SharedNode) -> None:
@@ -194,7 +194,6 @@ def test_data_of_a_worker_that_is_killed_is_gone_and_all_else_is_not(node: Share
     wait_until(
         lambda: str(other.say(f"get({handle!r}).cpu().sum().item()")).startswith(GONE),
         "it is gone",
-        within_s=20.0,
     )
     assert other.say(f"torch.equal(get({saved!r}), there)") is True
     handle = one.put("double(there.cuda())")
@@ -242,7 +241,7 @@ def test_data_is_spilled_when_memory_is_short_and_leaves_nothing_behind(
     other.do("settle()")
     for handle in handles:
         one.do(f"drop({handle!r})")
-    wait_until(lambda: not open_data(manager), "no memory or file is open", within_s=30.0)
+    wait_until(lambda: not open_data(manager), "no memory or file is open")
 
 
 MAKER = """

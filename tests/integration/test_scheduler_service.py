@@ -66,6 +66,7 @@ async def test_commands_show_and_change_a_running_scheduler(
         assert await said(it, "policy", "set", "lalbo3", "o3_limit=3") == "lalbo3 o3_limit=3\n"
         assert "netgain" in await said(it, "policy", "list")
         client.release(granted.placement.lease)
+        await eventually(lambda: not node.leases, "the node has no lease")
         assert "n0.0" in await said(it, "models")
         assert await said(it, "pin", "bert") == "pin: bert\n"
         assert "n0.0*" in await said(it, "models")

@@ -28,9 +28,10 @@ from torch_shim.errors import WireError
 NAMES = "gateway/1", "gateway/2"
 FUNCTION = "team/function"
 # On one slot two take too long; on two slots they take as long as one, with half of the vCPUs.
-SLO_S, RUN_S = 2.5, {(1, "any"): 1.0, (2, "any"): 4.0}
+# All of it is so long that it does not matter how long the requests are held up.
+SLO_S, RUN_S = 250.0, {(1, "any"): 100.0, (2, "any"): 400.0}
 # The first request waits for the second one.
-FILLING = {"most_batch": 2.0, "fill_s": 60.0}
+FILLING = {"most_batch": 2.0, "fill_s": 8.0}
 CALLS = 10
 
 
@@ -92,7 +93,7 @@ def shared(folder: Path) -> Iterator[Shared]:
 def token(placement: Placement, request: str, secret: bytes) -> str:
     """What a gateway passes on to the function."""
     place = placement.node, placement.gpu, placement.slot
-    until_s = time.time() + 60.0
+    until_s = time.time() + 300.0
     claims = LeaseClaims(placement.lease, RequestId(request), FUNCTION, *place, 1, until_s)
     return sign(claims, secret)
 

@@ -115,7 +115,7 @@ def test_leases_on_other_slots_run_at_the_same_time(
     monkeypatch: pytest.MonkeyPatch, *, same_model: bool
 ) -> None:
     images = [model(1.0)] * 3 if same_model else [model(1.0), model(2.0), model(3.0)]
-    run_s = 2.0 / SLOTS * 2  # two slots of seven: two seconds
+    run_s = 4.0 / SLOTS * 2  # two slots of seven: four seconds
     with divided(monkeypatch, 2, run_s=run_s) as node:
         clients = [client_of(node, image) for image in images]
         assert node.leases() == 3
@@ -131,9 +131,9 @@ def test_leases_on_other_slots_run_at_the_same_time(
             thread.start()
         for thread in threads:
             thread.join()
-        assert all(end_s - begin_s >= 2.0 for begin_s, end_s in spans)
+        assert all(end_s - begin_s >= 4.0 for begin_s, end_s in spans)
         whole_s = max(end_s for _, end_s in spans) - min(begin_s for begin_s, _ in spans)
-        assert whole_s < 3 * 2.0  # what they take one after the other
+        assert whole_s < 3 * 4.0  # what they take one after the other
         for client in clients:
             leave(client)
     for image in {id(image): image for image in images}.values():

@@ -160,7 +160,7 @@ def test_neighbours_get_their_numbers_when_the_process_is_killed_in_the_middle(
     wait_until(lambda: len(set(calls)) == MODELS, "all call")
     os.kill(pid, signal.SIGKILL)
     before = len(calls)
-    wait_until(lambda: len(set(calls[before:])) == MODELS, "all call again", within_s=60.0)
+    wait_until(lambda: len(set(calls[before:])) == MODELS, "all call again")
     ended.set()
     for thread in threads:
         thread.join()
@@ -190,7 +190,7 @@ def test_memory_of_a_model_that_left_is_the_systems_while_its_neighbours_stay(fo
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look at a worker's memory")
 def test_pool_returns_to_its_floor_under_random_functions() -> None:
-    found = soak(8.0, functions=100, seed=7)
+    found = soak(15.0, functions=100, seed=7)
     assert found.calls > 20
     assert found.pool_peak_bytes > 4 * MIB
 

@@ -16,7 +16,7 @@ from gpu_manager.node.settings import EmulatedTimes
 from gpufaas.daemons.embedded_node import EmbeddedNode
 from testbed.nodes.manager_client import SealedWeights, weights
 from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient
+from testbed.nodes.worker_client import FunctionClient, alive
 from tests.kit.waiting import wait_until
 
 CONTEXT_BYTES = 100 * MIB
@@ -168,7 +168,7 @@ def test_the_process_ends_with_its_last_model(node: NodeThread) -> None:
         evict(node, 2)
         wait_until(lambda: not node.pids(), "no model is left")
         wait_until(lambda: granted_bytes(node) == 0, "nor is a context")
-        wait_until(lambda: not Path(f"/proc/{pid}/fd").exists() or _is_zombie(pid), "nor a process")
+        wait_until(lambda: not alive(pid), "nor a process")
 
 
 def test_neighbours_of_a_killed_process_repeat_a_call_and_get_the_right_numbers(
@@ -183,7 +183,3 @@ def test_neighbours_of_a_killed_process_repeat_a_call_and_get_the_right_numbers(
         for number, client in enumerate(clients):
             used(client, made[number], number)
         assert len(set(node.pids())) == 1
-
-
-def _is_zombie(pid: int) -> bool:
-    return " Z " in Path(f"/proc/{pid}/stat").read_text()[:200]

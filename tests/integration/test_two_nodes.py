@@ -118,9 +118,7 @@ def test_call_fails_with_the_nodes_name_when_nobody_answers_there(cluster: TwoNo
     lost = "the lease that the scheduler granted on node other is unusable: "
     assert complaint.startswith(f"CUDA error: worker lost: {lost}")
     assert nowhere in complaint
-    wait_until(
-        lambda: not cluster.gpus()["other"]["slots"][0]["leases"], "no lease is left", within_s=10.0
-    )
+    wait_until(lambda: not cluster.gpus()["other"]["slots"][0]["leases"], "no lease is left")
 
 
 def test_function_computes_at_home_again_when_the_other_node_is_killed(cluster: TwoNodes) -> None:

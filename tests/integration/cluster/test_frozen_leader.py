@@ -5,6 +5,7 @@ import time
 import pytest
 
 from testbed.nodes.manager_client import SealedWeights
+from tests.integration.cluster.terms import term_led
 from tests.kit.engines.real_etcd import LOG, needs_etcd
 from tests.kit.processes.live_callers import calling, check
 from tests.kit.processes.live_cluster import LiveCluster, freeze, thaw
@@ -12,8 +13,9 @@ from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
-# 3 s until the datastore gives the leader up; then callers that wait find the other one.
-_SERVED_WITHIN_S = 15.0
+# 3 s until the datastore gives the leader up; then callers that wait find the other one. A busy
+# machine takes longer for both.
+_SERVED_WITHIN_S = 45.0
 _THAWED_FOR_S = 1.0
 
 
@@ -22,7 +24,7 @@ def test_callers_leave_a_frozen_leader_and_it_steps_down_when_it_is_thawed(
 ) -> None:
     leader = cluster.leader()
     other = cluster.other(leader)
-    (term,) = cluster.leaders().values()
+    term = term_led(cluster)
     with calling(cluster, images) as callers:
         freeze(cluster.schedulers[leader])
         try:

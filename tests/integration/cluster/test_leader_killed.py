@@ -3,6 +3,7 @@
 import pytest
 
 from testbed.nodes.manager_client import SealedWeights
+from tests.integration.cluster.terms import term_led
 from tests.kit.engines.real_etcd import LOG, needs_etcd
 from tests.kit.processes.live_callers import calling, check
 from tests.kit.processes.live_cluster import LiveCluster
@@ -10,7 +11,7 @@ from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
-_LATEST_S = 15.0
+_LATEST_S = 60.0  # it takes 3 s on a machine that does nothing else
 
 
 def test_other_scheduler_leads_and_nobody_is_lost_when_the_leader_is_killed(
@@ -18,7 +19,7 @@ def test_other_scheduler_leads_and_nobody_is_lost_when_the_leader_is_killed(
 ) -> None:
     first = cluster.leader()
     other = cluster.other(first)
-    (term,) = cluster.leaders().values()
+    term = term_led(cluster)
     with calling(cluster, images) as callers:
         cluster.schedulers[first].kill()
         took_s = wait_until(

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from gpufaas.etcd.own_server import etcd_server, etcd_version, find_etcd
 from gpufaas.local.held_ports import HeldPort
 from scheduler.store.etcd_channel import EtcdSettings
 from scheduler.store.etcd_store import EtcdStore
-from tests.kit.engines.real_etcd import needs_etcd
+from tests.kit.engines.real_etcd import needs_etcd, patiently
 from tests.kit.places import ROOT
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import eventually
@@ -42,8 +43,8 @@ async def test_an_etcd_keeps_its_data_when_it_is_started_again(tmp_path: Path) -
     for expected in (None, b"1"):
         async with etcd_server(tmp_path / "new", LOG) as server:
             store = EtcdStore(EtcdSettings((server.url,)), LOG)
-            assert await store.get("a") == expected
-            await store.put("a", b"1")
+            assert await patiently(partial(store.get, "a")) == expected
+            await patiently(partial(store.put, "a", b"1"))
             await store.close()
         assert server.process.returncode is not None
 
@@ -57,7 +58,7 @@ async def test_an_etcd_keeps_few_writes_in_memory(
     async with etcd_server(data, LOG) as server:
         store = EtcdStore(EtcdSettings((server.url,)), LOG)
         for number in range(40):
-            await store.put("a", b"%d" % number)
+            await patiently(partial(store.put, "a", b"%d" % number))
         await eventually(lambda: bool(list(data.rglob("*.snap"))))
         await store.close()
 
@@ -94,7 +95,7 @@ def running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
         return state != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

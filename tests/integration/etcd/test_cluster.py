@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,6 @@ from tests.kit.waiting import eventually
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
 LOG = logging.getLogger("tests.kit.worlds.cluster_in_process")
-BACK_S = 15.0  # a new leader among the members, and our way to another one
 MEMBERS = ("m0", "m1", "m2")
 
 
@@ -59,7 +59,13 @@ async def three_members(data: Path) -> AsyncIterator[list[EtcdServer]]:
 
 async def put(store: EtcdStore, key: str, value: bytes) -> None:
     """As soon as it can be done."""
-    await patiently(lambda: store.put(key, value), within_s=BACK_S)
+    await patiently(lambda: store.put(key, value))
+
+
+async def created(store: EtcdStore, key: str, value: bytes) -> int | None:
+    """Create the key, also where an attempt before has done so without an answer."""
+    await store.delete(key)
+    return await store.create(key, value)
 
 
 @pytest.mark.parametrize("victim", [0, 2], ids=["ours", "another"])
@@ -70,23 +76,25 @@ async def test_store_goes_on_when_one_of_three_members_is_killed(
         urls = tuple(member.url for member in members)
         async with EtcdStore(EtcdSettings(urls), LOG) as store:
             await put(store, "a", b"1")
-            revision = await store.create("leader", b"us")
+            revision = await patiently(lambda: created(store, "leader", b"us"))
             assert revision is not None
             seen: list[bytes | None] = []
             watching = asyncio.create_task(follow(store, seen))
             members[victim].process.kill()
             await members[victim].process.wait()
             await put(store, "a", b"2")
-            assert await store.get("a") == b"2"
-            await eventually(lambda: seen[-1:] == [b"2"], "the watch goes on", within_s=BACK_S)
+            assert await patiently(lambda: store.get("a")) == b"2"
+            await eventually(lambda: seen[-1:] == [b"2"], "the watch goes on")
             await put(store, "b", b"3")
-            await store.write({"c": b"4"}, fence=Fence("leader", revision))
+            fence = Fence("leader", revision)
+            await patiently(lambda: store.write({"c": b"4"}, fence=fence))
             assert not watching.done()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
         for url in (url for place, url in enumerate(urls) if place != victim):
             alone = EtcdStore(EtcdSettings((url,)), LOG)
-            assert [await alone.get(key) for key in "abc"] == [b"2", b"3", b"4"]
+            found = [await patiently(partial(alone.get, key)) for key in "abc"]
+            assert found == [b"2", b"3", b"4"]
             await alone.close()
 
 

@@ -79,11 +79,7 @@ async def test_a_user_is_let_in_when_the_password_is_right_and_else_not(tmp_path
     async with an_etcd(tmp_path, options=QUICK) as world:
         settings = await let_only_root_in(world)
         async with EtcdStore(settings, LOG) as store:
-            await lets_in(store)
-            await store.put("a", b"1")
-            assert await store.get("a") == b"1"
-            lease = await store.grant(3)
-            assert await store.refresh(lease)
+            await keeps(store)
         for wrong in (EtcdSettings((world.url,)), replace(settings, password="guess")):
             store = EtcdStore(wrong, LOG)
             with pytest.raises(DatastoreError):
@@ -94,7 +90,7 @@ async def test_a_user_is_let_in_when_the_password_is_right_and_else_not(tmp_path
 async def test_a_user_is_let_in_again_when_etcd_has_forgotten_the_pass(tmp_path: Path) -> None:
     async with an_etcd(tmp_path, options=QUICK) as world:
         store = EtcdStore(await let_only_root_in(world), LOG)
-        await store.put("a", b"1")
+        await patiently(lambda: store.put("a", b"1"))
         await world.kill()  # passes are in its memory
         await world.start()
         assert await patiently(lambda: store.get("a")) == b"1"
@@ -109,9 +105,7 @@ async def test_a_connection_is_private_when_the_endpoint_is_https(tmp_path: Path
         certificate = tmp_path / "data" / "fixtures" / "client" / "cert.pem"
         settings = EtcdSettings((f"https://127.0.0.1:{private}",), ca_file=certificate)
         async with EtcdStore(settings, LOG) as store:
-            await lets_in(store)
-            await store.put("a", b"1")
-            assert await store.get("a") == b"1"
+            await keeps(store)
         store = EtcdStore(replace(settings, ca_file=None), LOG)
         with pytest.raises(StoreUnavailable):  # nobody vouches for this certificate
             await store.get("a")
@@ -160,11 +154,7 @@ async def test_etcd_takes_only_clients_with_a_certificate_and_the_password_that_
 async def works(settings: EtcdSettings) -> None:
     """All that a scheduler does there, under its prefix and nowhere else."""
     async with EtcdStore(settings, LOG) as store:
-        await lets_in(store)
-        await store.put("a", b"1")
-        assert await store.get("a") == b"1"
-        lease = await store.grant(3)
-        assert await store.refresh(lease)
+        await keeps(store)
         seen = store.watch("")
         assert (await anext(seen)).values["a"] == b"1"
         await seen.aclose()
@@ -175,9 +165,12 @@ async def works(settings: EtcdSettings) -> None:
         await outside.close()
 
 
-async def lets_in(store: EtcdStore) -> None:
-    """Wait until its connection is there: a call takes 2 s at most, the entry may take longer."""
-    await patiently(lambda: store.get("a"))
+async def keeps(store: EtcdStore) -> None:
+    """It is let in, writes and reads: a call takes 2 s at most, the entry may take longer."""
+    await patiently(lambda: store.put("a", b"1"))
+    assert await patiently(lambda: store.get("a")) == b"1"
+    lease = await patiently(lambda: store.grant(60))
+    assert await patiently(lambda: store.refresh(lease))
 
 
 async def lets_no_stranger_in(settings: EtcdSettings, made: dict[str, Path]) -> None:
@@ -225,7 +218,7 @@ async def test_scheduler_ends_with_one_line_when_etcd_does_not_let_it_in(tmp_pat
             cwd=ROOT,
         )
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 said = (await scheduler.communicate())[1].decode()
         finally:
             if scheduler.returncode is None:

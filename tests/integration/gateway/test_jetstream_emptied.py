@@ -43,7 +43,7 @@ from tests.kit.engines.nats_servers import (
     until_emptied,
     until_up,
 )
-from tests.kit.waiting import eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 from tests.kit.worlds.job_world import (
     CALLBACKS,
     ECHO,
@@ -222,7 +222,8 @@ async def number_at(server: NatsServer, call_id: str) -> int:
 async def test_mark_is_removed_only_while_its_number_is_not_another_jobs(
     server: NatsServer, tmp_path: Path
 ) -> None:
-    settings = settings_for(server.url, beat_s=3600.0, mark_s=2.0)
+    # Longer than this process may be held up before it has asked for the mark's number.
+    settings = settings_for(server.url, beat_s=3600.0, mark_s=6.0)
 
     async with a_shared_queue(tmp_path / "a", settings) as queue:
         await put(queue, call("0-0"), b"")
@@ -233,7 +234,7 @@ async def test_mark_is_removed_only_while_its_number_is_not_another_jobs(
         await until_up(queue)
         await queue.finish(await claimed(queue))
         mark = await number_at(server, "0-0")
-        await asyncio.sleep(0.6)  # the clean-up has taken the mark
+        await asyncio.sleep(1.8)  # the clean-up has taken the mark
         server.kill()
         await eventually(lambda: queue.away)
         shutil.rmtree(server.folder)
@@ -244,7 +245,7 @@ async def test_mark_is_removed_only_while_its_number_is_not_another_jobs(
         for one in ids:
             await put(queue, call(one), body_of(one))
         assert mark in [await number_at(server, one) for one in ids]
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(8.0)
         jobs = await queue.claim([call_lane(ECHO)] * (mark + 1), 1e12)
         assert sorted(job.call.id for job in jobs) == sorted(["0-0", *ids])
 
@@ -320,7 +321,7 @@ async def test_what_was_removed_before_a_kill_hides_no_other_message(server: Nat
 async def requests_to(server: NatsServer) -> AsyncIterator[NatsRequests]:
     client = await nats.connect(server.url)
     try:
-        yield NatsRequests(client, answer_s=5.0)
+        yield NatsRequests(client, answer_s=PATIENCE_S)
     finally:
         await client.close()
 

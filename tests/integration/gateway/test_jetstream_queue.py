@@ -34,7 +34,7 @@ from tests.kit.engines.nats_servers import (
     until_emptied,
     until_up,
 )
-from tests.kit.waiting import eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 from tests.kit.worlds.job_world import (
     ANYWHERE,
     ECHO,
@@ -141,7 +141,8 @@ async def test_call_with_one_id_is_kept_once_whichever_gateway_is_asked(
 async def test_claim_of_a_gateway_that_fell_silent_is_taken_over_and_cannot_be_ended_by_it(
     server: NatsServer, tmp_path: Path
 ) -> None:
-    settings = settings_for(server.url)
+    # Longer than this process may be held up before it has looked at the claim.
+    settings = settings_for(server.url, lease_s=7.0)
     mute = settings_for(server.url, beat_s=3600.0)
     async with (
         a_shared_queue(tmp_path / "a", mute) as silent,
@@ -250,9 +251,9 @@ async def test_parts_stay_while_a_record_is_not_understood(
 ) -> None:
     settings = settings_for(server.url, orphan_s=0.4)
     async with a_shared_queue(tmp_path / "a", settings) as queue:
-        await _leave_an_orphan(server)
         client = await nats.connect(server.url)
         ack = await client.jetstream().publish("gpufaas.jobs.call.k", b'{"v":99}')
+        await _leave_an_orphan(server)
         await asyncio.sleep(1.5)
         assert await messages(server, "gpufaas_parts") == ["gpufaas.parts.nobody.call"]
         assert not queue.away
@@ -341,7 +342,7 @@ async def test_servers_that_went_back_in_time_are_believed_and_the_work_goes_on(
         shutil.copytree(tmp_path / "before", server.folder)
         server.start()
         await until_up(queue)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             jobs = await queue.claim([LANE] * 3, 1e12)
             assert {job.call.id for job in jobs} == {"again", "still"}
             for job in jobs:

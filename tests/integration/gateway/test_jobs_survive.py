@@ -21,7 +21,7 @@ from tests.kit.engines.nats_servers import (
 )
 from tests.kit.places import ROOT
 from tests.kit.processes.job_process import body_of
-from tests.kit.waiting import eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
 KILLS = 8
 
@@ -117,9 +117,9 @@ async def test_no_accepted_job_is_lost_when_the_process_is_killed_again_and_agai
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(b"end\n")
-            last = await asyncio.wait_for(process.stdout.readline(), 60)
+            last = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
             assert last.decode().split() == ["dead", "0"]
-            assert await asyncio.wait_for(process.wait(), 30) == 0
+            assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
         assert receiver.wrong == []
         assert {one for one in kept if int(one) % 3} == set(receiver.got)
     lines = [line.split() for line in (tmp_path / "made").read_text().splitlines()]
@@ -185,7 +185,7 @@ async def test_no_accepted_job_is_lost_when_gateways_and_their_server_are_killed
                 assert process.stdin is not None
                 assert process.stdout is not None
                 process.stdin.write(b"end\n")
-                last = await asyncio.wait_for(process.stdout.readline(), 60)
+                last = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
                 assert last.decode().split() == ["dead", "0"]
             assert receiver.wrong == []
             assert {one for one in sent.kept if int(one) % 3} <= set(receiver.got)

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,9 @@ async def _serve(there: World, app: Path) -> None:
     try:
 
         async def is_answered() -> bool:
-            return path.exists() and await call(Endpoint("i", f"unix:{path}")) == b"ok"
+            with suppress(FileNotFoundError, ConnectionRefusedError):  # it does not listen yet
+                return await call(Endpoint("i", f"unix:{path}")) == b"ok"
+            return False
 
         await eventually(is_answered, "the answer of the function")
     finally:

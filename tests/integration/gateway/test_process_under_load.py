@@ -11,7 +11,7 @@ import aiohttp
 from gateway_ext.gateway import Gateway
 from gateway_ext.providers.making import make_provider
 from gateway_ext.settings import GatewaySettings
-from tests.kit.waiting import eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
 CLIENTS = 8
 
@@ -24,7 +24,7 @@ async def gateway(folder: Path) -> AsyncIterator[Gateway]:
         state_dir=str(folder / "state"),
         builds_dir=str(folder / "build"),
         roots=(str(folder),),
-        drain_s=5.0,
+        drain_s=PATIENCE_S,  # nobody's call is cut off because its instance is held up
         scaling=False,
     )
     async with Gateway(settings, make_provider(settings)) as found:

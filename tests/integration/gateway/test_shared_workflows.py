@@ -71,7 +71,10 @@ async def test_workflow_is_known_replaced_and_removed_by_all(tmp_path: Path) -> 
             await until_answer(other, 404)
             assert (await other.deploy(ONE, method="PUT")).status == 404
             assert (await other.world.ask("DELETE", "/system/workflows", removal)).status == 404
-            assert kept(tmp_path / "0") == kept(tmp_path / "1") == []
+            # A file goes a moment after its workflow.
+            await eventually(
+                lambda: kept(tmp_path / "0") == kept(tmp_path / "1") == [], "no file is left"
+            )
 
 
 async def test_workflows_of_a_namespace_are_removed_for_all(tmp_path: Path) -> None:
@@ -145,7 +148,7 @@ async def test_gateway_that_was_away_learns_what_was_removed(tmp_path: Path) -> 
             await forget_marks(server)
         async with gateways(tmp_path, server) as (_, other):
             assert await names(other) == ["stays"]
-        assert kept(tmp_path / "1") == ["stays.openfaas-fn.yml"]
+            await eventually(lambda: kept(tmp_path / "1") == ["stays.openfaas-fn.yml"])
 
 
 async def forget_marks(server: NatsServer) -> None:

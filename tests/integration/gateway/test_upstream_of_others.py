@@ -13,6 +13,7 @@ from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, Unsuppo
 from gateway_ext.model import Deployment, FunctionId, Namespace
 from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
@@ -50,7 +51,7 @@ async def provider_of(answers: Answers, folder: Path) -> AsyncIterator[UpstreamP
     settings = GatewaySettings(
         upstream_url=f"http://127.0.0.1:{runner.addresses[0][1]}",
         state_dir=str(folder),
-        upstream_timeout_s=1.0,
+        upstream_timeout_s=PATIENCE_S,
     )
     provider = UpstreamProvider(settings)
     try:

@@ -72,10 +72,11 @@ async def test_callers_that_send_their_bodies_slowly_hold_no_gpu() -> None:
 
 async def test_calls_beyond_the_wait_for_a_gpu_are_refused_and_the_others_served() -> None:
     async with a_world(gpus=1) as world, a_function(says(delay_s=0.05)) as fake:
-        world.deploy(fake, **{"max-wait": "500ms"})
+        world.deploy(fake, **{"max-wait": "30s"})  # the first ones may be held up
         first = await asyncio.gather(*(world.gateway.call() for _ in range(5)))
         assert [said.status for said in first] == [200] * 5
 
+        world.deploy(fake, **{"max-wait": "500ms"})
         tasks = []
         for _ in range(150):  # ten times as many as one GPU serves
             tasks.append(asyncio.create_task(world.gateway.call()))
@@ -95,7 +96,7 @@ async def test_calls_beyond_the_wait_for_a_gpu_are_refused_and_the_others_served
 
 async def test_calls_are_served_when_as_many_fit_as_come() -> None:
     async with a_world(gpus=2) as world, a_function(says(delay_s=0.02)) as fake:
-        world.deploy(fake, **{"max-wait": "5s"})
+        world.deploy(fake, **{"max-wait": "30s"})
         for _ in range(3):
             said = await asyncio.gather(*(world.gateway.call() for _ in range(30)))
             assert [each.status for each in said] == [200] * 30

@@ -81,7 +81,8 @@ class Loopback:
 
         wait_until(is_ready, f"{component} is ready", within_s=START_S, instead=lambda: str(said))
         alive = pod.container["livenessProbe"]["httpGet"]
-        assert _status(self.port(pod.ports[alive["port"]]), alive["path"]) == "200"
+        alive_at = self.port(pod.ports[alive["port"]])
+        wait_until(lambda: _status(alive_at, alive["path"]) == "200", f"{component} is alive")
 
     def path(self, component: str, path: str) -> Path:
         """A file or folder of a part."""

@@ -22,6 +22,7 @@ from tests.integration.helm.helm import BUILD_S, HERE, Helm, Rendered
 from tests.integration.helm.loopback import Loopback
 from tests.kit import needs
 from tests.kit.processes.daemons import Daemon
+from tests.kit.waiting import PATIENCE_S
 from tests.kit.worlds.gateway_world import PASSWORD, USER, World, gateway_world
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.control_connection import ControlConnection
@@ -52,7 +53,7 @@ def running(loopback: Loopback, component: str, program: Path | None = None) -> 
         loopback.is_ready(component, daemon)
         yield daemon
         daemon.tell(signal.SIGTERM)
-        daemon.ended()
+        daemon.ended(PATIENCE_S)
     finally:
         daemon.kill()
 
@@ -125,7 +126,7 @@ def _is_let_in(address: str, credential: str) -> None:
 def _status_is_told(loopback: Loopback) -> None:
     """As `helm test` asks."""
     done = subprocess.run(
-        loopback.command("test"), capture_output=True, text=True, timeout=60, check=False
+        loopback.command("test"), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "gpufaas-scheduler-0 leads" in done.stdout
@@ -137,15 +138,15 @@ def _etcd_is_closed_to_others(loopback: Loopback) -> None:
     url = f"https://127.0.0.1:{loopback.port(2379)}/version"
     stranger = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionResetError)):
-        urllib.request.urlopen(url, context=stranger, timeout=5).read()
+        urllib.request.urlopen(url, context=stranger, timeout=PATIENCE_S).read()
     ours = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     ours.load_cert_chain(folder / "client.crt", folder / "client.key")
-    with urllib.request.urlopen(url, context=ours, timeout=5) as answer:
+    with urllib.request.urlopen(url, context=ours, timeout=PATIENCE_S) as answer:
         assert b"etcdserver" in answer.read()
 
 
 def _queue_is_used(loopback: Loopback) -> None:
     """The gateway was let in, and has made its streams."""
     url = f"http://127.0.0.1:{loopback.port(8222)}/jsz"
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
         assert json.load(answer)["streams"] > 0

@@ -5,6 +5,7 @@ Grafana itself is not run: what its provisioning reads is checked for what it ne
 
 import json
 import re
+from functools import partial
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from gpufaas.dashboards.__main__ import DASHBOARDS, FOLDER
 from gpufaas.dashboards.grafana_json import Dashboard, Panel, as_json
 from tests.integration.monitoring.conftest import Watched
 from tests.kit.places import ROOT
+from tests.kit.waiting import wait_until
 
 PANELS = [
     pytest.param(panel, id=f"{name.removesuffix('.json')}-{panel.title.replace(' ', '-')}")
@@ -21,6 +23,7 @@ PANELS = [
 ]
 # What Grafana puts in: here the whole life of the stack, whatever else the machine does meanwhile.
 _PUT_IN = {"$__rate_interval": "15m", "$__range": "15m"}
+_SCRAPED_S = 30.0
 _PLUGINS = {"row", "timeseries", "stat", "bargauge", "table"}
 _UNITS = {"none", "s", "bytes", "percentunit", "reqps", "ops"}
 
@@ -29,8 +32,13 @@ _UNITS = {"none", "s", "bytes", "percentunit", "reqps", "ops"}
 @pytest.mark.parametrize("panel", PANELS)
 def test_panel_shows_numbers(panel: Panel, watched: Watched) -> None:
     for query in panel.queries:
-        found = watched.prometheus.numbers(put_in(query.expr))
-        assert found, f"{panel.title}: nothing for {query.expr}"
+        expr = put_in(query.expr)
+        # There is nothing for a moment where a process was held up when it was scraped.
+        wait_until(
+            partial(watched.prometheus.numbers, expr),
+            f"{panel.title}: something for {query.expr}",
+            within_s=_SCRAPED_S,
+        )
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from common.telemetry.metrics import Metric, MetricKind
 from gpufaas.dashboards.metrics_page import PROCESSES
 from tests.integration.monitoring.conftest import Watched
+from tests.kit.waiting import PATIENCE_S, wait_until
 
 # Without a label's value there is no line: these need what a healthy stack has not.
 _ONLY_IN_TROUBLE = {
@@ -40,22 +41,23 @@ _NEED_PCIE = {
 def test_process_exports_what_is_declared_and_nothing_else(
     process: str, metrics: tuple[Metric, ...], watched: Watched
 ) -> None:
-    page, of_itself = parted(httpx.get(watched.pages[process]).text)
+    page, of_itself = parted(httpx.get(watched.pages[process], timeout=PATIENCE_S).text)
     declared = {metric.name: metric for metric in metrics}
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
     assert "process_resident_memory_bytes" in of_itself
     assert types == {name: str(metric.kind) for name, metric in declared.items()}
     found = labels_by_metric(page, declared)
-    absent = _ONLY_IN_TROUBLE | _NEED_LISTS | _NEED_NVML | _NEED_PCIE
-    assert set(declared) - set(found) == absent & set(declared)
+    absent = _NEED_LISTS | _NEED_NVML | _NEED_PCIE
+    # A machine that holds processes up may have been trouble enough.
+    assert set(declared) - set(found) - _ONLY_IN_TROUBLE == absent & set(declared)
     for name, labels in found.items():
         assert labels == set(declared[name].labels)
 
 
 @pytest.mark.slow
 def test_prometheus_takes_all_of_it_without_complaint(watched: Watched) -> None:
-    assert set(watched.prometheus.numbers("up")) == {1.0}
-    assert len(watched.prometheus.numbers("up")) == 4
+    # A scrape takes a second at most: one of a process that was held up has failed.
+    wait_until(lambda: watched.prometheus.numbers("up") == [1.0] * 4, "all four are scraped")
     rules = watched.prometheus.ask("rules")["groups"]
     assert [
         rule["lastError"] for group in rules for rule in group["rules"] if "lastError" in rule
@@ -72,8 +74,8 @@ def test_healthy_stack_raises_no_alert_beyond_what_it_was_asked_for(watched: Wat
 @pytest.mark.slow
 def test_node_answers_health_checks_where_it_shows_metrics(watched: Watched) -> None:
     base = watched.pages["gpu-manager"].removesuffix("/metrics")
-    assert httpx.get(f"{base}/healthz").status_code == httpx.codes.OK
-    assert httpx.get(f"{base}/readyz").text == "ready\n"
+    assert httpx.get(f"{base}/healthz", timeout=PATIENCE_S).status_code == httpx.codes.OK
+    assert httpx.get(f"{base}/readyz", timeout=PATIENCE_S).text == "ready\n"
 
 
 def labels_by_metric(page: str, declared: Mapping[str, Metric]) -> dict[str, set[str]]:
