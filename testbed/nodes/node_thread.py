@@ -15,7 +15,7 @@ from gpu_manager.api import MakeRuntime, NodeSettings
 from gpufaas.daemons.embedded_node import EmbeddedNode, embedded_node
 from gpufaas.options.gpu_node import POLICY
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 T = TypeVar("T")
 
 

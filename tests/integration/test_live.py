@@ -7,28 +7,46 @@ from pathlib import Path
 import pytest
 
 from cache_manager.model.ids import MIB, ModelId
+from gpu_manager.attachment.attachment import Attachment
 from gpufaas.commands.studies.replay import replay
 from scheduler import policies
+from scheduler.client import lease_client
 from scheduler.core.core import Core
 from scheduler.core.recording import Beginning, digest, parsed
 from scheduler.model.actions import Finish
 from scheduler.model.events import RequestArrived
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
+from scheduler.service.callers import caller_streams
+from scheduler.service.nodes.node_streams import NodeStreams
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import SimModel
 from scheduler.sim.workload import Workload
+from scheduler.wire.node_stream import StreamTimes
 from testbed.live.emulated_node import Noted, Word, given_twice
 from testbed.live.live_load import arrive, one_after_the_other, thesis, zipf_gpus
 from testbed.live.live_runs import OVERLAP_BEFORE_S, OVERLAP_RUN_S, POLICY
 from testbed.live.live_system import LiveSystem, Setup, live
 from tests.kit.places import ROOT
-from tests.kit.waiting import eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
 RECORDED = ROOT / "tests" / "recordings" / "every-policy.jsonl"
 NEWER = {"beside", "esg", "fair", "gain", "pairs", "togo"}  # policies that came after the recording
 HARDWARE = Hardware(gpus=8)
+
+
+@pytest.fixture(autouse=True)
+def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stream breaks when the machine holds this process up: its requests would come again."""
+    times = StreamTimes(silence_s=PATIENCE_S, greeting_s=PATIENCE_S, grace_s=PATIENCE_S)
+    monkeypatch.setattr(Attachment.__init__, "__defaults__", (times,))
+    defaults = NodeStreams.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "times", times)
+    monkeypatch.setattr(caller_streams, "GREETING_S", PATIENCE_S)
+    monkeypatch.setattr(lease_client, "GREETING_S", PATIENCE_S)
+    monkeypatch.setattr(lease_client, "SILENCE_S", PATIENCE_S)
 
 
 def a_load() -> Workload:

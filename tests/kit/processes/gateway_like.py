@@ -23,6 +23,7 @@ from scheduler.model.values import LeaseId, Placement, Request, RequestId
 from scheduler.wire.lease_tokens import LeaseClaims, sign
 from testbed.nodes.node_thread import NodeThread, node_thread
 from tests.kit.places import ACTIVATE, ROOT
+from tests.kit.waiting import PATIENCE_S
 
 # Serves requests in threads: so many calls, then so many seconds of work without the GPU, which
 # goes on until a file is there, where one is named.
@@ -97,8 +98,12 @@ class GatewayLike:
         )
         self._reading = threading.Thread(target=self._read)
         self._reading.start()
-        first = node.do(self._answered(None, 1, 0.0, ""))  # traces, and brings weights
-        self.used = first.used
+        self.used: Sequence[str] = ()
+        self.model = ModelId("")
+
+    def begin(self) -> None:
+        """Serve the first request, which traces the model and brings its weights."""
+        self.used = self.node.do(self._answered(None, 1, 0.0, "")).used
         self.model = ModelId(f"team/{self.used[0][:20]}")
 
     def call(self, calls: int = 1, after_s: float = 0.0) -> Answer:
@@ -126,7 +131,7 @@ class GatewayLike:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._reading.join()
-        assert self._process.wait(timeout=10.0) == 0
+        assert self._process.wait(PATIENCE_S) == 0
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -200,6 +205,7 @@ def gateway_like(
         }
         found = GatewayLike(node, secret, environment)
         try:
+            found.begin()
             yield found
         finally:
             found.close()

@@ -64,8 +64,8 @@ class TwoNodes:
         for running in reversed(self._running):
             running.kill()
 
-    def scheduler(self) -> Daemon:
-        command = ["scheduler", "--listen", self.url.removeprefix("http://")]
+    def scheduler(self, *options: str) -> Daemon:
+        command = ["scheduler", "--listen", self.url.removeprefix("http://"), *options]
         return self._started("scheduler", "answers at", *command)
 
     def node(self, name: str, address: str, *options: str, memory: str = "400MiB") -> Daemon:
