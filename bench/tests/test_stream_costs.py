@@ -5,7 +5,7 @@ import pytest
 from bench.stream_costs import Way, measured
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_every_way_costs_something_at_both_ends() -> None:
     found = dict(measured(rounds=1, messages=640))
     assert set(found) == set(Way)

@@ -195,7 +195,7 @@ def program(folder: Path, text: str) -> Entry:
     return Entry(str(path.with_suffix("")))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_forked_program_has_its_own_arguments_streams_and_exit_status(tmp_path: Path) -> None:
     ended = program(tmp_path, "print(sys.argv[1:]); sys.stderr.write('bad'); sys.exit(7)")
     with warm(Settings(limit_s=60), ("json",)) as run:
@@ -204,7 +204,7 @@ def test_forked_program_has_its_own_arguments_streams_and_exit_status(tmp_path: 
     assert found.output == f"['{tmp_path / 'results.pt'}']\n"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_forked_program_is_killed_when_it_takes_too_long(tmp_path: Path) -> None:
     endless = program(tmp_path, "import time; time.sleep(1000)")
     with warm_process(("json",)) as process:
@@ -213,7 +213,7 @@ def test_forked_program_is_killed_when_it_takes_too_long(tmp_path: Path) -> None
         assert patient(program(tmp_path, "pass"), tmp_path / "results.pt").status == 0
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_program_has_failed_when_it_ends_the_process_it_was_forked_from(tmp_path: Path) -> None:
     with WarmRunner(Settings(limit_s=60), ("json",)) as run:
         killer = program(tmp_path, "import os; os.kill(os.getppid(), 9)")
@@ -221,7 +221,7 @@ def test_program_has_failed_when_it_ends_the_process_it_was_forked_from(tmp_path
         assert run(program(tmp_path, "pass"), tmp_path / "results.pt").status == 0
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_warm_process_is_refused_when_a_library_cannot_be_imported() -> None:
     with pytest.raises(WarmProcessEnded), warm(Settings(), ("no_such_library",)):
         pass

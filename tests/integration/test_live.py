@@ -29,7 +29,7 @@ from testbed.live.live_system import LiveSystem, Setup, live
 from tests.kit.places import ROOT
 from tests.kit.waiting import PATIENCE_S, eventually
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 RECORDED = ROOT / "tests" / "recordings" / "every-policy.jsonl"
 NEWER = {"beside", "esg", "fair", "gain", "pairs", "togo"}  # policies that came after the recording

@@ -29,7 +29,7 @@ from tests.kit.processes.scheduler_process import (
 from tests.kit.waiting import PATIENCE_S, eventually
 from tests.kit.worlds.cluster_in_process import a_node, attached
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 TIMES = StreamTimes()
 CALLER = token(SECRET, ApiRole.CALLER)

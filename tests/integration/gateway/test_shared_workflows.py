@@ -18,7 +18,7 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.job_world import LOG
 from tests.kit.worlds.workflow_world import WorkflowWorld, workflow_world
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 ONE = "  only: {function: a}\n"
 OTHER = "  only: {function: b}\n"

@@ -15,7 +15,7 @@ from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
 from tests.kit.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 F = FunctionId("openfaas-fn", "f")
 LIST, SHOW, DEPLOY = "GET /system/functions", "GET /system/function/f", "POST /system/functions"

@@ -22,7 +22,7 @@ from testbed.memory_provider import MemoryFunction, MemoryProvider
 from tests.kit.waiting import eventually
 from tests.kit.worlds.gateway_world import PASSWORD, USER, World, gateway_world
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 F = FunctionId("openfaas-fn", "f")
 GPU = {"annotations": {"com.gpufaas.enabled": "true"}}

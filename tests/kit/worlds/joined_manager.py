@@ -1,23 +1,32 @@
 """A GPU manager of a cluster, with a runtime without processes, and functions that talk to it."""
 
 import secrets
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from cache_manager.model.ids import MIB, ModelId
 from common.addresses import UnixAddress
 from gpu_manager.api import FunctionIdentity, GpuManager, NodeSettings
 from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.devices.gpu_device import GpuDevice
+from gpu_manager.node.leases_in_force import LeaseTimes
 from gpu_manager.node.tenant_models import model_id
 from gpu_manager.runtimes.runtime import Observer, Runtime
 from gpufaas.daemons.cluster_node import cluster_node
 from testbed.nodes.in_memory_runtime import InMemoryRuntime
 from testbed.nodes.manager_client import ManagerClient, SealedWeights
-from tests.kit.worlds.cluster_in_process import SECRET, TIMES
+from tests.kit.worlds.cluster_in_process import SECRET, TIMES, a_scheduler
+
+# Leases that do not run out while a busy machine holds this process up.
+PATIENT = LeaseTimes(linger_s=60.0, first_call_s=60.0, claim_s=60.0)
+GRACE_S = 120.0  # of a node whose stream broke
+_STREAMS = replace(TIMES, silence_s=60.0, greeting_s=60.0, grace_s=GRACE_S)
 
 
 @dataclass
@@ -73,3 +82,15 @@ async def joined(
             yield found
         finally:
             found.close()
+
+
+@pytest.fixture
+def patient_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams between manager and scheduler that only a test breaks.
+
+    A break of a moment refuses questions, and moves leases.
+    """
+    defaults = a_scheduler.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setattr(sys.modules[__name__], "TIMES", _STREAMS)
+    monkeypatch.setitem(defaults, "times", _STREAMS)

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 TIMES = 20
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 async def fail() -> None:

@@ -17,7 +17,7 @@ from testbed.memory_provider import MemoryProvider
 from tests.kit.worlds.gateway_world import gateway_world
 from tests.kit.worlds.job_world import LOG
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

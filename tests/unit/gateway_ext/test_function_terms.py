@@ -10,7 +10,7 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import FakeLeases
 from tests.kit.worlds.gateway_world import World, gateway_world
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 F = "openfaas-fn/f"
 

@@ -14,7 +14,7 @@ from tests.kit.network.hostile_requests import (
 )
 from tests.kit.worlds.gateway_world import gateway_world
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 @pytest.mark.parametrize("hostile", REFUSED, ids=attrgetter("name"))

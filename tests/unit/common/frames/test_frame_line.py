@@ -13,7 +13,7 @@ from tests.kit.network.memory_transport import MemoryTransport
 from tests.kit.network.raw_line import framed
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 MOST = 1000
 

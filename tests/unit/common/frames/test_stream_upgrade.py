@@ -22,7 +22,7 @@ from tests.kit.network.raw_line import framed, raw_line
 from tests.kit.network.tls_door import encrypted
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 MOST = 16 << 20
 

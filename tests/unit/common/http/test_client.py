@@ -11,7 +11,7 @@ from common.errors import NoResponse
 from common.http.client import ClientSettings, HttpClient, HttpConnection
 from tests.kit.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 PATIENT = ClientSettings(connect_s=PATIENCE_S)
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

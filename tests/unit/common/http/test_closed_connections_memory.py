@@ -12,7 +12,7 @@ from common.http.server_protocol import ServerProtocol
 from tests.kit.waiting import eventually
 from tests.kit.without_collector import without_collector
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 ASKS = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
 

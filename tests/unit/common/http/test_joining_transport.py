@@ -8,7 +8,7 @@ import pytest
 from common.http import joining_transport
 from common.http.joining_transport import JoiningTransport
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 

@@ -8,7 +8,7 @@ import pytest
 from common.http.asgi import Header, Receive, Scope, Send, send_text
 from common.http.server import listen, serving
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 PARTS = (b"one ", b"", b"two ", b"three")
 CHUNKED = ((b"Transfer-Encoding", b"chunked"),)

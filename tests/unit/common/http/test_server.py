@@ -11,7 +11,7 @@ from common.http.asgi import App, Receive, Scope, Send, send_text
 from common.http.client_watch import watch_in
 from common.http.server import listen, serving
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 _FOR_EVER_S = 3600.0
 _GET = b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n"

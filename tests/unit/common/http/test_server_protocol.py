@@ -13,7 +13,7 @@ from common.http.server import listen, serving
 from common.http.server_protocol import Limits
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -8,7 +8,7 @@ import pytest
 
 from common.http.client import HttpClient
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 BODY = bytes(6 << 20)  # more than what the kernel's buffers of both ends take
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(BODY)

@@ -5,7 +5,7 @@ import pytest
 from tests.kit.fakes.fake_function import FakeFunction, a_function, says
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 USES_A_MODEL = f"X-Gpu-Models: {64 * 'b'}\r\n"
 ONE, OTHER = "node-1.lan." + 32 * "a", "node-2." + 32 * "b"

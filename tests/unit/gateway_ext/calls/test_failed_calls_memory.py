@@ -19,7 +19,7 @@ from tests.kit.waiting import eventually
 from tests.kit.without_collector import without_collector
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 BODY_BYTES = 1 << 14  # comes with its head: the time of a call that hangs ends behind both
 TIMES = 10

@@ -8,7 +8,7 @@ from tests.kit.fakes.fake_function import Got, a_function, echoes, says, writes
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import a_deployment, a_gateway, answer_of, chunk_of, head_of
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 async def test_call_passes_on_method_path_query_headers_and_body() -> None:

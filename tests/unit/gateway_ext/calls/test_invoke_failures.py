@@ -11,7 +11,7 @@ from tests.kit.fakes.fake_function import FakeFunction, Got, a_function, echoes,
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import a_deployment, a_gateway, answer_of, chunk_of, head_of
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 GET = b"GET /function/echo HTTP/1.1\r\nhost: x\r\n\r\n"
 BEGUN = b"HTTP/1.1 200 X\r\ncontent-length: 5\r\n\r\nab"

@@ -28,7 +28,7 @@ from tests.kit.fakes.fake_function import FakeFunction, a_function, says, writes
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway, answer_of
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 BERT = 64 * "b"
 RESNET = 64 * "e"

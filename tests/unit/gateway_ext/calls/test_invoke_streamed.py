@@ -10,7 +10,7 @@ from tests.kit.fakes.fake_function import a_function, echoes
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 PIECE = bytes(range(256)) * 1024
 

@@ -23,7 +23,7 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import a_deployment
 from tests.kit.worlds.service_world import World, a_world, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 BERT = 64 * "b"
 

@@ -10,7 +10,7 @@ from tests.kit.fakes.fake_function import Got, a_function, says
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 A, B = (Endpoint(name, f"unix:/{name}") for name in "ab")
 ONE_THREAD = b"1 h;1;5;q=0;t=1"

@@ -11,7 +11,7 @@ from scheduler.api import StandingTerms
 from tests.kit.waiting import eventually
 from tests.kit.worlds.leasing_calls import A, B, Leasing, leasing_of_calls
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.kit.fakes.fake_function import Got, a_function, says
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import a_deployment, a_gateway
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 A, B, C = (Endpoint(name, f"unix:/{name}") for name in "abc")
 

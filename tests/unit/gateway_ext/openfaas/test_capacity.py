@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.worlds.gateway_world import gateway_world
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 @dataclass

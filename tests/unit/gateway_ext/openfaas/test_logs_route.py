@@ -14,7 +14,7 @@ from gateway_ext.ports import LogQuery
 from testbed.memory_provider import MemoryProvider
 from tests.kit.worlds.gateway_world import World, gateway_world
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 F = FunctionId("openfaas-fn", "f")
 AT = datetime(2026, 1, 2, 3, 4, 5, 678, UTC)

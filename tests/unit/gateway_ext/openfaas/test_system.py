@@ -13,7 +13,7 @@ from gateway_ext.model import FunctionId, Namespace
 from testbed.memory_provider import MemoryProvider
 from tests.kit.worlds.gateway_world import NOBODY, Said, World, gateway_world
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 DEPLOYMENT = {
     "service": "f",

@@ -19,7 +19,7 @@ from gateway_ext.runtime.loop_mailbox import LoopMailbox
 from tests.kit.processes.runtime_process import Running, Unix, runtime
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 ECHO = """
 import time

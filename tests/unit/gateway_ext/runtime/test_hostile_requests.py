@@ -19,7 +19,7 @@ from tests.kit.network.hostile_requests import (
 )
 from tests.kit.processes.runtime_process import Running, runtime
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from testbed.virtual_time import virtually
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 BERT, GPT = "b" * 64, "c" * 64
 BERT_ID, GPT_ID = ModelId(f"team/{BERT[:20]}"), ModelId(f"team/{GPT[:20]}")

@@ -17,7 +17,7 @@ from tests.kit.fakes.fake_function import a_function, says, writes
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
 from tests.kit.worlds.gateway_world import NOBODY, gateway_world
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAID = f"00-{TRACE}-{CALLER}-01"

@@ -35,7 +35,7 @@ from tests.kit.worlds import gateway_world as gateways
 from tests.kit.worlds import service_world as schedulers
 from tests.kit.worlds.service_world import SECRET
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 ORDER = {"X-Requested-With": "gpufaas"}
 MODEL = "openfaas-fn/0123456789abcdef0123"

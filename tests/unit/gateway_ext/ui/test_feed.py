@@ -16,7 +16,7 @@ from gpufaas.top.live_state import State, changed
 from testbed.page.generated_cluster import GeneratedCluster
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 FAST = PagePace(every_s=0.02, most_share=1e9)
 

@@ -16,7 +16,7 @@ from testbed.page.generated_cluster import GeneratedCluster
 from testbed.page.page_world import CREDENTIALS, PageWorld, page_world
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 ADMIN = {"Authorization": CREDENTIALS.header}
 ORDER = {**ADMIN, "X-Requested-With": "gpufaas"}

@@ -14,7 +14,7 @@ from tests.kit.fakes.fake_function import echoes
 from tests.kit.waiting import eventually
 from tests.kit.worlds.workflow_world import WorkflowWorld, workflow_world
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 ECHO = "  only: {function: a}\n"
 SMALL: dict[str, Any] = {"workflow_answer_bytes": 1000, "workflow_held_bytes": 1500}

@@ -16,7 +16,7 @@ from tests.kit.fakes.fake_function import Got, says
 from tests.kit.waiting import eventually
 from tests.kit.worlds.workflow_world import WorkflowWorld, says_json, workflow_world
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 CHAIN = """
   first: {function: a}

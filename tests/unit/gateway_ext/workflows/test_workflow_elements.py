@@ -9,7 +9,7 @@ import pytest
 from tests.kit.fakes.fake_function import Got, echoes, says
 from tests.kit.worlds.workflow_world import says_json, workflow_world
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 async def test_stage_is_called_for_each_element_and_answers_in_their_order(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tests.kit.fakes.fake_function import Got, a_function, says
 from tests.kit.waiting import eventually
 from tests.kit.worlds.workflow_world import WorkflowWorld, says_json, workflow_world
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 CHAIN = "  first: {function: a}\n  second: {function: b, after: first}\n"
 

@@ -17,7 +17,7 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.gateway_world import NOBODY, gateway_world
 from tests.kit.worlds.workflow_world import WorkflowWorld, says_json, workflow_world
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 CHAIN = "  first: {function: a}\n  second: {function: b, after: first, when: status == 200}\n"
 FUNCTIONS = {"a": says_json(b"{}"), "b": says()}

@@ -12,7 +12,7 @@ from gpu_manager.metrics.exporter import Exporter
 from tests.kit.network.hostile_requests import REFUSED, SERVED, HostileRequest, status_of
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from gpu_manager.credentials import ADMINISTRATOR
 from gpu_manager.runtimes.preparation import Preparation
 from testbed.nodes.manager_client import ManagerRefused, manager
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 async def test_workers_are_prepared_when_the_manager_starts() -> None:

@@ -21,7 +21,7 @@ from tests.kit.waiting import eventually
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.protocol import VERSION, FrameKind, pack_frame
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 _FRAMES = 12
 _DIGEST = "0" * 64

@@ -13,11 +13,10 @@ from testbed.nodes.manager_client import ManagerClient, ManagerRefused, SealedWe
 from tests.kit.waiting import eventually
 from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of
-from tests.kit.worlds.joined_manager import Joined, joined
-from tests.unit.gpu_manager.server.patient_times import PATIENT
+from tests.kit.worlds.joined_manager import PATIENT, Joined, joined
 from torch_shim.wire.protocol import FrameKind
 
-pytestmark = [pytest.mark.timeout(120, func_only=True), pytest.mark.usefixtures("patient_streams")]
+pytestmark = [pytest.mark.timeout(180, func_only=True), pytest.mark.usefixtures("patient_streams")]
 
 REQUEST = RequestId("gateway/1")
 

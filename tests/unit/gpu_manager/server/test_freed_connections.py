@@ -11,7 +11,7 @@ from testbed.nodes.manager_client import closed, manager
 from tests.kit.waiting import eventually
 from tests.kit.without_collector import without_collector
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 TIMES = 20
 BUFFER_BYTES = 64 << 10

@@ -17,11 +17,10 @@ from testbed.virtual_time import outcome
 from tests.kit.waiting import PATIENCE_S, eventually
 from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import Wire, a_scheduler, leases_of
-from tests.kit.worlds.joined_manager import joined, model_of
-from tests.unit.gpu_manager.server.patient_times import GRACE_S, PATIENT
+from tests.kit.worlds.joined_manager import GRACE_S, PATIENT, joined, model_of
 from torch_shim.wire.protocol import FrameKind
 
-pytestmark = [pytest.mark.timeout(120, func_only=True), pytest.mark.usefixtures("patient_streams")]
+pytestmark = [pytest.mark.timeout(180, func_only=True), pytest.mark.usefixtures("patient_streams")]
 
 
 # -- functions that ask by themselves -------------------------------------------------------------

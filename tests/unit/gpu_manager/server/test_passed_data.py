@@ -21,7 +21,7 @@ from testbed.nodes.manager_client import (
 from tests.kit.waiting import eventually
 from torch_shim.wire.protocol import MAX_PIECE_BYTES, MOST_ABOUT_BYTES, FailureKind, FrameKind
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 MIB = 1 << 20
 

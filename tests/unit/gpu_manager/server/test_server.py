@@ -19,7 +19,7 @@ from tests.kit.waiting import eventually
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.protocol import MAGIC, VERSION, FrameKind, pack_frame
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 async def test_shim_is_welcome_when_its_credential_is_the_managers() -> None:

@@ -19,7 +19,7 @@ from testbed.nodes.manager_client import (
 from tests.kit.waiting import eventually
 from torch_shim.wire.protocol import FrameKind
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 LOCALHOST = TcpAddress("127.0.0.1", 0)
 

@@ -20,7 +20,7 @@ from tests.kit.waiting import eventually
 from torch_shim.wire.image_digests import image_digest, lay_out, pack_sizes, parts_of
 from torch_shim.wire.protocol import MAX_STORAGES, FrameKind
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 LOCALHOST = TcpAddress("127.0.0.1", 0)
 

@@ -8,7 +8,7 @@ from common.addresses import TcpAddress, UnixAddress
 from testbed.nodes.manager_client import manager, refusal, weights
 from torch_shim.wire.protocol import FrameKind
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 LOCALHOST = TcpAddress("127.0.0.1", 0)
 

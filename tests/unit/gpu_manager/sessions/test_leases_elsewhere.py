@@ -14,11 +14,10 @@ from testbed.nodes.manager_client import ManagerClient, ManagerRefused, SealedWe
 from tests.kit.waiting import eventually
 from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import SECRET, Scheduler, a_scheduler, leases_of
-from tests.kit.worlds.joined_manager import Joined, joined, model_of
-from tests.unit.gpu_manager.server.patient_times import PATIENT
+from tests.kit.worlds.joined_manager import PATIENT, Joined, joined, model_of
 from torch_shim.wire.protocol import FrameKind
 
-pytestmark = [pytest.mark.timeout(120, func_only=True), pytest.mark.usefixtures("patient_streams")]
+pytestmark = [pytest.mark.timeout(180, func_only=True), pytest.mark.usefixtures("patient_streams")]
 
 
 async def sent_away(it: Scheduler, near: Joined) -> tuple[ManagerClient, SealedWeights]:

@@ -22,7 +22,7 @@ from torch_shim.wire.protocol import (
     FrameKind,
 )
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 SAID = f"00-{32 * 'a'}-{16 * 'b'}-01"
 DOUBLE = program(step("o:add", Ref(0), Ref(0)), inputs=1, output=[Ref(1)])

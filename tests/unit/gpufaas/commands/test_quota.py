@@ -13,7 +13,7 @@ from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.worlds.service_world import SECRET, World, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 GIB = 1 << 30
 

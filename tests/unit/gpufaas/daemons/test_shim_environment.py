@@ -12,7 +12,7 @@ from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu
 from tests.kit.worlds.service_world import SECRET, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 FUNCTION = FunctionId("openfaas-fn", "f")
 

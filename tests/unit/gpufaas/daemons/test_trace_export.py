@@ -19,7 +19,7 @@ from gpufaas.options.configuration import TraceSettings, read_settings
 from tests.kit.fakes.trace_collector import Collector, a_collector
 from tests.kit.waiting import PATIENCE_S, eventually
 
-pytestmark = pytest.mark.timeout(PATIENCE_S, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 TRACE = 32 * "a"
 URL = "http://collector:4318"

@@ -15,7 +15,7 @@ from gpufaas.remote.scheduler_api import SchedulerApi
 from testbed.nodes.manager_client import manager
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 _MANY, _IN_VAIN_S = 1_000, 60.0  # a pause of a tenth of a second each would take longer
 

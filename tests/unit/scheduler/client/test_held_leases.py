@@ -21,7 +21,7 @@ from tests.kit.cores.builders import request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 class HeldAtTheEnd:

@@ -42,7 +42,7 @@ from tests.kit.network.held_up import hold_up_between_requests
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, a_world, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 def waiting_at(world: World) -> int:

@@ -19,7 +19,7 @@ from scheduler.service.leadership.election import LeaderInfo
 from tests.kit.waiting import PATIENCE_S
 from tests.kit.worlds.service_world import SECRET, World, a_world, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 # Names need not be fit for a URL.
 MODEL = ModelId("team/be rt?")

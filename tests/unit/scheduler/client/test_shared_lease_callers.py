@@ -15,7 +15,7 @@ from tests.kit.cores.builders import model, request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import World, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 def waiting_at(world: World) -> int:

@@ -26,7 +26,7 @@ from torch_shim.weights.model_weights import ModelImage
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import FailureKind, FrameKind
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = [pytest.mark.timeout(180, func_only=True), pytest.mark.usefixtures("patient_streams")]
 
 PATIENT = LeaseTimes(pass_on_s=120.0, claim_s=120.0)  # nobody claims the lease that is held
 

@@ -21,7 +21,7 @@ from torch_shim.weights.model_weights import ModelImage
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import FrameKind
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = [pytest.mark.timeout(180, func_only=True), pytest.mark.usefixtures("patient_streams")]
 
 
 async def test_call_that_goes_on_waits_for_the_quota_that_refuses_a_new_one(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from torch_shim.leases.managers import Nodes
 from torch_shim.leases.request_context import RequestLease
 from torch_shim.wire.manager_session import ManagerSession, ModelLease
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 LOCALHOST = TcpAddress("127.0.0.1", 0)
 

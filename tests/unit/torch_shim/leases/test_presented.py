@@ -33,7 +33,7 @@ from torch_shim.weights.model_weights import ModelImage
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import FrameKind
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = [pytest.mark.timeout(180, func_only=True), pytest.mark.usefixtures("patient_streams")]
 
 LINGERING = LeaseTimes(linger_s=120.0)  # a lease is not idle because a test is held up
 

@@ -11,7 +11,7 @@ from testbed.nodes.manager_client import manager
 from torch_shim.weights.model_weights import Accepted
 from torch_shim.wire.manager_session import ManagerSession
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 def a_session() -> ManagerSession:

@@ -22,7 +22,7 @@ from tests.kit.cores.builders import gpu, request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 def leads(service: SchedulerService) -> bool:

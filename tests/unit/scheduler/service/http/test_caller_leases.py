@@ -15,7 +15,7 @@ from tests.kit.places import ROOT
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, leading
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 _WHO = {"X-Gpufaas-Caller": "one"}
 _REQUEST = {"request": "r", "function": "team/reader", "models": ["bert"]}

@@ -20,7 +20,7 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import a_node
 from tests.kit.worlds.service_world import SECRET
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 MOST, STRANGERS = 16, 100
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]

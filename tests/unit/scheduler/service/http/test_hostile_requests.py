@@ -21,7 +21,7 @@ from tests.kit.network.hostile_requests import (
 from tests.kit.network.raw_line import UPGRADE, framed, raw_line
 from tests.kit.worlds.service_world import SECRET, World, leading
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 MIB = 1 << 20
 

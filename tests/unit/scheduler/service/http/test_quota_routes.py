@@ -6,7 +6,7 @@ from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.http.access import ApiRole
 from tests.kit.worlds.service_world import leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 async def test_terms_are_set_shown_and_removed() -> None:

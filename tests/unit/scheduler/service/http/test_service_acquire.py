@@ -16,7 +16,7 @@ from tests.kit.cores.builders import gpu, model
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, a_world, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 def waiting(world: World) -> int:

@@ -13,7 +13,7 @@ from tests.kit.cores.builders import gpu
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import World, a_world, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 async def serve(world: World, request: str, *models: str) -> None:

@@ -15,7 +15,7 @@ from tests.kit.cores.builders import gpu
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import a_world, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 async def answered(path: str, method: bytes = b"GET") -> list[bytes]:

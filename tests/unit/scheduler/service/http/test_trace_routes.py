@@ -11,7 +11,7 @@ from scheduler.model.values import RequestId
 from tests.kit.cores.builders import request
 from tests.kit.worlds.service_world import World, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 TRACE = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", sampled=True)
 

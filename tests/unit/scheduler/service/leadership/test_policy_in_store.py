@@ -35,7 +35,7 @@ from testbed.virtual_time import until, virtually
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 LOG = logging.getLogger("tests.policy")
 LALBO3 = PolicyChoice("lalbo3", {})

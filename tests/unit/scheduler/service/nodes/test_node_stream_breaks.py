@@ -25,7 +25,7 @@ from tests.kit.worlds.cluster_in_process import (
 )
 from tests.unit.scheduler.service.nodes.steady_streams import STEADY
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 PATIENT = replace(STEADY, grace_s=60.0)
 

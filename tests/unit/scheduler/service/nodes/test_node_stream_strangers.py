@@ -53,7 +53,7 @@ from tests.unit.scheduler.service.nodes.steady_streams import (
     steadily_attached,
 )
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 KEY = stream_key(SECRET)
 

@@ -27,7 +27,7 @@ from tests.unit.scheduler.service.nodes.steady_streams import (
     steadily_attached,
 )
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 GPU = GpuId("n0.0")
 

@@ -11,7 +11,7 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import a_node, leases_of
 from tests.unit.scheduler.service.nodes.steady_streams import a_steady_scheduler, steadily_attached
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 async def test_node_attaches_over_tls_where_its_machine_trusts_the_certificate(

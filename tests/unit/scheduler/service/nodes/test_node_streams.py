@@ -28,7 +28,7 @@ from tests.kit.worlds.cluster_in_process import (
 )
 from tests.unit.scheduler.service.nodes.steady_streams import a_steady_scheduler, steadily_attached
 
-pytestmark = pytest.mark.timeout(20, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 BERT = ModelId("bert")
 

@@ -27,7 +27,7 @@ from testbed.virtual_time import until, virtually
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 LOG = logging.getLogger("tests.terms")
 ONE, TWO = OwnerTerms(leases=1), OwnerTerms(weight=2.5, priority=-1, gpu_s=30.0, window_s=10.0)

@@ -17,7 +17,7 @@ from tests.kit.cores.builders import request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, a_world, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 F, G = "team/f", "team/g"
 ONE, TWO = OwnerTerms(leases=1), OwnerTerms(weight=2.0, gpu_s=30.0)

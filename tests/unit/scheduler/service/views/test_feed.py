@@ -16,7 +16,7 @@ from tests.kit.cores.builders import gpu
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import World, a_world, leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 _LOOK_S = 0.3  # looks that follow one another faster share what was found
 

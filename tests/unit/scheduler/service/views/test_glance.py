@@ -11,7 +11,7 @@ from scheduler.model.values import Request, RequestId
 from scheduler.service.views.glance import Glances, in_order, lengths
 from tests.kit.worlds.service_world import leading
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 @given(st.lists(st.integers(0, 4), max_size=40), st.data())
