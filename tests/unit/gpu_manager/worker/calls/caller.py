@@ -1,6 +1,7 @@
 """A data channel's other end for tests: defines programs, calls them, reads the results."""
 
 import fcntl
+import gc
 import mmap
 import os
 import socket
@@ -19,6 +20,7 @@ from gpu_manager.worker.channels.executor import Executor
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.device.process_memory import trim_malloc
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.tensor_specs import DTYPES, NAMES
 from torch_shim.wire.frame_socket import Frame, FrameSocket
@@ -27,6 +29,7 @@ from torch_shim.wire.protocol import FrameKind, aligned
 
 LEASE = 7
 DIGEST = "d" * 64
+NO_LIMIT = 1 << 40
 _STAYS = -2  # where the offset of bytes would stand that the worker did not send
 
 
@@ -228,7 +231,7 @@ def _output(view: Any, storages: list[bytearray]) -> Any:
 class LocalWorker:
     """A worker's insides in this process, with a lease in force and weights loaded."""
 
-    def __init__(self, *weights: torch.Tensor, limit_bytes: int = 1 << 40) -> None:
+    def __init__(self, *weights: torch.Tensor, limit_bytes: int = NO_LIMIT) -> None:
         self.ended: list[int] = []
         self.ran: list[int] = []
         self.notes: list[str] = []
@@ -236,6 +239,10 @@ class LocalWorker:
         self.lost = threading.Event()  # a worker process would end now
         self.pressures: list[int] = []
         self.relief: tuple[int | None, bool] = (None, False)
+        if limit_bytes < NO_LIMIT:
+            # Needs are measured above what this process has now: without what may go meanwhile.
+            gc.collect()
+            trim_malloc()
         self.device = CpuArithmetic()
         self.leases = AdmittedLeases(self.ended.append, lambda *_: None)
         self.table = OperatorTable(self.device.device)
