@@ -50,12 +50,10 @@ class TcpPatience:
 
     def _look(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        for transport, line in list(self._lines.items()):
-            if transport.is_closing():
-                del self._lines[transport]
-            else:
-                line.look(now_s, self._silence_s)
+        self._lines = {one: line for one, line in self._lines.items() if not one.is_closing()}
         self._look_later()
+        for line in self._lines.values():
+            line.look(now_s, self._silence_s)
 
 
 @dataclass(slots=True)
