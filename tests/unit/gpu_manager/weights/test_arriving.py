@@ -313,6 +313,7 @@ def test_pipe_is_closed_when_there_is_no_thread_to_write_to_it(
 
     with on_disk(tmp_path, gate) as store:
         request = store.request(DIGEST, TABLE)
+        gate.until_asked()  # the file on disk is open
         before = open_files()
         monkeypatch.setattr("gpu_manager.weights.image_feeds.threading.Thread.start", fail)
 
@@ -336,7 +337,7 @@ def test_image_is_read_again_when_there_was_no_descriptor_for_who_wanted_it(
         with pytest.raises(StoreFailed, match="too many open files"):
             store.request(DIGEST, TABLE)
         monkeypatch.undo()
-        assert open_images() == 0
+        wait_until(lambda: open_images() == 0, "its memory is free")
 
         request = store.request(DIGEST, TABLE)
         with asyncio.Runner() as runner:

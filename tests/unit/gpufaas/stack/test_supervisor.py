@@ -69,11 +69,6 @@ def alive(pid: int) -> bool:
     return False
 
 
-def nobody_waits() -> bool:
-    """Whether no thread of asyncio waits for a child's end; newer Pythons have none at all."""
-    return not any(each.name.startswith("asyncio-waitpid") for each in threading.enumerate())
-
-
 def test_folder_names_its_process_while_it_is_held(tmp_path: Path) -> None:
     folder = StackFolder(tmp_path)
     assert folder.running() is None
@@ -177,10 +172,14 @@ async def test_child_that_ends_before_it_is_up_fails_the_start_with_its_last_wor
 async def test_child_that_ends_fails_the_start_though_another_program_answers_for_it(
     tmp_path: Path,
 ) -> None:
+    before = set(threading.enumerate())
+
     async def answers_then() -> bool:
         await eventually(lambda: bool(pids(tmp_path)), "it has begun")
         await eventually(lambda: not alive(pids(tmp_path)[0]), "its status was read")
-        await eventually(nobody_waits, "a thread that has read it has told the event loop")
+        new = set(threading.enumerate()) - before
+        waiting = [each for each in new if each.name.startswith("asyncio-waitpid")]
+        await eventually(lambda: not any(each.is_alive() for each in waiting), "the loop is told")
         await asyncio.sleep(0.05)  # what it was told is handled
         return True
 
