@@ -10,6 +10,7 @@ from gpu_manager.errors import LoadFailure
 from scheduler.api import MemoryPressure, ModelLoaded, RunFinished
 from testbed.virtual_time import virtually
 from tests.kit.fakes.sealed_images import open_images
+from tests.kit.waiting import wait_until
 from tests.kit.worlds.gpu_node import GPU
 from tests.kit.worlds.ordered_node import CONTEXT_BYTES, OrderedNode, ordered_node
 
@@ -17,7 +18,7 @@ from tests.kit.worlds.ordered_node import CONTEXT_BYTES, OrderedNode, ordered_no
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     yield
-    assert open_images() == 0
+    wait_until(lambda: open_images() == 0, "every image is closed")
 
 
 def granted_mib(it: OrderedNode) -> int:

@@ -46,7 +46,7 @@ def no_leaks() -> Iterator[None]:
     before, threads = open_files(), set(threading.enumerate())
     yield
     wait_until(lambda: not opened_since(before), "every descriptor is closed")
-    assert open_images() == 0
+    wait_until(lambda: open_images() == 0, "every image is closed")
     wait_until(lambda: set(threading.enumerate()) <= threads, "every thread has ended")
 
 

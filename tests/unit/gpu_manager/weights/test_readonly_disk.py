@@ -26,7 +26,7 @@ ALICE = "shop/alice"
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     yield
-    assert open_images() == 0
+    wait_until(lambda: open_images() == 0, "every image is closed")
 
 
 def refuse(*_: object, **__: object) -> NoReturn:

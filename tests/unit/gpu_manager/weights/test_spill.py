@@ -22,6 +22,7 @@ from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
 from tests.kit.fakes.sealed_images import content_of, open_images, sealed_image
 from tests.kit.processes.open_files import open_files, opened_since
+from tests.kit.waiting import wait_until
 from torch_shim.wire.image_digests import image_digest, new_nonce, possession_proof
 
 KIB = 1024
@@ -34,8 +35,8 @@ ALICE = "shop/alice"
 def no_leaks() -> Iterator[None]:
     before = open_files()
     yield
-    assert not opened_since(before)
-    assert open_images() == 0
+    wait_until(lambda: not opened_since(before), "every descriptor is closed")
+    wait_until(lambda: open_images() == 0, "every image is closed")
 
 
 @contextmanager
@@ -320,6 +321,7 @@ import fcntl, os, signal
 from pathlib import Path
 from gpu_manager.weights import spill_directory
 from tests.kit.fakes.sealed_images import sealed_image
+from tests.kit.waiting import wait_until
 os.sendfile = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 spill = spill_directory.SpillDirectory(Path({str(tmp_path)!r}), 1 << 30)
 spill.write("0" * 64, *sealed_image([b"abc"]))

@@ -40,8 +40,8 @@ def store() -> Iterator[WeightStore]:
     store = WeightStore(TierIndex("lru", 4 * KIB))
     yield store
     store.close()
-    assert not opened_since(before)
-    assert open_images() == 0
+    wait_until(lambda: not opened_since(before), "every descriptor is closed")
+    wait_until(lambda: open_images() == 0, "every image is closed")
 
 
 def image(letter: str, size: int = KIB) -> list[bytes]:
@@ -102,7 +102,7 @@ def test_image_is_refused_when_a_seal_is_missing(store: WeightStore, missing: in
     descriptor, table = sealed_image(image("a"), SEALS & ~missing)
     with pytest.raises(BadImage, match="seals"):
         store.adopt(descriptor, table, ALICE)
-    assert open_images() == 0
+    wait_until(lambda: open_images() == 0, "every image is closed")
 
 
 def test_image_is_refused_when_it_is_an_ordinary_file(store: WeightStore, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_image_is_refused_when_larger_than_the_store(store: WeightStore) -> None
     with pytest.raises(WeightStoreFull) as caught:
         adopt(store, image("a", 4 * KIB + 1))
     assert caught.value.limit_bytes == 4 * KIB
-    assert open_images() == 0
+    wait_until(lambda: open_images() == 0, "every image is closed")
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_upload_is_refused_when_bytes_are_missing_too_many_or_misplaced(
     with pytest.raises(BadImage, match="ended"):
         upload.write(64, b"a")
     assert store.status().reserved_bytes == 0
-    assert open_images() == 0
+    wait_until(lambda: open_images() == 0, "every image is closed")
 
 
 def test_upload_is_refused_when_others_have_reserved_the_store(store: WeightStore) -> None:
@@ -375,4 +375,4 @@ def test_store_holds_its_budget_and_mixes_nothing_up_when_threads_use_it(tmp_pat
     assert status.spill.written > 0
     assert status.spill.read > 0
     store.close()
-    assert not opened_since(before)
+    wait_until(lambda: not opened_since(before), "every descriptor is closed")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.wire.frame_stream import FrameDecoder, FrameStream
 from tests.kit.processes.open_files import open_files, opened_since
+from tests.kit.waiting import wait_until
 from torch_shim.errors import BadFrame, ConnectionLost, WireError
 from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.protocol import MAX_DESCRIPTORS, FrameKind, pack_frame
@@ -34,7 +35,7 @@ def streams() -> Iterator[Streams]:
             theirs.close()
 
     yield run
-    assert not opened_since(before)
+    wait_until(lambda: not opened_since(before), "every descriptor is closed")
 
 
 # Kinds whose frames may carry a body and descriptors.
@@ -94,7 +95,7 @@ def test_no_descriptor_stays_open_when_a_stream_ends_anywhere(
         for descriptor in frame.descriptors:
             os.close(descriptor)
     decoder.close()
-    assert not opened_since(before)
+    wait_until(lambda: not opened_since(before), "every descriptor is closed")
 
 
 async def test_descriptors_of_whole_frames_are_closed_when_a_bad_frame_follows(

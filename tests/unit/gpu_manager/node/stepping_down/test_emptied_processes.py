@@ -16,6 +16,7 @@ from scheduler.api import (
 from testbed.virtual_time import until, virtually
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.processes.open_files import open_files, opened_since
+from tests.kit.waiting import wait_until
 from tests.kit.worlds.gpu_node import GPU
 from tests.kit.worlds.ordered_node import CONTEXT_BYTES, OrderedNode, ordered_node
 
@@ -24,8 +25,8 @@ from tests.kit.worlds.ordered_node import CONTEXT_BYTES, OrderedNode, ordered_no
 def no_leaks() -> Iterator[None]:
     before = open_files()
     yield
-    assert open_images() == 0
-    assert not opened_since(before)
+    wait_until(lambda: open_images() == 0, "every image is closed")
+    wait_until(lambda: not opened_since(before), "every descriptor is closed")
 
 
 def demoted(it: OrderedNode) -> list[tuple[object, object]]:

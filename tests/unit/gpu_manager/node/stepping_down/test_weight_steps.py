@@ -16,6 +16,7 @@ from scheduler.api import LoadFailed, ModelDemoted, ModelRegistered
 from testbed.virtual_time import InlineExecutor, virtually
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.processes.open_files import open_files, opened_since
+from tests.kit.waiting import wait_until
 from tests.kit.worlds.ordered_node import OrderedNode, ordered_node
 from tests.unit.gpu_manager.weights.test_spill import full_disk
 from torch_shim.wire.image_digests import ImageTable, lay_out
@@ -27,8 +28,8 @@ MANY = 1 << 30
 def no_leaks() -> Iterator[None]:
     before = open_files()
     yield
-    assert open_images() == 0
-    assert not opened_since(before)
+    wait_until(lambda: open_images() == 0, "every image is closed")
+    wait_until(lambda: not opened_since(before), "every descriptor is closed")
 
 
 class WatchedDisk(SpillDirectory):
