@@ -316,10 +316,8 @@ def test_pipe_is_closed_when_there_is_no_thread_to_write_to_it(
         gate.until_asked()  # the file on disk is open
         before = open_files()
         monkeypatch.setattr("gpu_manager.weights.image_feeds.threading.Thread.start", fail)
-
         with pytest.raises(RuntimeError):
             feed(request)
-
         monkeypatch.undo()
         assert not opened_since(before)
         request.close()
