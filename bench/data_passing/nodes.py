@@ -80,19 +80,11 @@ class BenchNodes:
         """Start a function whose node's manager is at this address."""
         secret = load_secret(self._secret)
         credential = FunctionCredentials(secret).issue(FunctionIdentity(TENANT, name))
-        environment = {
-            "PATH": os.defpath,
-            "PYTHONPATH": os.pathsep.join([str(_ACTIVATE), str(_ROOT)]),
-            "GPUFAAS_ENABLED": "1",
-            "GPUFAAS_ADDRESS": address,
-            "GPUFAAS_CREDENTIAL": credential,
-            "GPUFAAS_TRACING": "wait",
-        }
         command = [sys.executable, "-m", "bench.data_passing.function_program"]
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             [*command, str(scale), str(size_bytes)],
-            env=environment,
+            env=function_environment(address, credential),
             stdin=pipe,
             stdout=pipe,
             text=True,
@@ -121,6 +113,19 @@ class BenchNodes:
             if self._running[-1].poll() is not None or time.monotonic() > deadline_s:
                 raise MeasurementFailed(f"{command[0]} did not start: {log.read_text()[-500:]}")
             time.sleep(0.05)
+
+
+def function_environment(address: str, credential: str) -> dict[str, str]:
+    """The variables of a function whose node's manager is at this address."""
+    return {
+        "PATH": os.defpath,
+        "PYTHONPATH": os.pathsep.join([str(_ACTIVATE), str(_ROOT)]),
+        "CUDA_VISIBLE_DEVICES": "",  # a function has no GPU
+        "GPUFAAS_ENABLED": "1",
+        "GPUFAAS_ADDRESS": address,
+        "GPUFAAS_CREDENTIAL": credential,
+        "GPUFAAS_TRACING": "wait",
+    }
 
 
 @contextmanager

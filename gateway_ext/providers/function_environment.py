@@ -14,6 +14,8 @@ _SHIM_PATH = "PYTHONPATH"
 # The injected variables that a running container cannot do without: if one of them changes, the
 # container is replaced.
 _LASTING = ("GPUFAAS_ENABLED", "GPUFAAS_ADDRESS", "GPUFAAS_CREDENTIAL")
+# For NVIDIA's container runtime: images made on those of CUDA or PyTorch ask it for all GPUs.
+_NO_DEVICES = {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 def gpu_environment(injection: Injection | None, deployment: Deployment) -> Mapping[str, str]:
@@ -48,7 +50,7 @@ def container_environment(
         **({"OMP_NUM_THREADS": str(limit)} if limit else {}),
     }
     ours = runtime_settings(options) | without_shim_path(injected)
-    return {**defaults, **deployment.environment, **ours}
+    return {**defaults, **deployment.environment, **ours, **_NO_DEVICES}
 
 
 def runtime_defaults(options: function_options.FunctionOptions) -> dict[str, str]:
@@ -61,8 +63,9 @@ def runtime_defaults(options: function_options.FunctionOptions) -> dict[str, str
 
 
 def runtime_settings(options: function_options.FunctionOptions) -> dict[str, str]:
-    """Settings of our runtime that a deployment may not override."""
-    return {"GPUFAAS_WORKERS": str(options.workers)} | batch_settings(options)
+    """Settings that a deployment may not override; CUDA finds no GPU in any function."""
+    ours = {"CUDA_VISIBLE_DEVICES": "", "GPUFAAS_WORKERS": str(options.workers)}
+    return ours | batch_settings(options)
 
 
 def batch_settings(options: function_options.FunctionOptions) -> dict[str, str]:

@@ -34,6 +34,7 @@ class ShimEnvironment:
         identity = FunctionIdentity(function.namespace, function.name, wishes)
         variables = {
             "PYTHONPATH": ACTIVATE,
+            "CUDA_VISIBLE_DEVICES": "",  # what the shim does not catch fails, and takes no GPU
             "GPUFAAS_ENABLED": "1",
             "GPUFAAS_ADDRESS": self._node,
             "GPUFAAS_CREDENTIAL": self._credentials.issue(identity),

@@ -126,6 +126,17 @@ def test_python_path_of_the_user_stays() -> None:
     assert done.stdout == "True\n"
 
 
+def test_program_sees_no_gpu_of_the_machine_when_its_caller_chose_one() -> None:
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "1"}  # noqa: TID251 - for a child
+    source = "import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
+
+    done = subprocess.run(
+        [*EXEC, *python(source)], env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "''\n"
+
+
 def test_signals_reach_the_program_once_each() -> None:
     with running(*python(LISTENER)) as it:
         line(it)

@@ -54,6 +54,8 @@ def _patch_after(loader: importlib.abc.Loader) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
+        # Programs choose a card by it before they import torch; they have none but the shim's.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # noqa: TID251 - an entry point
         collects = gc.isenabled()
         gc.disable()  # as collector_pause.py says, which this file cannot import yet
         try:

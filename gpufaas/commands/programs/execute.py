@@ -75,6 +75,7 @@ def _environment(options: argparse.Namespace, node: EmbeddedNode) -> dict[str, s
     device = node.manager.devices[0]
     return environment | {
         "PYTHONPATH": f"{activate}{os.pathsep}{path}" if path else activate,
+        "CUDA_VISIBLE_DEVICES": "",  # the caller's own chose the node's devices
         "GPUFAAS_ENABLED": "1",
         "GPUFAAS_ADDRESS": str(node.addresses[0]),
         "GPUFAAS_CREDENTIAL": node.credential(_TENANT, _FUNCTION),

@@ -52,6 +52,18 @@ def test_torch_is_patched_once_when_asked_for_before_it_is_imported(tmp_path: Pa
     run_python("-c", textwrap.dedent(code), cwd=tmp_path)
 
 
+def test_program_that_chooses_a_card_before_it_imports_torch_has_none_but_the_shims(
+    tmp_path: Path,
+) -> None:
+    code = f"""
+    import os
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    {_CHECK}
+    print(repr(os.environ["CUDA_VISIBLE_DEVICES"]))
+    """
+    assert run_python("-c", textwrap.dedent(code), cwd=tmp_path) == "''\n"
+
+
 def test_path_is_left_alone_when_enabled(tmp_path: Path) -> None:
     code = "import sys; assert sys.argv[1] == '0' or __import__('torch'); print(sys.path)"
     without = run_python("-c", code, "0", cwd=tmp_path, GPUFAAS_ENABLED="0")

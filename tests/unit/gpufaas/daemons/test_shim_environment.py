@@ -37,6 +37,11 @@ async def test_the_largest_gpu_is_known_once_the_scheduler_was_asked() -> None:
     assert capacity.largest_gpu_bytes() == 16 << 30, "what was known stays"
 
 
+def test_gpu_function_sees_no_gpu_of_the_machine() -> None:
+    found = shim_environment(f"http://127.0.0.1:{HeldPort().keep()}").environment(FUNCTION)
+    assert found["CUDA_VISIBLE_DEVICES"] == ""
+
+
 async def test_nothing_is_known_when_no_scheduler_answers() -> None:
     found = shim_environment(f"http://127.0.0.1:{HeldPort().keep()}")
     await found.refresh()

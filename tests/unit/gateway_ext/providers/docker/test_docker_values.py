@@ -141,6 +141,16 @@ def test_functions_own_variables_do_not_replace_ours() -> None:
     assert "fprocess=run it" in found
 
 
+@pytest.mark.parametrize("injected", [{}, {"GPUFAAS_ENABLED": "1"}])
+def test_function_has_no_gpu_of_the_machine_whatever_it_or_its_image_says(
+    injected: dict[str, str],
+) -> None:
+    own = {"CUDA_VISIBLE_DEVICES": "0", "NVIDIA_VISIBLE_DEVICES": "all"}
+    found = body(injected, environment=own)["Env"]
+    visible = [variable for variable in found if "VISIBLE_DEVICES" in variable]
+    assert sorted(visible) == ["CUDA_VISIBLE_DEVICES=", "NVIDIA_VISIBLE_DEVICES=void"]
+
+
 def test_constraints_are_named_unless_they_ask_for_a_gpu() -> None:
     wanted = ("zone=a", "nvidia.com/gpu.product=T4")
     assert container_spec.ignored(deployed(constraints=wanted)) == ["zone=a"]

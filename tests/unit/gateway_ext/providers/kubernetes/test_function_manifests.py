@@ -83,6 +83,17 @@ def test_values_of_variables_are_what_was_deployed() -> None:
     assert {"name": "WORD", "value": "a$$$$b $$(HOME)"} in container["env"]
 
 
+@pytest.mark.parametrize("injected", [{}, GPU])
+def test_function_has_no_gpu_of_the_machine_whatever_it_or_its_image_says(
+    injected: dict[str, str],
+) -> None:
+    own = {"CUDA_VISIBLE_DEVICES": "0", "NVIDIA_VISIBLE_DEVICES": "all"}
+    (container,) = pod_of(Deployment(F, "image", environment=own), injected)["containers"]
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    assert variables["CUDA_VISIBLE_DEVICES"] == ""
+    assert variables["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
 def test_gpu_functions_go_anywhere_where_no_label_is_named() -> None:
     settings = KubernetesSettings(gpu_pod='{"nodeSelector": null, "tolerations": null}')
     made = function_manifest.manifest(Deployment(F, "image"), settings, GPU, MARKS, 1)

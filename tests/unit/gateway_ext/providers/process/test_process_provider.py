@@ -15,7 +15,15 @@ from gateway_ext.errors import (
     UnknownFunction,
 )
 from gateway_ext.model import FunctionId, Resources
-from tests.kit.processes.process_functions import HELLO, WHO, call, marked, trouble, world
+from tests.kit.processes.process_functions import (
+    HELLO,
+    WHO,
+    call,
+    marked,
+    template_text,
+    trouble,
+    world,
+)
 from tests.kit.waiting import eventually
 
 NS = "openfaas-fn"
@@ -227,6 +235,25 @@ async def test_injection_reaches_gpu_functions_alone() -> None:
             assert isinstance(environment, dict)
             found.append((environment.get("GPUFAAS_MARK"), environment.get("PYTHONPATH")))
         assert found == [("openfaas-fn/gpu", "/shim"), (None, None)]
+
+
+@pytest.mark.parametrize("process", ["", "python /home/app/runtime --gpu"])
+@pytest.mark.parametrize(("template", "state"), [("true", "imported"), ("false", "none")])
+async def test_function_has_no_gpu_of_the_machine_whatever_its_own_variables_say(
+    process: str, template: str, state: str
+) -> None:
+    async with world(Wake()) as there:
+        there.build("f", WHO)
+        f = await there.deploy(
+            process=process,
+            environment={"CUDA_VISIBLE_DEVICES": "0"},
+            annotations={"com.gpufaas.template": template},
+        )
+        (endpoint,) = await there.ready(f)
+        environment = says(await call(endpoint))["environment"]
+        assert isinstance(environment, dict)
+        assert environment["CUDA_VISIBLE_DEVICES"] == ""
+        assert (await template_text(there, f)).startswith(state)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: functions get users of their own")
