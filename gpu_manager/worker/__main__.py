@@ -22,4 +22,9 @@ if __name__ == "__main__":
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     gc.disable()  # until all is imported: what an import makes stays
     server = importlib.import_module("gpu_manager.worker.fork_server")
-    server.main([int(text) for text in descriptors], missing, emulated=devices == "cpu")
+    server.main(
+        [int(text) for text in descriptors],
+        missing,
+        emulated=devices == "cpu",
+        keeps_stderr=bool(os.environ.get("GPUFAAS_WORKER_STDERR")),
+    )

@@ -32,7 +32,9 @@ _PAGE_OUT = 21  # MADV_PAGEOUT; kernels before 5.4 do not know it, and keep the 
 _OF_CUDA = ("/nvidia/", "libtorch_cuda", "libc10_cuda", "/cuda/bindings/")
 
 
-def serve(manager: FrameSocket, missing: list[str], pool: MemoryPool | None) -> None:
+def serve(
+    manager: FrameSocket, missing: list[str], pool: MemoryPool | None, *, keeps_stderr: bool
+) -> None:
     """Fork on demand until the manager hangs up. One thread, as a process that forks must have."""
     parent = os.getpid()
     while True:
@@ -43,7 +45,7 @@ def serve(manager: FrameSocket, missing: list[str], pool: MemoryPool | None) -> 
         with _nothing_reaped():
             pid = os.fork()
             if not pid:
-                _begin(frame.descriptors[0], parent, missing, pool)
+                _begin(frame.descriptors[0], parent, missing, pool, keeps_stderr=keeps_stderr)
             pidfd = os.pidfd_open(pid)
         os.close(frame.descriptors[0])
         manager.send(FrameKind.FORKED, list(worker_orders.Forked(order.number, pid)), (), [pidfd])
@@ -64,10 +66,11 @@ def _reap(*_: object) -> None:
             pass
 
 
-def main(descriptors: list[int], missing: list[str], *, emulated: bool) -> None:
+def main(descriptors: list[int], missing: list[str], *, emulated: bool, keeps_stderr: bool) -> None:
     """Serve forks to the manager at the first one's other end; `missing` is for its log.
 
     The second descriptor, if there is one, is that of the library of emulated GPUs' pools.
+    With `keeps_stderr` workers write where the manager does: what libcuda, torch or abort say.
     """
     descriptor, *libraries = descriptors
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -88,7 +91,7 @@ def main(descriptors: list[int], missing: list[str], *, emulated: bool) -> None:
     signal.signal(signal.SIGCHLD, _reap)
     manager.send(FrameKind.READY, list(worker_orders.Ready(missing, 0)))
     with contextlib.suppress(WireError):
-        serve(manager, missing, pool)
+        serve(manager, missing, pool, keeps_stderr=keeps_stderr)
 
 
 def _load_torchvision() -> None:
@@ -116,14 +119,21 @@ def _page_out_cuda() -> None:
             libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _PAGE_OUT)
 
 
-def _begin(descriptor: int, parent: int, missing: list[str], pool: MemoryPool | None) -> NoReturn:
-    """In the new process: be a worker, holding nothing of the fork server's."""
+def _begin(
+    descriptor: int,
+    parent: int,
+    missing: list[str],
+    pool: MemoryPool | None,
+    *,
+    keeps_stderr: bool,
+) -> NoReturn:
+    """In the new process: be a worker, holding nothing else of the fork server's."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         die_with(parent)
         nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
+        for stream in range(2 if keeps_stderr else 3):
             os.dup2(nothing, stream)
         os.closerange(3, descriptor)
         os.closerange(descriptor + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
@@ -35,6 +36,9 @@ def live(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the manager says when
     try:
         _WorkerLife(connection, parent, missing, pool).obey()
+    except BaseException:
+        traceback.print_exc()  # which only GPUFAAS_WORKER_STDERR has anybody hear
+        raise
     finally:
         os._exit(0)
 
