@@ -123,7 +123,15 @@ def _of_python() -> Iterator[Path]:
         path = Path(entry)
         if path.resolve() != ours or path.name in _INSTALLED:
             yield path
+        if path.name in _INSTALLED and path.is_dir():
+            yield from _linked_to(path)
     yield from (ours / name for name in _PACKAGES)
+
+
+def _linked_to(packages: Path) -> set[Path]:
+    """What the links of a folder of packages lead to; the whole folder if that has packages too."""
+    targets = (Path(entry.path).resolve() for entry in os.scandir(packages) if entry.is_symlink())
+    return {each.parent if each.parent.name in _INSTALLED else each for each in targets}
 
 
 def _of_the_loader() -> Iterator[Path]:
