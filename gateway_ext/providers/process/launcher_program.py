@@ -25,6 +25,8 @@ _SECRETS = Path("/var/openfaas/secrets")
 # Folders in which everybody may make files, and the one that is memory.
 _SHARED_FOLDERS = (Path("/tmp"), Path("/var/tmp"))
 _SHARED_MEMORY = Path("/dev/shm")
+# NVIDIA's driver opens its devices to everybody; a function has no GPU but the shim's.
+_DEVICES, _OF_GPUS = Path("/dev"), "nvidia*"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _missing: list[str] = []
@@ -109,11 +111,21 @@ def _leave_mounts(orders: dict[str, Any]) -> None:
     if _libc.unshare(_NEW_MOUNTS | _NEW_IPC):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     _mount("none", "/", "", _RECURSIVE | _PRIVATE)
+    for device in _DEVICES.glob(_OF_GPUS):
+        _cover(device)
     if orders["secrets"]:
         secrets = Path(orders["secrets"])
         _SECRETS.mkdir(parents=True, exist_ok=True)
         _mount(str(secrets), str(_SECRETS), "", _BIND)
     _show([Path(folder) for folder in orders["visible"]], orders["scratch"])
+
+
+def _cover(device: Path) -> None:
+    """Have a device, or a folder of devices, be there as one that does nothing."""
+    if device.is_dir():
+        _mount("tmpfs", str(device), "tmpfs", 0, "mode=0755,size=4k")
+    else:
+        _mount(os.devnull, str(device), "", _BIND)
 
 
 def _show(folders: list[Path], scratch: str) -> None:
