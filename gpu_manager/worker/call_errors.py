@@ -1,5 +1,6 @@
 """Why a worker does not answer a call with a result."""
 
+import traceback
 from typing import Any
 
 from gpu_manager.errors import GpuManagerError
@@ -55,3 +56,13 @@ class ContextLost(GpuManagerError):
     def __init__(self, detail: str, *, of_program: bool) -> None:
         self.of_program = of_program
         super().__init__(detail)
+
+
+def clear_frames(error: BaseException | None) -> None:
+    """Clear what the functions hold that an error ended, before memory is asked for again.
+
+    A traceback keeps their variables: all tensors of a program that failed half-way.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -1,10 +1,13 @@
-"""The card that the tests of this folder use."""
+"""The card that the tests of this folder use, and what processes need that give up their files."""
+
+import os
 
 import pytest
 
 from cache_manager.model.ids import NodeId
 from gpu_manager.devices.device_choice import choose
 from gpu_manager.errors import NoDriver, NoSuchDevice
+from tests.kit.places import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -17,3 +20,9 @@ def uuid() -> str:
     found = devices[0].worker_device.removeprefix("cuda:")
     devices[0].close()
     return found
+
+
+@pytest.fixture(scope="session")
+def own_root() -> dict[str, str]:
+    """The environment of a process that moves to a root of its own, as the fork server does."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}  # it finds our packages by their path alone

@@ -1,5 +1,6 @@
 """Shares of a real card's multiprocessors: their numbers, and how much longer calls take."""
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import torch
 from gpu_manager.worker.call_errors import OutOfMemory, ShareRefused
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.cuda_stream import CudaStream
+from gpu_manager.worker.device.image_file import ImageFile
 
 pytestmark = [
     pytest.mark.gpu,
@@ -107,3 +109,35 @@ def test_joint_limit_of_a_process_is_refused_as_that_of_others(whole: CudaContex
     first.release()
     second.run(lambda: torch.ones(400 << 20, dtype=torch.uint8, device="cuda"), measure=False)
     whole.limit_together(whole.total_bytes)
+
+
+# The driver's documents do not say whether a stream of a green context and an event of the usual
+# context belong together. If they do not, no model with a share can be loaded.
+def test_event_of_the_usual_context_is_recorded_on_a_share(whole: CudaContext) -> None:
+    quarter = part(whole, 1, 0.25)
+    quarter.adopt_thread()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch gives it no types
+    try:
+        event.record()
+        event.synchronize()
+    finally:
+        torch.cuda.set_stream(torch.cuda.default_stream())
+        quarter.clear()
+
+
+def test_image_arrives_whole_on_a_share(whole: CudaContext) -> None:
+    quarter = part(whole, 1, 0.25)
+    content = os.urandom((40 << 20) + 12)  # two pieces
+    descriptor = os.memfd_create("image")
+    os.write(descriptor, content)
+    image = ImageFile("d", [[0, len(content)]], len(content), descriptor)
+    quarter.adopt_thread()
+    try:
+        (storage,) = quarter.load(image)
+        there = torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage)
+        assert there.cpu().numpy().tobytes() == content
+        del storage, there
+    finally:
+        torch.cuda.set_stream(torch.cuda.default_stream())
+        quarter.clear()
+        image.close()

@@ -1,5 +1,6 @@
 """Memory of a real GPU from process to process: by CUDA's calls. No GPU has run this."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import CannotBorrow
+from gpu_manager.worker.call_errors import CannotBorrow, OutOfMemory
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.lending.lent_storage import LentStorage
 
@@ -80,7 +81,7 @@ def test_borrower_has_a_copy_that_outlives_its_lender(device: CudaContext, lende
 
 def test_nothing_beside_the_allocation_can_be_had(device: CudaContext, lender: Lender) -> None:
     for change in ({"size_bytes": 1 << 40}, {"offset": 1 << 40}, {"token": b"t" * 64}):
-        with pytest.raises((CannotBorrow, torch.OutOfMemoryError)):
+        with pytest.raises((CannotBorrow, OutOfMemory)):
             device.open_lent(lender.lent._replace(**change), same_gpu=True)
     torch.ones(4, device="cuda").sum().item()  # no error is left behind
     assert content(device.open_lent(lender.lent, same_gpu=True).storage) == {7}
@@ -100,3 +101,82 @@ def test_copy_comes_from_another_gpu(device: CudaContext) -> None:
     found = device.open_lent(other.lent, same_gpu=False)
     assert content(found.storage) == {7}
     other.end()
+
+
+# A fork server and two of its workers, of one tenant: all that a real one gives up before it lends.
+WORKERS = """
+import os, sys
+from gpu_manager.worker.sandbox import give_up_rights, isolate, separate
+missing = isolate()
+import torch
+from gpu_manager.worker.call_errors import CannotBorrow
+from gpu_manager.worker.device.cuda_context import CudaContext
+from gpu_manager.worker.device.cuda_libraries import open_libraries
+from gpu_manager.worker.lending.lent_storage import LentStorage
+open_libraries()
+server = os.getpid()
+
+def worker():
+    known = missing + separate(missing)
+    device = CudaContext(sys.argv[1])
+    device.warm()
+    print("not given up:", known + give_up_rights(62_345, 4096, 8192, server), flush=True)
+    return device
+
+def lend(told, over):
+    device = worker()
+    storage = torch.full((3 << 20,), 7, dtype=torch.uint8, device="cuda").untyped_storage()
+    torch.cuda.synchronize()
+    loan = device.lend(storage)
+    told.write("none" if loan is None else f"{loan.lent.offset} {loan.lent.token.hex()}")
+    told.close()
+    over.read()
+
+def borrow(asked, lender_may_end):
+    device = worker()
+    said = asked.read()
+    if said == "none":
+        return print("outcome: the driver gives what is to be lent no name")
+    offset, token = said.split()
+    lent = LentStorage(3 << 20, int(offset), bytes.fromhex(token), -1)
+    try:
+        storage = device.open_lent(lent, same_gpu=True).storage
+    except CannotBorrow as error:
+        return print("outcome: it cannot be borrowed,", error)
+    found = torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage)
+    print("outcome: all arrived" if bool((found == 7).all()) else "outcome: other bytes arrived")
+
+pipes = os.pipe(), os.pipe()
+(asked, told), (over, ended) = [(os.fdopen(r), os.fdopen(w, "w")) for r, w in pipes]
+of_lender, of_borrower = (told, over), (asked, ended)
+for work, own, others in ((lend, of_lender, of_borrower), (borrow, of_borrower, of_lender)):
+    if not os.fork():
+        try:
+            for other in others:
+                other.close()
+            work(*own)
+            sys.stdout.flush()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(0)
+for end in (asked, told, over, ended):
+    end.close()
+os.wait(), os.wait()
+"""
+_REFUSED = """a worker cannot lend to another one on the GPU: the bytes go through the host instead,
+as `open_lent` says CannotBorrow and the function sends them again. Without rights libcuda cannot
+pass memory on by its sockets: `system_calls.py` would have to allow socket(AF_UNIX), connect and
+accept4 (and bind and listen, if cuInit does not do them) on real GPUs.
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_worker_without_rights_borrows_from_another_one(
+    uuid: str, own_root: dict[str, str]
+) -> None:
+    command = [sys.executable, "-c", WORKERS, uuid]
+    ran = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=100, env=own_root
+    )
+    assert "outcome: all arrived\n" in ran.stdout, _REFUSED + ran.stdout + ran.stderr[-3000:]

@@ -2,7 +2,9 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
+from statistics import median
 
 import pytest
 import torch
@@ -36,6 +38,11 @@ def loaded(part: CudaStream, content: bytes) -> DeviceImage:
     descriptor = os.memfd_create("image")
     os.write(descriptor, content)
     return DeviceImage(ImageFile("d", [[0, len(content)]], len(content), descriptor), part)
+
+
+def milliseconds(spans: list[tuple[float, float]]) -> str:
+    took = [1000 * (end - begin) for begin, end in spans]
+    return f"{len(took)}, {median(took):.2f} to {max(took):.2f} ms" if took else "none"
 
 
 def taken_bytes(uuid: str) -> int:
@@ -97,3 +104,51 @@ def test_models_that_compute_at_the_same_time_have_the_right_numbers(
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_calls_go_on_while_another_model_gives_memory_back(
+    parts: list[CudaStream], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Says how long a call is held up: what is freed waits for everything that the GPU does."""
+    giving, busy, calling = parts[:3]
+    matrix, large = torch.ones(512, 512, device="cuda"), torch.ones(8192, 8192, device="cuda")
+    torch.cuda.synchronize()
+    over, calls, wrong = threading.Event(), list[tuple[float, float]](), list[float]()
+
+    def compute() -> None:
+        busy.adopt_thread()
+        while not over.is_set():
+            busy.run(lambda: float((large @ large)[0, 0]), measure=False)
+
+    def call() -> None:
+        calling.adopt_thread()
+        while not over.is_set():
+            begun_s = time.perf_counter()
+            found, _ = calling.run(lambda: float((matrix @ matrix)[0, 0]), measure=False)
+            calls.append((begun_s, time.perf_counter()))
+            wrong.extend([found] if found != 512 else [])
+
+    threads = [threading.Thread(target=each) for each in (compute, call)]
+    for thread in threads:
+        thread.start()
+    releases = []
+    for _ in range(20):
+        giving.run(lambda: torch.ones(256 * MIB // 4, device="cuda"), measure=False)
+        time.sleep(0.05)
+        begun_s = time.perf_counter()
+        giving.release()
+        releases.append((begun_s, time.perf_counter()))
+    over.set()
+    for thread in threads:
+        thread.join()
+
+    beside = [any(a < end and begin < b for begin, end in releases) for a, b in calls]
+    held_up = milliseconds([call for call, is_held in zip(calls, beside, strict=True) if is_held])
+    usual = milliseconds([call for call, is_held in zip(calls, beside, strict=True) if not is_held])
+    with capsys.disabled():
+        print(  # noqa: T201 - what this is for
+            f"\ncalls: {usual}; beside a release: {held_up}; releases: {milliseconds(releases)}"
+        )
+    assert not wrong
+    assert calls
+    assert giving.used_bytes() < 32 * MIB

@@ -108,9 +108,13 @@ def test_failed_recording_leaves_nothing_behind(device: CudaContext) -> None:
         if len(runs) == 2:
             torch.ones(4, device="cuda").sum().item()  # not allowed while recording
 
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
     with pytest.raises(CannotRecord):
         device.recorder.record(waits)
 
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before  # the pool of the recording is gone
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     torch.rand(4, device="cuda")
     device.release()
@@ -131,20 +135,6 @@ def test_memory_of_recordings_is_counted_and_given_back(device: CudaContext) -> 
     held.clear()
     device.release()
     assert device.used_bytes() <= before + 8 * MIB
-
-
-ASSERTING = """
-import sys, torch
-from gpu_manager.worker.call_errors import ContextLost
-from gpu_manager.worker.device.cuda_context import CudaContext
-device = CudaContext(sys.argv[1])
-device.warm()
-rows, wrong = torch.ones(4, 4, device="cuda"), torch.tensor([9], device="cuda")
-try:
-    device.run(lambda: torch.nn.functional.embedding(wrong, rows), measure=False)
-except ContextLost as lost:
-    print("of the program" if lost.of_program else "of the GPU")
-"""
 
 
 def test_context_alone_stays_and_a_second_image_arrives_when_the_device_was_cleared(
@@ -171,26 +161,25 @@ def test_context_alone_stays_and_a_second_image_arrives_when_the_device_was_clea
         after = read_account(uuid).used_bytes
         assert before is not None
         assert after is not None
-        assert after <= before + MIB
+        assert after <= before + 4 * MIB  # the driver gives in pieces of 2 MiB
 
 
-def test_device_side_assertion_is_a_lost_context_of_the_program(uuid: str) -> None:
-    command = [sys.executable, "-c", ASSERTING, uuid]
-    said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stdout
-    assert said.strip() == "of the program"
-    assert issubclass(ContextLost, Exception)
-
-
-# CUDA opens device files and libraries again after rights were given up.
+# As the fork server and a worker do it. CUDA opens device files and libraries again after rights
+# were given up, and a lack of memory comes then.
 UNPRIVILEGED = """
-import mmap, os, sys, torch
+import mmap, os, sys
+from gpu_manager.worker.sandbox import give_up_rights, isolate, separate
+missing = isolate()
+import torch
+from gpu_manager.worker.call_errors import OutOfMemory
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.cuda_libraries import open_libraries
-from gpu_manager.worker.sandbox import give_up_rights
 open_libraries()
+missing += separate(missing)
 device = CudaContext(sys.argv[1])
 device.warm()
-print(give_up_rights(62_345, 4096, 8192, os.getppid()))
+missing += give_up_rights(62_345, 4096, 8192, os.getppid())
+print("not given up:", missing)
 area = memoryview(mmap.mmap(-1, 1 << 20))
 assert device.share(area) is not None, "pinned memory"
 x = torch.ones(2, 3, 64, 64, device="cuda")
@@ -201,15 +190,25 @@ torch.fft.fft2(x)
 torch.special.airy_ai(x)
 torch.cuda.Stream().synchronize()
 torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+try:
+    device.run(lambda: torch.empty(1 << 46, dtype=torch.uint8, device="cuda"), measure=False)
+except OutOfMemory as short:
+    assert isinstance(short.__cause__, torch.OutOfMemoryError), f"NVML does not answer: {short}"
+    assert short.need_bytes > 1 << 45, short
+torch.ones(4, device="cuda").sum().item()
 print("all ran")
 """
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
-def test_libraries_and_device_files_serve_a_worker_without_rights(uuid: str) -> None:
+def test_libraries_and_device_files_serve_a_worker_without_rights(
+    uuid: str, own_root: dict[str, str]
+) -> None:
     command = [sys.executable, "-c", UNPRIVILEGED, uuid]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
-    assert ran.stdout.endswith("all ran\n"), ran.stderr[-2000:]
+    ran = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=100, env=own_root
+    )
+    assert ran.stdout.endswith("all ran\n"), ran.stdout + ran.stderr[-2000:]
 
 
 def test_account_has_this_process_or_a_new_one(uuid: str) -> None:
@@ -217,3 +216,25 @@ def test_account_has_this_process_or_a_new_one(uuid: str) -> None:
     account = read_account(uuid)
     assert account.used_bytes is not None
     assert account.used_bytes > 0
+
+
+ASSERTING = """
+import sys, torch
+from gpu_manager.worker.call_errors import ContextLost
+from gpu_manager.worker.device.cuda_context import CudaContext
+device = CudaContext(sys.argv[1])
+device.warm()
+rows, wrong = torch.ones(4, 4, device="cuda"), torch.tensor([9], device="cuda")
+try:
+    device.run(lambda: torch.nn.functional.embedding(wrong, rows), measure=False)
+except ContextLost as lost:
+    print("of the program" if lost.of_program else "of the GPU")
+"""
+
+
+# The last one: it breaks the context of a process, which drivers may take some time to clear away.
+def test_device_side_assertion_is_a_lost_context_of_the_program(uuid: str) -> None:
+    command = [sys.executable, "-c", ASSERTING, uuid]
+    said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stdout
+    assert said.strip() == "of the program"
+    assert issubclass(ContextLost, Exception)

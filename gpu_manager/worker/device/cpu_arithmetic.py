@@ -18,7 +18,7 @@ import torch
 
 from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.transfer_schedule import TransferRank
-from gpu_manager.worker.call_errors import CallRefused, CannotBorrow, OutOfMemory
+from gpu_manager.worker.call_errors import CallRefused, CannotBorrow, OutOfMemory, clear_frames
 from gpu_manager.worker.device.image_file import ImageFile
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.device.pool.pool_floor import SharedPool
@@ -323,10 +323,12 @@ class CpuArithmetic:
     def _check_shortage(self, error: Exception) -> None:
         """Raise OutOfMemory if the error is one of the ways in which memory can be short."""
         if isinstance(error, MemoryError):
+            clear_frames(error)
             raise OutOfMemory(self._limit_bytes + 1, "the host has no more memory") from error
         if "allocate memory" in str(error):
             asked = _ASKED.search(str(error))
             need = self.used_bytes() + (int(asked[1]) if asked else 0)
+            clear_frames(error)
             if _BESIDE in str(error):
                 raise OutOfMemory(need, str(error), by_others=True) from error
             raise OutOfMemory(max(need, self._limit_bytes + 1), str(error)) from error

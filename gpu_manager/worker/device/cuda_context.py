@@ -12,8 +12,9 @@ import torch
 
 from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.transfer_schedule import TransferRank
-from gpu_manager.worker.call_errors import ContextLost, OutOfMemory
-from gpu_manager.worker.device.cuda_graphs import CudaRecorder, end_allocation
+from gpu_manager.worker.call_errors import ContextLost, OutOfMemory, clear_frames
+from gpu_manager.worker.device.cuda_graphs import CudaRecorder
+from gpu_manager.worker.device.cuda_libraries import lacks_memory, meet_shortage, use_libraries
 from gpu_manager.worker.device.cuda_runtime import CudaRuntime, loaded_runtime
 from gpu_manager.worker.device.driver_account import DriverAccount, context_bytes, read_account
 from gpu_manager.worker.device.image_file import ImageFile
@@ -57,7 +58,6 @@ class CudaContext:
         cuda: Any = torch.cuda,
         runtime: CudaRuntime | None = None,
         account: Account = read_account,
-        end_allocation: Callable[[int, Any], None] = end_allocation,
         clear_workspaces: Callable[[], None] = clear_workspaces,
         make_part: MakePart | None = None,
     ) -> None:
@@ -72,7 +72,6 @@ class CudaContext:
         self._runtime = runtime or loaded_runtime()
         self._account = account
         self._clear_workspaces = clear_workspaces
-        self._end_allocation = end_allocation
         self._make_part = make_part
         self.sms = SmShare(SmPartitions(), cuda, self.device)
         self._free_streams: list[Any] = []  # of models that have left
@@ -80,9 +79,7 @@ class CudaContext:
         self._staging: StagingBuffers | None = None
         self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
         self.total_bytes = 1  # of the GPU
-        self._usual_recorder: WorkRecorder | None = CudaRecorder(
-            cuda, self._runtime, end_allocation
-        )
+        self._usual_recorder: WorkRecorder | None = CudaRecorder(cuda, self._runtime)
         self.recorder: WorkRecorder | None = self._usual_recorder
         self._copies = threading.Event()  # set when weights can be copied, or never can
         self.accounting = threading.Lock()  # no image is allocated while it is held
@@ -103,6 +100,7 @@ class CudaContext:
         self._cuda.synchronize()
         self._cuda.empty_cache()
         with self.accounting:
+            meet_shortage(self._cuda, self.device, self.total_bytes)
             taken_bytes = context_bytes(before, self._account(self._uuid))
             self._overhead_bytes = max(0, taken_bytes - self._cuda.memory_reserved(self.device))
 
@@ -126,7 +124,6 @@ class CudaContext:
             "cuda": self._cuda,
             "runtime": self._runtime,
             "account": self._account,
-            "end_allocation": self._end_allocation,
             "clear_workspaces": self._clear_workspaces,
         }
 
@@ -194,7 +191,7 @@ class CudaContext:
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """Copy the whole image; its storages are parts of one allocation."""
-        with self.accounting:
+        with self.accounting, _shortage_told():
             whole = torch.empty(max(image.total_bytes, 1), dtype=torch.uint8, device=self.device)
         staging = self._staging or StagingBuffers(self._cuda, self._runtime)
         try:
@@ -327,10 +324,11 @@ class CudaContext:
         """Turn a lack of memory into OutOfMemory, and a fault that lasts into ContextLost."""
         try:
             yield
-        except torch.OutOfMemoryError as error:
-            need_bytes = self._need_bytes() + _asked_bytes(str(error))
-            raise self._short(need_bytes, str(error)) from error
         except RuntimeError as error:
+            if lacks_memory(error):
+                need_bytes = self._need_bytes() + _asked_bytes(str(error))
+                clear_frames(error)
+                raise self._short(need_bytes, str(error)) from error
             lasting = self._lasting_fault()
             if lasting:
                 detail = f"{error} ({lasting})"[:500]
@@ -371,18 +369,15 @@ class _PinnedArea:
             self._unpin(self._view)
 
 
-def use_libraries(device: torch.device) -> None:
-    """Use each library of CUDA once, so that it opens and allocates while it has the rights to."""
-    functional = torch.nn.functional
-    small = torch.ones(16, 16, device=device)
-    half = small.half()
-    functional.conv2d(small.view(1, 1, 16, 16), small[:3, :3].reshape(1, 1, 3, 3))
-    functional.conv2d(half.view(1, 1, 16, 16), half[:3, :3].reshape(1, 1, 3, 3))
-    functional.linear(half, half, half[0])
-    heads = half.view(1, 1, 16, 16)
-    functional.scaled_dot_product_attention(heads, heads, heads)
-    torch.rand(4, device=device).sort()
-    (small @ small).sum().item()
+@contextlib.contextmanager
+def _shortage_told() -> Iterator[None]:
+    """Have a lack of memory be torch's error of that name, whatever torch made of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if lacks_memory(error):
+            raise torch.OutOfMemoryError(str(error)) from error
+        raise
 
 
 def _generator(state: bytes) -> torch.Generator:

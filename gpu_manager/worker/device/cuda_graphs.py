@@ -5,53 +5,55 @@ from typing import Any, TypeVar
 
 import torch
 
-from gpu_manager.worker.call_errors import CannotRecord
+from gpu_manager.worker.call_errors import CannotRecord, clear_frames
+from gpu_manager.worker.device.cuda_libraries import lacks_memory
 from gpu_manager.worker.device.cuda_runtime import CudaRuntime
 
 Result = TypeVar("Result")
 
-EndAllocation = Callable[[int, Any], None]
-
 
 class CudaRecorder:
-    """Recordings that share one pool of memory: the results of one are read before the next."""
+    """Recordings that share one pool of memory: the results of one are read before the next.
 
-    def __init__(self, cuda: Any, runtime: CudaRuntime, end_allocation: EndAllocation) -> None:
+    They share a stream, too: torch gives memory of a pool only to the stream that had it before,
+    and cuBLAS has a workspace for each stream.
+    """
+
+    def __init__(self, cuda: Any, runtime: CudaRuntime) -> None:
+        """`cuda` is torch's module."""
         self._cuda = cuda
         self._runtime = runtime
-        self._end_allocation = end_allocation
         self._pool: Any = None
+        self._stream: Any = None  # a recording's end takes it out of capture, however it ends
 
     def record(self, work: Callable[[], Result]) -> tuple[Any, Result]:
         """Run the work once on a stream of its own, then record it there."""
         cuda = self._cuda
         current = cuda.current_stream()
-        stream = cuda.Stream()
-        stream.wait_stream(current)
+        if self._stream is None:
+            self._stream = cuda.Stream()
+        self._stream.wait_stream(current)
         try:
-            with cuda.stream(stream):
+            with cuda.stream(self._stream):
                 work()
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
-            raise CannotRecord(str(error)[:200]) from error
-        current.wait_stream(stream)
+            clear_frames(error)
+            raise _reason(error) from error
+        finally:
+            current.wait_stream(self._stream)
         cuda.synchronize()
         if self._pool is None:
             self._pool = cuda.graph_pool_handle()
-        try:
-            return self._capture(work, stream)
-        except RuntimeError as error:
-            self._undo(current)
-            if _lacked_memory(error):
-                raise torch.OutOfMemoryError(str(error)) from error
-            raise CannotRecord(str(error)[:200]) from error
-
-    def _capture(self, work: Callable[[], Result], stream: Any) -> tuple[Any, Result]:
-        cuda = self._cuda
         graph = cuda.CUDAGraph()
-        with cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            result = work()
+        where = {"pool": self._pool, "stream": self._stream}
+        try:
+            with cuda.graph(graph, **where, capture_error_mode="thread_local"):
+                result = work()
+        except RuntimeError as error:
+            clear_frames(error)
+            graph.reset()  # it gives up the pool where it can: the rest is done below
+            self._undo(current)
+            raise _reason(error) from error
         return graph, result
 
     def _undo(self, current: Any) -> None:
@@ -65,25 +67,32 @@ class CudaRecorder:
         self._runtime.clear_error()
         device = cuda.current_device()
         pool, self._pool = self._pool, None  # recordings that were made keep theirs
-        self._end_allocation(device, pool)
+        _leave_pool(cuda, device, pool)
         generator = cuda.default_generators[device]
         generator.graphsafe_set_state(generator.clone_state())  # a copy is in no recording
         cuda.synchronize()
 
 
-def end_allocation(device: int, pool: Any) -> None:
-    """Have torch's allocator leave a pool whose recording did not come to its end."""
+def _leave_pool(cuda: Any, device: int, pool: Any) -> None:
+    """Have torch's allocator leave a pool whose recording did not come to its end.
+
+    torch 2.11 does neither of the two then, and the pool's memory would be in use for ever.
+    """
     try:
-        torch._C._cuda_endAllocateToPool(device, pool)  # noqa: SLF001 - it has no public name
+        cuda.memory._cuda_endAllocateToPool(device, pool)  # noqa: SLF001 - it has no public name
     except RuntimeError:
-        return  # the recording's end has done it
+        return  # the recording's end has done both, or its begin none: the count is not ours
+    cuda.memory._cuda_releasePool(device, pool)  # noqa: SLF001 - it has no public name
 
 
-def _lacked_memory(error: BaseException | None) -> bool:
-    """Whether the error, or the one before it, is that memory was short: the recording's end fails
-    too, and hides what ended it."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _reason(error: RuntimeError) -> Exception:
+    """What a recorder says of this error.
+
+    A lack of memory may lie behind it: the recording's end fails too, and hides what ended it.
+    """
+    behind: BaseException | None = error
+    while behind is not None:
+        if lacks_memory(behind):
+            return torch.OutOfMemoryError(str(error))
+        behind = behind.__cause__ or behind.__context__
+    return CannotRecord(str(error)[:200])

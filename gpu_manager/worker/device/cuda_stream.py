@@ -66,9 +66,7 @@ class CudaStream(CudaContext):
     def used_bytes(self) -> int:
         """All segments of the model's pools."""
         with self._renewing:
-            former = {pool: self._segments_bytes(pool) for pool in self._former}
-            self._former = [pool for pool, size_bytes in former.items() if size_bytes]
-            return self._segments_bytes(self._pool.id) + sum(former.values())
+            return self._segments_bytes(self._pool.id) + self._former_bytes()
 
     def limit(self, limit_bytes: int) -> None:
         """Note the limit, which a measured call is held to; the allocator knows only processes."""
@@ -82,6 +80,8 @@ class CudaStream(CudaContext):
             self._renewed_s = time.monotonic()
             del former  # its free segments go back with it
         self._cuda.empty_cache()  # and those of former pools whose blocks were freed since
+        with self._renewing:
+            self._former_bytes()
 
     def after_call(self) -> None:
         """Give back what the calls of the last second did not use; later, what is free."""
@@ -150,6 +150,12 @@ class CudaStream(CudaContext):
         """The process's limit is reached: by others if the model's own one is not."""
         by_others = need_bytes <= self._limit_bytes
         return OutOfMemory(need_bytes, detail, by_others=by_others)
+
+    def _former_bytes(self) -> int:
+        """What pools that were given up have still; those that have nothing are forgotten."""
+        former = {pool: self._segments_bytes(pool) for pool in self._former}
+        self._former = [pool for pool, size_bytes in former.items() if size_bytes]
+        return sum(former.values())
 
     def _segments_bytes(self, pool: Any) -> int:
         found = self._cuda.memory_snapshot(pool, include_traces=False)

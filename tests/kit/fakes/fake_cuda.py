@@ -1,8 +1,9 @@
 """Stand-ins for CUDA's runtime library and for `torch.cuda`, with the rules that trip programs up.
 
 Tensors stay on the CPU. What is as on a GPU: the first question makes the context, a failed call
-leaves its error for the thread's next check, pages are pinned once, and a recording that fails
-leaves the thread on its stream, the allocator at its pool and the generator in recording.
+leaves its error for the thread's next check, pages are pinned once, a recording that fails leaves
+the thread on its stream, the allocator at its pool, the pool in use and the generator in recording
+(as torch 2.11 does), and who lacks memory asks NVML about it, which needs rights the first time.
 """
 
 # The names are CUDA's and torch's own.
@@ -11,10 +12,13 @@ leaves the thread on its stream, the allocator at its pool and the generator in 
 import contextlib
 import ctypes
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from gpu_manager.worker.device.driver_account import DriverAccount
 
@@ -110,6 +114,61 @@ class FakeGenerator:
             raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
 
 
+@dataclass(eq=False)
+class FakeBlock:
+    """Memory that is in use for as long as it is referred to; its stream had it first."""
+
+    pool: Any
+    stream: int
+    size_bytes: int
+
+
+class FakeGraph:
+    """A recording, which is one use of its pool from its good end on."""
+
+    def __init__(self, cuda: "FakeTorchCuda") -> None:
+        self._cuda = cuda
+        self.pool: Any = None  # None: it did not end well
+
+    def replay(self) -> None:
+        assert self.pool is not None
+        self._cuda.log.append("replay")
+
+    def reset(self) -> None:
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            self._cuda.memory._cuda_releasePool(0, pool)  # noqa: SLF001 - torch's name
+
+    __del__ = reset
+
+
+class FakeAllocator:
+    """What `torch.cuda.memory` has of the allocator beside its public names."""
+
+    def __init__(self) -> None:
+        self.uses: dict[Any, int] = {}  # of pools of recordings that have memory, or may have
+        self.recording_pool: Any = None  # at which the allocator is
+
+    def begin(self, pool: Any) -> None:
+        if pool in self.freeable:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        self.uses[pool] = self.uses.get(pool, 0) + 1
+        self.recording_pool = pool
+
+    @property
+    def freeable(self) -> set[Any]:
+        return {pool for pool, count in self.uses.items() if count == 0}
+
+    def _cuda_endAllocateToPool(self, _device: int, pool: Any) -> None:
+        if self.recording_pool is None or self.recording_pool != pool:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.recording_pool = None
+
+    def _cuda_releasePool(self, _device: int, pool: Any) -> None:
+        self.uses[pool] -= 1
+        assert self.uses[pool] >= 0, "uc >= 0 INTERNAL ASSERT FAILED"
+
+
 class FakeTorchCuda:
     """`torch.cuda` of one process on one GPU."""
 
@@ -124,12 +183,16 @@ class FakeTorchCuda:
         self.log: list[str] = []
         self.streams = [FakeStream(0)]
         self.current = self.streams[0]
-        self.recording_pool: Any = None  # at which the allocator is
+        self.memory = FakeAllocator()
+        self.blocks: weakref.WeakSet[FakeBlock] = weakref.WeakSet()
+        self.has_rights = True
+        self.nvml = "closed"  # or open, or missing
         self.failing_end = ""
         self.default_generators = (FakeGenerator(),)
         self.pools = 0
         self.pool: Any = None  # of this thread's allocations
         self.pool_bytes: dict[Any, int] = {}
+        self.recorded_bytes: dict[Any, dict[int, int]] = {}  # by pool and stream
 
     def account(self, pid: int | None = None) -> DriverAccount:
         """The driver's view: bytes in use, and those of this process if it has a context."""
@@ -150,15 +213,49 @@ class FakeTorchCuda:
     def synchronize(self, _device: Any = None) -> None:
         self._touch()
 
+    def take(self, size_bytes: int) -> FakeBlock:
+        """What an operator's result takes: memory of the pool that is recorded to, if one is.
+
+        What the same stream had there before, and lets go of, is taken again.
+        """
+        pool, stream = self.memory.recording_pool, self.current.number
+        block = FakeBlock(pool, stream, size_bytes)
+        self.blocks.add(block)
+        if pool is None:
+            self.reserved_bytes += size_bytes
+        else:
+            of_stream = self.recorded_bytes.setdefault(pool, {})
+            used = [b.size_bytes for b in self.blocks if (b.pool, b.stream) == (pool, stream)]
+            of_stream[stream] = max(of_stream.get(stream, 0), sum(used))
+        return block
+
+    def caching_allocator_alloc(self, size_bytes: int, _device: Any = None) -> int:
+        self._touch()
+        if size_bytes <= self.total_bytes:
+            return 1
+        if self.nvml == "closed" and self.has_rights:
+            self.nvml = "open"
+        if self.nvml != "open":
+            raise RuntimeError(
+                "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "
+                '"/pytorch/c10/cuda/CUDACachingAllocator.cpp":1135'
+            )
+        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size_bytes} B.")
+
     def empty_cache(self) -> None:
+        """Give free memory back: of a recording's pool if it is in no use and has no block."""
         self.log.append("empty_cache")
         self.reserved_bytes = 0
+        for pool in self.memory.freeable - {block.pool for block in self.blocks}:
+            del self.memory.uses[pool]
+            self.recorded_bytes.pop(pool, None)
 
     def memory_reserved(self, _device: Any = None) -> int:
-        return self.reserved_bytes
+        recorded = (sum(streams.values()) for streams in self.recorded_bytes.values())
+        return self.reserved_bytes + sum(recorded)
 
     def max_memory_allocated(self, _device: Any = None) -> int:
-        return self.reserved_bytes
+        return self.memory_reserved()
 
     def reset_peak_memory_stats(self, _device: Any = None) -> None:
         pass
@@ -217,28 +314,37 @@ class FakeTorchCuda:
         self.pools += 1
         return (0, self.pools)
 
-    def CUDAGraph(self) -> SimpleNamespace:
-        return SimpleNamespace(replay=lambda: self.log.append("replay"))
+    def CUDAGraph(self) -> FakeGraph:
+        return FakeGraph(self)
 
     @contextlib.contextmanager
-    def graph(self, _graph: Any, *, pool: Any, stream: FakeStream, **_: Any) -> Iterator[None]:
-        """As torch 2.11 does it: an end that fails undoes nothing."""
+    def graph(
+        self, graph: FakeGraph, *, pool: Any, stream: FakeStream, capture_error_mode: str
+    ) -> Iterator[None]:
+        """As torch 2.11 does it: an end that fails undoes nothing.
+
+        An error of CUDA's spoils the recording, so that its end fails; others do not.
+        """
+        assert capture_error_mode == "thread_local"
+        self.empty_cache()
         before, self.current = self.current, stream
-        self.recording_pool, generator = pool, self.default_generators[0]
+        self.memory.begin(pool)
+        generator = self.default_generators[0]
         generator.recording = True
-        failed = True
+        spoilt = self.failing_end
         try:
             yield
-            failed = False
+        except RuntimeError as error:
+            if str(error).startswith("CUDA error"):
+                spoilt = spoilt or "CUDA error: stream capture invalidated"
+            raise
         finally:
-            if failed or self.failing_end:
+            if spoilt:
                 # Raised in place of whatever ended the recording, which is its context.
-                raise RuntimeError(self.failing_end or "CUDA error: stream capture invalidated")
-        generator.recording, self.recording_pool, self.current = False, None, before
-
-    def end_allocation(self, _device: int, pool: Any) -> None:
-        assert self.recording_pool in {None, pool}
-        self.recording_pool = None
+                raise RuntimeError(spoilt)
+            self.memory._cuda_endAllocateToPool(0, pool)  # noqa: SLF001 - torch's name
+            graph.pool = pool
+            generator.recording, self.current = False, before
 
     def _touch(self) -> None:
         self.has_context = True

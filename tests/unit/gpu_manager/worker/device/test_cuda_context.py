@@ -3,16 +3,16 @@
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import CannotRecord, ContextLost, OutOfMemory
+from gpu_manager.worker.call_errors import ContextLost, OutOfMemory
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.device.cuda_context import MOST_PINNED_BYTES, CudaContext
-from gpu_manager.worker.device.cuda_graphs import CudaRecorder
 from gpu_manager.worker.device.cuda_runtime import READ_ONLY, CudaRuntime, loaded_runtime
 from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.driver_account import (
@@ -25,11 +25,10 @@ from gpu_manager.worker.device.driver_account import (
 )
 from gpu_manager.worker.device.image_file import ImageFile
 from gpu_manager.worker.device.staged_copy import StagingBuffers
-from tests.kit.fakes.fake_cuda import MIB, FakeRuntimeLibrary, FakeTorchCuda
+from tests.kit.fakes.fake_cuda import MIB, FakeBlock, FakeRuntimeLibrary, FakeTorchCuda
 from tests.kit.fakes.fake_nvml import GIB, FakeGpu, FakeNvml
 
 CPU = torch.device("cpu")
-INVALIDATED = 901  # cudaErrorStreamCaptureInvalidated
 
 
 def context(
@@ -44,7 +43,6 @@ def context(
         cuda,
         CudaRuntime(library or FakeRuntimeLibrary()),
         account or (lambda _: cuda.account(os.getpid())),
-        cuda.end_allocation,
         lambda: cuda.log.append("clear_workspaces"),
     )
 
@@ -273,51 +271,6 @@ def test_area_is_unpinned_when_dropped_and_not_pinned_when_too_large() -> None:
     assert device.share(area) is not None
 
 
-# -- recordings -----------------------------------------------------------------------------------
-
-
-def recorder(cuda: FakeTorchCuda, library: FakeRuntimeLibrary) -> CudaRecorder:
-    return CudaRecorder(cuda, CudaRuntime(library), cuda.end_allocation)
-
-
-def test_failed_recording_leaves_stream_allocator_and_generator_as_they_were() -> None:
-    cuda, library = FakeTorchCuda(), FakeRuntimeLibrary()
-    runs = []
-
-    def work() -> None:
-        runs.append(cuda.current.number)
-        if len(runs) == 2:
-            library.last_error = INVALIDATED
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-
-    found = recorder(cuda, library)
-    with pytest.raises(CannotRecord, match="invalidated"):
-        found.record(work)
-
-    assert cuda.current is cuda.streams[0]
-    assert cuda.recording_pool is None
-    cuda.default_generators[0].draw()
-    library.check_launch()
-    graph, result = found.record(lambda: "again")
-    assert result == "again"
-    assert cuda.pools == 2  # the pool of the failed one is not used again
-    graph.replay()
-
-
-def test_recording_without_memory_says_so_whatever_its_end_says() -> None:
-    cuda = FakeTorchCuda()
-    runs = []
-
-    def work() -> None:
-        runs.append(1)
-        if len(runs) == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        recorder(cuda, FakeRuntimeLibrary()).record(work)
-    assert cuda.current is cuda.streams[0]
-
-
 # -- faults ---------------------------------------------------------------------------------------
 
 
@@ -363,3 +316,82 @@ def test_lack_of_memory_names_the_bytes_that_are_needed() -> None:
     with pytest.raises(OutOfMemory) as short:
         device.run(failing("Tried to allocate 300.00 MiB.", torch.OutOfMemoryError), measure=True)
     assert short.value.need_bytes == 900 * MIB
+
+
+@pytest.mark.parametrize("nvml", ["closed", "missing"])
+def test_lack_of_memory_is_told_when_the_worker_has_no_rights_any_more(nvml: str) -> None:
+    cuda = FakeTorchCuda()
+    cuda.nvml = nvml
+    device = context(cuda)
+    device.warm()
+    assert device.overhead_bytes() == cuda.context_bytes
+    device.limit(2048 * MIB)
+    cuda.has_rights = False
+
+    with pytest.raises(OutOfMemory) as short:
+        device.run(lambda: cuda.caching_allocator_alloc(9000 * MIB), measure=True)
+
+    assert short.value.need_bytes >= 2048 * MIB
+    opened = nvml == "closed"  # while the worker had the rights to
+    assert isinstance(short.value.__cause__, torch.OutOfMemoryError) is opened
+    assert cuda.fraction == 1548 / 8192
+
+
+def test_context_cannot_be_made_when_the_first_shortage_shows_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> int:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    cuda = FakeTorchCuda()
+    monkeypatch.setattr(cuda, "caching_allocator_alloc", fail)
+    with pytest.raises(RuntimeError, match="launch failure"):
+        context(cuda).warm()
+
+
+def test_image_lacks_memory_when_torch_cannot_say_who_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = context(FakeTorchCuda())
+    descriptor = os.memfd_create("image")
+    os.ftruncate(descriptor, 64)
+    file = ImageFile("d", [[0, 64]], 64, descriptor)
+
+    def refuse(*_: Any, **_more: Any) -> None:
+        raise RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(torch.OutOfMemoryError):
+        device.load(file)
+    file.close()
+
+
+def test_memory_of_a_call_that_lacks_more_is_free_when_room_is_made() -> None:
+    cuda = FakeTorchCuda()
+    device = context(cuda)
+
+    def work() -> None:
+        half_way = cuda.take(700 * MIB)
+        cuda.caching_allocator_alloc(cuda.total_bytes + half_way.size_bytes)
+
+    with pytest.raises(OutOfMemory) as short:
+        device.run(work, measure=False)
+    assert not cuda.blocks
+    assert short.value.__cause__ is not None  # it is there still, as in a second attempt
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
+def test_memory_of_an_emulated_call_that_lacks_more_is_free_when_room_is_made(
+    kind: type[Exception],
+) -> None:
+    blocks: weakref.WeakSet[FakeBlock] = weakref.WeakSet()
+
+    def work() -> None:
+        half_way = FakeBlock(None, 0, 700 * MIB)
+        blocks.add(half_way)
+        raise kind("can't allocate memory: you tried to allocate 4096 bytes")
+
+    with pytest.raises(OutOfMemory) as short:
+        CpuArithmetic().run(work, measure=False)
+    assert not blocks
+    assert short.value.__cause__ is not None

@@ -26,7 +26,6 @@ class Parts:
             self.cuda,
             CudaRuntime(FakeRuntimeLibrary()),
             lambda _: self.cuda.account(os.getpid()),
-            self.cuda.end_allocation,
             lambda: self.cuda.log.append("clear_workspaces"),
             CudaStream,
         )
@@ -90,6 +89,16 @@ def test_free_segments_go_back_with_their_pool_and_those_in_use_count_on(parts: 
     parts.cuda.pool_bytes = {}
     assert parts.first.used_bytes() == 0
     assert parts.first._former == []  # noqa: SLF001 - nothing is looked at any more
+
+
+def test_pools_that_were_given_up_are_forgotten_when_nothing_of_them_is_in_use(
+    parts: Parts,
+) -> None:
+    in_use = pool_of(parts.first)
+    parts.cuda.pool_bytes = {in_use: 12 * MIB}
+    for _ in range(100):
+        parts.first.release()
+    assert parts.first._former == [in_use]  # noqa: SLF001 - what is looked at
 
 
 def test_a_pool_is_renewed_at_most_once_a_second(
