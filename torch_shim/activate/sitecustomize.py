@@ -5,6 +5,7 @@ nothing.
 """
 
 import gc
+import getpass
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -56,6 +57,7 @@ def _patch_after(loader: importlib.abc.Loader) -> None:
     def exec_module(module: ModuleType) -> None:
         # Programs choose a card by it before they import torch; they have none but the shim's.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # noqa: TID251 - an entry point
+        _name_user()
         collects = gc.isenabled()
         gc.disable()  # as collector_pause.py says, which this file cannot import yet
         try:
@@ -84,6 +86,14 @@ def _keep_threads_passive() -> None:
     """Stop OpenMP threads from spinning between operators, which takes the worker's cores."""
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ):  # noqa: TID251 - an entry point
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # noqa: TID251 - an entry point
+
+
+def _name_user() -> None:
+    """Give the user a name for torch 2.11's Dynamo, which fails without; functions' have none."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # the latter from Python 3.13 on
+        os.environ["LOGNAME"] = str(os.getuid())  # noqa: TID251 - an entry point
 
 
 if os.environ.get("GPUFAAS_ENABLED") == "1":  # noqa: TID251 - an entry point

@@ -9,6 +9,7 @@ starts a pool when it is loaded, can end it, and starts it again when it is need
 import ctypes
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from types import ModuleType
 
 from gateway_ext.runtime.template.random_states import note_torch_seed
 
-_OPENBLAS, _END_POOL = "openblas", "blas_thread_shutdown_"
+_OPENBLAS = "openblas"
 _OPENMP = ("libgomp", "libomp", "libiomp")
 
 
@@ -29,11 +30,13 @@ class SingleThread:
         sys.meta_path.insert(0, _AfterImport("torch", self._torch_imported))
 
     def end_pools(self) -> None:
-        """End the threads that OpenBLAS has, as it does by itself before a fork."""
-        for path in _loaded(_OPENBLAS):
-            end_pool = getattr(ctypes.CDLL(path), _END_POOL, None)
-            if end_pool is not None:
-                end_pool()
+        """Have OpenBLAS end its threads, as it does by itself before a fork."""
+        threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+        if threads > 1 and _loaded(_OPENBLAS):
+            pid = os.fork()
+            if not pid:
+                os._exit(0)
+            os.waitpid(pid, 0)
 
     def end(self) -> None:
         """Let this fork have as many threads as a process of its own."""

@@ -64,6 +64,18 @@ def test_program_that_chooses_a_card_before_it_imports_torch_has_none_but_the_sh
     assert run_python("-c", textwrap.dedent(code), cwd=tmp_path) == "''\n"
 
 
+def test_user_without_a_name_has_one_for_torch(tmp_path: Path) -> None:
+    code = f"""
+    import getpass, os
+    os.getuid = lambda: 54_321  # torch 2.11 asks whose caches it may use
+    {_CHECK}
+    import torch._dynamo
+    print(getpass.getuser())
+    """
+    nobody = dict.fromkeys(("LOGNAME", "USER", "LNAME", "USERNAME"), "")
+    assert run_python("-c", textwrap.dedent(code), cwd=tmp_path, **nobody) == "54321\n"
+
+
 def test_path_is_left_alone_when_enabled(tmp_path: Path) -> None:
     code = "import sys; assert sys.argv[1] == '0' or __import__('torch'); print(sys.path)"
     without = run_python("-c", code, "0", cwd=tmp_path, GPUFAAS_ENABLED="0")
