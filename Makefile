@@ -27,7 +27,7 @@ export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpufaas/mypy
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test tools soak soak-hour soak-streams lint format compat fuzz fuzz-parsers campaign seeds simulate reproduce bench bench-wake bench-full gpu gpu-kit pictures lock clean FORCE
+.PHONY: help setup run test tools soak soak-hour soak-streams lint format compat fuzz fuzz-parsers campaign seeds simulate reproduce bench bench-wake bench-full gpu gpu-kit gpu-rehearsal pictures lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
@@ -133,6 +133,10 @@ gpu: ## Measure and check everything that needs a GPU, in parts (docs/gpu.md; AR
 
 gpu-kit: $(VENV)/.installed ## Download into out/gpu-kit what a machine with a GPU may lack
 	@$(BIN)/python -m bench.gpu.kit build --pip "$(KIT_PIP)" $(ARGS)
+
+# Downloads torch 2.11 into the cache folder; ARGS="--only A" runs one step (A, B, all, tests, programs).
+gpu-rehearsal: $(VENV)/.installed ## Run all of it emulated in a machine made like a GPU's (root, 5 GB)
+	@$(BIN)/python -m bench.gpu.rehearsal $(ARGS)
 
 pictures: setup tools ## Take the pictures of the page that README and docs show (needs Chromium)
 	@$(BIN)/python -m bench.page.screenshots

@@ -1,19 +1,23 @@
 """`python -m bench.gpu`: everything that only a GPU can answer, in parts, within 25 minutes.
 
 `make gpu` runs it where there may be no .venv and no network (`bench.gpu.kit`). Parts that are
-done are not run again, so that it can be called with less time (`--within 570`) until all are done.
+done are not run again, so that it can be called with less time (`--within 470`) until all are done.
 """
 
 import argparse
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from bench.gpu.part_process import run_part
+from bench.gpu.part_log import PartLog
+from bench.gpu.part_process import PartProcess
 from bench.gpu.results_file import ResultsFile, Row
 from bench.measure.report import RESULTS
 from cache_manager.model.ids import NodeId
@@ -21,40 +25,70 @@ from gpu_manager.devices.device_choice import choose
 from gpu_manager.errors import NoDriver, NoSuchDevice
 
 WITHIN_S = 1500.0
-# What each part needs to come to its end by itself, before it is stopped.
-_REST_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part, and the seconds after which it is stopped."""
+    """One part: the seconds after which it is stopped, and those that it is worth beginning for."""
 
     name: str
     limit_s: float
+    least_s: float
     about: str
+    is_needed: bool = False  # by all that follow
+    uses_node: bool = False  # which it hands on to the next part, if that uses one
+    goes_on: bool = False  # from the rows that it has, should it not be done
 
 
-# In order of worth. Their limits sum up to less than WITHIN_S.
+# In order of worth, and of what depends on what. Their limits sum up to less than WITHIN_S.
 PARTS = (
-    Part("facts", 60, "what this machine has, and what NVML says of the GPU"),
-    Part("tests", 150, "tests/gpu"),
-    Part("programs", 240, "twenty programs by themselves and under `gpufaas exec`"),
-    Part("cold", 220, "first answers by stage: resnet50, vgg19, a stack of layers of 7 B"),
-    Part("warm", 190, "warm calls beside native eager calls and native CUDA graphs"),
-    Part("memory", 90, "memory per worker, as the ledger has it and as the driver has it"),
-    Part("copies", 50, "ways to copy weights to the GPU"),
-    Part("profile", 260, "load, run and peak of the 22 models of Table 1, for the simulator"),
-    Part("workload", 200, "the thesis's workload on one GPU, through a whole stack"),
+    Part("facts", 50, 10, "what this machine has, and what NVML says of the GPU"),
+    Part("smoke", 140, 20, "a worker is forked, a call goes through everything", is_needed=True),
+    Part("tests", 210, 30, "tests/gpu, a process a file"),
+    Part("copies", 45, 15, "ways to copy weights to the GPU"),
+    Part("memory", 75, 30, "memory per worker by ledger and driver", uses_node=True),
+    Part("cold", 170, 45, "first answers by stage: resnet50, vgg19, 7 B of layers", uses_node=True),
+    Part("warm", 190, 60, "warm calls beside eager calls and CUDA graphs", uses_node=True),
+    Part("programs", 150, 45, "twenty programs by themselves and under `gpufaas exec`"),
+    Part("suspend", 90, 30, "processes suspended by the driver's checkpoint API"),
+    Part(
+        "profile",
+        200,
+        40,
+        "the 22 models of Table 1, for the simulator",
+        uses_node=True,
+        goes_on=True,
+    ),
+    Part("workload", 180, 120, "the thesis's workload on one GPU, through a whole stack"),
 )
 
 
-RunPart = Callable[
-    [Sequence[str], Mapping[str, str], float, Callable[[Row], None]], str
-]  # the command, its environment, its limit, and who takes its rows; what failed
+class RunsParts(Protocol):
+    """A process of parts, or what stands in for one in tests."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it can run no further part."""
+        ...
+
+    def run(
+        self, name: str, limit_s: float, add: Callable[[Row], None], log: Callable[[str], None]
+    ) -> str:
+        """Run a part; return what failed."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+StartProcess = Callable[[Sequence[str], Mapping[str, str]], RunsParts]
 
 
 def main(
-    arguments: Sequence[str], environment: Mapping[str, str], run_part: RunPart = run_part
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    start_process: StartProcess = PartProcess,
 ) -> int:
     """Run the parts that are not done; 0 when all are, else 1 with a word on each that is not."""
     options = _parser(environment).parse_args(arguments)
@@ -65,23 +99,84 @@ def main(
         print(f"bench.gpu: {error}; --emulate tries the parts without a GPU", file=sys.stderr)
         return 1
     results = ResultsFile(options.output, gpu_type, () if options.emulate else (RESULTS,))
-    deadline_s = time.monotonic() + options.within
-    unbegun = []
-    for part in _chosen(options.only):
-        if results.done(part.name) and not options.again:
-            print(f"{part.name}: done before", flush=True)
-        elif time.monotonic() + part.limit_s * options.scale > deadline_s:
-            unbegun.append(part.name)
+    command = [sys.executable, "-m", "bench.gpu.part", "--devices", devices]
+    command += ["--gpu-type", gpu_type, "--output", str(options.output)]
+    told = {**environment, "GPUFAAS_WORKER_STDERR": "1"}  # for the log
+    with closing(_Run(results, partial(start_process, command, told), options)) as run:
+        for part in PARTS:
+            if part.name in options.only:
+                run.add(part)
+    return run.verdict()
+
+
+class _Run:
+    """The parts of one command, one after the other, while time is left."""
+
+    def __init__(
+        self,
+        results: ResultsFile,
+        start_process: Callable[[], RunsParts],
+        options: argparse.Namespace,
+    ) -> None:
+        self._results = results
+        self._start_process = start_process
+        self._again: bool = options.again
+        self._scale: float = options.scale
+        self._deadline_s = time.monotonic() + options.within
+        self._process: RunsParts | None = None
+        self._not_run: dict[str, str] = {}
+        self._asked: list[str] = []
+        self._worthless = ""  # why no further part is begun
+
+    def add(self, part: Part) -> None:
+        """Run a part, unless it is done, too little time is left, or what it needs has failed."""
+        name = part.name
+        self._asked.append(name)
+        left_s = self._deadline_s - time.monotonic()
+        if self._results.done(name) and not self._again:
+            print(f"{name}: done before", flush=True)
+        elif self._worthless:
+            self._not_run[name] = self._worthless
+        elif left_s < part.least_s * self._scale:
+            self._not_run[name] = "too little time is left; run this again"
         else:
-            command = _command(part, results, devices, options)
-            limit_s = part.limit_s * options.scale
-            print(f"\n{part.name}: {part.about}; at most {limit_s:.0f} s", flush=True)
-            results.begin(part.name)
-            began_s = time.monotonic()
-            failed = run_part(command, environment, limit_s, partial(results.add, part.name))
-            results.end(part.name, time.monotonic() - began_s, failed)
-            print(f"{part.name}: {failed or 'done'}", flush=True)
-    return _verdict(results, options.only, unbegun)
+            failed = self._run(part, min(part.limit_s * self._scale, left_s))
+            if failed and part.is_needed:
+                self._worthless = f"{name} has failed"
+
+    def close(self) -> None:
+        """End the process of the last part."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def verdict(self) -> int:
+        """What is not done, and why; the file with the rest."""
+        print()
+        for name in self._asked:
+            if name in self._not_run:
+                print(f"{name}: NOT RUN, {self._not_run[name]}")
+            elif not self._results.done(name):
+                print(f"{name}: FAILED: {self._results.parts[name].failed}")
+        print(self._results.path)
+        return 0 if all(map(self._results.done, self._asked)) else 1
+
+    def _run(self, part: Part, limit_s: float) -> str:
+        name, results = part.name, self._results
+        print(f"\n{name}: {part.about}; at most {limit_s:.0f} s", flush=True)
+        results.begin(name, goes_on=part.goes_on and not self._again)
+        log = PartLog(results.path.with_suffix(".log"), f"{name}, {results.parts[name].began}")
+        if not part.uses_node:
+            self.close()  # a node that other parts have used
+        began_s = time.monotonic()
+        with closing(log):
+            process = self._process = self._process or self._start_process()
+            failed = process.run(name, limit_s, partial(results.add, name), log.add)
+        if process.ended or not part.uses_node:
+            self.close()
+        results.end(name, time.monotonic() - began_s, failed)
+        print(f"{name}: {failed or 'done'}", flush=True)
+        return failed
 
 
 def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -92,15 +187,11 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     names = [part.name for part in PARTS]
     add("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
     add("--again", action="store_true", help="run parts that are done too")
-    add("--within", type=float, default=WITHIN_S, help="seconds; no part begins that may take more")
+    add("--within", type=float, default=WITHIN_S, help="seconds, in which the last part is stopped")
     add("--scale", type=float, default=1.0, help="multiplies the limit of every part (1)")
     out = environment.get("OUT")
     add("--output", type=Path, default=Path(out) if out else RESULTS, help="$OUT, bench/results")
     return parser
-
-
-def _chosen(only: Sequence[str]) -> Iterator[Part]:
-    return (part for part in PARTS if part.name in only)
 
 
 def _gpu_type(devices: str, visible: str | None) -> str:
@@ -113,26 +204,6 @@ def _gpu_type(devices: str, visible: str | None) -> str:
             device.close()
 
 
-def _command(
-    part: Part, results: ResultsFile, devices: str, options: argparse.Namespace
-) -> list[str]:
-    within_s = max(1.0, (part.limit_s - _REST_S) * options.scale)
-    command = [sys.executable, "-m", "bench.gpu.part", part.name, "--devices", devices]
-    command += ["--within", str(within_s), "--gpu-type", results.gpu_type]
-    return [*command, "--output", str(options.output)]
-
-
-def _verdict(results: ResultsFile, only: Sequence[str], unbegun: Sequence[str]) -> int:
-    """What is not done, and why; the file with the rest."""
-    print()
-    for part in _chosen(only):
-        if part.name in unbegun:
-            print(f"{part.name}: NOT RUN, too little time is left; run this again")
-        elif not results.done(part.name):
-            print(f"{part.name}: FAILED: {results.parts[part.name].failed}")
-    print(results.path)
-    return 0 if all(results.done(part.name) for part in _chosen(only)) else 1
-
-
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the part under way ends, too
     sys.exit(main(sys.argv[1:], dict(os.environ)))

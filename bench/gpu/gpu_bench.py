@@ -15,6 +15,46 @@ from bench.measure.report import MeasurementFailed
 from bench.measure.worker_node import WorkerNode, worker_node
 
 _EMULATED_BYTES = 4 << 30
+# The host memory for weights: a GPU machine may have little that is free at first, and more later.
+STORE_BYTES = 48 << 30
+_LINGER_S = 0.05  # a lease ends soon after its call, so that its model can be evicted
+
+
+class SharedNode:
+    """A node that is started when a part first asks for it, and handed on to the next part."""
+
+    def __init__(self, devices: str, gpu_memory_bytes: int | None = None) -> None:
+        self._devices = devices
+        self._emulated = devices.startswith("cpu")
+        self._gpu_memory_bytes = gpu_memory_bytes
+        self._running: WorkerNode | None = None
+        self._stack = ExitStack()
+
+    @property
+    def emulated(self) -> bool:
+        """Whether its GPU is emulated."""
+        return self._emulated
+
+    def ready(self) -> WorkerNode:
+        """The node, with no model on its GPU; MeasurementFailed where it has no such GPU."""
+        if self._running is not None:
+            self._running.evict_all()
+            return self._running
+        size = self._gpu_memory_bytes or (_EMULATED_BYTES if self._emulated else None)
+        self._running = self._stack.enter_context(
+            worker_node(
+                self._devices,
+                size,
+                _LINGER_S,
+                store_memory_bytes=None if self._emulated else STORE_BYTES,
+            )
+        )
+        return self._running
+
+    def close(self) -> None:
+        """End the node; the next part has another one."""
+        self._running = None
+        self._stack.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +66,12 @@ class PartOptions:
     output: Path
     deadline_s: float
     environment: Mapping[str, str]
-    gpu_memory_bytes: int | None = None
+    node: SharedNode
 
     @property
     def emulated(self) -> bool:
         """Whether the GPU is emulated."""
-        return self.devices.startswith("cpu")
+        return self.node.emulated
 
     def left_s(self) -> float:
         """The seconds that are left."""
@@ -52,17 +92,14 @@ class GpuBench:
 
 
 @contextmanager
-def gpu_bench(
-    asked: PartOptions, *, native: bool = True, linger_s: float | None = 0.05
-) -> Iterator[GpuBench]:
-    """Start the node and the functions; MeasurementFailed where the node has no such GPU."""
-    size = asked.gpu_memory_bytes or (_EMULATED_BYTES if asked.emulated else None)
+def gpu_bench(asked: PartOptions, *, native: bool = True) -> Iterator[GpuBench]:
+    """Start the functions beside the node; MeasurementFailed where the node has no such GPU."""
+    node = asked.node.ready()
     with ExitStack() as stack:
         enter = stack.enter_context
-        found = enter(worker_node(asked.devices, size, linger_s))
-        theirs = found.environment(asked.environment, "bench", "wait")
+        theirs = node.environment(asked.environment, "bench", "wait")
         ours = enter(function_process(theirs, shim=True))
-        yield GpuBench(found, ours, enter(function_process(asked.environment)) if native else ours)
+        yield GpuBench(node, ours, enter(function_process(asked.environment)) if native else ours)
 
 
 def check_native(asked: PartOptions, device: str) -> None:

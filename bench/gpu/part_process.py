@@ -1,4 +1,8 @@
-"""One part of `make gpu` in a process of its own, under a time limit; its rows as they come."""
+"""Parts of `make gpu` in processes of their own, under time limits; their rows as they come.
+
+A process is told on its standard input which part to run, so that parts which share a node can run
+in one process: `python -m bench.gpu.part`. It answers with rows, and says how the part has ended.
+"""
 
 import json
 import os
@@ -16,54 +20,138 @@ from typing import IO
 from bench.gpu.results_file import Row
 
 ROOT = Path(__file__).parents[2]
-# How a part marks a line of its standard output as a row.
-ROW = "row "
+# How a part marks a line of its standard output as a row, and as the part's end.
+ROW, ENDED = "row ", "ended "
 _LAST_LINES, _LINE_CHARACTERS = 12, 300
-_TERMINATED_S, _PIPE_S, _POLL_S = 20.0, 3.0, 0.5
+# What a part needs to come to its end by itself.
+_REST_S = 10.0
+_CLOSED_S, _TERMINATED_S, _PIPE_S, _POLL_S = 20.0, 20.0, 3.0, 0.5
 
 
-def run_part(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    limit_s: float,
-    add: Callable[[Row], None],
-) -> str:
-    """Run it; what failed, empty if nothing did. All its processes have ended on return."""
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        text=True,
-        errors="replace",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    last: deque[str] = deque(maxlen=_LAST_LINES)
-    lines = _read_ahead(process.stdout)
-    in_time = True
-    try:
-        for line in _until(lines, process, time.monotonic() + limit_s):
+class PartProcess:
+    """One process that runs parts, one at a time, until it is closed or a part has it ended."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            errors="replace",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self._lines = _read_ahead(self._process.stdout)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it can run no further part."""
+        return self._process.poll() is not None
+
+    def run(
+        self,
+        name: str,
+        limit_s: float,
+        add: Callable[[Row], None],
+        log: Callable[[str], None],
+    ) -> str:
+        """Run a part; return what failed, empty if nothing did.
+
+        It is told to begin nothing new some seconds before its limit, where the process is ended.
+        `log` takes what it says beside its rows.
+        """
+        last: deque[str] = deque(maxlen=_LAST_LINES)
+        deadline_s = time.monotonic() + limit_s
+        self._order(f"{name} {max(1.0, limit_s - _REST_S)}")
+        for line in self._until(deadline_s):
             if line.startswith(ROW):
                 add(json.loads(line.removeprefix(ROW)))
+                print(f"    {line}", flush=True)
+            elif line.startswith(ENDED):
+                return str(json.loads(line.removeprefix(ENDED)))
             else:
                 last.append(line[:_LINE_CHARACTERS])
-            print(f"    {line}", flush=True)
-        in_time = process.poll() is not None
-    finally:
-        _end(process)
-    if not in_time:
-        return f"stopped after {limit_s:.0f} s; its last lines: {' / '.join(last)}"
-    if process.returncode:
-        return f"ended with {process.returncode}: {' / '.join(last)}"
-    return ""
+                log(line)
+        in_time = self.ended
+        self._end()
+        words = " / ".join(last)
+        if not in_time:
+            return f"stopped after {limit_s:.0f} s; its last lines: {words}"
+        return f"ended with {self._process.returncode}: {words}"
+
+    def close(self) -> None:
+        """Have it clean up and end; all processes of its session have ended on return."""
+        self._order(None)
+        try:
+            self._process.wait(_CLOSED_S)
+        except subprocess.TimeoutExpired:
+            print(f"the parts' process has not ended in {_CLOSED_S:g} s, and is killed", flush=True)
+        self._end()
+
+    def _end(self) -> None:
+        """End it and the processes of its session; first so that it can clean up."""
+        self._order(None)
+        for number, wait_s in ((signal.SIGTERM, _TERMINATED_S), (signal.SIGKILL, None)):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, number)
+                try:
+                    self._process.wait(wait_s)
+                except subprocess.TimeoutExpired:
+                    continue
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return  # nobody is left in the session
+
+    def _order(self, line: str | None) -> None:
+        """Say what comes next; None: nothing any more."""
+        assert self._process.stdin is not None
+        try:
+            if line is None:
+                self._process.stdin.close()
+            else:
+                self._process.stdin.write(line + "\n")
+                self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            return  # it has ended, which its lines and its exit status say
+
+    def _until(self, deadline_s: float) -> Iterator[str]:
+        """Its lines until it has ended, or the time is over.
+
+        The pipe alone says nothing: a process that the part left behind may hold it open.
+        """
+        ended_s: float | None = None
+        while time.monotonic() < deadline_s:
+            try:
+                line = self._lines.get(timeout=_POLL_S)
+            except queue.Empty:
+                if self.ended:
+                    ended_s = ended_s or time.monotonic()
+                    if time.monotonic() > ended_s + _PIPE_S:
+                        return
+                continue
+            if line is None:
+                break
+            yield line
+        while not self.ended and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S / 10)
 
 
 def say(row: Row) -> None:
     """In a part: give one row."""
-    sys.stdout.write(f"{ROW}{json.dumps(row)}\n")
+    _write(ROW, row)
+
+
+def say_ended(failed: str) -> None:
+    """In a process of parts: the part is over, and this failed in it."""
+    _write(ENDED, failed)
+
+
+def _write(mark: str, value: object) -> None:
+    sys.stdout.write(f"{mark}{json.dumps(value)}\n")
     sys.stdout.flush()
 
 
@@ -79,42 +167,3 @@ def _read_ahead(output: IO[str]) -> "queue.Queue[str | None]":
 
     threading.Thread(target=read, name="part-output", daemon=True).start()
     return lines
-
-
-def _until(
-    lines: "queue.Queue[str | None]", process: "subprocess.Popen[str]", deadline_s: float
-) -> Iterator[str]:
-    """Its lines until it has ended, or the time is over.
-
-    The pipe alone says nothing: a process that the part left behind may hold it open.
-    """
-    ended_s: float | None = None
-    while time.monotonic() < deadline_s:
-        try:
-            line = lines.get(timeout=_POLL_S)
-        except queue.Empty:
-            if process.poll() is not None:
-                ended_s = ended_s or time.monotonic()
-                if time.monotonic() > ended_s + _PIPE_S:
-                    return
-            continue
-        if line is None:
-            break
-        yield line
-    while process.poll() is None and time.monotonic() < deadline_s:
-        time.sleep(_POLL_S / 10)
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    """End it and the processes of its session; first so that it can clean up."""
-    for number, wait_s in ((signal.SIGTERM, _TERMINATED_S), (signal.SIGKILL, None)):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-            try:
-                process.wait(wait_s)
-            except subprocess.TimeoutExpired:
-                continue
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # nobody is left in the session

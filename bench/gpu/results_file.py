@@ -45,10 +45,11 @@ class ResultsFile:
                 self.parts = _read(place / name)
                 break
 
-    def begin(self, part: str) -> None:
-        """Drop what the part gave before."""
+    def begin(self, part: str, *, goes_on: bool = False) -> None:
+        """Drop what the part gave before, unless it goes on from there."""
         now = datetime.now(tz=UTC).isoformat(timespec="seconds")
-        self.parts[part] = PartResult(State.RUNNING, now)
+        kept = self.parts[part].rows if goes_on and part in self.parts else []
+        self.parts[part] = PartResult(State.RUNNING, now, rows=kept)
         self.write()
 
     def add(self, part: str, row: Row) -> None:

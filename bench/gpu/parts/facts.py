@@ -34,7 +34,7 @@ def measure(asked: PartOptions, say: Say) -> None:
     say({"fact": "cuDNN", "value": torch.backends.cudnn.version()})  # type: ignore[no-untyped-call]
     nodes = ", ".join(sorted(str(path) for path in Path("/").glob(_NODES[1:])))
     say({"fact": "device files", "value": nodes or "none"})
-    for device in choose(asked.devices, NodeId("bench"), asked.gpu_memory_bytes or 1 << 30):
+    for device in choose(asked.devices, NodeId("bench"), 1 << 30 if asked.emulated else None):
         say({"fact": f"{device.id}", "value": f"{device.name}, {device.device_bytes} bytes"})
         say({"fact": f"{device.id} used bytes", "value": device.used_bytes()})
         say({"fact": f"{device.id} bytes by process", "value": dict(device.process_bytes())})

@@ -34,7 +34,7 @@ PROGRAMS = (
     "several_models",
 )
 _EMULATED = ("lstm_text",)
-_AT_ONCE, _EACH_S = 6, 45
+_AT_ONCE, _EACH_S = 6, 75
 
 
 def measure(asked: PartOptions, say: Say) -> None:
@@ -48,7 +48,7 @@ def measure(asked: PartOptions, say: Say) -> None:
             "--limit",
             str(_EACH_S),
             "--within",
-            f"{max(1.0, asked.left_s() - 2 * _EACH_S)}",
+            f"{max(1.0, asked.left_s() - _EACH_S)}",
         ]
         command += ["--json", str(kept)]
         with subprocess.Popen(command, cwd=ROOT, env=asked.environment) as running:

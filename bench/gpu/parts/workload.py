@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from bench.gpu.gpu_bench import PartOptions, Say
+from bench.gpu.gpu_bench import STORE_BYTES, PartOptions, Say
 from bench.gpu.parts.profile import profile_of
 from bench.measure.report import MeasurementFailed
 from bench.measure.whole_stack import StackNotReady, WholeStack, whole_stack
@@ -70,7 +70,6 @@ _EMULATED = _Load(functions=3, minutes=1, within_s=3.0, gpu_mb=160, batch=1)
 def measure(asked: PartOptions, say: Say) -> None:
     """One row live and one simulated for each policy."""
     load = _EMULATED if asked.emulated else _REAL
-    asked_for = thesis(1, load.minutes, load.within_s, 1, load.functions)
     with tempfile.TemporaryDirectory(prefix="gpu-workload") as name:
         root = Path(name)
         root.chmod(0o755)  # functions are other users
@@ -79,19 +78,30 @@ def measure(asked: PartOptions, say: Say) -> None:
         handler.write_text(_HANDLER, encoding="utf-8")
         options = ["--without-etcd", "--devices", asked.devices]
         options += ["--gpu-memory", f"{load.gpu_mb}MiB"]
-        with whole_stack(root, options) as running:
-            began_s = time.monotonic()
-            _start(running, asked_for, load, small=asked.emulated)
-            say({"functions": load.functions, "ready_s": time.monotonic() - began_s})
-            for policy in POLICIES:
-                if asked.left_s() < load.within_s + _DOWN_S:
-                    raise MeasurementFailed(f"no time was left for {policy}")
-                running.evict_all()
-                running.set_policy(policy)
-                say(_live(running, asked_for, policy))
-                simulated = _simulated(asked, asked_for, policy, load)
-                if simulated is not None:
-                    say(simulated)
+        if not asked.emulated:
+            options += ["--store-memory", str(STORE_BYTES)]
+        try:
+            with whole_stack(root, options) as running:
+                _measure(running, asked, load, say)
+        finally:
+            for log in sorted((root / "state" / "logs").glob("*.log")):
+                print(log, log.read_text(encoding="utf-8", errors="replace"), sep="\n", flush=True)
+
+
+def _measure(running: WholeStack, asked: PartOptions, load: _Load, say: Say) -> None:
+    asked_for = thesis(1, load.minutes, load.within_s, 1, load.functions)
+    began_s = time.monotonic()
+    _start(running, asked_for, load, small=asked.emulated)
+    say({"functions": load.functions, "ready_s": time.monotonic() - began_s})
+    for policy in POLICIES:
+        if asked.left_s() < load.within_s + _DOWN_S:
+            raise MeasurementFailed(f"no time was left for {policy}")
+        running.evict_all()
+        running.set_policy(policy)
+        say(_live(running, asked_for, policy))
+        simulated = _simulated(asked, asked_for, policy, load)
+        if simulated is not None:
+            say(simulated)
 
 
 def _start(running: WholeStack, found: Workload, load: _Load, *, small: bool) -> None:
