@@ -53,7 +53,7 @@ case $part in
     measure 225 facts smoke tests "$@"
     ;;
   B)
-    measure 465 copies memory cold warm programs suspend profile "$@"
+    measure 465 smoke copies memory cold warm programs suspend profile "$@"
     ;;
   *)
     echo 'Usage: bash bench/gpu/short.sh A|B [--emulate]'

@@ -39,7 +39,7 @@ class OnGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class _SparesLook:
+class SparesLook:
     """The workers that wait for a model: what each has of the GPU, and what all have computed.
 
     The bytes are None where the driver knows the process by another number.
@@ -48,7 +48,7 @@ class _SparesLook:
     taken_bytes: Mapping[int, int | None]
     computed_s: float
 
-    def is_quiet_since(self, before: "_SparesLook") -> bool:
+    def is_quiet_since(self, before: "SparesLook") -> bool:
         """Whether they have hardly computed, and have taken nothing."""
         return (
             self.taken_bytes == before.taken_bytes
@@ -127,7 +127,7 @@ class WorkerNode:
 
         self._until(is_steady, "workers do not come to rest")
 
-    def _look(self) -> "_SparesLook":
+    def _look(self) -> "SparesLook":
         device = self._node.manager.devices[0]
         taken_bytes = device.process_bytes()
         pids = [worker.pid for worker in self._runtime.spare_workers(device.worker_device)]
@@ -135,7 +135,7 @@ class WorkerNode:
         for pid in pids:
             with suppress(OSError):  # it has ended, and the pool makes another one
                 computed_s += processor_s(pid)
-        return _SparesLook({pid: taken_bytes.get(pid) for pid in pids}, computed_s)
+        return SparesLook({pid: taken_bytes.get(pid) for pid in pids}, computed_s)
 
     def stop(self) -> None:
         """End the node."""

@@ -56,9 +56,9 @@ def test_process_runs_parts_one_after_the_other_until_it_is_closed() -> None:
     assert part.run("memory", limit_s=30.0) == ""
     assert part.run("cold", limit_s=40.0) == "no time was left"
     assert part.run("warm", limit_s=5.0) == ""
-    assert not part.process.ended
+    ended_before = part.process.ended
     part.process.close()
-    assert part.process.ended
+    assert (ended_before, part.process.ended) == (False, True)
     assert part.rows == [
         {"part": "memory", "within_s": 20.0},
         {"part": "cold", "within_s": 30.0},

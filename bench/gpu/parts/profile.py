@@ -61,13 +61,13 @@ def _measured(bench: GpuBench, entry: dict[str, str], asked: PartOptions) -> Row
     return {
         "model": entry["model"],
         "peak_bytes": resident.memory_bytes,
-        "load_s": _load_s(again.load_spans),
+        "load_s": load_seconds(again.load_spans),
         "run_s": answer.compute_s / answer.calls,
         "call_s": min(answer.seconds),
     }
 
 
-def _load_s(spans: Sequence[LoadSpan]) -> float:
+def load_seconds(spans: Sequence[LoadSpan]) -> float:
     """From the first to the last phase that is no wait for a worker or for its context."""
     own = [span for span in spans if span.phase not in _WAITS]
     return max(span.end_s for span in own) - min(span.begin_s for span in own)

@@ -19,7 +19,7 @@ from gpufaas.options.subparsers import Commands
 from gpufaas.output.columns import columns
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 13)
-_OLDEST_TORCH = (2, 10)
+_OLDEST_TORCH = (2, 11)
 _MARKS = {"ok": "ok", "lacks": "LACKS", "old": "OLD", "optional": "-"}
 _CONTROL = ("fastapi", "uvicorn", "httptools", "uvloop", "prometheus_client")
 _NEEDED = frozenset({"lacks", "old"})
