@@ -244,7 +244,7 @@ def _steps() -> Iterator[Step]:
     yield Step("all", [*run, "--emulate"], WITHIN_S)
     # A machine's own plugins may be made for another pytest.
     plugins = ["-p", "pytest_asyncio.plugin", "-p", "pytest_timeout", "-p", "xdist", "-n", "3"]
-    tests = [*run, "--module", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", *plugins]
+    tests = [*run, "--module", "pytest", "-q", "-p", "no:cacheprovider", *plugins]
     yield Step("tests", ["env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", *tests, *_TESTS], 1800)
     names = _said([sys.executable, "-c", _PROGRAMS]).splitlines()
     programs = [*run, "--module", "tests.compat", *names, "--forked", "--threads", "1"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from torch_shim.errors import UnsupportedCall
 from torch_shim.missing_kernels.choice import Choice, Substitute, always, into_out, refusing
 
 _NARROW = frozenset({torch.float16, torch.bfloat16})
@@ -39,6 +40,36 @@ def _product(tensors: int) -> Choice:
 
 # By the number of tensors and the dimensions of the factors.
 _PRODUCT_OF = {2: {2: "mm", 3: "bmm"}, 3: {2: "addmm", 3: "baddbmm"}}
+
+
+# Of `torch.nn.functional.ScalingType`: a scale for all of a factor, or one for each of its rows.
+_PLAIN_SCALES = ((0, 0), (1, 1))
+
+
+def _scaled_product(  # noqa: PLR0913, PLR0917 - PyTorch's signature
+    first: torch.Tensor,
+    second: torch.Tensor,
+    scale_a: Sequence[torch.Tensor],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[torch.Tensor],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *_: object,
+    **__: object,
+) -> torch.Tensor:
+    """Scale what the CPU's own kernel, which knows one scale for all of a factor, computes."""
+    del swizzle_a, swizzle_b  # an order of the scales of blocks
+    if (*recipe_a, *recipe_b) not in _PLAIN_SCALES:
+        raise UnsupportedCall(
+            "torch.nn.functional.scaled_mm with scales of blocks", "scale whole tensors or rows"
+        )
+    one = torch.ones((), device=first.device)
+    product = torch._scaled_mm(first, second, one, one, out_dtype=torch.float32)  # noqa: SLF001 - what the public function itself calls
+    product = product * scale_a[0].reshape(-1, 1) * scale_b[0].reshape(1, -1)
+    return (product if bias is None else product + bias).to(out_dtype or first.dtype)
 
 
 def _convolved(
@@ -165,6 +196,7 @@ cudnn_batch_norm_backward cudnn_grid_sampler_backward
 SUBSTITUTES: dict[str, Choice] = {
     **{name: _product(tensors) for name, tensors in _PRODUCTS.items()},
     **{name: refusing(name, _REMEDY) for name in _REFUSED.split()},
+    "_scaled_mm_v2": always(_scaled_product),
     "cudnn_convolution": always(_convolution),
     "cudnn_convolution_transpose": always(_convolution_transpose),
     "cudnn_convolution_relu": always(_convolution_relu),

@@ -18,7 +18,7 @@ _WIDE = {
 _HALF = frozenset({torch.float16})
 _HALVES = frozenset({torch.float16, torch.bfloat16})
 _COMPLEX_HALF = frozenset({torch.complex32})
-_TRANSFORMED = _HALVES | _COMPLEX_HALF
+_NARROW = _HALVES | _COMPLEX_HALF
 
 
 def _rows(dtypes: frozenset[torch.dtype], names: str) -> dict[str, frozenset[torch.dtype]]:
@@ -26,7 +26,7 @@ def _rows(dtypes: frozenset[torch.dtype], names: str) -> dict[str, frozenset[tor
 
 
 _FOURIER = _rows(
-    _TRANSFORMED,
+    _NARROW,
     "fft fft2 fftn ifft ifft2 ifftn hfft hfft2 hfftn irfft irfft2 irfftn rfft rfft2 rfftn ihfft "
     "ihfft2 ihfftn stft istft",
 )
@@ -37,7 +37,7 @@ TABLE: dict[str, frozenset[torch.dtype]] = {
         "acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh "
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution cos "
         "cosh diag div divide exp lerp log logaddexp pow prod rsqrt sigmoid expit sin sinh sqrt "
-        "sum tan tanh trace true_divide __div__ __itruediv__ __idiv__ __ipow__ __pow__ __rpow__ "
+        "sum tan tanh true_divide __div__ __itruediv__ __idiv__ __ipow__ __pow__ __rpow__ "
         "__rtruediv__ __rdiv__ __truediv__ truediv",
     ),
     **_rows(
@@ -50,6 +50,7 @@ TABLE: dict[str, frozenset[torch.dtype]] = {
         "rrelu rrelu_with_noise polygamma round batched_nms deform_conv2d nms ps_roi_align "
         "ps_roi_pool roi_align roi_pool",
     ),
+    **_rows(_NARROW, "trace"),
     **_FOURIER,
 }
 

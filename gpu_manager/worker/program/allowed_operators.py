@@ -40,8 +40,8 @@ _MORE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     linspace logspace normal ones promote_types rand rand_like randint randint_like randn
     randn_like randperm range result_type scalar_tensor sym_constrain_range
     sym_constrain_range_for_size sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt
-    sym_sum _sym_sqrt sym_acos sym_asin sym_atan sym_cos sym_cosh sym_sin sym_sinh sym_tan
-    sym_tanh sym_log2 tensor tril_indices triu_indices vander zeros _assert _assert_async _check
+    sym_sum _sym_sqrt _sym_acos _sym_asin _sym_atan _sym_cos _sym_cosh _sym_sin _sym_sinh _sym_tan
+    _sym_tanh _sym_log2 tensor tril_indices triu_indices vander zeros _assert _assert_async _check
     _check_is_size is_grad_enabled is_inference_mode_enabled _functional_sym_constrain_range
     _shape_as_tensor _weight_norm _cast_Half _cast_Float _fused_rms_norm native_layer_norm
     conv_tbc _assert_tensor_metadata broadcast_shapes"""
@@ -153,9 +153,13 @@ def _is_allowed(namespace: str, short: str) -> bool:
 
 
 def _is_unusual(overload: torch._ops.OpOverload) -> bool:
-    """Overloads that no graph has: those with an output that is given, or named dimensions."""
-    arguments = overload._schema.arguments  # noqa: SLF001 - torch has no public way to ask
-    return any(argument.is_out or "Dimname" in str(argument.type) for argument in arguments)
+    """Overloads that no graph has: those with an output that is given, or named dimensions.
+
+    A schema shows names of dimensions as plain text: the overload's own name tells of them.
+    """
+    schema = overload._schema  # noqa: SLF001 - torch has no public way to ask
+    has_names = "name" in schema.overload_name.lower()
+    return has_names or any(argument.is_out for argument in schema.arguments)
 
 
 @functools.cache

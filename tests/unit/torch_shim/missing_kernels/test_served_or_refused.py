@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from tests.kit.places import ROOT
 from torch_shim.errors import UnsupportedCall
-from torch_shim.missing_kernels.substitution import has_substitute, with_substitute
+from torch_shim.missing_kernels.substitution import find, has_substitute, with_substitute
 
 
 def test_every_missing_kernel_has_a_substitute_with_right_numbers() -> None:
@@ -36,6 +37,52 @@ def test_every_operator_of_cuda_alone_is_served_or_refused_by_name() -> None:
     names = {name for name in names if "miopen" not in name} - {"record_stream"}
     assert len(names) > 50
     assert sorted(name for name in names if not has_substitute(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "scales"),
+    [(0, (torch.tensor(2.0), torch.tensor(0.5))), (1, (torch.rand(4, 1), torch.rand(1, 8)))],
+)
+@pytest.mark.parametrize("bias", [None, torch.ones(8, dtype=torch.bfloat16)])
+def test_scaled_product_is_right_when_tensors_or_rows_have_scales(
+    recipe: int, scales: tuple[torch.Tensor, ...], bias: torch.Tensor | None
+) -> None:
+    first, second = torch.randn(4, 16).to(_FLOAT8), torch.randn(8, 16).to(_FLOAT8).t()
+    arguments = _scaled(first, second, recipe, scales, bias, torch.float32)
+    expected = (first.float() * scales[0]) @ (second.float() * scales[1])
+    expected = expected if bias is None else expected + bias
+    for compute in (with_substitute(_SCALED, "_scaled_mm_v2"), _substitute(arguments)):
+        torch.testing.assert_close(compute(*arguments), expected)
+
+
+def test_scaled_product_is_refused_when_blocks_have_scales() -> None:
+    factor = torch.ones(16, 16).to(_FLOAT8)
+    arguments = _scaled(factor, factor.t(), 3, (torch.ones(16),) * 2, None, None)
+    with pytest.raises(UnsupportedCall, match=r"scaled_mm with scales of blocks.*rows"):
+        _substitute(arguments)(*arguments)
+
+
+_FLOAT8 = torch.float8_e4m3fn
+_SCALED: Any = torch.ops.aten._scaled_mm_v2  # noqa: SLF001 - what the public `scaled_mm` calls
+
+
+def _scaled(
+    first: torch.Tensor,
+    second: torch.Tensor,
+    recipe: int,
+    scales: tuple[torch.Tensor, ...],
+    bias: torch.Tensor | None,
+    dtype: torch.dtype | None,
+) -> tuple[Any, ...]:
+    a, b = scales
+    return first, second, [a], [recipe], [], [b], [recipe], [], bias, dtype
+
+
+def _substitute(arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    """The substitute itself: newer torch has a kernel of the CPU's before it."""
+    found = find("_scaled_mm_v2", arguments, {})
+    assert found is not None
+    return lambda *given: found(_SCALED, given, {})
 
 
 def test_refusal_names_operator_and_remedy_when_there_is_no_substitute() -> None:

@@ -62,12 +62,20 @@ def main() -> None:
     failures = set()
     agreed = 0
     for operator, dtype in _missing():
-        for sample in itertools.islice(operator.sample_inputs("cpu", dtype), _SAMPLES):
+        for sample in itertools.islice(_samples(operator, dtype), _SAMPLES):
             problem = _compared(operator, sample, dtype)
             agreed += not problem
             if problem:
                 failures.add(f"{operator.name} {dtype}: {problem}")
     sys.stdout.write("\n".join([*sorted(failures), f"{agreed} agreed"]))
+
+
+def _samples(operator: Any, dtype: torch.dtype) -> Iterator[Any]:
+    """Yield torch's samples; integers modulo zero, which older tables have, are chance on CUDA."""
+    for sample in operator.sample_inputs("cpu", dtype):
+        divides = operator.name == "__rmod__" and not dtype.is_floating_point
+        if not divides or torch.as_tensor(sample.input).all():
+            yield sample
 
 
 def _compared(operator: Any, sample: Any, dtype: torch.dtype) -> str:

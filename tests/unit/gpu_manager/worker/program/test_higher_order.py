@@ -1,5 +1,6 @@
 """Loops, branches, NumPy and attributes in a graph become programs that compute the same."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,12 @@ def test_numpy_of_a_changing_size_is_computed_by_the_program() -> None:
     assert any(called.operator == "n:sqrt" for called in sent.steps)
 
 
+def test_mathematics_of_a_changing_size_is_computed_by_the_program() -> None:
+    captured = _captured(lambda x: x * math.acos(1 / x.shape[0]), torch.rand(3, 4), dynamic=True)
+    sent = _computes_the_same(*captured)
+    assert any(called.operator == "t:torch._sym_acos" for called in sent.steps)
+
+
 def test_numpy_that_draws_is_no_constant() -> None:
     def draw(x: torch.Tensor) -> torch.Tensor:
         drawn: torch.Tensor = x * torch.from_numpy(np.random.rand(3, 4))
@@ -155,6 +162,9 @@ class _Scaled(torch.autograd.Function):
         return found
 
 
+@pytest.mark.filterwarnings(  # older Dynamo makes an instance itself
+    "ignore:<class 'torch.autograd.function.Function'> should not be inst:DeprecationWarning"
+)
 @pytest.mark.parametrize(
     "compute",
     [_Scaled.apply, lambda x: checkpoint(lambda y: y.sin() * y, x, use_reentrant=False)],

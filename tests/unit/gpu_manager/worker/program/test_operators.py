@@ -4,6 +4,7 @@ import builtins
 import importlib
 import math
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.program.argument_checks import short_name
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.reviewed_operators import DUNDERS, INTERNAL
 from tests.unit.gpu_manager.worker.calls.caller import program, step
@@ -60,7 +62,8 @@ def test_operator_is_found_when_it_computes(name: str) -> None:
     t:torch.quantize_per_tensor a:aten::_empty_affine_quantized a:aten::_index_put_impl_
     a:aten::_unsafe_index.Tensor a:aten::_cudnn_rnn a:aten::_efficient_attention_forward
     a:aten::_fft_c2c a:aten::_weight_int4pack_mm a:aten::_foreach_add.Scalar a:prims::as_strided
-    a:aten::add.out a:aten::empty.out a:aten::empty.names a:aten::native_batch_norm.out
+    a:aten::add.out a:aten::empty.out a:aten::native_batch_norm.out a:aten::empty.names
+    a:aten::sum.dim_DimnameList a:aten::sort.dimname_stable a:aten::flatten.named_out_dim
     a:torchvision::qroi_align a:torchvision::_roi_align_backward t:torch.lcm m:lcm_
     o:attrgetter o:methodcaller o:call o:setattr b:eval b:exec b:open b:getattr b:__import__
     b:type b:print b:input M:__loader__ g:__class__ g:__dict__ g:grad_fn g:_base
@@ -125,9 +128,11 @@ class _Many(nn.Module):
         return w, indices, pooled, z.chunk(2, dim=1)[0].to(x.dtype), x.new_zeros(2)
 
 
-def _captured(module: nn.Module, *inputs: torch.Tensor) -> tuple[Any, tuple[Any, ...], Any]:
-    """What Dynamo makes of a module: one graph, its arguments, and its own answer."""
-    graphs: list[tuple[Any, tuple[Any, ...], Any]] = []
+def _captured(
+    module: nn.Module, *inputs: torch.Tensor
+) -> list[tuple[torch.fx.GraphModule, tuple[Any, ...], Any]]:
+    """The graphs that Dynamo makes of a module, each with its arguments and its own answer."""
+    graphs: list[tuple[torch.fx.GraphModule, tuple[Any, ...], Any]] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
@@ -139,13 +144,16 @@ def _captured(module: nn.Module, *inputs: torch.Tensor) -> tuple[Any, tuple[Any,
     torch.compiler.reset()
     with torch.no_grad():
         torch.compile(module, backend=backend)(*inputs)
-    (captured,) = graphs
-    return captured
+    return graphs
 
 
 def test_captured_module_computes_the_same_when_built_again() -> None:
     torch.manual_seed(0)
-    graph, arguments, expected = _captured(_Many().eval(), torch.randn(2, 4, 4))
+    (captured,) = _captured(_Many().eval(), torch.randn(2, 4, 4))
+    _computes_the_same(*captured)
+
+
+def _computes_the_same(graph: torch.fx.GraphModule, arguments: Any, expected: Any) -> None:
     built = BuiltProgram("d", encode(graph), TABLE)
     with torch.no_grad():
         found = built.run([_plain(argument) for argument in arguments], built.constants)
@@ -159,13 +167,26 @@ class _Marks(nn.Module):
         return (x * 2).requires_grad_() + 1
 
 
+def test_module_computes_the_same_when_it_marks_a_result_for_gradients() -> None:
+    captured = _captured(_Marks(), torch.ones(2))
+    assert captured  # older Dynamo ends a graph there and begins another
+    for graph, arguments, expected in captured:
+        _computes_the_same(graph, arguments, expected)
+
+
 def test_switches_for_gradients_are_no_steps_of_a_program() -> None:
-    graph, arguments, (expected,) = _captured(_Marks(), torch.ones(2))
-    switches = [node for node in graph.graph.nodes if "set_inplace" in str(node.target)]
-    assert switches, "Dynamo puts them around it"
-    built = BuiltProgram("d", encode(graph), TABLE)
-    (found,) = built.run([_plain(argument) for argument in arguments], built.constants)
-    assert torch.equal(found, expected)
+    allow: Any = torch._C._functorch.set_inplace_requires_grad_allowed  # noqa: SLF001 - what Dynamo puts around a mark
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(allow, (True,))
+    marked = graph.call_method("requires_grad_", (x,))
+    graph.call_function(allow, (False,))
+    graph.output([graph.call_function(operator.add, (marked, 1))])
+    encoded = encode(torch.fx.GraphModule({}, graph))
+    assert [called.operator for called in encoded.steps] == ["m:requires_grad_", "o:add"]
+    built = BuiltProgram("d", encoded, TABLE)
+    (found,) = built.run([torch.ones(2)], built.constants)
+    assert torch.equal(found, torch.full((2,), 2.0))
 
 
 def test_sizes_are_tuples_in_a_program() -> None:
@@ -271,6 +292,12 @@ def test_names_with_an_underscore_are_those_that_were_reviewed() -> None:
             assert short in listed, name
 
 
+def test_reviewed_names_with_an_underscore_are_found() -> None:
+    found = {short_name(name) for name in TABLE.names()}
+    for reason, reviewed in INTERNAL.items():
+        assert reviewed <= found, reason
+
+
 def test_registered_operators_have_no_output_that_is_given() -> None:
     registered = [name for name in TABLE.names() if name.startswith("a:") and "." in name]
     assert len(registered) > 1000
@@ -281,6 +308,19 @@ def test_registered_operators_have_no_output_that_is_given() -> None:
         short, _, overload = rest.partition(".")
         schema = getattr(getattr(getattr(torch.ops, space), short), overload)._schema  # noqa: SLF001 - torch has no public way to ask
         assert not any(argument.is_out for argument in schema.arguments), name
+
+
+def test_registered_operators_take_no_names_of_dimensions() -> None:
+    called_so = re.compile(r"names|(start_|end_|out_?)?dims?[012]?")
+    for name in TABLE.names():
+        space, _, rest = name[2:].partition("::")
+        short, _, overload = rest.partition(".")
+        if not name.startswith("a:") or not overload or space == "transformers":
+            continue
+        schema = getattr(getattr(getattr(torch.ops, space), short), overload)._schema  # noqa: SLF001 - torch has no public way to ask
+        for argument in schema.arguments:
+            is_text = "str" in str(argument.type)
+            assert not (is_text and called_so.fullmatch(argument.name)), schema
 
 
 def test_explicit_lists_name_what_their_modules_have() -> None:
