@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from bench.gpu.part_log import PartLog
 from bench.gpu.part_process import PartProcess
@@ -35,31 +35,29 @@ class Part:
     limit_s: float
     least_s: float
     about: str
-    is_needed: bool = False  # by all that follow
+    needs_calls: bool = False  # of which `smoke` has to have seen one
     uses_node: bool = False  # which it hands on to the next part, if that uses one
     goes_on: bool = False  # from the rows that it has, should it not be done
 
 
+def _with_node(name: str, limit_s: float, least_s: float, about: str, **more: bool) -> Part:
+    return Part(name, limit_s, least_s, about, needs_calls=True, uses_node=True, **more)
+
+
 # In order of worth, and of what depends on what. Their limits sum up to less than WITHIN_S.
+SMOKE = "smoke"
 PARTS = (
     Part("facts", 50, 10, "what this machine has, and what NVML says of the GPU"),
-    Part("smoke", 140, 20, "a worker is forked, a call goes through everything", is_needed=True),
-    Part("tests", 210, 30, "tests/gpu, a process a file"),
+    Part(SMOKE, 160, 20, "a worker is forked, a call goes through everything"),
+    Part("tests", 200, 30, "tests/gpu, a process a file"),
     Part("copies", 45, 15, "ways to copy weights to the GPU"),
-    Part("memory", 75, 30, "memory per worker by ledger and driver", uses_node=True),
-    Part("cold", 170, 45, "first answers by stage: resnet50, vgg19, 7 B of layers", uses_node=True),
-    Part("warm", 190, 60, "warm calls beside eager calls and CUDA graphs", uses_node=True),
-    Part("programs", 150, 45, "twenty programs by themselves and under `gpufaas exec`"),
+    _with_node("memory", 75, 30, "memory per worker by ledger and driver"),
+    _with_node("cold", 170, 45, "first answers by stage: resnet50, vgg19, 7 B of layers"),
+    _with_node("warm", 180, 60, "warm calls beside eager calls and CUDA graphs"),
     Part("suspend", 90, 30, "processes suspended by the driver's checkpoint API"),
-    Part(
-        "profile",
-        200,
-        40,
-        "the 22 models of Table 1, for the simulator",
-        uses_node=True,
-        goes_on=True,
-    ),
-    Part("workload", 180, 120, "the thesis's workload on one GPU, through a whole stack"),
+    Part("programs", 150, 90, "twenty programs by themselves and under exec", needs_calls=True),
+    _with_node("profile", 200, 40, "the 22 models of Table 1, for the simulator", goes_on=True),
+    Part("workload", 180, 120, "the thesis's workload through a whole stack", needs_calls=True),
 )
 
 
@@ -78,7 +76,11 @@ class RunsParts(Protocol):
         ...
 
     def close(self) -> None:
-        """End it."""
+        """Have it clean up and end."""
+        ...
+
+    def kill(self) -> None:
+        """End it soon."""
         ...
 
 
@@ -102,7 +104,7 @@ def main(
     command = [sys.executable, "-m", "bench.gpu.part", "--devices", devices]
     command += ["--gpu-type", gpu_type, "--output", str(options.output)]
     told = {**environment, "GPUFAAS_WORKER_STDERR": "1"}  # for the log
-    with closing(_Run(results, partial(start_process, command, told), options)) as run:
+    with _Run(results, partial(start_process, command, told), options) as run:
         for part in PARTS:
             if part.name in options.only:
                 run.add(part)
@@ -126,23 +128,31 @@ class _Run:
         self._process: RunsParts | None = None
         self._not_run: dict[str, str] = {}
         self._asked: list[str] = []
-        self._worthless = ""  # why no further part is begun
+        self._without_calls = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._process is not None:
+            self._process.kill()  # this process has been told to end
+        self.close()
 
     def add(self, part: Part) -> None:
-        """Run a part, unless it is done, too little time is left, or what it needs has failed."""
+        """Run a part, unless it is done, too little time is left, or it would have no calls."""
         name = part.name
         self._asked.append(name)
         left_s = self._deadline_s - time.monotonic()
-        if self._results.done(name) and not self._again:
+        # What others rely on is looked at again: this may be another machine.
+        if self._results.done(name) and not self._again and name != SMOKE:
             print(f"{name}: done before", flush=True)
-        elif self._worthless:
-            self._not_run[name] = self._worthless
+        elif part.needs_calls and self._without_calls:
+            self._not_run[name] = f"{SMOKE} has failed"
         elif left_s < part.least_s * self._scale:
             self._not_run[name] = "too little time is left; run this again"
         else:
             failed = self._run(part, min(part.limit_s * self._scale, left_s))
-            if failed and part.is_needed:
-                self._worthless = f"{name} has failed"
+            self._without_calls |= name == SMOKE and bool(failed)
 
     def close(self) -> None:
         """End the process of the last part."""

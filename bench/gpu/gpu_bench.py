@@ -38,8 +38,13 @@ class SharedNode:
     def ready(self) -> WorkerNode:
         """The node, with no model on its GPU; MeasurementFailed where it has no such GPU."""
         if self._running is not None:
-            self._running.evict_all()
-            return self._running
+            try:
+                self._running.evict_all()
+            except MeasurementFailed as error:
+                print(f"the node of the part before is of no use: {error}", flush=True)
+                self.close()
+            else:
+                return self._running
         size = self._gpu_memory_bytes or (_EMULATED_BYTES if self._emulated else None)
         self._running = self._stack.enter_context(
             worker_node(

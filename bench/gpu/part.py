@@ -5,6 +5,7 @@ parts that need a node share one.
 """
 
 import argparse
+import faulthandler
 import os
 import signal
 import sys
@@ -33,6 +34,9 @@ from bench.measure.report import MeasurementFailed
 from bench.measure.whole_stack import StackNotReady
 from common.sizes import parse_size
 from gpu_manager.api import GpuManagerError
+from gpu_manager.worker.sandbox import die_with
+
+_LATE_S = 5.0
 
 MEASURES: Mapping[str, Callable[[PartOptions, Say], None]] = {
     "facts": facts.measure,
@@ -42,8 +46,8 @@ MEASURES: Mapping[str, Callable[[PartOptions, Say], None]] = {
     "memory": memory.measure,
     "cold": cold.measure,
     "warm": warm.measure,
-    "programs": programs.measure,
     "suspend": suspend.measure,
+    "programs": programs.measure,
     "profile": profile.measure,
     "workload": workload.measure,
 }
@@ -60,6 +64,7 @@ def main(environment: Mapping[str, str]) -> int:
     add("--output", type=Path, default=Path(), help="the folder for files beside the rows")
     add("--within", type=float, default=600.0, help="seconds until which new work begins (600)")
     options = parser.parse_args()
+    die_with(os.getppid())
     # A part that is stopped ends what it has started: a stack has a session of its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with closing(SharedNode(options.devices, options.gpu_memory)) as node:
@@ -83,11 +88,15 @@ def main(environment: Mapping[str, str]) -> int:
 
 def _run(name: str, asked: PartOptions) -> str:
     """Return what failed for a known reason, empty if nothing did; the next part has a new node."""
+    # Where it hangs is said before it is stopped.
+    faulthandler.dump_traceback_later(asked.left_s() + _LATE_S)
     try:
         MEASURES[name](asked, say)
     except (GpuManagerError, MeasurementFailed, StackNotReady) as error:
         asked.node.close()
         return str(error) or type(error).__name__
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     return ""
 
 

@@ -4,6 +4,7 @@ A process is told on its standard input which part to run, so that parts which s
 in one process: `python -m bench.gpu.part`. It answers with rows, and says how the part has ended.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -20,18 +21,26 @@ from typing import IO
 from bench.gpu.results_file import Row
 
 ROOT = Path(__file__).parents[2]
-# How a part marks a line of its standard output as a row, and as the part's end.
-ROW, ENDED = "row ", "ended "
+# How a part marks a row, and its end: workers and libraries write to the same pipe, and may have
+# begun the line.
+ROW, ENDED = "\x02row ", "\x02ended "
 _LAST_LINES, _LINE_CHARACTERS = 12, 300
 # What a part needs to come to its end by itself.
 _REST_S = 10.0
-_CLOSED_S, _TERMINATED_S, _PIPE_S, _POLL_S = 20.0, 20.0, 3.0, 0.5
+_CLOSED_S, _TERMINATED_S, _KILLED_S = 8.0, 6.0, 5.0
+_PIPE_S, _POLL_S = 3.0, 0.5
 
 
 class PartProcess:
     """One process that runs parts, one at a time, until it is closed or a part has it ended."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now_s = now_s
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -64,23 +73,25 @@ class PartProcess:
         `log` takes what it says beside its rows.
         """
         last: deque[str] = deque(maxlen=_LAST_LINES)
-        deadline_s = time.monotonic() + limit_s
+        deadline_s = self._now_s() + limit_s
         self._order(f"{name} {max(1.0, limit_s - _REST_S)}")
         for line in self._until(deadline_s):
-            if line.startswith(ROW):
-                add(json.loads(line.removeprefix(ROW)))
-                print(f"    {line}", flush=True)
-            elif line.startswith(ENDED):
-                return str(json.loads(line.removeprefix(ENDED)))
-            else:
-                last.append(line[:_LINE_CHARACTERS])
-                log(line)
+            words, row = marked(line, ROW)
+            words, failed = marked(words, ENDED)
+            if words:
+                last.append(words[:_LINE_CHARACTERS])
+                log(words)
+            if isinstance(row, dict):
+                add(row)
+                print(f"    {json.dumps(row)}", flush=True)
+            if isinstance(failed, str):
+                return failed
         in_time = self.ended
-        self._end()
-        words = " / ".join(last)
+        self.kill()
+        lines = " / ".join(last)
         if not in_time:
-            return f"stopped after {limit_s:.0f} s; its last lines: {words}"
-        return f"ended with {self._process.returncode}: {words}"
+            return f"stopped after {limit_s:.0f} s; its last lines: {lines}"
+        return f"ended with {self._process.returncode}: {lines}"
 
     def close(self) -> None:
         """Have it clean up and end; all processes of its session have ended on return."""
@@ -89,18 +100,19 @@ class PartProcess:
             self._process.wait(_CLOSED_S)
         except subprocess.TimeoutExpired:
             print(f"the parts' process has not ended in {_CLOSED_S:g} s, and is killed", flush=True)
-        self._end()
+        self.kill()
 
-    def _end(self) -> None:
-        """End it and the processes of its session; first so that it can clean up."""
+    def kill(self) -> None:
+        """End it and the processes of its session; first so that it can clean up.
+
+        One that is stuck in the driver is left behind.
+        """
         self._order(None)
-        for number, wait_s in ((signal.SIGTERM, _TERMINATED_S), (signal.SIGKILL, None)):
-            if self._process.poll() is None:
+        for number, wait_s in ((signal.SIGTERM, _TERMINATED_S), (signal.SIGKILL, _KILLED_S)):
+            if not self.ended:
                 os.killpg(self._process.pid, number)
-                try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(wait_s)
-                except subprocess.TimeoutExpired:
-                    continue
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -124,7 +136,7 @@ class PartProcess:
         The pipe alone says nothing: a process that the part left behind may hold it open.
         """
         ended_s: float | None = None
-        while time.monotonic() < deadline_s:
+        while self._now_s() < deadline_s:
             try:
                 line = self._lines.get(timeout=_POLL_S)
             except queue.Empty:
@@ -136,8 +148,19 @@ class PartProcess:
             if line is None:
                 break
             yield line
-        while not self.ended and time.monotonic() < deadline_s:
+        while not self.ended and self._now_s() < deadline_s:
             time.sleep(_POLL_S / 10)
+
+
+def marked(line: str, mark: str) -> tuple[str, object]:
+    """What the line says before the mark, and the value behind it; None without one."""
+    words, found, text = line.partition(mark)
+    if not found:
+        return line, None
+    try:
+        return words, json.loads(text)
+    except ValueError:
+        return line, None
 
 
 def say(row: Row) -> None:

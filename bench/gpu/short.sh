@@ -1,7 +1,8 @@
 #!/bin/bash
 # `bash bench/gpu/short.sh A` asks in at most 230 s whether everything works on this machine's GPU;
 # `B` measures in at most 470 s. Each alone is of use. Results and a log go to $OUT, or to
-# bench/results. Further arguments go to bench.gpu: --emulate tries it without a GPU.
+# bench/results. Further arguments go to bench.gpu: --emulate tries it without a GPU, `B --within 300`
+# has less time.
 # They need a Python with torch as `python3`, and what that Python lacks as wheels in out/gpu-kit.
 set -u -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -37,23 +38,27 @@ measure() { # seconds from the beginning, and parts
 environment() {
   id; pwd; uname -r; nproc; command -v python3
   env | grep -E '^(LD_|CUDA|NVIDIA|PATH|VIRTUAL_ENV|PYTHON)'
+  timeout 40 python3 -c '
+import ctypes, time
+began = time.time()
+print("cuInit gives", ctypes.CDLL("libcuda.so.1").cuInit(0), "after", time.time() - began, "s")'
   ls -ld / /opt "$packages" . /dev/nvidia* /dev/shm
   grep -iE 'nvidia|shm' /proc/mounts
   ldconfig -p | grep -E 'libcuda.so|libnvidia-ml'
   grep -E 'MemTotal|MemAvail' /proc/meminfo
-  nvidia-smi
-  nvidia-smi -q | grep -iE 'persist|compute mode|mig mode'
-  python3 -m pip list 2>/dev/null |
+  timeout 15 nvidia-smi
+  timeout 15 nvidia-smi -q | grep -iE 'persist|compute mode|mig mode'
+  timeout 15 python3 -m pip list 2>/dev/null |
     grep -iE '^(torch|torchvision|triton|nvidia-ml|cuda-|pytest|protobuf|grpcio|msgpack|numpy|transformers)'
 }
 
 case $part in
   A)
     environment
-    measure 225 facts smoke tests "$@"
+    measure 218 facts smoke tests "$@"
     ;;
   B)
-    measure 465 smoke copies memory cold warm programs suspend profile "$@"
+    measure 455 smoke copies memory cold warm suspend programs profile "$@"
     ;;
   *)
     echo 'Usage: bash bench/gpu/short.sh A|B [--emulate]'

@@ -22,7 +22,7 @@ from gpufaas.daemons.embedded_node import EmbeddedNode
 from testbed.nodes.node_thread import NodeThread
 
 _PATIENCE_S = 60.0
-_STEADY_S, _STEADY_EMULATED_S = 1.0, 0.3
+_STEADY_S, _STEADY_EMULATED_S, _STEADY_WITHIN_S = 1.0, 0.3, 25.0
 _QUIET_S = 0.1  # of processor time while a worker rests: CUDA's own threads look around
 _TENANT = "bench"
 
@@ -125,7 +125,10 @@ class WorkerNode:
                 mark, since_s = look, time.monotonic()
             return bool(look.taken_bytes) and time.monotonic() - since_s > _STEADY_S
 
-        self._until(is_steady, "workers do not come to rest")
+        try:
+            self._until(is_steady, "workers do not come to rest", _STEADY_WITHIN_S)
+        except MeasurementFailed as error:
+            raise MeasurementFailed(f"{error}: {self._look()}") from error
 
     def _look(self) -> "SparesLook":
         device = self._node.manager.devices[0]
@@ -141,11 +144,13 @@ class WorkerNode:
         """End the node."""
         self._thread.stop()
 
-    def _until(self, true: Callable[[], bool], otherwise: str) -> None:
-        deadline_s = time.monotonic() + _PATIENCE_S
+    def _until(
+        self, true: Callable[[], bool], otherwise: str, within_s: float = _PATIENCE_S
+    ) -> None:
+        deadline_s = time.monotonic() + within_s
         while not true():
             if time.monotonic() > deadline_s:
-                raise MeasurementFailed(f"{otherwise} within {_PATIENCE_S:g} s")
+                raise MeasurementFailed(f"{otherwise} within {within_s:g} s")
             time.sleep(0.02)
 
     async def _make_runtime(self, observer: Observer, devices: Sequence[GpuDevice]) -> Runtime:

@@ -11,6 +11,7 @@ import pytest
 
 from bench.gpu.__main__ import PARTS
 from bench.gpu.part import MEASURES
+from bench.gpu.part_process import ROW
 
 ROOT = Path(__file__).parents[2]
 RESNET18_BYTES = 11_689_512 * 4  # its parameters; buffers come on top
@@ -27,8 +28,8 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def rows_of(name: str, *arguments: str) -> list[dict[str, Any]]:
     found = run(name, "--devices", "cpu:1", *arguments)
     assert found.returncode == 0, found.stderr
-    marked = [line for line in found.stdout.splitlines() if line.startswith("row ")]
-    return [json.loads(line.removeprefix("row ")) for line in marked]
+    marked = [line for line in found.stdout.splitlines() if line.startswith(ROW)]
+    return [json.loads(line.removeprefix(ROW)) for line in marked]
 
 
 def test_every_part_can_be_run() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,32 +27,61 @@ class Heard:
 
     def __init__(self, program: str) -> None:
         environment = dict(os.environ)  # noqa: TID251 - for a child
-        self.process = PartProcess([sys.executable, "-u", "-c", program], environment)
+        command = [sys.executable, "-u", "-c", program]
+        self.process = PartProcess(command, environment, lambda: self.now_s)
+        self.now_s = 0.0
         self.rows: list[Row] = []
         self.words: list[str] = []
 
     def run(self, name: str = "cold", limit_s: float = 30.0) -> str:
-        return self.process.run(name, limit_s, self.rows.append, self.words.append)
+        return self.process.run(name, limit_s, self.rows.append, self._hear)
+
+    def _hear(self, words: str) -> None:
+        self.words.append(words)
+        if words == HANGS:  # as long as it may
+            self.now_s += 60.0
 
 
-GIVES = "print('row {\"a\": 1}'); "
-GOOD = """print('ended ""'); """
+HANGS = "at it"
+# What every program begins with: how a part gives a row, and says that it has ended.
+GIVES = (
+    "import subprocess, sys, time\n"
+    "from bench.gpu.part_process import say, say_ended\n"
+    "say({'a': 1})\n"
+)
 
 
 def test_part_gives_its_rows_and_no_words_when_it_ends_well() -> None:
-    part = Heard(GIVES + "print('words'); print('row {\"a\": 2}'); " + GOOD)
+    part = Heard(GIVES + "print('words'); say({'a': 2}); say_ended('')")
     assert part.run() == ""
     assert (part.rows, part.words) == ([{"a": 1}, {"a": 2}], ["words"])
     part.process.close()
 
 
+def test_lines_of_libraries_are_words_whatever_they_look_like() -> None:
+    part = Heard(
+        GIVES + "print('row 5 of the table'); print('ended with 1 by the driver')\n"
+        "print('\\x02row 5'); print('\\x02ended {'); print('half a line', end='')\n"
+        "say({'a': 2}); print('and', end=''); say_ended('no time')"
+    )
+    assert part.run() == "no time"
+    assert part.rows == [{"a": 1}, {"a": 2}]
+    assert [words.lstrip("\x02") for words in part.words] == [
+        "row 5 of the table",
+        "ended with 1 by the driver",
+        "ended {",
+        "half a line",
+        "and",
+    ]
+    part.process.close()
+
+
 def test_process_runs_parts_one_after_the_other_until_it_is_closed() -> None:
     part = Heard(
-        "import sys\n"
-        "for line in sys.stdin:\n"
+        GIVES + "for line in sys.stdin:\n"
         "    name, within_s = line.split()\n"
-        '    print(f\'row {{"part": "{name}", "within_s": {within_s}}}\')\n'
-        "    print('ended \"no time was left\"' if name == 'cold' else 'ended \"\"')\n"
+        "    say({'part': name, 'within_s': float(within_s)})\n"
+        "    say_ended('no time was left' if name == 'cold' else '')\n"
     )
     assert part.run("memory", limit_s=30.0) == ""
     assert part.run("cold", limit_s=40.0) == "no time was left"
@@ -59,7 +89,7 @@ def test_process_runs_parts_one_after_the_other_until_it_is_closed() -> None:
     ended_before = part.process.ended
     part.process.close()
     assert (ended_before, part.process.ended) == (False, True)
-    assert part.rows == [
+    assert part.rows[1:] == [
         {"part": "memory", "within_s": 20.0},
         {"part": "cold", "within_s": 30.0},
         {"part": "warm", "within_s": 1.0},
@@ -74,26 +104,32 @@ def test_part_says_what_failed_and_keeps_the_rows_before() -> None:
     assert part.run() == "ended with 1: "  # a second one finds nobody
 
 
-def test_part_is_stopped_at_its_limit_with_all_that_it_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deaf", [False, True])
+def test_part_is_stopped_at_its_limit_with_all_that_it_started(
+    tmp_path: Path, *, deaf: bool
+) -> None:
     mark = tmp_path / "pid"
+    ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if deaf else ""
     part = Heard(
-        "import subprocess, sys, time\n"
-        "print('row {\"a\": 1}')\n"
+        f"{GIVES}{ignore}"
         "one = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
         f"open({str(mark)!r}, 'w').write(str(one.pid))\n"
-        "print('at it'); time.sleep(300)"
+        f"print({HANGS!r}); time.sleep(300)"
     )
-    assert part.run(limit_s=3.0) == "stopped after 3 s; its last lines: at it"
+    assert part.run(limit_s=50.0) == f"stopped after 50 s; its last lines: {HANGS}"
     assert part.rows == [{"a": 1}]
     assert part.process.ended
     assert _ended(int(mark.read_text()))
 
 
-def test_part_is_over_when_a_process_that_left_it_holds_its_output() -> None:
-    part = Heard("import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True)")
-    began_s = time.monotonic()
+def test_part_is_over_when_a_process_that_left_it_holds_its_output(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    part = Heard(
+        f"{GIVES}one = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"open({str(mark)!r}, 'w').write(str(one.pid))\n"
+    )
     assert part.run() == "ended with 0: "
-    assert time.monotonic() - began_s < 15
+    os.kill(int(mark.read_text()), signal.SIGKILL)  # there is one still
 
 
 def _ended(pid: int) -> bool:
@@ -143,6 +179,9 @@ class RanProcess:
         self._ran = ran
         self.ended = False
 
+    def kill(self) -> None:
+        self.ended = True
+
     def run(
         self, name: str, limit_s: float, add: Callable[[Row], None], log: Callable[[str], None]
     ) -> str:
@@ -185,7 +224,7 @@ def test_done_parts_are_not_run_again_and_failed_ones_are(
 
     second = Ran()
     assert emulated(tmp_path, second) == 0
-    assert second.names == ["warm"]
+    assert second.names == ["smoke", "warm"]
     third = Ran()
     assert emulated(tmp_path, third, "--again", "--only", "cold", "facts") == 0
     assert third.names == ["facts", "cold"]
@@ -217,15 +256,22 @@ def test_parts_that_use_a_node_share_a_process_and_no_others_do(tmp_path: Path) 
     assert lost.processes == [["memory", "cold"], ["warm"]]
 
 
-def test_nothing_is_begun_after_a_part_that_all_others_need_has_failed(
+def test_parts_that_need_calls_are_not_begun_after_a_smoke_test_that_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran = Ran(failing={"smoke": "workers see no torch"})
     assert emulated(tmp_path, ran) == 1
-    assert ran.names == ["facts", "smoke"]
+    assert ran.names == ["facts", "smoke", "tests", "copies", "suspend"]
     said = capsys.readouterr().out
     assert "smoke: FAILED: workers see no torch" in said
-    assert "tests: NOT RUN, smoke has failed" in said
+    assert "cold: NOT RUN, smoke has failed" in said
+
+
+def test_smoke_test_is_made_again_when_it_is_asked_for(tmp_path: Path) -> None:
+    assert emulated(tmp_path, Ran(), "--only", "smoke", "copies") == 0
+    again = Ran()
+    assert emulated(tmp_path, again, "--only", "smoke", "copies") == 0
+    assert again.names == ["smoke"]
 
 
 def test_profile_goes_on_from_the_rows_that_it_has(tmp_path: Path) -> None:

@@ -55,6 +55,38 @@ def products_s(of: CudaStream, matrix: torch.Tensor) -> float:
     return median(took[1:])
 
 
+# The driver's documents do not say whether a stream of a green context and an event of the usual
+# context belong together. If they do not, no model with a share can be loaded.
+def test_event_of_the_usual_context_is_recorded_on_a_share(whole: CudaContext) -> None:
+    quarter = part(whole, 1, 0.25)
+    quarter.adopt_thread()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch gives it no types
+    try:
+        event.record()
+        event.synchronize()
+    finally:
+        torch.cuda.set_stream(torch.cuda.default_stream())
+        quarter.clear()
+
+
+def test_image_arrives_whole_on_a_share(whole: CudaContext) -> None:
+    quarter = part(whole, 1, 0.25)
+    content = os.urandom((40 << 20) + 12)  # two pieces
+    descriptor = os.memfd_create("image")
+    os.write(descriptor, content)
+    image = ImageFile("d", [[0, len(content)]], len(content), descriptor)
+    quarter.adopt_thread()
+    try:
+        (storage,) = quarter.load(image)
+        there = torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage)
+        assert there.cpu().numpy().tobytes() == content
+        del storage, there
+    finally:
+        torch.cuda.set_stream(torch.cuda.default_stream())
+        quarter.clear()
+        image.close()
+
+
 def test_a_quarter_of_the_card_takes_about_four_times_as_long(whole: CudaContext) -> None:
     matrix = torch.ones(_SIZE, _SIZE, device="cuda")
     all_of_it, quarter = part(whole, 1, 1.0), part(whole, 2, 0.25)
@@ -99,45 +131,17 @@ def test_joint_limit_of_a_process_is_refused_as_that_of_others(whole: CudaContex
     for each in (first, second):
         each.limit(1 << 30)
     whole.limit_together(torch.cuda.memory_reserved() + (640 << 20))
-    held, _ = first.run(
-        lambda: torch.ones(400 << 20, dtype=torch.uint8, device="cuda"), measure=False
-    )
-    with pytest.raises(OutOfMemory) as short:
+    try:
+        held, _ = first.run(
+            lambda: torch.ones(400 << 20, dtype=torch.uint8, device="cuda"), measure=False
+        )
+        with pytest.raises(OutOfMemory) as short:
+            second.run(
+                lambda: torch.ones(400 << 20, dtype=torch.uint8, device="cuda"), measure=False
+            )
+        assert short.value.by_others
+        del held
+        first.release()
         second.run(lambda: torch.ones(400 << 20, dtype=torch.uint8, device="cuda"), measure=False)
-    assert short.value.by_others
-    del held
-    first.release()
-    second.run(lambda: torch.ones(400 << 20, dtype=torch.uint8, device="cuda"), measure=False)
-    whole.limit_together(whole.total_bytes)
-
-
-# The driver's documents do not say whether a stream of a green context and an event of the usual
-# context belong together. If they do not, no model with a share can be loaded.
-def test_event_of_the_usual_context_is_recorded_on_a_share(whole: CudaContext) -> None:
-    quarter = part(whole, 1, 0.25)
-    quarter.adopt_thread()
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch gives it no types
-    try:
-        event.record()
-        event.synchronize()
     finally:
-        torch.cuda.set_stream(torch.cuda.default_stream())
-        quarter.clear()
-
-
-def test_image_arrives_whole_on_a_share(whole: CudaContext) -> None:
-    quarter = part(whole, 1, 0.25)
-    content = os.urandom((40 << 20) + 12)  # two pieces
-    descriptor = os.memfd_create("image")
-    os.write(descriptor, content)
-    image = ImageFile("d", [[0, len(content)]], len(content), descriptor)
-    quarter.adopt_thread()
-    try:
-        (storage,) = quarter.load(image)
-        there = torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage)
-        assert there.cpu().numpy().tobytes() == content
-        del storage, there
-    finally:
-        torch.cuda.set_stream(torch.cuda.default_stream())
-        quarter.clear()
-        image.close()
+        whole.limit_together(whole.total_bytes)

@@ -128,19 +128,21 @@ def test_calls_go_on_while_another_model_gives_memory_back(
             calls.append((begun_s, time.perf_counter()))
             wrong.extend([found] if found != 512 else [])
 
-    threads = [threading.Thread(target=each) for each in (compute, call)]
+    threads = [threading.Thread(target=each, daemon=True) for each in (compute, call)]
     for thread in threads:
         thread.start()
     releases = []
-    for _ in range(20):
-        giving.run(lambda: torch.ones(256 * MIB // 4, device="cuda"), measure=False)
-        time.sleep(0.05)
-        begun_s = time.perf_counter()
-        giving.release()
-        releases.append((begun_s, time.perf_counter()))
-    over.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for _ in range(20):
+            giving.run(lambda: torch.ones(256 * MIB // 4, device="cuda"), measure=False)
+            time.sleep(0.05)
+            begun_s = time.perf_counter()
+            giving.release()
+            releases.append((begun_s, time.perf_counter()))
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
     beside = [any(a < end and begin < b for begin, end in releases) for a, b in calls]
     held_up = milliseconds([call for call, is_held in zip(calls, beside, strict=True) if is_held])

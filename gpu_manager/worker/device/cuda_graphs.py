@@ -52,6 +52,7 @@ class CudaRecorder:
         except RuntimeError as error:
             clear_frames(error)
             graph.reset()  # it gives up the pool where it can: the rest is done below
+            del graph  # the error's traceback would keep it, and what it has of the GPU's memory
             self._undo(current)
             raise _reason(error) from error
         return graph, result
