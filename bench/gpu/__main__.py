@@ -44,7 +44,7 @@ def _with_node(name: str, limit_s: float, least_s: float, about: str, **more: bo
     return Part(name, limit_s, least_s, about, needs_calls=True, uses_node=True, **more)
 
 
-# In order of worth, and of what depends on what. Their limits sum up to less than WITHIN_S.
+# In order of worth, and of what depends on what. Their limits sum up to WITHIN_S.
 SMOKE = "smoke"
 PARTS = (
     Part("facts", 50, 10, "what this machine has, and what NVML says of the GPU"),
