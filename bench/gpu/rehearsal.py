@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,21 +137,19 @@ class Machine:
         spaces = ["unshare", "--mount", "--propagation", "private"]
         if not network:
             spaces += ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        place, loopback = str(PLACE), "true" if network else _LOOPBACK
         script = (
-            f"mount -t tmpfs none {PLACE.parent} && mkdir {place}"
-            f" && mount --bind {self.folder} {place}"
-            f' && {loopback} && "$@"; exit $?'
+            f'mount -t tmpfs none {PLACE.parent} && mkdir {PLACE} && mount --bind "$0" {PLACE}'
+            f' && {"true" if network else _LOOPBACK} && "$@"; exit $?'
         )
-        started = [*spaces, "bash", "-c", script, "bash", *command]
-        with open(output or os.devnull, "ab") as words:  # noqa: PTH123 - one of the two
+        started = [*spaces, "bash", "-c", script, str(self.folder), *command]
+        with output.open("ab") if output else nullcontext() as words:
             process = subprocess.Popen(
                 started,
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=words if output else None,
-                stderr=subprocess.STDOUT if output else None,
+                stdout=words,
+                stderr=words,
             )
             try:
                 return process.wait(limit_s)
@@ -172,7 +171,10 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Make the machine and run everything there; 0 when all of it is good."""
     parser = argparse.ArgumentParser(prog="bench.gpu.rehearsal", description=__doc__)
     parser.add_argument("--python", default="", help="of the machine (3.12, else 3.11)")
-    parser.add_argument("--only", nargs="+", metavar="STEP", help="A, B, all, tests, programs")
+    names = [step.name for step in _steps()]
+    parser.add_argument(
+        "--only", nargs="+", choices=names, default=names, metavar="STEP", help=", ".join(names)
+    )
     options = parser.parse_args(arguments)
     if os.geteuid():
         print("bench.gpu.rehearsal: needs root, for namespaces", file=sys.stderr)
@@ -200,7 +202,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _run(
-    machine: Machine, kit: Path, scratch: Path, logs: Path, only: Sequence[str] | None
+    machine: Machine, kit: Path, scratch: Path, logs: Path, only: Sequence[str]
 ) -> Iterator[Step]:
     checkout, out = scratch / "checkout", logs / "results"
     _copy_checkout(checkout)
@@ -213,7 +215,7 @@ def _run(
         "LANG": "C.UTF-8",
     }
     for step in _steps():
-        if only and step.name not in only:
+        if step.name not in only:
             continue
         print(f"{step.name}: {' '.join(step.command)[:150]}", flush=True)
         began_s = time.monotonic()
