@@ -44,6 +44,8 @@ _PRODUCT_OF = {2: {2: "mm", 3: "bmm"}, 3: {2: "addmm", 3: "baddbmm"}}
 
 # Of `torch.nn.functional.ScalingType`: a scale for all of a factor, or one for each of its rows.
 _PLAIN_SCALES = ((0, 0), (1, 1))
+# Which scales a call has is not in its source: `gpufaas check` does not know it.
+_SCALES_OF_BLOCKS = "torch.nn.functional.scaled_mm with scales of blocks"
 
 
 def _scaled_product(  # noqa: PLR0913, PLR0917 - PyTorch's signature
@@ -63,9 +65,7 @@ def _scaled_product(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     """Scale what the CPU's own kernel, which knows one scale for all of a factor, computes."""
     del swizzle_a, swizzle_b  # an order of the scales of blocks
     if (*recipe_a, *recipe_b) not in _PLAIN_SCALES:
-        raise UnsupportedCall(
-            "torch.nn.functional.scaled_mm with scales of blocks", "scale whole tensors or rows"
-        )
+        raise UnsupportedCall(_SCALES_OF_BLOCKS, "scale whole tensors or rows")
     one = torch.ones((), device=first.device)
     product = torch._scaled_mm(first, second, one, one, out_dtype=torch.float32)  # noqa: SLF001 - what the public function itself calls
     product = product * scale_a[0].reshape(-1, 1) * scale_b[0].reshape(1, -1)

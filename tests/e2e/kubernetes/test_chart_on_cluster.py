@@ -67,7 +67,7 @@ def variables(chart: ChartStack, name: str) -> dict[str, str]:
     """The environment of the one pod of a function."""
     (pod,) = chart.function_pods(name)
     (container,) = pod["spec"]["containers"]
-    return {each["name"]: each["value"] for each in container["env"]}
+    return {each["name"]: each.get("value", "") for each in container["env"]}  # empty ones lack it
 
 
 def test_function_scales_to_two_to_none_and_wakes_when_called(chart: ChartStack) -> None:
