@@ -25,15 +25,10 @@ class SharedNode:
 
     def __init__(self, devices: str, gpu_memory_bytes: int | None = None) -> None:
         self._devices = devices
-        self._emulated = devices.startswith("cpu")
+        self.emulated = devices.startswith("cpu")
         self._gpu_memory_bytes = gpu_memory_bytes
         self._running: WorkerNode | None = None
         self._stack = ExitStack()
-
-    @property
-    def emulated(self) -> bool:
-        """Whether its GPU is emulated."""
-        return self._emulated
 
     def ready(self) -> WorkerNode:
         """The node, with no model on its GPU; MeasurementFailed where it has no such GPU."""
@@ -45,13 +40,13 @@ class SharedNode:
                 self.close()
             else:
                 return self._running
-        size = self._gpu_memory_bytes or (_EMULATED_BYTES if self._emulated else None)
+        size = self._gpu_memory_bytes or (_EMULATED_BYTES if self.emulated else None)
         self._running = self._stack.enter_context(
             worker_node(
                 self._devices,
                 size,
                 _LINGER_S,
-                store_memory_bytes=None if self._emulated else STORE_BYTES,
+                store_memory_bytes=None if self.emulated else STORE_BYTES,
             )
         )
         return self._running

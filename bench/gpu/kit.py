@@ -144,7 +144,12 @@ def ready_python(kit: Path, environment: Path) -> str:
             f"this Python lacks {', '.join(missing)}, and {kit} has no wheels for Python "
             f"{_own_version()}: run `make gpu-kit` where there is a network, and carry {kit}"
         )
-    return str(_make_environment(wheels, environment))
+    python = str(_make_environment(wheels, environment))
+    rest = [python, "-c", "from bench.gpu import kit; print(', '.join(kit.lacking()))"]
+    still = subprocess.run(rest, check=True, capture_output=True, text=True).stdout.strip()
+    if still:
+        raise KitFailed(f"{sys.executable} lacks {still}, which the kit does not have: install it")
+    return python
 
 
 def lacking() -> list[str]:

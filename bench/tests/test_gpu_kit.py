@@ -77,18 +77,32 @@ def closure(roots: Sequence[tuple[str, Sequence[str]]]) -> set[str]:
     return found
 
 
-def test_command_says_what_to_do_when_packages_lack_and_there_is_no_kit(tmp_path: Path) -> None:
+def without_packages(kit_folder: Path, environment: Path) -> str:
+    """What the command says where Python has no packages; it fails."""
     base = Path(sys.base_prefix) / "bin" / f"python{HERE}"
-    command = [str(base), "-I", "-S", "-c"]  # without packages
     program = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "from bench.gpu import kit\n"
-        f"sys.exit(kit.main(['run', '--kit', {str(tmp_path)!r}]))"
+        f"order = ['run', '--kit', {str(kit_folder)!r}, '--environment', {str(environment)!r}]\n"
+        "sys.exit(kit.main(order))"
     )
-    found = subprocess.run([*command, program], text=True, capture_output=True, check=False)
+    command = [str(base), "-I", "-S", "-c", program]
+    found = subprocess.run(command, text=True, capture_output=True, check=False)
     assert found.returncode == 1
-    assert "this Python lacks accelerate, aetcd" in found.stderr
-    assert "make gpu-kit" in found.stderr
+    return found.stderr
+
+
+def test_command_says_what_to_do_when_packages_lack_and_there_is_no_kit(tmp_path: Path) -> None:
+    said = without_packages(tmp_path, tmp_path / "python")
+    assert "this Python lacks accelerate, aetcd" in said
+    assert "make gpu-kit" in said
+
+
+def test_command_names_what_the_kit_does_not_have(tmp_path: Path) -> None:
+    installed_wheels(kit.CARRIED, tmp_path)
+    (line,) = without_packages(tmp_path, tmp_path / "python").splitlines()
+    assert "lacks accelerate, aiohttp, hypothesis, msgpack, " in line
+    assert "which the kit does not have" in line
 
 
 def installed_wheels(names: Sequence[str], folder: Path) -> None:

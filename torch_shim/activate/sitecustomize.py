@@ -5,7 +5,6 @@ nothing.
 """
 
 import gc
-import getpass
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -91,7 +90,7 @@ def _keep_threads_passive() -> None:
 def _name_user() -> None:
     """Give the user a name for torch 2.11's Dynamo, which fails without; functions' have none."""
     try:
-        getpass.getuser()
+        importlib.import_module("getpass").getuser()  # not at the start of every Python
     except (KeyError, OSError):  # the latter from Python 3.13 on
         os.environ["LOGNAME"] = str(os.getuid())  # noqa: TID251 - an entry point
 

@@ -21,7 +21,7 @@ _CALLS = 5
 _TOLERANCE = 1e-2  # tf32 may be on
 # Plain PyTorch, with weights and inputs from the processor, so that it computes the same there.
 _PROGRAM = f"""
-import sys, torch
+import torch
 torch.manual_seed(0)
 model, x = torch.nn.Linear(64, 64), torch.rand(8, 64)
 expected = model(x)
@@ -33,7 +33,7 @@ print("apart", (answer.cpu() - expected).abs().max().item())
 
 
 def measure(asked: PartOptions, say: Say) -> None:
-    """Two rows; MeasurementFailed at the first that makes all further parts worthless."""
+    """Two rows; MeasurementFailed at the first that makes parts with calls worthless."""
     say(asyncio.run(_forked(asked)))
     say(_executed(asked))
 

@@ -111,13 +111,13 @@ def _leave_mounts(orders: dict[str, Any]) -> None:
     if _libc.unshare(_NEW_MOUNTS | _NEW_IPC):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     _mount("none", "/", "", _RECURSIVE | _PRIVATE)
-    for device in _DEVICES.glob(_OF_GPUS):
-        _cover(device)
     if orders["secrets"]:
         secrets = Path(orders["secrets"])
         _SECRETS.mkdir(parents=True, exist_ok=True)
         _mount(str(secrets), str(_SECRETS), "", _BIND)
     _show([Path(folder) for folder in orders["visible"]], orders["scratch"])
+    for device in _DEVICES.glob(_OF_GPUS):
+        _cover(device)
 
 
 def _cover(device: Path) -> None:
