@@ -32,6 +32,8 @@ MOST_PINNED_BYTES = 1 << 30
 _ASKED = re.compile(r"allocate ([\d.]+) ([KMGT]?i?B)")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _OF_PROGRAM = "device-side assert"
+# Free memory stays with its models for so long: each counts with the largest call of this time.
+_KEPT_FREE_S = 1.0
 
 _FIRST = torch.device("cuda", 0)
 
@@ -76,6 +78,7 @@ class CudaContext:
         self.sms = SmShare(SmPartitions(), cuda, self.device)
         self._free_streams: list[Any] = []  # of models that have left
         self.parts: weakref.WeakSet[CudaContext] = weakref.WeakSet()
+        self.idle_memory = IdleMemory(self.release)
         self._staging: StagingBuffers | None = None
         self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
         self.total_bytes = 1  # of the GPU
@@ -111,7 +114,7 @@ class CudaContext:
     def part(self, model: int) -> "CudaContext":  # noqa: ARG002 - the driver knows no models
         """A stream for one of several models, which another one may have had before."""
         assert self._make_part is not None, "a worker for several models can make parts"
-        stream = self._free_streams.pop() if self._free_streams else self._cuda.Stream(self.device)
+        stream = self._free_streams.pop() if self._free_streams else self._own_stream()
         part = self._make_part(self, stream, self._free_streams.append)
         self.parts.add(part)
         return part
@@ -165,9 +168,8 @@ class CudaContext:
         self._cuda.set_per_process_memory_fraction(min(1.0, share), self.device)
 
     def release_beside(self) -> None:
-        """Have every part give its free segments back."""
-        for part in list(self.parts):
-            part.release()
+        """Give the free blocks of all parts back."""
+        self.release()
 
     def limit(self, limit_bytes: int) -> None:
         """Have torch's allocator refuse more than the limit leaves beside the context."""
@@ -346,6 +348,10 @@ class CudaContext:
         """The most that was in use in the call under way."""
         return int(self._overhead_bytes + self._cuda.max_memory_allocated(self.device))
 
+    def _own_stream(self) -> Any:
+        """A stream that nothing else in the process has: torch's own are 32, given in turn."""
+        return self._cuda.ExternalStream(self._runtime.make_stream(), self.device)
+
     def _lasting_fault(self) -> str:
         """What the driver says of every call from now on; empty if the context is sound."""
         try:
@@ -353,6 +359,30 @@ class CudaContext:
         except RuntimeError as error:
             return str(error) or type(error).__name__
         return ""
+
+
+class IdleMemory:
+    """Gives back what calls have left free, once a second while there are calls. Thread-safe."""
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._release = release
+        self._lock = threading.Lock()
+        self._is_due = False
+
+    def note_call(self) -> None:
+        """Give what is free by then back in a second, in a thread of its own."""
+        with self._lock:
+            if self._is_due:
+                return
+            self._is_due = True
+        timer = threading.Timer(_KEPT_FREE_S, self._give_back)
+        timer.daemon = True
+        timer.start()
+
+    def _give_back(self) -> None:
+        with self._lock:
+            self._is_due = False
+        self._release()
 
 
 class _PinnedArea:

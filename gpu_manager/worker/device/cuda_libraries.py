@@ -6,11 +6,13 @@ and allocate for themselves, they do while the worker is warmed.
 """
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+_MAPS = Path("/proc/self/maps")
 # What torch 2.11 says of a lack of memory where NVML does not answer, which it asks who has it.
 _NO_ACCOUNT = "NVML_SUCCESS"
 
@@ -23,15 +25,16 @@ _OPENED_LATER = (
     "libnvJitLink.so*",
     "libcusolver.so*",
     "libcufft.so*",
-    "libtorch_cuda_linalg.so",
 )
+# Initialises CUDA where it is opened, after which no process may be forked that uses CUDA.
+OF_LINEAR_ALGEBRA = "libtorch_cuda_linalg.so"
 
 
-def open_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
+def open_libraries(maps: Path = _MAPS, names: Sequence[str] = _OPENED_LATER) -> list[str]:
     """Open them; the names of those opened. One that cannot be is not there for cuDNN either."""
     opened = []
     for folder in _folders(maps):
-        for pattern in _OPENED_LATER:
+        for pattern in names:
             for library in sorted(folder.glob(pattern)):
                 try:
                     ctypes.CDLL(str(library))
@@ -43,6 +46,7 @@ def open_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
 
 def use_libraries(device: torch.device) -> None:
     """Use each library of CUDA once, so that it opens and allocates while it has the rights to."""
+    open_libraries(names=[OF_LINEAR_ALGEBRA])
     functional = torch.nn.functional
     small = torch.ones(16, 16, device=device)
     half = small.half()

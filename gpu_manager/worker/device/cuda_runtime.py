@@ -15,6 +15,7 @@ _READ_ONLY_SUPPORTED = 113
 # Of memory that another process lends: its name's size, access from another GPU, where copies go.
 TOKEN_BYTES = 64
 _PEER_ACCESS, _BY_ADDRESS = 1, 4
+_WAITS_FOR_NONE = ctypes.c_uint(1)  # cudaStreamNonBlocking: not even for the default stream
 
 
 class _Token(ctypes.Structure):
@@ -95,6 +96,16 @@ class CudaRuntime:
         places = ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(size)
         how = ctypes.c_int(_BY_ADDRESS), ctypes.c_void_p(stream)
         return self._done(self._library.cudaMemcpyAsync(*places, *how))
+
+    def make_stream(self) -> int:
+        """A new stream, which waits for no other; RuntimeError if there is none to be had."""
+        stream = ctypes.c_void_p(0)
+        if self._library is None:
+            raise RuntimeError("CUDA's runtime library is not loaded")
+        made = self._library.cudaStreamCreateWithFlags(ctypes.byref(stream), _WAITS_FOR_NONE)
+        if not self._done(made) or not stream.value:
+            raise RuntimeError(f"CUDA makes no stream: error {made}")
+        return stream.value
 
     def clear_error(self) -> int:
         """Take back the error that this thread's last failed call has left; its number."""

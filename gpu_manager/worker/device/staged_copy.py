@@ -8,6 +8,7 @@ a stream of their own, of which the GPU has two at most: calls of anybody wait f
 
 import mmap
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -143,14 +144,19 @@ class _Buffer:
         self.view = memoryview(self._memory)
         self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.copied: Any = None  # the event after which the GPU has its last piece
-        self._runtime = runtime
-        self.pinned = runtime.pin(self.tensor.data_ptr(), size_bytes)
+        address = self.tensor.data_ptr()
+        self.pinned = runtime.pin(address, size_bytes)
+        # Also where nobody closes it: the GPU would go on reading the pages that were here from
+        # whatever is mapped to this address next.
+        self._unpin = weakref.finalize(self, runtime.unpin, address)
+        self._unpin.atexit = False
+        if not self.pinned:
+            self._unpin.detach()
 
     def close(self) -> None:
         """Unpin it. The memory goes when nothing refers to it."""
-        if self.pinned:
-            self._runtime.unpin(self.tensor.data_ptr())
-            self.pinned = False
+        self._unpin()
+        self.pinned = False
 
 
 def _advise(madvise: Callable[[int], None]) -> None:

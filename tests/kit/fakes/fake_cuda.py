@@ -11,11 +11,11 @@ the thread on its stream, the allocator at its pool, the pool in use and the gen
 
 import contextlib
 import ctypes
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ from gpu_manager.worker.device.driver_account import DriverAccount
 
 MIB = 1 << 20
 INVALID, NOT_SUPPORTED, ALREADY_PINNED, NOT_PINNED = 1, 801, 712, 713
+
+
+_made_streams = itertools.count(0x5000)
 
 
 class FakeRuntimeLibrary(threading.local):
@@ -53,6 +56,12 @@ class FakeRuntimeLibrary(threading.local):
         ctypes.cast(value, ctypes.POINTER(ctypes.c_int))[0] = int(self.read_only)
         return 0
 
+    def cudaStreamCreateWithFlags(self, stream: Any, flags: Any) -> int:
+        if flags.value != 1:
+            return self._failed(INVALID)
+        ctypes.cast(stream, ctypes.POINTER(ctypes.c_void_p))[0] = next(_made_streams)
+        return 0
+
     def cudaGetLastError(self) -> int:
         found, self.last_error = self.last_error, 0
         return found
@@ -72,7 +81,7 @@ class FakeRuntimeLibrary(threading.local):
 class FakeStream:
     """A stream that only has an identity."""
 
-    number: int
+    cuda_stream: int
     waited_for: list[int] = field(default_factory=list)
     waits: int = 0
 
@@ -80,7 +89,7 @@ class FakeStream:
         self.waits += 1
 
     def wait_stream(self, other: "FakeStream") -> None:
-        self.waited_for.append(other.number)
+        self.waited_for.append(other.cuda_stream)
 
 
 class FakeEvent:
@@ -190,8 +199,7 @@ class FakeTorchCuda:
         self.failing_end = ""
         self.default_generators = (FakeGenerator(),)
         self.pools = 0
-        self.pool: Any = None  # of this thread's allocations
-        self.pool_bytes: dict[Any, int] = {}
+        self.stream_bytes: dict[int, int] = {}  # of the segments of streams
         self.recorded_bytes: dict[Any, dict[int, int]] = {}  # by pool and stream
 
     def account(self, pid: int | None = None) -> DriverAccount:
@@ -218,7 +226,7 @@ class FakeTorchCuda:
 
         What the same stream had there before, and lets go of, is taken again.
         """
-        pool, stream = self.memory.recording_pool, self.current.number
+        pool, stream = self.memory.recording_pool, self.current.cuda_stream
         block = FakeBlock(pool, stream, size_bytes)
         self.blocks.add(block)
         if pool is None:
@@ -266,22 +274,13 @@ class FakeTorchCuda:
     def Event(self) -> FakeEvent:
         return FakeEvent(self)
 
-    def MemPool(self) -> SimpleNamespace:
-        self.pools += 1
-        return SimpleNamespace(id=(1, self.pools))
-
-    @contextlib.contextmanager
-    def use_mem_pool(self, pool: SimpleNamespace) -> Iterator[None]:
-        before, self.pool = self.pool, pool.id
-        try:
-            yield
-        finally:
-            self.pool = before
-
-    def memory_snapshot(self, pool: Any, *, include_traces: bool) -> list[dict[str, int]]:
+    def memory_snapshot(self, *, include_traces: bool) -> list[dict[str, int]]:
         assert not include_traces
-        size = self.pool_bytes.get(pool, 0)
-        return [{"total_size": size - size // 2}, {"total_size": size // 2}]
+        return [
+            {"stream": stream, "total_size": half}
+            for stream, size in self.stream_bytes.items()
+            for half in (size // 2, size - size // 2)
+        ]
 
     def Stream(self, _device: Any = None) -> FakeStream:
         self.streams.append(FakeStream(len(self.streams)))

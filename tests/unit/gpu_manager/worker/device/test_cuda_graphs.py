@@ -33,7 +33,7 @@ class Recorded:
         runs: list[int] = []
 
         def work() -> None:
-            runs.append(self.cuda.current.number)
+            runs.append(self.cuda.current.cuda_stream)
             half_way = self.cuda.take(64 * MIB)
             if len(runs) == at_run:
                 self.library.last_error = INVALIDATED
@@ -141,7 +141,7 @@ def test_stream_is_used_again_when_a_recording_on_it_has_failed(recorded: Record
         with pytest.raises(CannotRecord):
             recorded.recorder.record(recorded.failing(REFUSED, at_run))
         # What failed may run there still, and reads the memory of inputs that others get next.
-        assert recorded.cuda.streams[0].waited_for[-1] == recorded.cuda.streams[1].number
+        assert recorded.cuda.streams[0].waited_for[-1] == recorded.cuda.streams[1].cuda_stream
     recorded.add()[0].replay()
     assert len(recorded.cuda.streams) == 2
 

@@ -69,7 +69,7 @@ class OneStream(FakeTorchCuda):
 
     def current_stream(self, device: Any = None) -> Any:
         del device
-        self.current.cuda_stream = 77  # type: ignore[attr-defined] # the driver's own
+        self.current.cuda_stream = 77
         return self.current
 
 

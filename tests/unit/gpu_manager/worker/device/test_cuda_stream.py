@@ -1,6 +1,7 @@
 """One of several models on a real GPU, over a stand-in for `torch.cuda`."""
 
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,19 @@ from gpu_manager.worker.device.cuda_stream import CudaStream
 from gpu_manager.worker.device.shares.sm_partitions import SmPartitions
 from tests.kit.fakes.fake_cuda import MIB, FakeRuntimeLibrary, FakeTorchCuda
 from tests.kit.fakes.fake_driver import FakeDriver
+
+
+class FakeTimer:
+    """A timer that the test has go off."""
+
+    daemon = False
+
+    def __init__(self, seconds: float, work: Callable[[], None]) -> None:
+        self.seconds = seconds
+        self.work = work
+
+    def start(self) -> None:
+        """Nothing: time does not pass."""
 
 
 class Parts:
@@ -44,24 +58,26 @@ def parts() -> Parts:
 
 
 def stream_of(part: CudaStream) -> int:
-    return int(part._stream.number)  # noqa: SLF001 - what tells the models apart
+    return int(part._stream.cuda_stream)  # noqa: SLF001 - what tells the models apart
 
 
-def pool_of(part: CudaStream) -> object:
-    return part._pool.id  # noqa: SLF001 - as above
-
-
-def test_models_have_streams_and_pools_of_their_own(parts: Parts) -> None:
-    where = []
+def test_models_have_streams_of_their_own(parts: Parts) -> None:
+    where: list[int] = []
     for part in (parts.first, parts.second):
-        part.run(lambda: where.append((parts.cuda.current.number, parts.cuda.pool)), measure=False)
-    assert where == [
-        (stream_of(parts.first), pool_of(parts.first)),
-        (stream_of(parts.second), pool_of(parts.second)),
-    ]
-    assert len({stream for stream, _ in where} | {0}) == 3
-    assert parts.cuda.current.number == 0
-    assert parts.cuda.pool is None
+        part.run(lambda: where.append(parts.cuda.current.cuda_stream), measure=False)
+    assert where == [stream_of(parts.first), stream_of(parts.second)]
+    assert len({*where, 0}) == 3
+    assert parts.cuda.current.cuda_stream == 0
+
+
+def test_models_have_streams_of_their_own_however_many_images_have_been_copied(
+    parts: Parts,
+) -> None:
+    """torch's own streams are 32, given in turn: an image's copy takes one of them."""
+    torchs = {parts.cuda.Stream().cuda_stream for _ in range(40)}
+    others = {stream_of(parts.part(number)) for number in range(3, 70)}
+    assert len(others) == 67
+    assert not others & torchs
 
 
 def test_a_call_waits_for_its_own_stream_alone(parts: Parts) -> None:
@@ -71,7 +87,11 @@ def test_a_call_waits_for_its_own_stream_alone(parts: Parts) -> None:
 
 
 def test_memory_is_that_of_the_models_segments_and_no_contexts(parts: Parts) -> None:
-    parts.cuda.pool_bytes = {pool_of(parts.first): 40 * MIB, pool_of(parts.second): 7 * MIB}
+    parts.cuda.stream_bytes = {
+        0: 99 * MIB,
+        stream_of(parts.first): 40 * MIB,
+        stream_of(parts.second): 7 * MIB,
+    }
     assert parts.first.used_bytes() == 40 * MIB
     _, peak_bytes = parts.first.run(lambda: None, measure=True)
     assert peak_bytes == 40 * MIB
@@ -79,48 +99,38 @@ def test_memory_is_that_of_the_models_segments_and_no_contexts(parts: Parts) -> 
     assert parts.first.overhead_bytes() == 0
 
 
-def test_free_segments_go_back_with_their_pool_and_those_in_use_count_on(parts: Parts) -> None:
-    before = pool_of(parts.first)
-    parts.cuda.pool_bytes = {before: 12 * MIB}
-    parts.first.release()
-    assert pool_of(parts.first) != before
-    assert "empty_cache" in parts.cuda.log
-    assert parts.first.used_bytes() == 12 * MIB
-    parts.cuda.pool_bytes = {}
-    assert parts.first.used_bytes() == 0
-    assert parts.first._former == []  # noqa: SLF001 - nothing is looked at any more
+def test_weights_count_while_a_call_runs_on_the_slots_of_its_lease(parts: Parts) -> None:
+    weights = stream_of(parts.first)
+    parts.first.serve(0.25, 0)
+    parts.cuda.stream_bytes = {weights: 40 * MIB, stream_of(parts.first): 3 * MIB}
+    assert parts.first.used_bytes() == 43 * MIB
 
 
-def test_pools_that_were_given_up_are_forgotten_when_nothing_of_them_is_in_use(
-    parts: Parts,
-) -> None:
-    in_use = pool_of(parts.first)
-    parts.cuda.pool_bytes = {in_use: 12 * MIB}
-    for _ in range(100):
-        parts.first.release()
-    assert parts.first._former == [in_use]  # noqa: SLF001 - what is looked at
-
-
-def test_a_pool_is_renewed_at_most_once_a_second(
+def test_what_calls_leave_free_is_given_back_once_in_a_second(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now_s = 100.0
-    monkeypatch.setattr("gpu_manager.worker.device.cuda_stream.time.monotonic", lambda: now_s)
-    parts.first.release()
-    first = pool_of(parts.first)
-    now_s = 101.0
-    parts.first.after_call()
-    assert pool_of(parts.first) == first
-    now_s = 101.1
-    parts.first.after_call()
-    assert pool_of(parts.first) != first
-    parts.first.clear()
+    timers: list[FakeTimer] = []
+
+    def make(seconds: float, work: Callable[[], None]) -> FakeTimer:
+        timers.append(FakeTimer(seconds, work))
+        return timers[-1]
+
+    monkeypatch.setattr("gpu_manager.worker.device.cuda_context.threading.Timer", make)
+    for part in (parts.first, parts.second, parts.first):
+        part.after_call()
+    (timer,) = timers
+    assert timer.daemon
+    assert "empty_cache" not in parts.cuda.log
+    timer.work()
+    assert parts.cuda.log.count("empty_cache") == 1
+    parts.second.after_call()
+    assert [each.seconds for each in timers] == [1.0, 1.0]
 
 
 def test_a_limit_is_the_models_and_not_the_processes(parts: Parts) -> None:
     parts.first.limit(10 * MIB)
     assert parts.cuda.fraction == 1.0
-    parts.cuda.pool_bytes = {pool_of(parts.first): 9 * MIB}
+    parts.cuda.stream_bytes = {stream_of(parts.first): 9 * MIB}
 
     def too_much() -> None:
         raise torch.OutOfMemoryError("Tried to allocate 4.00 MiB.")
@@ -140,10 +150,10 @@ def test_the_stream_of_a_model_that_left_is_the_next_ones(parts: Parts) -> None:
 
 def test_a_thread_works_for_its_model_once_it_was_adopted(parts: Parts) -> None:
     parts.second.adopt_thread()
-    assert parts.cuda.current.number == stream_of(parts.second)
+    assert parts.cuda.current.cuda_stream == stream_of(parts.second)
 
 
-def test_nothing_is_recorded_in_a_pool_that_is_given_back(parts: Parts) -> None:
+def test_nothing_is_recorded_while_others_give_memory_back(parts: Parts) -> None:
     assert parts.first.recorder is None
 
 
@@ -154,7 +164,7 @@ def test_a_model_with_a_share_works_on_a_stream_of_its_green_context(parts: Part
     parts.second.use_share(0.5)
     assert parts.driver.contexts[stream_of(parts.second)] == [2, 3, 4, 5]
     where: list[int] = []
-    parts.first.run(lambda: where.append(parts.cuda.current.number), measure=False)
+    parts.first.run(lambda: where.append(parts.cuda.current.cuda_stream), measure=False)
     assert where == [stream_of(parts.first)]
     assert stream_of(parts.part(3)) in {usual, usual + 1}  # the usual streams are free
 
@@ -175,23 +185,23 @@ def test_a_model_alone_has_its_share_until_it_leaves_and_records_nothing(parts: 
     assert recorder is not None
     parts.whole.use_share(0.25)
     parts.whole.adopt_thread()
-    assert parts.driver.contexts[parts.cuda.current.number] == [0, 1]
+    assert parts.driver.contexts[parts.cuda.current.cuda_stream] == [0, 1]
     assert parts.whole.recorder is None
     parts.whole.clear()
     assert parts.whole.recorder is recorder
 
 
 def test_calls_of_a_model_alone_run_on_the_slots_of_their_lease(parts: Parts) -> None:
-    recorder, usual = parts.whole.recorder, parts.cuda.current.number
+    recorder, usual = parts.whole.recorder, parts.cuda.current.cuda_stream
     parts.whole.serve(1.0, 0)
-    assert parts.cuda.current.number == usual
+    assert parts.cuda.current.cuda_stream == usual
     parts.whole.serve(0.25, 2)
-    assert parts.driver.contexts[parts.cuda.current.number] == [0, 1]
+    assert parts.driver.contexts[parts.cuda.current.cuda_stream] == [0, 1]
     assert parts.whole.recorder is None
     parts.whole.serve(0.5, 2)
-    assert parts.driver.contexts[parts.cuda.current.number] == [0, 1, 2, 3]
+    assert parts.driver.contexts[parts.cuda.current.cuda_stream] == [0, 1, 2, 3]
     parts.whole.serve(1.0, 2)
-    assert parts.cuda.current.number == usual
+    assert parts.cuda.current.cuda_stream == usual
     assert parts.whole.recorder is recorder
 
 

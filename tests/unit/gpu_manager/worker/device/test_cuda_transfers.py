@@ -1,5 +1,6 @@
 """Copies to a real GPU, over stand-ins: loads in turns, large inputs that are announced."""
 
+import gc
 import os
 from collections.abc import Generator
 
@@ -35,6 +36,16 @@ def test_gpu_has_two_blocks_at_most_when_a_piece_is_copied_in_turns() -> None:
     assert len(turns) == 8
     assert turns[:4] == [0, 1, 2, 2]  # given to the GPU, and not waited for
     os.close(descriptor)
+
+
+def test_buffers_that_nobody_closes_are_unpinned_before_their_memory_goes() -> None:
+    """Else the GPU reads the pages that were there from whatever is mapped there next."""
+    library = FakeRuntimeLibrary()
+    staging = StagingBuffers(FakeTorchCuda(), CudaRuntime(library), piece_bytes=MIB)
+    assert len(library.pinned) == 2
+    del staging
+    gc.collect()
+    assert not library.pinned
 
 
 def test_large_input_is_waited_for_when_it_is_announced_and_a_small_one_is_not() -> None:
