@@ -28,7 +28,7 @@ def node_snapshot(
 def lasting_shortages(gpus: Iterable[HostGpu]) -> list[MemoryPressure]:
     """Return the shortages caused by other programs, which a snapshot does not contain."""
     return [
-        MemoryPressure(gpu.id, gpu.foreign_bytes)
+        MemoryPressure(gpu.id, 0, withheld_bytes=gpu.foreign_bytes)
         for gpu in gpus
         if gpu.foreign_bytes and not gpu.lost
     ]

@@ -40,14 +40,17 @@ class AdminHandler:
         if reason:
             out.append(Refuse(event, reason))
 
-    def relieve(self, gpu: Gpu, short_bytes: int, now: float, out: list[Action]) -> None:
+    def relieve(
+        self, gpu: Gpu, short_bytes: int, withheld_bytes: int, now: float, out: list[Action]
+    ) -> None:
         """A GPU lacks memory that the core counted on: free that much and withhold it from use.
 
-        What cannot be freed now is left to the next report; a snapshot of the node ends the
-        shortage.
+        Of what is only withheld, free what was not free. What cannot be freed now is left to the
+        next report; a snapshot of the node ends the shortage.
         """
-        self._free(gpu, short_bytes, now, out)
-        self._cluster.index.withhold(gpu.cache, min(short_bytes, gpu.cache.free_bytes))
+        cache = gpu.cache
+        self._free(gpu, short_bytes + max(0, withheld_bytes - cache.free_bytes), now, out)
+        self._cluster.index.withhold(cache, min(short_bytes + withheld_bytes, cache.free_bytes))
         self._free_what_waits(gpu)
 
     def set_apart(

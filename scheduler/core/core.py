@@ -164,7 +164,8 @@ class Core:
             self.fleet.leave_if_drained(slot.gpu)
 
     def _memory_pressure(self, event: MemoryPressure, now: float, out: list[Action]) -> None:
-        self._admin.relieve(self.fleet.gpu(event.gpu), event.short_bytes, now, out)
+        gpu = self.fleet.gpu(event.gpu)
+        self._admin.relieve(gpu, event.short_bytes, event.withheld_bytes, now, out)
 
     def _policy_set(self, event: PolicySet, now: float, out: list[Action]) -> None:
         try:

@@ -125,10 +125,14 @@ class NodeSnapshot(NamedTuple):
 
 
 class MemoryPressure(NamedTuple):
-    """A GPU lacks this many bytes that the core counted on, until its next snapshot."""
+    """A GPU lacks this many bytes that the core counted on, until its next snapshot.
+
+    `withheld_bytes` are taken by what is no model's: models leave only for what was not free.
+    """
 
     gpu: GpuId
     short_bytes: int
+    withheld_bytes: int = 0
 
 
 # -- models -------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def _reconcile(gpu: HostGpu) -> bool:
     foreign_bytes = found.withheld_bytes + found.short_bytes
     if abs(foreign_bytes - gpu.foreign_bytes) < gpu.spec.memory_bytes // _NOTABLE_SHARE:
         return False
-    log.info("%s: other programs use %d bytes", gpu.id, foreign_bytes)
+    log.info("%s: other programs and spare workers use %d bytes", gpu.id, foreign_bytes)
     gpu.foreign_bytes = foreign_bytes
     return True
 

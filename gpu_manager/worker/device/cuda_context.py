@@ -18,6 +18,7 @@ from gpu_manager.worker.device.cuda_libraries import lacks_memory, meet_shortage
 from gpu_manager.worker.device.cuda_runtime import CudaRuntime, loaded_runtime
 from gpu_manager.worker.device.driver_account import DriverAccount, context_bytes, read_account
 from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.device.pool.idle_memory import IdleMemory
 from gpu_manager.worker.device.shares.sm_partitions import SmPartitions
 from gpu_manager.worker.device.shares.sm_share import SmShare
 from gpu_manager.worker.device.staged_copy import StagingBuffers
@@ -32,8 +33,6 @@ MOST_PINNED_BYTES = 1 << 30
 _ASKED = re.compile(r"allocate ([\d.]+) ([KMGT]?i?B)")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _OF_PROGRAM = "device-side assert"
-# Free memory stays with its models for so long: each counts with the largest call of this time.
-_KEPT_FREE_S = 1.0
 
 _FIRST = torch.device("cuda", 0)
 
@@ -359,30 +358,6 @@ class CudaContext:
         except RuntimeError as error:
             return str(error) or type(error).__name__
         return ""
-
-
-class IdleMemory:
-    """Gives back what calls have left free, once a second while there are calls. Thread-safe."""
-
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._release = release
-        self._lock = threading.Lock()
-        self._is_due = False
-
-    def note_call(self) -> None:
-        """Give what is free by then back in a second, in a thread of its own."""
-        with self._lock:
-            if self._is_due:
-                return
-            self._is_due = True
-        timer = threading.Timer(_KEPT_FREE_S, self._give_back)
-        timer.daemon = True
-        timer.start()
-
-    def _give_back(self) -> None:
-        with self._lock:
-            self._is_due = False
-        self._release()
 
 
 class _PinnedArea:

@@ -107,6 +107,11 @@ class CudaRuntime:
             raise RuntimeError(f"CUDA makes no stream: error {made}")
         return stream.value
 
+    def end_stream(self, stream: int) -> None:
+        """End a stream of ours that nothing uses any more; 0 is none."""
+        if self._library is not None and stream:
+            self._done(self._library.cudaStreamDestroy(ctypes.c_void_p(stream)))
+
     def clear_error(self) -> int:
         """Take back the error that this thread's last failed call has left; its number."""
         return SUCCESS if self._library is None else int(self._library.cudaGetLastError())

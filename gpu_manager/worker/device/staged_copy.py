@@ -44,7 +44,9 @@ class StagingBuffers:
     def __init__(self, cuda: Any, runtime: CudaRuntime, piece_bytes: int = PIECE_BYTES) -> None:
         self._cuda = cuda
         self._piece_bytes = piece_bytes
+        self._runtime = runtime
         self._buffers = [_Buffer(runtime, piece_bytes) for _ in range(_BUFFERS)]
+        self._stream = 0  # torch's own streams would take 70 MiB of the GPU at the first
         threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
         self._readers = ThreadPoolExecutor(threads, "read-weights")
         self._filler = ThreadPoolExecutor(1, "fill-buffer")
@@ -73,7 +75,8 @@ class StagingBuffers:
             count = min(self._piece_bytes, size_bytes - start)
             return self._fill(self._buffers[number % _BUFFERS], descriptor, start, count, wait_for)
 
-        stream = self._cuda.Stream()
+        self._stream = self._stream or self._runtime.make_stream()
+        stream = self._cuda.ExternalStream(self._stream)
         stream.wait_stream(self._cuda.current_stream())  # the memory may be in use there
         filling: Future[memoryview] | None = None
         try:
@@ -96,6 +99,8 @@ class StagingBuffers:
         for buffer in self._buffers:
             buffer.close()
         self._buffers.clear()
+        self._runtime.end_stream(self._stream)
+        self._stream = 0
 
     def _copy_piece(self, buffer: "_Buffer", target: torch.Tensor, in_turn: InTurn) -> None:
         """Give the GPU what the buffer has for the target, block by block."""

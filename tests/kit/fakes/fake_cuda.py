@@ -11,6 +11,7 @@ the thread on its stream, the allocator at its pool, the pool in use and the gen
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import threading
 import weakref
@@ -61,6 +62,9 @@ class FakeRuntimeLibrary(threading.local):
             return self._failed(INVALID)
         ctypes.cast(stream, ctypes.POINTER(ctypes.c_void_p))[0] = next(_made_streams)
         return 0
+
+    def cudaStreamDestroy(self, stream: Any) -> int:
+        return 0 if stream.value else self._failed(INVALID)
 
     def cudaGetLastError(self) -> int:
         found, self.last_error = self.last_error, 0
@@ -201,6 +205,7 @@ class FakeTorchCuda:
         self.pools = 0
         self.stream_bytes: dict[int, int] = {}  # of the segments of streams
         self.recorded_bytes: dict[Any, dict[int, int]] = {}  # by pool and stream
+        self.graph = functools.partial(self._graph)  # it takes attributes, as torch's class does
 
     def account(self, pid: int | None = None) -> DriverAccount:
         """The driver's view: bytes in use, and those of this process if it has a context."""
@@ -317,7 +322,7 @@ class FakeTorchCuda:
         return FakeGraph(self)
 
     @contextlib.contextmanager
-    def graph(
+    def _graph(
         self, graph: FakeGraph, *, pool: Any, stream: FakeStream, capture_error_mode: str
     ) -> Iterator[None]:
         """As torch 2.11 does it: an end that fails undoes nothing.

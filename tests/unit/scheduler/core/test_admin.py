@@ -207,6 +207,24 @@ def test_room_is_not_given_away_again_when_memory_ran_short() -> None:
     assert B not in cache.residents  # it had to leave: what was short is still short
 
 
+def test_nothing_leaves_when_others_take_what_was_free() -> None:
+    world = world_holding("a", "b")
+    cache = world.core.cluster.gpus[G0.id].cache
+    free_bytes = cache.free_bytes
+    assert world.send(MemoryPressure(G0.id, 0, withheld_bytes=free_bytes)) == []
+    assert (cache.free_bytes, cache.withheld_bytes) == (0, free_bytes)
+
+
+def test_models_leave_for_what_others_take_beyond_what_was_free() -> None:
+    world = world_holding("a", "b")
+    cache = world.core.cluster.gpus[G0.id].cache
+    left_bytes = cache.residents[B].bytes
+    taken_bytes = cache.free_bytes + 1
+    pressure = MemoryPressure(G0.id, 0, withheld_bytes=taken_bytes)
+    assert only(Demote, world.send(pressure)).model == "a"
+    assert cache.free_bytes == cache.memory_bytes - left_bytes - taken_bytes
+
+
 def test_room_is_there_again_when_the_node_reports_again() -> None:
     world = world_holding("a", "b")
     cache = world.core.cluster.gpus[G0.id].cache

@@ -115,7 +115,7 @@ def test_what_calls_leave_free_is_given_back_once_in_a_second(
         timers.append(FakeTimer(seconds, work))
         return timers[-1]
 
-    monkeypatch.setattr("gpu_manager.worker.device.cuda_context.threading.Timer", make)
+    monkeypatch.setattr("gpu_manager.worker.device.pool.idle_memory.threading.Timer", make)
     for part in (parts.first, parts.second, parts.first):
         part.after_call()
     (timer,) = timers
