@@ -164,6 +164,7 @@ for end in (asked, told, over, ended):
     end.close()
 os.wait(), os.wait()
 """
+# It can, by driver 580 on an H200.
 _REFUSED = """a worker cannot lend to another one on the GPU: the bytes go through the host instead,
 as `open_lent` says CannotBorrow and the function sends them again. Without rights libcuda cannot
 pass memory on by its sockets: `system_calls.py` would have to allow socket(AF_UNIX), connect and

@@ -1,9 +1,11 @@
 """Ways to bring weights to the GPU: staged as workers do it, pinned in place, and plainly."""
 
+import ctypes
 import mmap
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
@@ -23,6 +25,11 @@ _RANDOM_BYTES = 64 << 20
 _PIECE_BYTES = 64 << 20
 _PIECES = tuple(mib << 20 for mib in (8, 16, 32, 64))
 _BLOCKS = tuple(mib << 20 for mib in (1, 2, 4))
+_MORE_THREADS = (4, 16)
+# Filling a buffer alone, which a copy cannot be faster than: by so many threads, each so much.
+_FILLERS, _FILLED_BYTES = (1, 8, 16), 4 << 20
+_POPULATE_READ = 22  # MADV_POPULATE_READ
+_libc = ctypes.CDLL(None)
 # Aimed at: the share of the link that the copy alone reaches.
 _OF_LINK = 0.8
 
@@ -70,6 +77,15 @@ def measure(asked: PartOptions, say: Say) -> None:
                     )
                     say(row(f"staged, given in blocks of {block_bytes >> 20} MiB", copy))
             staging.close()
+        for threads in _MORE_THREADS:
+            staging = StagingBuffers(torch.cuda, runtime, most_threads=threads)
+            copy = partial(staging.copy, descriptor, size, target)
+            say(row(f"staged, {PIECE_BYTES >> 20} MiB by {threads} threads", copy))
+            staging.close()
+        for threads in _FILLERS:
+            for way, fill in (("reading", _read), ("copying from a mapping", _copied)):
+                filled = partial(_filled, descriptor, size, threads, fill)
+                say(row(f"a buffer filled alone, {way}, by {threads} threads", filled))
     if best < _OF_LINK:
         raise MeasurementFailed(f"staged copies reach {best:.0%} of the link, not {_OF_LINK:.0%}")
 
@@ -106,6 +122,37 @@ def _registered(runtime: CudaRuntime, source: torch.Tensor, target: torch.Tensor
     torch.cuda.synchronize()
     for address in pinned:
         runtime.unpin(address)
+
+
+Fill = Callable[[int, int, int, int, int], None]  # file, its mapping, offset, place, size
+
+
+def _filled(descriptor: int, size: int, threads: int, fill: Fill) -> None:
+    """Bring the file through one buffer, without a GPU."""
+    buffer = mmap.mmap(-1, PIECE_BYTES)
+    place = torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
+    memory = mmap.mmap(descriptor, size)
+    mapped = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    with ThreadPoolExecutor(threads) as pool:
+        for start in range(0, size, PIECE_BYTES):
+            parts = range(0, min(PIECE_BYTES, size - start), _FILLED_BYTES)
+            orders = [
+                pool.submit(fill, descriptor, mapped, start + at, place + at, _FILLED_BYTES)
+                for at in parts
+            ]
+            for order in orders:
+                order.result()
+
+
+def _read(descriptor: int, _mapped: int, offset: int, place: int, size: int) -> None:
+    os.preadv(descriptor, [(ctypes.c_char * size).from_address(place)], offset)
+
+
+def _copied(_descriptor: int, mapped: int, offset: int, place: int, size: int) -> None:
+    _libc.madvise(
+        ctypes.c_void_p(mapped + offset), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_READ)
+    )
+    ctypes.memmove(place, mapped + offset, size)
 
 
 def _synchronized(copy: Callable[[], object]) -> None:

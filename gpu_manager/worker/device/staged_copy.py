@@ -41,13 +41,19 @@ def _at_once(size_bytes: int) -> Generator[int, None, None]:
 class StagingBuffers:
     """Two buffers for one copy at a time. Where they cannot be pinned, copies are slower."""
 
-    def __init__(self, cuda: Any, runtime: CudaRuntime, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self,
+        cuda: Any,
+        runtime: CudaRuntime,
+        piece_bytes: int = PIECE_BYTES,
+        most_threads: int = _MOST_THREADS,
+    ) -> None:
         self._cuda = cuda
         self._piece_bytes = piece_bytes
         self._runtime = runtime
         self._buffers = [_Buffer(runtime, piece_bytes) for _ in range(_BUFFERS)]
         self._stream = 0  # torch's own streams would take 70 MiB of the GPU at the first
-        threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+        threads = min(most_threads, len(os.sched_getaffinity(0)))
         self._readers = ThreadPoolExecutor(threads, "read-weights")
         self._filler = ThreadPoolExecutor(1, "fill-buffer")
 
