@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := common cache_manager scheduler gpu_manager torch_shim gateway_ext gpufaas
-TYPED := $(wildcard $(PACKAGES) testbed bench tests)
+TYPED := $(wildcard $(PACKAGES) testbed bench hunt compat tests)
 BACKEND := hatchling
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
 
@@ -27,7 +27,7 @@ export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpufaas/mypy
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test tools soak soak-hour soak-streams lint format compat fuzz fuzz-parsers campaign seeds simulate reproduce bench bench-wake bench-full gpu gpu-kit gpu-rehearsal pictures lock clean FORCE
+.PHONY: long-seeds long-campaign long-soak long-papers help setup run test test-engines test-long tools soak soak-hour soak-streams lint format compat fuzz fuzz-parsers campaign seeds simulate reproduce bench bench-wake bench-full gpu gpu-kit gpu-rehearsal pictures lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
@@ -39,25 +39,51 @@ setup: $(VENV)/.installed $(VENV)/.compiled ## Create .venv with the pinned tool
 run: setup ## Run everything here, deploy and invoke the examples, stay up (ARGS=--once: stop then)
 	@$(BIN)/gpufaas up --examples $(ARGS)
 
-# More processes than cores: most tests outside tests/unit wait (tests/kit/scheduling.py says who
-# runs what). Lint runs beside them, and its words come last.
-WORKERS ?= $(shell expr $$(nproc) + 3)
+# The first ring: Python alone. A process more than cores, as some tests wait.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 
-test: setup tools ## Lint and run all tests (ARGS, if any, goes to pytest instead of "all")
+test: setup ## Lint and run the tests that need Python alone (ARGS, if any, goes to pytest instead of "all")
 	@words=$$(mktemp) && { nice $(MAKE) lint >"$$words" 2>&1 & linting=$$!; \
 	$(BIN)/python -m pytest $(or $(ARGS),--numprocesses $(WORKERS)); tested=$$?; \
 	wait $$linting; linted=$$?; cat "$$words"; rm "$$words"; \
 	[ $$tested = 0 ] && [ $$linted = 0 ]; }
 
-tools: ## Install what tests need beside Python (on Debian, as root; else say what lacks)
+# The second one: Docker, Kubernetes, NATS, Prometheus, a browser, processes that are killed and
+# frozen. More processes than cores: most of these tests wait (tests/kit/scheduling.py).
+ENGINE_WORKERS ?= $(shell expr $$(nproc) + 3)
+ENGINES := tests/contract tests/e2e tests/integration tests/processes bench/engine_tests hunt/engine_tests
+
+test-engines: setup tools ## Run the tests of real engines; what fails runs once more, alone (Debian as root, else it skips)
+	@$(BIN)/python -m tests.kit.second_run $(or $(ARGS),--numprocesses $(ENGINE_WORKERS) $(ENGINES))
+
+# The third one, for a night: a part of every search, the whole of what the second ring samples.
+test-long: setup tools ## Run what takes hours: seeds, parsers, fuzz, faults, soak, programs of others, the papers
+	@$(MAKE) --keep-going long-seeds fuzz-parsers fuzz long-campaign long-soak long-papers compat
+
+long-seeds:
+	@$(MAKE) seeds N=1000
+
+long-campaign:
+	@$(MAKE) campaign ARGS="--times 1"
+
+long-soak:
+	@$(MAKE) soak ARGS="--seconds 600"
+
+long-papers: setup
+	@for paper in thesis sage esg interference tenants; do \
+	  $(BIN)/gpufaas reproduce --paper $$paper || exit 1; \
+	done
+	@git diff --exit-code --stat docs/evaluation.md docs/evaluation
+
+tools: ## Install what the second ring needs beside Python (on Debian, as root; else say what lacks)
 	@tests/tools.sh
 
 soak: setup ## A minute of the examples under load: killed all the while, then changed at random
 	@GPUFAAS_E2E_SECONDS=60 $(BIN)/python -m pytest tests/e2e/test_chaos.py; killed=$$?; \
-	$(BIN)/python -m bench.soak $(ARGS) && [ $$killed = 0 ]
+	$(BIN)/python -m hunt.soak $(ARGS) && [ $$killed = 0 ]
 
 soak-hour: setup ## An hour of them, changed at random: does anything grow? (ARGS="--seconds 900")
-	@nice $(BIN)/python -m bench.soak --seconds 3600 --keep $(ARGS)
+	@nice $(BIN)/python -m hunt.soak --seconds 3600 --keep $(ARGS)
 
 soak-streams: setup ## Ten minutes of a hundred functions of one process, called, loaded and evicted at random
 	@nice $(BIN)/python -m bench.streambox soak --seconds 600 $(ARGS)
@@ -75,29 +101,29 @@ format: setup ## Rewrite the code in the project's style
 # Meant for the night. What a run did is in out/compat.jsonl as it comes; a run that was cut
 # off goes on by ARGS=--resume, which also repeats what was wrong.
 compat: $(VENV)/.compat ## Run every compatibility program and write docs/compatibility.md
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.compat --all --forked --threads 1 \
+	OMP_NUM_THREADS=1 $(BIN)/python -m compat --all --forked --threads 1 \
 	  --parallel $(or $(LANES),$(shell nproc)) --json out/compat.jsonl \
 	  --write docs/compatibility.md $(ARGS)
 
 # ARGS="--seconds 600 --first 0": for ten minutes, other cases the further --first is. Then a minute
 # for each parser, about 45 minutes on two cores.
 fuzz: setup ## Call every operator that programs may name with absurd arguments (ARGS=--help)
-	@nice -n 19 $(BIN)/python -m tests.fuzz --cases 20 --seconds 300 $(ARGS)
-	@nice -n 19 $(BIN)/python -m tests.fuzz --merged --cases 10 --seconds 300 $(ARGS)
-	@nice -n 19 $(BIN)/gpufaas exec --devices cpu:1 -- $(BIN)/python -m tests.fuzz.transfers
-	@nice -n 19 $(BIN)/python -m tests.parsers
+	@nice -n 19 $(BIN)/python -m hunt.fuzz --cases 20 --seconds 300 $(ARGS)
+	@nice -n 19 $(BIN)/python -m hunt.fuzz --merged --cases 10 --seconds 300 $(ARGS)
+	@nice -n 19 $(BIN)/gpufaas exec --devices cpu:1 -- $(BIN)/python -m hunt.fuzz.transfers
+	@nice -n 19 $(BIN)/python -m hunt.parsers
 
 fuzz-parsers: setup ## Fuzz every parser of what others wrote (ARGS="--seconds 3600 --only NAME")
-	@nice -n 19 $(BIN)/python -m tests.parsers $(ARGS)
+	@nice -n 19 $(BIN)/python -m hunt.parsers $(ARGS)
 
 # ARGS="--seed 12345 --verbose" replays one; ARGS=--keep goes on where a long run was left.
 seeds: setup ## Run N (1000) seeds of the simulated control plane under faults, from FIRST (1) on
-	@nice $(BIN)/python -m tests.seeds --count $(or $(N),1000) --first $(or $(FIRST),1) $(ARGS)
+	@nice $(BIN)/python -m hunt.seeds --count $(or $(N),1000) --first $(or $(FIRST),1) $(ARGS)
 
 # Meant for nights. What a round showed is in out/campaign.jsonl as it comes, with its commit; the
 # next run goes on there. ARGS="--times 3 --only gateway-kill --minutes 30"; ARGS=--list: the faults.
 campaign: setup tools ## Break everything a hundred times under load, until something shows (root)
-	@$(BIN)/python -m tests.campaign --write $(ARGS)
+	@$(BIN)/python -m hunt.campaign --write $(ARGS)
 
 simulate: setup ## Run the simulator (ARGS goes to gpufaas simulate)
 	@$(BIN)/gpufaas simulate $(ARGS)

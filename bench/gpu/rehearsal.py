@@ -67,7 +67,7 @@ PLACE = Path("/mnt/torch")
 _PYTHON = PLACE / ".venv" / "bin" / "python3"
 # Every tenth program of the groups whose libraries the machine has.
 _PROGRAMS = """
-from tests.compat.catalogue import ENTRIES
+from compat.catalogue import ENTRIES
 names = [entry.name for entry in ENTRIES if entry.group in {"torch", "vision", "language"}]
 print(*names[::10], sep="\\n")
 """
@@ -249,7 +249,7 @@ def _steps() -> Iterator[Step]:
     tests = [*run, "--module", "pytest", "-q", "-p", "no:cacheprovider", *plugins]
     yield Step("tests", ["env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", *tests, *_TESTS], 1800)
     names = _said([sys.executable, "-c", _PROGRAMS]).splitlines()
-    programs = [*run, "--module", "tests.compat", *names, "--forked", "--threads", "1"]
+    programs = [*run, "--module", "compat", *names, "--forked", "--threads", "1"]
     yield Step("programs", [*programs, "--parallel", "2", "--limit", "300"], 2400)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpufaas.errors import CommandError
+from gpufaas.local.child_programs import killed_at_end
 from gpufaas.local.shim_counts import ReportFile
 from gpufaas.local.signal_forwarding import SignalForwarding
 
@@ -93,8 +94,9 @@ async def _run(
             stderr=asyncio.subprocess.PIPE,
         )
         signals.forward_to(child)
-        never_ran = await _pass_on(child.stderr)
-        code = await child.wait()
+        async with killed_at_end(child):
+            never_ran = await _pass_on(child.stderr)
+            code = await child.wait()
         took_s = asyncio.get_running_loop().time() - start_s
         if code and never_ran:
             raise CommandError("the program did not run")

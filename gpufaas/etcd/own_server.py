@@ -21,7 +21,7 @@ from gpufaas.etcd.own_password import (
     requires_login,
     stored_login,
 )
-from gpufaas.local.child_programs import dies_with_us
+from gpufaas.local.child_programs import dies_with_us, killed_at_end
 from gpufaas.local.held_ports import HeldPort
 
 # Older ones accept a user's name without its password; 3.5.0 to 3.5.2 can lose data in a crash.
@@ -108,8 +108,9 @@ async def etcd_server(
 
 async def etcd_version(program: EtcdProgram) -> tuple[int, ...]:
     """The program's version; () if its output contains none."""
-    asked = await asyncio.create_subprocess_exec(program.path, "--version", stdout=PIPE)
-    words = (await asked.communicate())[0].decode().split()
+    child = await asyncio.create_subprocess_exec(program.path, "--version", stdout=PIPE)
+    async with killed_at_end(child):
+        words = (await child.communicate())[0].decode().split()
     found = words[words.index("Version:") + 1] if "Version:" in words[:-1] else ""
     parts = found.partition("-")[0].split(".")
     return tuple(int(part) for part in parts) if all(map(str.isdigit, parts)) else ()

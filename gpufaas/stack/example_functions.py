@@ -14,6 +14,7 @@ import aiohttp
 import yaml
 
 from gpufaas.errors import CommandError
+from gpufaas.local.child_programs import killed_at_end
 from gpufaas.output.cluster_text import cluster_text
 from gpufaas.output.request_text import request_text
 from gpufaas.remote.scheduler_api import SchedulerApi, request_story
@@ -111,7 +112,8 @@ async def _run(
         stderr=asyncio.subprocess.STDOUT,
         env=environment,
     )
-    output, _ = await child.communicate(standard_input.encode())
+    async with killed_at_end(child):
+        output, _ = await child.communicate(standard_input.encode())
     if child.returncode:
         raise CommandError(f"{' '.join(command)} failed:\n{output.decode(errors='replace')}")
 

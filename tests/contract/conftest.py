@@ -1,5 +1,6 @@
 """Every job queue and every datastore in turn; one NATS and one etcd a worker."""
 
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,12 @@ async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EtcdWo
         yield one
 
 
-@pytest_asyncio.fixture(params=["sqlite", "jetstream"])
+_needs_nats = pytest.mark.skipif(
+    shutil.which("nats-server") is None, reason="needs nats-server: `make test-engines` has it"
+)
+
+
+@pytest_asyncio.fixture(params=["sqlite", pytest.param("jetstream", marks=_needs_nats)])
 async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
     """Opens each of the queues in turn, as often as a test calls it."""
     if request.param == "sqlite":

@@ -7,16 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.drivers import CliDriver, Driver, RestDriver
-from tests.e2e.stack import Rest, Stack, stack
 from tests.kit.engines.faas_cli import NoFaasCli, faas_cli
 from tests.kit.folder_fixtures import of_folder
+from tests.kit.stacks.drivers import CliDriver, Driver, RestDriver
+from tests.kit.stacks.stack import Rest, Stack, stack
 
-
-@pytest.fixture(scope="session")
-def environment() -> Mapping[str, str]:
-    """This process's, without what settles gpufaas's own affairs."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("GPUFAAS_")}
+pytestmark = pytest.mark.group("up", seconds=620)  # of all modules here
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from tests.e2e import handlers
-from tests.e2e.stack import Rest, Stack, leases, stack
+from tests.kit.stacks import handlers
+from tests.kit.stacks.stack import Rest, Stack, leases, stack
 from tests.kit.waiting import wait_until
 
 _TOGETHER = 4

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from gateway_ext.runtime.template.example_calls import examples_in
-from tests.e2e.load import Asked, Failure, Load, counted, load, warm
-from tests.e2e.stack import Rest, Stack, kill
 from tests.kit.places import ROOT
+from tests.kit.stacks.load import Asked, Failure, Load, counted, load, warm
+from tests.kit.stacks.stack import Rest, Stack, kill
 from tests.kit.waiting import wait_until
 
 CALLERS = 2  # of each function

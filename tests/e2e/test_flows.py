@@ -4,10 +4,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.e2e.drivers import Driver, Refused, Wanted
-from tests.e2e.handlers import GREETING, PLAIN, SECRET, write
-from tests.e2e.listening import listening
-from tests.e2e.stack import Rest, Stack
+from tests.kit.stacks.drivers import Driver, Refused, Wanted
+from tests.kit.stacks.handlers import GREETING, PLAIN, SECRET, write
+from tests.kit.stacks.listening import listening
+from tests.kit.stacks.stack import Rest, Stack
 from tests.kit.waiting import wait_until
 
 

@@ -3,9 +3,9 @@
 import contextlib
 from pathlib import Path
 
-from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, write
-from tests.e2e.load import Asked, warm
-from tests.e2e.stack import Rest, Stack, children
+from tests.kit.stacks.handlers import GREETING, ON_GPU, PLAIN, write
+from tests.kit.stacks.load import Asked, warm
+from tests.kit.stacks.stack import Rest, Stack, children
 from tests.kit.waiting import wait_until
 
 _LIBRARY = "/libtorch_cpu.so"

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.drivers import Driver, Wanted
-from tests.e2e.handlers import write
-from tests.e2e.listening import listening
-from tests.e2e.stack import Rest, Stack
+from tests.kit.stacks.drivers import Driver, Wanted
+from tests.kit.stacks.handlers import write
+from tests.kit.stacks.listening import listening
+from tests.kit.stacks.stack import Rest, Stack
 from tests.kit.waiting import wait_until
 
 # It holds its GPU until the gate is there: between two GPU calls no lease is given back.

@@ -16,9 +16,9 @@ import pytest
 
 from gpufaas.errors import CommandError
 from gpufaas.remote.scheduler_api import request_story
-from tests.e2e import handlers
-from tests.e2e.load import Asked, warm
-from tests.e2e.stack import Rest, Stack, stack
+from tests.kit.stacks import handlers
+from tests.kit.stacks.load import Asked, warm
+from tests.kit.stacks.stack import Rest, Stack, stack
 from tests.kit.waiting import wait_until
 
 # The last stage that each function's model comes to, and the rule that leaves it there.

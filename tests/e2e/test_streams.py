@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from gpufaas.local.stack_folder import StackFolder
-from tests.e2e import handlers
-from tests.e2e.load import Asked, warm
-from tests.e2e.stack import Rest, Stack, kill, stack
+from tests.kit.stacks import handlers
+from tests.kit.stacks.load import Asked, warm
+from tests.kit.stacks.stack import Rest, Stack, kill, stack
 from tests.kit.waiting import wait_until
 
 _WISHES = {"first": "stream", "second": "stream", "third": "stream", "alone": "process"}

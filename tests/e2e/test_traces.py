@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from gpufaas.errors import CommandError
-from tests.e2e import handlers
-from tests.e2e.listening import listening
-from tests.e2e.load import Asked, warm
-from tests.e2e.stack import Rest, Stack, stack
 from tests.kit.fakes.trace_collector import Collector, Kept, collecting
+from tests.kit.stacks import handlers
+from tests.kit.stacks.listening import listening
+from tests.kit.stacks.load import Asked, warm
+from tests.kit.stacks.stack import Rest, Stack, stack
 from tests.kit.waiting import wait_until
+
+pytestmark = pytest.mark.group("traces", seconds=30)
 
 TRACE, CALLER = 32 * "a", 16 * "b"
 STREAMING = """

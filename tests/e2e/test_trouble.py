@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, TROUBLE, write
-from tests.e2e.load import Asked, counted, load, warm
-from tests.e2e.stack import PATIENCE_S, Rest, Stack, leases
+from tests.kit.stacks.handlers import GREETING, ON_GPU, PLAIN, TROUBLE, write
+from tests.kit.stacks.load import Asked, counted, load, warm
+from tests.kit.stacks.stack import PATIENCE_S, Rest, Stack, leases
 from tests.kit.waiting import wait_until
 
 CALL = "the-one-who-leaves"

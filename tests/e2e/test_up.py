@@ -8,10 +8,10 @@ import httpx
 
 from gpufaas.local.stack_folder import StackFolder
 from gpufaas.remote.http_request import NoAnswer
-from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, write
-from tests.e2e.load import Asked, warm
-from tests.e2e.stack import PATIENCE_S, Rest, Stack, stack
 from tests.kit.processes.stopped_process import stop
+from tests.kit.stacks.handlers import GREETING, ON_GPU, PLAIN, write
+from tests.kit.stacks.load import Asked, warm
+from tests.kit.stacks.stack import PATIENCE_S, Rest, Stack, stack
 from tests.kit.waiting import wait_until
 
 PARTS = ("gpufaas.cli gateway", "gpufaas.cli gpu-manager", "gpufaas.cli scheduler", "--data-dir")

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from gateway_ext.runtime.template.example_calls import examples_in
-from tests.e2e.handlers import write
-from tests.e2e.stack import PATIENCE_S, Rest, Stack
 from tests.kit.places import ROOT
+from tests.kit.stacks.handlers import write
+from tests.kit.stacks.stack import PATIENCE_S, Rest, Stack
 
 EXAMPLE = ("classify", "generate", "pipeline")
 

@@ -16,6 +16,8 @@ from tests.kit import needs
 from tests.kit.cache import cache_folder
 from tests.kit.places import ROOT
 
+pytestmark = pytest.mark.group("both_cores", seconds=100)
+
 # What the core alone has to get right: units, scenarios, the oracle, and recorded runs. Long random
 # lives are shorter here (tests/kit/cores/life_lengths.py); both cores' actions are compared below.
 _REPLAY = "tests/unit/scheduler/sim/replay"

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.kit.programs.executed_programs import counts_of, execute
+
+pytestmark = pytest.mark.group("changed_while_traced", seconds=90)
 
 CHANGING = """
 import time

@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.group("check", seconds=50)
+
 CHECK = [sys.executable, "-m", "gpufaas.cli", "check", "--devices", "cpu:1", "--json"]
 
 GOOD = """\

@@ -10,6 +10,8 @@ from gpu_manager.node.leases_in_force import LeaseTimes
 from tests.kit.processes.gateway_like import Answer, gateway_like
 from tests.kit.waiting import eventually, wait_until
 
+pytestmark = pytest.mark.group("early_return", seconds=100)
+
 RUN_S = 0.010
 # A lease that is not used stays in force: what goes back does so early.
 PATIENT = LeaseTimes(quiet_s=60.0, quantum_s=60.0)

@@ -17,6 +17,8 @@ from tests.kit.fakes.sealed_images import open_images
 from tests.kit.waiting import wait_until
 from torch_shim.errors import RemoteFailure
 
+pytestmark = pytest.mark.group("emulated_paths", seconds=130)
+
 CONTEXT_BYTES = 100 * MIB
 EMULATION = EmulatedTimes(
     disk_bytes_per_s=200 * MIB,

@@ -22,6 +22,8 @@ from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import wait_until
 from torch_shim.errors import RemoteFailure, WireError
 
+pytestmark = pytest.mark.group("node", seconds=130)
+
 GPU_MIB = 400
 # A busy machine takes its time; who waits for a call that nobody ends waits for two minutes.
 PROMPT_S = 60.0

@@ -20,6 +20,8 @@ from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import PATIENCE_S, wait_until
 from torch_shim.errors import WireError
 
+pytestmark = pytest.mark.group("node", seconds=130)
+
 GPUFAAS = [sys.executable, "-m", "gpufaas.cli"]
 HOST = socket.gethostname()
 

@@ -2,11 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from common.liveness import LivenessTimes
 from gpu_manager.runtimes.workers.fork_client import ForkServer
 from testbed.nodes.worker_client import alive
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import eventually, wait_until
+
+pytestmark = pytest.mark.group("node", seconds=130)
 
 
 async def test_workers_live_on_when_others_were_given_up_while_they_were_made() -> None:

@@ -14,6 +14,8 @@ from tests.kit.processes.daemons import GPUFAAS
 from tests.kit.processes.two_nodes import TwoNodes
 from tests.kit.waiting import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.group("node", seconds=130)
+
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[TwoNodes]:

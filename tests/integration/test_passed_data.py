@@ -27,6 +27,8 @@ from tests.kit.programs.data_functions import (
 )
 from tests.kit.waiting import wait_until
 
+pytestmark = pytest.mark.group("passed_data", seconds=200)
+
 GONE = "DataUnavailable: there is no such data"
 
 

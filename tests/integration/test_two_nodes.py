@@ -19,6 +19,8 @@ from tests.kit.network.certificates import self_signed
 from tests.kit.processes.two_nodes import TwoNodes
 from tests.kit.waiting import eventually, wait_until
 
+pytestmark = pytest.mark.group("two_nodes", seconds=100)
+
 # Less than the program's model needs, also once its need is measured.
 TOO_SMALL = "300KiB"
 # Computes a line of numbers for every line that it hears, and says which lease it computed under.

@@ -42,7 +42,7 @@ def measure(asked: PartOptions, say: Say) -> None:
     names = _EMULATED if asked.emulated else PROGRAMS
     with tempfile.TemporaryDirectory(prefix="gpu-programs") as folder:
         kept = Path(folder) / "reports.jsonl"
-        command = [sys.executable, "-m", "tests.compat", *names]
+        command = [sys.executable, "-m", "compat", *names]
         command += ["--devices", asked.devices, "--parallel", str(_AT_ONCE)]
         command += [
             "--limit",

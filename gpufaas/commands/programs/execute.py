@@ -14,6 +14,7 @@ import torch_shim
 from common.addresses import UnixAddress
 from gpufaas.daemons.embedded_node import EmbeddedNode, embedded_node
 from gpufaas.errors import CommandError
+from gpufaas.local.child_programs import killed_at_end
 from gpufaas.local.shim_counts import ReportFile, summed_counts
 from gpufaas.local.signal_forwarding import SignalForwarding
 from gpufaas.options.gpu_node import add_device_options, node_settings
@@ -100,5 +101,6 @@ async def _child(
         print(f"gpufaas exec: {program[0]}: {error.strerror}", file=sys.stderr)
         return _EXIT_NOT_RUNNABLE
     signals.forward_to(child)
-    code = await child.wait()
+    async with killed_at_end(child):
+        code = await child.wait()
     return code if code >= 0 else _EXIT_SIGNAL - code

@@ -7,12 +7,14 @@ import pytest
 from tests.e2e.compose.images import ETCD, NATS, PROMETHEUS, build, make_images
 from tests.e2e.compose.stack import FUNCTION_BASE, ComposeStack
 from tests.e2e.compose.torch_image import TORCH, torch_image
-from tests.e2e.handlers import GREETING, write
 from tests.kit import needs
 from tests.kit.engines.docker_base_image import BASE
 from tests.kit.engines.docker_engine import Engine
 from tests.kit.engines.faas_cli import NoFaasCli, faas_cli
 from tests.kit.places import ROOT
+from tests.kit.stacks.handlers import GREETING, write
+
+pytestmark = pytest.mark.group("compose", seconds=560)  # of all modules here
 
 _IMAGES = {
     "BASE_IMAGE": BASE,

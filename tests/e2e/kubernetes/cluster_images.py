@@ -6,10 +6,10 @@ from pathlib import Path
 
 from tests.e2e.compose.images import ETCD, build, etcd_image
 from tests.e2e.compose.torch_image import TORCH, torch_image
-from tests.e2e.handlers import GREETING, write
 from tests.kit.engines.docker_base_image import BASE, base_image
 from tests.kit.engines.docker_engine import Engine, EngineFailed
 from tests.kit.places import ROOT
+from tests.kit.stacks.handlers import GREETING, write
 
 # As docs/kubernetes.md names them.
 CONTROL = "registry.example/gpufaas/control:0.1.0"

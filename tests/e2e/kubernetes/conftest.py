@@ -16,6 +16,8 @@ from tests.kit.engines.kubernetes.kubernetes_node import KubernetesNode, kuberne
 from tests.kit.engines.kubernetes.node_programs import BUILD_S
 from tests.kit.folder_fixtures import of_folder
 
+pytestmark = pytest.mark.group("compose", seconds=560)  # of all modules here
+
 _HERE = Path(__file__).parent
 
 

@@ -14,6 +14,8 @@ from testbed.page.served_page import served as served_page
 from tests.e2e.page.doing import FILLED
 from tests.kit import needs
 
+pytestmark = pytest.mark.group("page", seconds=180)  # of all modules here
+
 
 class Opener:
     """Opens addresses, and says what went wrong on the pages there."""

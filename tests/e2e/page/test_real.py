@@ -3,11 +3,11 @@
 import json
 
 from testbed.page.browser import Page
-from tests.e2e.handlers import ON_GPU, write
-from tests.e2e.load import Asked, load, warm
 from tests.e2e.page.conftest import Opener
 from tests.e2e.page.doing import IS_CLOSED, IS_OPEN, choose_policy, confirm_policy, press
-from tests.e2e.stack import Rest, Stack, leases
+from tests.kit.stacks.handlers import ON_GPU, write
+from tests.kit.stacks.load import Asked, load, warm
+from tests.kit.stacks.stack import Rest, Stack, leases
 from tests.kit.waiting import wait_until
 
 NAME = "watched"

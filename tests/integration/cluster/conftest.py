@@ -17,6 +17,8 @@ from tests.kit.fakes.sealed_images import images_left
 from tests.kit.folder_fixtures import of_folder
 from tests.kit.processes.live_cluster import LiveCluster, live_cluster
 
+pytestmark = pytest.mark.group("cluster", seconds=90)  # of all modules here
+
 
 @pytest.fixture(scope="module")
 def brought(request: pytest.FixtureRequest) -> list[SealedWeights]:

@@ -9,6 +9,8 @@ from tests.integration.docker.world import Images
 from tests.kit.engines.docker_base_image import base_image
 from tests.kit.engines.docker_engine import Engine, engine
 
+pytestmark = pytest.mark.group("docker", seconds=70)  # of all modules here
+
 # Without what the first one waits for: the base image, should it have to be made.
 _ONE_S = 240
 

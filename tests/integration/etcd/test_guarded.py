@@ -21,7 +21,7 @@ from tests.kit.engines.real_etcd import LOG, EtcdWorld, an_etcd, needs_etcd, pat
 from tests.kit.processes.scheduler_process import scheduler_process
 from tests.kit.waiting import PATIENCE_S, eventually
 
-pytestmark = [pytest.mark.etcd, needs_etcd]
+pytestmark = [pytest.mark.etcd, needs_etcd, pytest.mark.group("guarded", seconds=60)]
 
 # Passes run out this soon after their last use, and are looked at once a second.
 SHORT_LIVED = ("--auth-token-ttl=1",)

@@ -21,7 +21,7 @@ from tests.kit.network.cut_wire import Wire
 from tests.kit.places import ROOT
 from tests.kit.waiting import PATIENCE_S, eventually
 
-pytestmark = [pytest.mark.etcd, needs_etcd]
+pytestmark = [pytest.mark.etcd, needs_etcd, pytest.mark.group("leadership", seconds=50)]
 
 LOG = logging.getLogger("tests.leader")
 TAKEOVER_S = 5.0  # what is promised

@@ -16,7 +16,7 @@ from tests.kit.engines.real_etcd import LOG, EtcdWorld, an_etcd, needs_etcd, pat
 from tests.kit.network.cut_wire import Wire
 from tests.kit.waiting import PATIENCE_S, eventually
 
-pytestmark = [pytest.mark.etcd, needs_etcd]
+pytestmark = [pytest.mark.etcd, needs_etcd, pytest.mark.group("store_faults", seconds=30)]
 
 NOTICED_S = 30.0  # it takes 3 s on a machine that does nothing else
 

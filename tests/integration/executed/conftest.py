@@ -7,6 +7,8 @@ import pytest
 from tests.kit.folder_fixtures import of_folder
 from tests.kit.programs.executed_programs import ForkedPrograms, forked_programs
 
+pytestmark = pytest.mark.group("executed", seconds=500)  # of all modules here
+
 
 @pytest.fixture(scope="module")
 def programs(request: pytest.FixtureRequest) -> ForkedPrograms:

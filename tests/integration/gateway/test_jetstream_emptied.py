@@ -55,6 +55,8 @@ from tests.kit.worlds.job_world import (
     put,
 )
 
+pytestmark = pytest.mark.group("jetstream_emptied", seconds=110)
+
 # In the head; in one part; in a few; in so many that they are purged together.
 SIZES = (0, 100, 40_000, 1_500_000, 6_000_000)
 LARGE = bytes(range(251)) * 9000  # a few parts

@@ -46,6 +46,8 @@ from tests.kit.worlds.job_world import (
     put,
 )
 
+pytestmark = pytest.mark.group("jetstream_queue", seconds=20)
+
 LANE = call_lane(ECHO)
 LARGE = bytes(range(251)) * 9000  # a few parts
 QUICK = RetryPolicy(back_off=BackOff(first_s=0.05, most_s=0.2))

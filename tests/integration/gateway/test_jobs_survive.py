@@ -23,6 +23,8 @@ from tests.kit.places import ROOT
 from tests.kit.processes.job_process import body_of
 from tests.kit.waiting import PATIENCE_S, eventually
 
+pytestmark = pytest.mark.group("jobs_survive", seconds=30)
+
 KILLS = 8
 
 

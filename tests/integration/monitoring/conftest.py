@@ -11,11 +11,13 @@ import pytest
 
 from gpufaas.local.held_ports import HeldPort
 from gpufaas.remote.scheduler_api import in_path
-from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, write
-from tests.e2e.stack import Rest, Stack, leases, stack
 from tests.kit.engines.prometheus_server import Prometheus, nvml_node, prometheus
 from tests.kit.folder_fixtures import of_folder
+from tests.kit.stacks.handlers import GREETING, ON_GPU, PLAIN, write
+from tests.kit.stacks.stack import Rest, Stack, leases, stack
 from tests.kit.waiting import wait_until
+
+pytestmark = pytest.mark.group("monitoring", seconds=80)  # of all modules here
 
 # Calls go on until these are seen, on a slow machine too: leases that the gateway asked for, hits,
 # measured runs, and the bill, which is counted every few seconds.

@@ -21,7 +21,9 @@ from scheduler.sim.replay.comparison import Comparison, TrafficFigures, TrafficW
 from scheduler.sim.replay.rebuilt_world import RecordedWorld
 from scheduler.sim.replay.recording_reader import RecordingReader
 from scheduler.sim.replay.rerun import Rerun
+from tests.kit.cores.action_digest import lived
 from tests.kit.cores.builders import gpu, request
+from tests.kit.cores.random_lives import LEAVING
 
 
 class Recording(list[Beginning | RecordedStep]):
@@ -89,3 +91,22 @@ def two_gpus(policy: str = "lb", **beginning: Any) -> Recording:
     specs = [gpu(f"g{n}", node="n0", memory_mb=1500) for n in range(2)]
     recording.happens(0.0, NodeSnapshot(NodeId("n0"), tuple(map(GpuSnapshot, specs))))
     return recording
+
+
+def check_wild_life(policy: str, seed: int, others: Sequence[str]) -> None:
+    """Record a wild life under this policy, compare it with others: no column loses a request."""
+    world = lived(policy, seed=seed, count=600)
+    begun = Beginning(
+        VERSION, policy, "lru", standing=LEAVING.standing, exit_rule=LEAVING.exit_rule
+    )
+    steps = [
+        RecordedStep(now, event, digest(actions))
+        for (event, now), actions in zip(world.log, world.answers, strict=True)
+    ]
+    found = against([begun, *steps], *others)
+    assert found.happened.requests > 50
+    for each in (found.recorded, *found.others):
+        reported = each.figures
+        ended = reported.completed + sum(reported.ended_otherwise.values())
+        assert ended + reported.unfinished == reported.requests, each.policy
+        assert reported.completed > found.happened.completed / 2, each.policy

@@ -8,6 +8,8 @@ import pytest
 from tests.kit.places import ACTIVATE
 from tests.kit.programs.snippets import Snippet, snippets
 
+pytestmark = pytest.mark.group("shim", seconds=550)  # of all modules here
+
 _DYNAMO = "torch._dynamo"
 
 

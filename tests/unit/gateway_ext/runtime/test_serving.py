@@ -6,10 +6,14 @@ import socket
 import time
 from pathlib import Path
 
+import pytest
+
 from gateway_ext.tracing.reported_trace import thread_wait
 from tests.kit.places import ACTIVATE
 from tests.kit.processes.runtime_process import Running, runtime
 from tests.kit.waiting import wait_until
+
+pytestmark = pytest.mark.group("serving", seconds=40)
 
 ECHO = """
 import os, threading

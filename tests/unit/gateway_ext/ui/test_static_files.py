@@ -1,9 +1,6 @@
 """Rules for the page's own files, as nothing builds or lints them."""
 
 import re
-from pathlib import Path
-
-import pytest
 
 from gateway_ext.ui.static_files import PAGE, STATIC, StaticFiles
 
@@ -19,32 +16,49 @@ def code_of(name: str) -> str:
     return re.sub(r"/\*.*?\*/|^\s*//[^\n]*$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", sorted(STATIC.iterdir()), ids=lambda path: path.name)
-def test_file_is_served_and_no_longer_than_others_may_be(path: Path) -> None:
-    assert StaticFiles().get(path.name) is not None
-    assert len(path.read_text().splitlines()) <= MOST_LINES
+def test_files_are_served() -> None:
+    paths = sorted(STATIC.iterdir())
+
+    assert paths
+    assert [path.name for path in paths if StaticFiles().get(path.name) is None] == []
 
 
-@pytest.mark.parametrize("name", [*MODULES, *SHEETS])
-def test_first_line_of_a_file_describes_it(name: str) -> None:
-    first = (STATIC / name).read_text().splitlines()[0]
-    assert re.match(r"// \w.*[^,]$" if name.endswith(".js") else r"/\* \w.*\. \*/$", first), first
+def test_files_are_no_longer_than_they_may_be() -> None:
+    lines = {path.name: len(path.read_text().splitlines()) for path in STATIC.iterdir()}
+
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_module_puts_nothing_into_the_page_that_is_not_text(name: str) -> None:
-    found = re.findall(
+def test_first_line_of_a_file_describes_it() -> None:
+    firsts = {name: (STATIC / name).read_text().splitlines()[0] for name in [*MODULES, *SHEETS]}
+    wrong = [
+        (name, first)
+        for name, first in firsts.items()
+        if not re.match(r"// \w.*[^,]$" if name.endswith(".js") else r"/\* \w.*\. \*/$", first)
+    ]
+
+    assert MODULES
+    assert SHEETS
+    assert wrong == []
+
+
+def test_modules_put_nothing_into_the_page_that_is_not_text() -> None:
+    unsafe = re.compile(
         r"\b(?:innerHTML|outerHTML|insertAdjacentHTML|DOMParser|eval|Function\(|document\.write"
-        r"|javascript:|setHTMLUnsafe|srcdoc)",
-        code_of(name),
+        r"|javascript:|setHTMLUnsafe|srcdoc)"
     )
-    assert found == []
+
+    assert [(name, use) for name in MODULES for use in unsafe.findall(code_of(name))] == []
 
 
-@pytest.mark.parametrize("name", [*MODULES, *SHEETS, PAGE])
-def test_file_names_nothing_that_lies_elsewhere(name: str) -> None:
-    text = (STATIC / name).read_text().replace("http://www.w3.org/2000/svg", "")
-    assert re.findall(r"(?:https?:)?//[\w.-]+\.\w|@import", re.sub(r"// .*", "", text)) == []
+def test_files_name_nothing_that_lies_elsewhere() -> None:
+    elsewhere = re.compile(r"(?:https?:)?//[\w.-]+\.\w|@import")
+    wrong = []
+    for name in [*MODULES, *SHEETS, PAGE]:
+        text = (STATIC / name).read_text().replace("http://www.w3.org/2000/svg", "")
+        wrong += [(name, place) for place in elsewhere.findall(re.sub(r"// .*", "", text))]
+
+    assert wrong == []
 
 
 def test_page_loads_every_file_at_once_when_it_is_opened() -> None:

@@ -1,15 +1,16 @@
-"""The tiny server for Prometheus and health checks."""
+"""The tiny server for Prometheus and health checks.
+
+That ambiguous requests are refused is common.http's work, and tested at the gateway's port.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from operator import attrgetter
 
 import pytest
 
 from gpu_manager.errors import BadSetting
 from gpu_manager.metrics.exporter import Exporter
-from tests.kit.network.hostile_requests import REFUSED, SERVED, HostileRequest, status_of
 from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
@@ -125,15 +126,3 @@ async def test_port_that_is_taken_is_an_error() -> None:
     async with exporter() as found:
         with pytest.raises(BadSetting, match=r"metrics '127.0.0.1:\d+': Address"):
             await Exporter(lambda: b"", lambda: "").start(*found.address)
-
-
-@pytest.mark.parametrize("hostile", REFUSED, ids=attrgetter("name"))
-async def test_ambiguous_or_endless_request_is_refused(hostile: HostileRequest) -> None:
-    async with exporter() as found:
-        assert await status_of(found.address, b"GET /metrics", hostile) in hostile.statuses
-
-
-@pytest.mark.parametrize("served", SERVED, ids=attrgetter("name"))
-async def test_unusual_request_is_served(served: HostileRequest) -> None:
-    async with exporter() as found:
-        assert await status_of(found.address, b"GET /metrics", served) == 200

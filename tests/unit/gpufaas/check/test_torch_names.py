@@ -41,12 +41,18 @@ def refusals() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(cuda_module.REFUSED))
-def test_name_cannot_be_done_when_the_shim_refuses_it(name: str) -> None:
-    rule = RULES[f"torch.cuda.{name}"]
+def test_names_cannot_be_done_when_the_shim_refuses_them() -> None:
+    wanted = {name: (UseOutcome.CANNOT, remedy) for name, remedy in cuda_module.REFUSED.items()}
+    rules = {name: RULES.get(f"torch.cuda.{name}") for name in wanted}
 
-    assert rule.outcome is UseOutcome.CANNOT
-    assert rule.remedy == cuda_module.REFUSED[name]
+    wrong = [
+        (name, rule)
+        for name, rule in rules.items()
+        if rule is None or (rule.outcome, rule.remedy) != wanted[name]
+    ]
+
+    assert wanted
+    assert wrong == []
 
 
 def test_every_call_that_the_shim_raises_for_is_known_here() -> None:
@@ -66,21 +72,34 @@ def test_call_is_reported_with_the_shims_remedy_when_the_shim_raises_for_it(
 ANSWERED = {**cuda_module.CONSTANTS, **cuda_module.FUNCTIONS, **memory_functions.MEMORY}
 
 
-@pytest.mark.parametrize("name", sorted(ANSWERED))
-def test_name_is_answered_locally_when_the_shim_answers_it(name: str) -> None:
-    rule = RULES[f"torch.cuda.{name}"]
+def test_names_are_answered_locally_when_the_shim_answers_them() -> None:
+    rules = {name: RULES.get(f"torch.cuda.{name}") for name in sorted(ANSWERED)}
 
-    assert (rule.outcome, rule.heavy) == (UseOutcome.LOCAL, False)
+    wrong = [
+        (name, rule)
+        for name, rule in rules.items()
+        if rule is None or (rule.outcome, rule.heavy) != (UseOutcome.LOCAL, False)
+    ]
+
+    assert rules
+    assert wrong == []
 
 
-@pytest.mark.parametrize("name", sorted(tensor_types.DTYPES))
-def test_tensor_type_is_redirected(name: str) -> None:
-    assert RULES[f"torch.cuda.{name}"].outcome is UseOutcome.REDIRECTED
+def test_tensor_types_are_redirected() -> None:
+    rules = {name: RULES.get(f"torch.cuda.{name}") for name in sorted(tensor_types.DTYPES)}
+
+    wrong = [
+        (name, rule)
+        for name, rule in rules.items()
+        if rule is None or rule.outcome is not UseOutcome.REDIRECTED
+    ]
+
+    assert rules
+    assert wrong == []
 
 
-@pytest.mark.parametrize("name", sorted(torch.cuda.__all__))
-def test_public_name_of_torch_cuda_has_a_rule_of_its_own(name: str) -> None:
-    assert f"torch.cuda.{name}" in RULES
+def test_public_names_of_torch_cuda_have_a_rule_of_their_own() -> None:
+    assert [name for name in torch.cuda.__all__ if f"torch.cuda.{name}" not in RULES] == []
 
 
 def test_rule_is_that_of_the_longest_part_of_a_name() -> None:
@@ -89,9 +108,16 @@ def test_rule_is_that_of_the_longest_part_of_a_name() -> None:
     assert rule_of("torch.nn.Linear") is None
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_rule_explains_why_and_what_to_do_when_it_is_a_problem(name: str) -> None:
-    rule = RULES[name]
+def test_rules_explain_why_and_what_to_do_when_they_are_a_problem() -> None:
+    without_why = [
+        (name, rule)
+        for name, rule in RULES.items()
+        if not rule.why and rule.outcome is not UseOutcome.REDIRECTED
+    ]
+    without_remedy = [
+        (name, rule)
+        for name, rule in RULES.items()
+        if not rule.remedy and (rule.heavy or rule.outcome is UseOutcome.CANNOT)
+    ]
 
-    assert rule.why or rule.outcome is UseOutcome.REDIRECTED
-    assert rule.remedy or not (rule.heavy or rule.outcome is UseOutcome.CANNOT)
+    assert (without_why, without_remedy) == ([], [])

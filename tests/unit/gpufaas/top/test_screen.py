@@ -3,9 +3,8 @@
 import asyncio
 import json
 import re
+from itertools import product
 from typing import Any
-
-import pytest
 
 from gateway_ext.ui.chart_series import Series
 from gpufaas.top.bars import memory_bar, sparkline
@@ -16,6 +15,7 @@ from gpufaas.top.screen import ScreenView, frame, full_listing, rows_of, selecte
 from gpufaas.top.styled_text import StyledText, cut, padded, painted, plain
 from gpufaas.top.terminal import pressed_keys
 from testbed.page.generated_cluster import GeneratedCluster, empty
+from tests.kit.outcomes import outcome
 
 GIB = 1 << 30
 
@@ -37,16 +37,21 @@ def text_of(lines: list[list[StyledText]]) -> str:
     return "\n".join(painted(line, colours=False) for line in lines)
 
 
-@pytest.mark.parametrize("size", [(140, 40), (80, 24), (20, 5), (1, 1), (300, 3)])
-@pytest.mark.parametrize("panel", range(len(PANELS)))
-def test_frame_fills_the_screen_and_no_more(size: tuple[int, int], panel: int) -> None:
-    width, height = size
-    for state in (STATE, NOTHING):
+def test_frame_fills_the_screen_and_no_more() -> None:
+    def frame_size(state: dict[str, Any], view: ScreenView, width: int, height: int) -> list[int]:
+        lines = frame(state, "trouble", view, width, height)
+        return [len(lines), max(sum(len(span.text) for span in line) for line in lines)]
+
+    wrong = []
+    sizes = [(140, 40), (80, 24), (20, 5), (1, 1), (300, 3)]
+    states = {"a cluster": STATE, "an empty one": NOTHING}
+    for panel, (width, height), where in product(range(len(PANELS)), sizes, states):
         for opened in (None, "no such thing" if panel < 5 else "0"):
             view = ScreenView(panel=panel, opened=opened, scrolled=7, explanation="some\nlines")
-            lines = frame(state, "trouble", view, width, height)
-            assert len(lines) == height
-            assert all(sum(len(span.text) for span in line) <= width for line in lines)
+            found = outcome(frame_size, states[where], view, width, height)
+            if not isinstance(found, list) or found[0] != height or found[1] > width:
+                wrong.append((panel, (width, height), where, opened, found))
+    assert wrong == []
 
 
 def test_frame_of_an_empty_cluster_names_the_next_command() -> None:

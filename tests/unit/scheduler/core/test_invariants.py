@@ -21,6 +21,8 @@ from tests.kit.cores.random_lives import (
 )
 from tests.kit.cores.wide_policy import WidePolicy
 
+pytestmark = pytest.mark.group("invariants", seconds=40)
+
 each_policy = pytest.mark.parametrize("policy", policies.available())
 
 

@@ -29,7 +29,9 @@ MODELS = tuple(
 )
 GPUS = ("g0", gpu("g1", memory_mb=6000, slots=2), gpu("g2", leases=2))
 
-each_policy = pytest.mark.parametrize("policy", policies.available())
+# What a policy makes the core keep: nothing but the arrivals, visits and queues of GPUs, queues in
+# which hits go first, and orders by what a request gains. Other policies ask for parts of these.
+each_policy = pytest.mark.parametrize("policy", ["lb", "lalbo3", "rro3", "gain"])
 
 
 def world_of(policy: str) -> World:

@@ -20,6 +20,8 @@ from tests.kit.cores.random_workloads import (
     random_operations,
 )
 
+pytestmark = pytest.mark.group("oracle", seconds=160)
+
 CASES = [
     ("rr", {}),
     ("rro3", {}),

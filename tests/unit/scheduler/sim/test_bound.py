@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from random import Random
 from typing import TypeVar
 
 import pytest
 
 from cache_manager.model.ids import MIB, ModelId
-from scheduler import policies
 from scheduler.core.core import make_core
 from scheduler.sim.engine import Engine
 from scheduler.sim.hardware import Hardware
@@ -21,11 +20,9 @@ from scheduler.sim.workload import Arrivals, Pattern, Workload
 
 Item = TypeVar("Item")
 ROUNDING_S = 1e-9
-# The bound is that of GPUs which load and run one after the other, as the thesis has it.
-_OVERLAPS = {"beside", "gain"}
-each_policy = pytest.mark.parametrize(
-    "policy", [name for name in policies.available() if name not in _OVERLAPS]
-)
+# In order, out of order with queues of GPUs, and by weighing what a load costs. The bound is that
+# of GPUs which load and run one after the other, as the thesis has it; beside and gain do both.
+REPRESENTATIVE = ("lb", "lalbo3", "netgain")
 
 
 def model(name: str, load_s: float = 3.0, run_s: float = 1.0, memory_mb: int = 1000) -> SimModel:
@@ -122,14 +119,18 @@ def tiny(seed: int) -> tuple[Workload, Hardware]:
     return Workload(tuple(models), tuple(arrivals)), hardware
 
 
-@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 800, 50)])
-def test_bound_is_not_above_the_best_of_all_schedules(seeds: range) -> None:
-    for seed in seeds:
+def test_bound_is_not_above_the_best_of_all_schedules() -> None:
+    wrong = []
+    for seed in range(800):
         asked, hardware = tiny(seed)
 
         best_s = EverySchedule(asked, hardware).least_average_s()
+        bound_s = average_latency_bound(asked, hardware)
 
-        assert average_latency_bound(asked, hardware) <= best_s + ROUNDING_S, seed
+        if not bound_s <= best_s + ROUNDING_S:
+            wrong.append((seed, bound_s, best_s))
+
+    assert wrong == []
 
 
 def test_bound_counts_reloads_when_models_do_not_fit_together() -> None:
@@ -179,11 +180,10 @@ def test_bound_is_exact_for_a_load_in_front_of_every_gpu() -> None:
 # -- policies -----------------------------------------------------------------------------------
 
 
-@each_policy
-@pytest.mark.parametrize("arrivals", Arrivals)
-@pytest.mark.parametrize("gpus", [1, 3])
-def test_bound_is_not_above_any_policy(policy: str, arrivals: Arrivals, gpus: int) -> None:
-    for seed in range(3):
+@pytest.mark.parametrize("policy", REPRESENTATIVE)
+def test_bound_is_not_above_any_policy(policy: str) -> None:
+    wrong = []
+    for arrivals, gpus, seed in product(Arrivals, (1, 3), range(3)):
         pattern = Pattern(arrivals, bunch_s=10.0 * seed if arrivals is Arrivals.BUNCHED else 0.0)
         asked = Traffic(working_set=8, rate=20 * gpus, minutes=2, pattern=pattern).build(seed)
         hardware = Hardware(gpus=gpus, gpu_memory_mb=4500 + 1000 * seed, overhead_s=0.2 * seed)
@@ -191,7 +191,11 @@ def test_bound_is_not_above_any_policy(policy: str, arrivals: Arrivals, gpus: in
         run = Engine(make_core(policy), hardware, asked).run()
 
         bound_s = average_latency_bound(asked, hardware)
-        assert 0.0 < bound_s <= run.tally.summary().avg_latency_s + ROUNDING_S
+        latency_s = run.tally.summary().avg_latency_s
+        if not 0.0 < bound_s <= latency_s + ROUNDING_S:
+            wrong.append((arrivals, gpus, seed, bound_s, latency_s))
+
+    assert wrong == []
 
 
 # -- memory, and better hardware ------------------------------------------------

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.kit.programs.failed_snippets import failures_of
 from tests.kit.programs.snippets import Snippet
 
 
@@ -98,25 +99,25 @@ def test_cuda_raises_when_there_is_no_such_gpu(shim: Snippet, call: str) -> None
     """)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "torch.cuda.CUDAGraph()",
-        "torch.cuda.graph(None)",
-        "torch.cuda.make_graphed_callables(None, ())",
-        "torch.cuda.ExternalStream(3)",
-        "torch.cuda.nccl.all_reduce([])",
-        "torch.cuda.cudart()",
-        "torch.cuda.MemPool()",
-        "torch.cuda.caching_allocator_alloc(10)",
-        "torch.cuda._sleep(10)",
-        "torch.cuda.profiler.start()",
-        "torch.cuda.memory._record_memory_history()",
-        "torch.nn.parallel.comm.broadcast(torch.ones(1).cuda(), [0, 0])",
-    ],
+NOT_REDIRECTED = (
+    "torch.cuda.CUDAGraph()",
+    "torch.cuda.graph(None)",
+    "torch.cuda.make_graphed_callables(None, ())",
+    "torch.cuda.ExternalStream(3)",
+    "torch.cuda.nccl.all_reduce([])",
+    "torch.cuda.cudart()",
+    "torch.cuda.MemPool()",
+    "torch.cuda.caching_allocator_alloc(10)",
+    "torch.cuda._sleep(10)",
+    "torch.cuda.profiler.start()",
+    "torch.cuda.memory._record_memory_history()",
+    "torch.nn.parallel.comm.broadcast(torch.ones(1).cuda(), [0, 0])",
 )
-def test_cuda_names_call_and_remedy_when_it_cannot_redirect(shim: Snippet, call: str) -> None:
-    shim(f"""
+
+
+def test_cuda_names_call_and_remedy_when_it_cannot_redirect(shim: Snippet) -> None:
+    programs = {
+        call: f"""
     name = {call!r}.partition("(")[0].rpartition(".")[2]
     try:
         {call}
@@ -124,7 +125,12 @@ def test_cuda_names_call_and_remedy_when_it_cannot_redirect(shim: Snippet, call:
         assert "gpufaas" in str(error) and name in str(error), error
     else:
         raise AssertionError
-    """)
+    """
+        for call in NOT_REDIRECTED
+    }
+    failures = failures_of(shim, programs)
+
+    assert failures == {}, "\n".join(failures.values())
 
 
 def test_missing_gpu_raises_the_class_that_torch_raises(shim: Snippet) -> None:

@@ -1,7 +1,6 @@
 """Dynamo traces code over handles: the graphs hold PyTorch's own functions, on CUDA devices."""
 
-import pytest
-
+from tests.kit.programs.failed_snippets import failures_of
 from tests.kit.programs.snippets import Snippet
 
 # As capture has it: a handle is a plain tensor to Dynamo, with the device that it says.
@@ -49,9 +48,14 @@ F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
 """
 
 
-@pytest.mark.parametrize("work", [" ".join(work.split()) for work in _WORK.split(" |")])
-def test_code_is_traced_whole_when_it_names_the_gpu(dynamo_shim: Snippet, work: str) -> None:
-    dynamo_shim(f"{_COMPILE}\nwith torch.no_grad():\n    both(lambda x: {work}, x)")
+def test_code_is_traced_whole_when_it_names_the_gpu(dynamo_shim: Snippet) -> None:
+    programs = {
+        work: f"{_COMPILE}\nwith torch.no_grad():\n    both(lambda x: {work}, x)"
+        for work in (" ".join(part.split()) for part in _WORK.split(" |"))
+    }
+    failures = failures_of(dynamo_shim, programs)
+
+    assert failures == {}, "\n".join(failures.values())
 
 
 def test_graph_names_native_functions_when_traced(dynamo_shim: Snippet) -> None:

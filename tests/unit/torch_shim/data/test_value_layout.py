@@ -6,6 +6,7 @@ import msgpack
 import pytest
 import torch
 
+from tests.kit.outcomes import instead_of, outcome
 from torch_shim.data.value_layout import (
     DescribedValue,
     Describer,
@@ -46,18 +47,18 @@ def there_and_back(value: Any, stays: Any = lambda _: None) -> Any:
     return DescribedValue(about, describer.size_bytes).build(tensor, content)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_values_come_back_as_they_were() -> None:
+    values: tuple[Any, ...] = (
         *(None, True, 0, -(1 << 63), (1 << 64) - 1, 2.5, "text", "", [], (), {}),
         [1, (2.0, [None, {"a": (True,)}]), "ä" * 2000],
         {"x": 1, 2: "y"},
-    ],
-)
-def test_value_comes_back_as_it_was(value: Any) -> None:
-    found = there_and_back(value)
-    assert found == value
-    assert type(found) is type(value)
+    )
+    wrong = []
+    for value in values:
+        found = outcome(there_and_back, value)
+        if found != value or type(found) is not type(value):
+            wrong.append((value, found))
+    assert wrong == []
 
 
 def test_bytes_and_tensors_come_back_beside_each_other() -> None:
@@ -127,33 +128,39 @@ def test_value_is_refused_when(value: Any, words: str) -> None:
 GOOD = ["t", 0, "float32", [4], [1], 0, True]
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        b"",
-        b"\xc1",
-        msgpack.packb([2, [], None]),
-        msgpack.packb([1, [[0, 17]], None]),
-        msgpack.packb([1, [[-1, 4]], None]),
-        msgpack.packb([1, [["node", -4]], None]),
-        msgpack.packb([1, [[0, 16]], ["x", 0]]),
-        msgpack.packb([1, [[0, 16]], ["b", 1]]),
-        msgpack.packb([1, [[0, 16]], ["b", -1]]),
-        msgpack.packb([1, [[0, 16]], [*GOOD[:2], "nonsense", *GOOD[3:]]]),
-        msgpack.packb([1, [[0, 16]], [*GOOD[:3], [5], *GOOD[4:]]]),
-        msgpack.packb([1, [[0, 16]], [*GOOD[:3], [4, 4], *GOOD[4:]]]),
-        msgpack.packb([1, [[0, 16]], [*GOOD[:3], [4], [1 << 62], 0, True]]),
-        msgpack.packb([1, [[0, 16]], [*GOOD[:5], -1, True]]),
-        msgpack.packb([1, [[0, 16]], [*GOOD[:5], 1, True]]),
-        msgpack.packb([1, [[0, 16]], [*GOOD[:6], 1]]),
-        msgpack.packb([1, [[0, 16]], ["d", [["k"]]]]),
-        msgpack.packb([1, [], ["l", [["l", [b"bytes"]]]]]),
-        msgpack.packb([1, [], [[]]]),
-    ],
+WRONG_DESCRIPTIONS = (
+    b"",
+    b"\xc1",
+    msgpack.packb([2, [], None]),
+    msgpack.packb([1, [[0, 17]], None]),
+    msgpack.packb([1, [[-1, 4]], None]),
+    msgpack.packb([1, [["node", -4]], None]),
+    msgpack.packb([1, [[0, 16]], ["x", 0]]),
+    msgpack.packb([1, [[0, 16]], ["b", 1]]),
+    msgpack.packb([1, [[0, 16]], ["b", -1]]),
+    msgpack.packb([1, [[0, 16]], [*GOOD[:2], "nonsense", *GOOD[3:]]]),
+    msgpack.packb([1, [[0, 16]], [*GOOD[:3], [5], *GOOD[4:]]]),
+    msgpack.packb([1, [[0, 16]], [*GOOD[:3], [4, 4], *GOOD[4:]]]),
+    msgpack.packb([1, [[0, 16]], [*GOOD[:3], [4], [1 << 62], 0, True]]),
+    msgpack.packb([1, [[0, 16]], [*GOOD[:5], -1, True]]),
+    msgpack.packb([1, [[0, 16]], [*GOOD[:5], 1, True]]),
+    msgpack.packb([1, [[0, 16]], [*GOOD[:6], 1]]),
+    msgpack.packb([1, [[0, 16]], ["d", [["k"]]]]),
+    msgpack.packb([1, [], ["l", [["l", [b"bytes"]]]]]),
+    msgpack.packb([1, [], [[]]]),
 )
-def test_description_is_refused_when_it_fits_nothing(about: bytes) -> None:
-    with pytest.raises(BadFrame):
-        DescribedValue(about, 16).build(lambda *_: torch.zeros(1), lambda _: memoryview(b""))
+
+
+def test_description_is_refused_when_it_fits_nothing() -> None:
+    def build(about: bytes) -> object:
+        return DescribedValue(about, 16).build(lambda *_: torch.zeros(1), lambda _: memoryview(b""))
+
+    wrong = [
+        (about, taken)
+        for about in WRONG_DESCRIPTIONS
+        if (taken := instead_of(BadFrame, build, about))
+    ]
+    assert wrong == []
 
 
 def test_one_tensor_is_described_as_it_lies() -> None:

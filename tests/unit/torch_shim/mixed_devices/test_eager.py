@@ -1,7 +1,6 @@
 """Operator by operator: what CUDA takes of tensors on two devices, and what it refuses."""
 
-import pytest
-
+from tests.kit.programs.failed_snippets import failures_of
 from tests.kit.programs.snippets import Snippet
 from tests.unit.torch_shim.tensors.test_operations import calls
 
@@ -70,25 +69,34 @@ torch.nn.Linear(3, 3).cuda()(c) | torch.nn.Embedding(3, 3).cuda()(ci) | torch.do
 """
 
 
-@pytest.mark.parametrize("call", calls(_ON_GPU))
-def test_result_is_on_the_gpu_when_cuda_takes_both(shim: Snippet, call: str) -> None:
-    shim(f"{_SETUP}\nmade = {call}\nassert made.is_cuda and made.cpu().is_cpu")
+def test_results_are_on_the_gpu_when_cuda_takes_both(shim: Snippet) -> None:
+    on_gpu = "made.is_cuda and made.cpu().is_cpu"
+    programs = {call: f"{_SETUP}\nmade = {call}\nassert {on_gpu}" for call in calls(_ON_GPU)}
+    failures = failures_of(shim, programs)
+
+    assert failures == {}, "\n".join(failures.values())
 
 
-@pytest.mark.parametrize("call", calls(_ON_CPU))
-def test_result_is_on_the_cpu_when_cuda_leaves_it_there(shim: Snippet, call: str) -> None:
-    shim(f"{_SETUP}\nmade = {call}\nassert made.is_cpu and type(made) is torch.Tensor")
+def test_results_are_on_the_cpu_when_cuda_leaves_them_there(shim: Snippet) -> None:
+    on_cpu = "made.is_cpu and type(made) is torch.Tensor"
+    programs = {call: f"{_SETUP}\nmade = {call}\nassert {on_cpu}" for call in calls(_ON_CPU)}
+    failures = failures_of(shim, programs)
+
+    assert failures == {}, "\n".join(failures.values())
 
 
-@pytest.mark.parametrize("call", calls(_REFUSED))
-def test_call_raises_as_on_cuda_when_the_devices_do_not_go_together(
-    shim: Snippet, call: str
-) -> None:
-    shim(f"""{_SETUP}
+def test_calls_raise_as_on_cuda_when_the_devices_do_not_go_together(shim: Snippet) -> None:
+    programs = {
+        call: f"""{_SETUP}
 try:
     {call}
 except RuntimeError as error:
     assert "device" in str(error) or "cpu" in str(error), error
 else:
     raise AssertionError("accepted")
-""")
+"""
+        for call in calls(_REFUSED)
+    }
+    failures = failures_of(shim, programs)
+
+    assert failures == {}, "\n".join(failures.values())

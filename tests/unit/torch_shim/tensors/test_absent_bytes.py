@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.kit.programs.failed_snippets import failures_of
 from tests.kit.programs.snippets import Snippet
 
 # A worker that has the numbers 0 to 65,535, and counts how often it was asked for them.
@@ -124,18 +125,21 @@ assert os.waitpid(child, 0)[1] == 0
 }
 
 
-@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("by_file", [False, True])
-def test_reader_gets_the_bytes_when_only_a_worker_has_them(
-    shim: Snippet, reader: str, *, by_file: bool
-) -> None:
-    shim(f"""{WORKER}
+def test_readers_get_the_bytes_when_only_a_worker_has_them(shim: Snippet, *, by_file: bool) -> None:
+    programs = {
+        reader: f"""{WORKER}
 worker = Worker(by_file={by_file})
 x = absent(worker)
 assert absent_bytes.waiting
-{READERS[reader]}
+{read}
 assert worker.fetched == 1 and not absent_bytes.waiting, (worker.fetched, absent_bytes.waiting)
-""")
+"""
+        for reader, read in READERS.items()
+    }
+    failures = failures_of(shim, programs)
+
+    assert failures == {}, "\n".join(failures.values())
 
 
 def test_views_and_facts_need_no_bytes(shim: Snippet) -> None:

@@ -1,7 +1,6 @@
 """Everyday operations on handles: they run, and what they make is where it should be."""
 
-import pytest
-
+from tests.kit.programs.failed_snippets import failures_of
 from tests.kit.programs.snippets import Snippet
 
 _SETUP = """
@@ -54,11 +53,15 @@ def calls(text: str) -> list[str]:
     return [" ".join(call.split()) for call in text.split(" |")]
 
 
-@pytest.mark.parametrize("call", calls(_TENSORS))
-def test_operation_makes_a_gpu_tensor_when_run_on_handles(shim: Snippet, call: str) -> None:
-    shim(f"{_SETUP}\nmade = {call}\nassert made.is_cuda and made.device.type == 'cuda'")
+def test_operations_make_gpu_tensors_when_run_on_handles(shim: Snippet) -> None:
+    on_gpu = "made.is_cuda and made.device.type == 'cuda'"
+    programs = {call: f"{_SETUP}\nmade = {call}\nassert {on_gpu}" for call in calls(_TENSORS)}
+    failures = failures_of(shim, programs)
+
+    assert failures == {}, "\n".join(failures.values())
 
 
-@pytest.mark.parametrize("call", calls(_HOST))
-def test_operation_answers_the_host_when_asked(shim: Snippet, call: str) -> None:
-    shim(f"{_SETUP}\nassert {call}")
+def test_operations_answer_the_host_when_asked(shim: Snippet) -> None:
+    failures = failures_of(shim, {call: f"{_SETUP}\nassert {call}" for call in calls(_HOST)})
+
+    assert failures == {}, "\n".join(failures.values())

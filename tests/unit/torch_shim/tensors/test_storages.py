@@ -1,7 +1,6 @@
 """Write epochs: every write through a handle is counted on its storage."""
 
-import pytest
-
+from tests.kit.programs.failed_snippets import failures_of
 from tests.kit.programs.snippets import Snippet
 
 _WRITES = """
@@ -41,14 +40,25 @@ epoch, writes = mark.epoch, write_epochs.writes
 """
 
 
-@pytest.mark.parametrize("call", [" ".join(call.split()) for call in _WRITES.split("|")])
-def test_epoch_changes_when_a_tensor_is_written(shim: Snippet, call: str) -> None:
-    shim(f"{_SETUP}\n{call}\nassert mark.epoch > epoch and write_epochs.writes > writes")
+def calls(text: str) -> list[str]:
+    """The expressions of a list."""
+    return [" ".join(call.split()) for call in text.split("|")]
 
 
-@pytest.mark.parametrize("call", [" ".join(call.split()) for call in _READS.split("|")])
-def test_epoch_stays_when_a_tensor_is_read(shim: Snippet, call: str) -> None:
-    shim(f"{_SETUP}\n{call}\nassert mark.epoch == epoch and write_epochs.writes == writes")
+def test_epoch_changes_when_a_tensor_is_written(shim: Snippet) -> None:
+    later = "mark.epoch > epoch and write_epochs.writes > writes"
+    programs = {call: f"{_SETUP}\n{call}\nassert {later}" for call in calls(_WRITES)}
+    failures = failures_of(shim, programs)
+
+    assert failures == {}, "\n".join(failures.values())
+
+
+def test_epoch_stays_when_a_tensor_is_read(shim: Snippet) -> None:
+    same = "mark.epoch == epoch and write_epochs.writes == writes"
+    programs = {call: f"{_SETUP}\n{call}\nassert {same}" for call in calls(_READS)}
+    failures = failures_of(shim, programs)
+
+    assert failures == {}, "\n".join(failures.values())
 
 
 def test_mark_is_one_when_tensors_share_a_storage(shim: Snippet) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.kit.programs.failed_snippets import failures_of
 from tests.kit.programs.snippets import Snippet
 
 
@@ -124,17 +125,22 @@ h.scatter_(0, torch.tensor([1]), h)
 """
 
 
-@pytest.mark.parametrize("call", [call.strip() for call in _MIXED.split("|")])
-def test_operator_raises_when_devices_are_mixed(shim: Snippet, call: str) -> None:
-    shim(f"""
+def test_operators_raise_when_devices_are_mixed(shim: Snippet) -> None:
+    programs = {
+        call.strip(): f"""
     h, c = torch.ones(4).cuda(), torch.ones(4)
     try:
-        {call}
+        {call.strip()}
     except RuntimeError as error:
         assert "device" in str(error), error
     else:
         raise AssertionError("no error")
-    """)
+    """
+        for call in _MIXED.split("|")
+    }
+    failures = failures_of(shim, programs)
+
+    assert failures == {}, "\n".join(failures.values())
 
 
 def test_operator_takes_cpu_tensors_when_cuda_does(shim: Snippet) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.outcomes import instead_of
 from torch_shim.errors import BadFrame
 from torch_shim.wire.bounded_msgpack import MessageBounds, unpack_bounded
 from torch_shim.wire.protocol import (
@@ -79,11 +80,14 @@ def test_nothing_but_bad_frame_is_raised_when_bytes_are_random(data: bytes) -> N
             continue
 
 
-@pytest.mark.parametrize("kind", list(FrameKind))
-def test_frame_of_any_kind_is_refused_when_it_is_full_of_empty_lists(kind: FrameKind) -> None:
+def test_frame_of_any_kind_is_refused_when_it_is_full_of_empty_lists() -> None:
     data = list_of((8 << 20) - 5) + b"\x90" * ((8 << 20) - 5)
-    with pytest.raises(BadFrame):
-        unpack_meta(kind, data)
+    wrong = [
+        (kind, taken[:80])
+        for kind in FrameKind
+        if (taken := instead_of(BadFrame, unpack_meta, kind, data))
+    ]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("kind", [FrameKind.OFFER, FrameKind.UPLOAD])

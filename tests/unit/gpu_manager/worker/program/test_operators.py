@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -17,6 +16,7 @@ from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.argument_checks import short_name
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.reviewed_operators import DUNDERS, INTERNAL
+from tests.kit.outcomes import outcome
 from tests.unit.gpu_manager.worker.calls.caller import program, step
 from torch_shim.capture.encode import encode
 from torch_shim.wire.programs import Ref
@@ -25,9 +25,8 @@ importlib.import_module("torchvision")  # registers its operators
 TABLE = OperatorTable(torch.device("cpu"))
 
 
-@pytest.mark.parametrize(
-    "name",
-    """m:relu_ m:view m:__getitem__ m:new_zeros m:stride m:item m:to m:cpu m:cuda
+COMPUTING = """
+    m:relu_ m:view m:__getitem__ m:new_zeros m:stride m:item m:to m:cpu m:cuda
     t:torch.add t:torch.nn.functional.relu t:torch.nn.functional.hardswish t:torch.zeros
     t:torch.linalg.inv t:torch.fft.rfft t:torch.special.erf t:torch._C._nn.gelu t:torch.sym_max
     t:torch.nn.functional.scaled_dot_product_attention t:torch.lstm t:torch.einsum
@@ -35,15 +34,9 @@ TABLE = OperatorTable(torch.device("cpu"))
     t:torch._functorch.predispatch._add_batch_dim
     a:aten::add.Tensor a:aten::add a:aten::relu.default a:torchvision::nms
     a:torchvision::nms.default
-    o:getitem o:add b:max M:floor g:shape g:mT g:data""".split(),  # noqa: SIM905 - reads better
-)
-def test_operator_is_found_when_it_computes(name: str) -> None:
-    assert callable(TABLE.find(name))
-
-
-@pytest.mark.parametrize(
-    "name",
-    """m:numpy m:tolist m:data_ptr m:storage m:untyped_storage m:set_ m:resize_ m:apply_ m:map_
+    o:getitem o:add b:max M:floor g:shape g:mT g:data""".split()  # noqa: SIM905 - reads better
+REACHING_BEYOND = """
+    m:numpy m:tolist m:data_ptr m:storage m:untyped_storage m:set_ m:resize_ m:apply_ m:map_
     m:register_hook m:share_memory_ m:__reduce_ex__ m:__class__ m:backward m:pin_memory
     m:__dict__ m:__init__ m:__init_subclass__ m:__getattribute__ m:__setattr__
     t:torch.load t:torch.save t:torch.from_file t:torch.hub.load t:torch.jit.load t:torch.compile
@@ -67,14 +60,27 @@ def test_operator_is_found_when_it_computes(name: str) -> None:
     a:torchvision::qroi_align a:torchvision::_roi_align_backward t:torch.lcm m:lcm_
     o:attrgetter o:methodcaller o:call o:setattr b:eval b:exec b:open b:getattr b:__import__
     b:type b:print b:input M:__loader__ g:__class__ g:__dict__ g:grad_fn g:_base
-    g:__init__ x:add add m: t:""".split(),  # noqa: SIM905 - reads better
-)
-def test_operator_is_refused_when_it_reaches_beyond_tensors(name: str) -> None:
-    assert TABLE.find(name) is None
-    with pytest.raises(CallRefused) as refused:
-        BuiltProgram("d", program(step(name, Ref(0)), output=[Ref(1)]), TABLE)
-    assert refused.value.failure == "program refused"
-    assert repr(name) in refused.value.detail
+    g:__init__ x:add add m: t:""".split()  # noqa: SIM905 - reads better
+
+
+def test_operator_is_found_when_it_computes() -> None:
+    wrong = [
+        (name, found) for name in COMPUTING if not callable(found := outcome(TABLE.find, name))
+    ]
+    assert wrong == []
+
+
+def test_operator_is_refused_when_it_reaches_beyond_tensors() -> None:
+    wrong = []
+    for name in REACHING_BEYOND:
+        found = outcome(TABLE.find, name)
+        using = program(step(name, Ref(0)), output=[Ref(1)])
+        built = outcome(BuiltProgram, "d", using, TABLE)
+        refused = isinstance(built, CallRefused) and built.failure == "program refused"
+        named = isinstance(built, CallRefused) and repr(name) in built.detail
+        if found is not None or not refused or not named:
+            wrong.append((name, found, built))
+    assert wrong == []
 
 
 def test_no_operator_leads_to_the_system_when_all_are_walked() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from operator import attrgetter
 from struct import pack
 from urllib.parse import urlsplit
 
@@ -10,14 +9,7 @@ import pytest
 
 from common.telemetry.process_metrics import page
 from scheduler.service.http.access import ApiRole, token
-from tests.kit.network.hostile_requests import (
-    REFUSED,
-    SERVED,
-    HostileRequest,
-    ask,
-    status_of,
-    statuses_behind_an_upgrade,
-)
+from tests.kit.network.hostile_requests import ask, statuses_behind_an_upgrade
 from tests.kit.network.raw_line import UPGRADE, framed, raw_line
 from tests.kit.worlds.service_world import SECRET, World, leading
 
@@ -55,17 +47,7 @@ def sent_until_cut_off(
         return sent_bytes, peer.recv(MIB)
 
 
-@pytest.mark.parametrize("hostile", REFUSED, ids=attrgetter("name"))
-async def test_ambiguous_or_endless_request_is_refused(hostile: HostileRequest) -> None:
-    async with leading() as world:
-        found = await status_of(address_of(world), b"POST /acquire", hostile)
-        assert found in hostile.statuses
-
-
-@pytest.mark.parametrize("served", SERVED, ids=attrgetter("name"))
-async def test_unusual_request_is_served(served: HostileRequest) -> None:
-    async with leading() as world:
-        assert await status_of(address_of(world), b"GET /healthz", served) == 200
+# That ambiguous requests are refused is common.http's work, and tested at the gateway's port.
 
 
 async def test_request_behind_an_unknown_upgrade_is_answered() -> None:

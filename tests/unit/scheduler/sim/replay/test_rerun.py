@@ -33,6 +33,8 @@ from scheduler.model.values import (
 from tests.kit.cores.builders import gpu, request
 from tests.kit.cores.written_recordings import Recording, against, outlook, rebuilt, rerun, two_gpus
 
+pytestmark = pytest.mark.group("replay", seconds=160)
+
 
 def test_hold_counts_from_when_the_model_is_there_and_loads_take_their_average() -> None:
     recording = two_gpus()

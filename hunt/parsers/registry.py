@@ -1,0 +1,72 @@
+"""Every parser that is tested and fuzzed, and the modules that parse nothing of others."""
+
+from collections.abc import Mapping
+
+from hunt.parsers.parser_target import Target
+from hunt.parsers.targets import (
+    cluster_targets,
+    file_targets,
+    http_targets,
+    message_targets,
+    openfaas_targets,
+    shim_targets,
+    store_targets,
+    stream_targets,
+)
+
+PRODUCT = (
+    "common", "cache_manager", "scheduler", "gpu_manager", "torch_shim", "gateway_ext", "gpufaas",
+)  # fmt: skip
+_FILES = (
+    shim_targets, stream_targets, http_targets, openfaas_targets, message_targets, store_targets,
+    file_targets, cluster_targets,
+)  # fmt: skip
+
+
+def all_targets() -> list[Target]:
+    """All of them, room by room."""
+    return [target for file in _FILES for target in file.targets()]
+
+
+_OURS = "it reads what this program, or the package itself, wrote"
+_ANSWER = "a command's answer from the server that a person named; it shows what it cannot read"
+_PASSES = "it passes what it received on to a parser that is listed"
+_ADDRESS = "it takes an address of this machine's own settings apart"
+# Modules that decode something and have no target, and why.
+NOT_FUZZED: Mapping[str, str] = {
+    "common/compiled_modules.py": _OURS,
+    "common/tcp_patience.py": "the kernel wrote it",
+    "scheduler/client/operator_client.py": _ANSWER,
+    "scheduler/service/leadership/rivals.py": "as stored-leader: one field of such a record",
+    "scheduler/service/nodes/attached_manager.py": _PASSES,
+    "scheduler/sim/papers/esg/printed_esg.py": _OURS,
+    "scheduler/sim/papers/interference/printed_interference.py": _OURS,
+    "scheduler/sim/papers/sage/printed_numbers.py": _OURS,
+    "scheduler/sim/papers/thesis/printed_figures.py": _OURS,
+    "scheduler/store/etcd_channel.py": _ADDRESS,
+    "gpu_manager/attachment/leader_dialing.py": _ADDRESS,
+    "gpu_manager/attachment/leader_stream.py": _PASSES,
+    "gpu_manager/kernel_locks.py": "the kernel wrote it",
+    "gpu_manager/worker/channels/channel_server.py": _PASSES,
+    "gpu_manager/worker/device/arrival.py": "its manager wrote it: eight bytes",
+    "gateway_ext/jobs/jetstream/connection/nats_requests.py": "NATS wrote it, by its client",
+    "gateway_ext/jobs/sqlite/job_rows.py": _OURS,
+    "gateway_ext/providers/docker/release_store.py": "as function-record: the same store",
+    "gateway_ext/providers/process/environments/environment_program.py": _OURS,
+    "gateway_ext/providers/process/launcher_program.py": _OURS,
+    "gateway_ext/providers/upstream/provider_http.py": _ADDRESS,
+    "gateway_ext/runtime/template/control_line.py": "its gateway wrote it, which started it",
+    "gateway_ext/runtime/template/worker_template.py": _OURS,
+    "gpufaas/commands/cluster/workflow.py": _ANSWER,
+    "gpufaas/commands/programs/load.py": _ANSWER,
+    "gpufaas/dashboards/metrics_page.py": _OURS,
+    "gpufaas/etcd/own_password.py": _ANSWER,
+    "gpufaas/load/http_callers.py": _ANSWER,
+    "gpufaas/local/shim_counts.py": _OURS,
+    "gpufaas/local/stack_folder.py": _OURS,
+    "gpufaas/remote/gateway_api.py": _ANSWER,
+    "gpufaas/remote/scheduler_api.py": _ANSWER,
+    "gpufaas/stack/example_functions.py": _OURS,
+    "gpufaas/stack/example_workflow.py": _ANSWER,
+    "gpufaas/stack/part_commands.py": _OURS,
+}

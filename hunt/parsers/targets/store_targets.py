@@ -1,0 +1,162 @@
+"""What the scheduler reads back: records in the datastore, recordings, bodies of HTTP requests."""
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from cache_manager.model.idle_gaps import IdleGaps
+from cache_manager.model.ids import ModelId, Tier
+from hunt.parsers.parser_target import InputForm, Target
+from scheduler.core import recording
+from scheduler.core.recording import Beginning, RecordedStep, recorded_profile
+from scheduler.estimates.profiles import Profile
+from scheduler.model import events
+from scheduler.model.errors import BadRecording, MalformedRequest
+from scheduler.model.owner_terms import OwnerTerms
+from scheduler.model.values import Configuration, LeaseId, SlotId, StandingTerms
+from scheduler.service.http import request_bodies
+from scheduler.service.leadership.election import LeaderInfo, decoded
+from scheduler.store import stored_records, terms_records, use_records
+from scheduler.store.stored_records import BadRecord, PolicyChoice
+from tests.kit.cores.builders import request
+
+_RECORD = "1.5 MB, etcd's own bound on a value"
+_WRITER = "schedulers, other programs with rights in etcd"
+_ROW = ["f", "m", "t4", *range(1, 7)]
+
+T = TypeVar("T")
+
+
+def targets() -> list[Target]:
+    """All of this file."""
+    return [*_records(), *_recordings(), *_bodies()]
+
+
+def _record(
+    name: str,
+    parse: Callable[[bytes], T],
+    encode: Callable[[T], Any] | None,
+    *seeds: Any,
+    reads: str = "scheduler/store/stored_records.py",
+) -> Target:
+    return Target(
+        name, parse, (BadRecord,), lambda: [json.dumps(each).encode() for each in seeds],
+        InputForm.JSON, (reads,), _WRITER, _RECORD,
+        encode=None if encode is None else lambda found: json.dumps(encode(found)).encode(),
+    )  # fmt: skip
+
+
+def _records() -> list[Target]:
+    lru = {"models": [{"model": "a", "pinned": True}, {"model": "b", "pinned": False}], "older": 3}
+    choice = PolicyChoice("lalbo3", {"limit": 25.0}, "administrator")
+    terms = OwnerTerms(2.0, 3, 10.0, 60.0, 1 << 30, 4, 5)
+    leader = LeaderInfo("a", "http://h:1", 3, "id", "pid")
+    used = {"rows": [_ROW], "gpus": [["t4", 1, 2, 3, 4]]}
+    return [
+        _record("stored-lru-list", stored_records.gpu_order, None, lru),
+        _record(
+            "stored-profile",
+            lambda data: stored_records.profile_record(stored_records.profile(data), 0, IdleGaps()),
+            lambda record: record,
+            stored_records.profile_record(_profile(), 7200, IdleGaps()),
+        ),
+        _record(
+            "stored-gaps",
+            lambda data: stored_records.idle_gaps(data).counts,
+            lambda counts: {"gaps": counts},
+            {"gaps": [[3, 1.5], [7, 0.25]]},
+        ),
+        _record("stored-last-use", stored_records.last_used_unix_s, None, {"used_unix_s": 7200}),
+        _record(
+            "stored-policy",
+            stored_records.policy_choice,
+            stored_records.policy_record,
+            stored_records.policy_record(choice),
+        ),
+        _record(
+            "stored-terms",
+            terms_records.owner_terms,
+            terms_records.terms_record,
+            terms_records.terms_record(terms),
+            reads="scheduler/store/terms_records.py",
+        ),
+        _record(
+            "stored-use",
+            use_records.use_bucket,
+            use_records.use_record,
+            used,
+            reads="scheduler/store/use_records.py",
+        ),
+        _record(
+            "stored-leader",
+            decoded,
+            lambda found: None if found is None else found._asdict(),
+            leader._asdict(),
+            reads="scheduler/service/leadership/election.py",
+        ),
+    ]
+
+
+def _profile() -> Profile:
+    found = Profile(1 << 30)
+    found.measured_bytes = 5
+    found.load_s = {Tier.HOST: 1.5}
+    found.measured_loads = {Tier.HOST}
+    found.keep_run((4, "t4"), 0.25)
+    found.measured_runs.add((4, "t4"))
+    found.keep_configured((Configuration(2, 3, 1), "t4"), 0.5)
+    found.usual_run_s = 0.3
+    found.features = {"flops": 1e9}
+    return found
+
+
+def _recordings() -> list[Target]:
+    beginning = Beginning(
+        recording.VERSION, "lalbo3", "lru", {"limit": 25.0}, 100, LeaseId(5), 1 << 34,
+        (recorded_profile(ModelId("bert"), _profile()),), StandingTerms(30.0, 10), "fixed:10",
+        {ModelId("bert"): ((3, 1.0),)},
+    )  # fmt: skip
+    steps = (
+        events.RequestArrived(request("r1", deadline_s=4.0)),
+        events.PolicySet("lb", {"limit": 3}),
+        events.SlotFreed(SlotId("g0"), LeaseId(1)),
+    )
+    lines = [recording.beginning_line(beginning)]
+    lines += [recording.step_line(1.5, event, []) for event in steps]
+
+    def encode(found: Beginning | RecordedStep) -> bytes:
+        if isinstance(found, Beginning):
+            return recording.beginning_line(found).encode()
+        plain = json.loads(recording.step_line(found.at_s, found.event, []))
+        return json.dumps([*plain[:2], found.digest]).encode()
+
+    return [
+        Target(
+            "recording-line", lambda data: recording.parsed(data.decode()),
+            (BadRecording, UnicodeDecodeError), lambda: [line.encode() for line in lines],
+            InputForm.JSON, ("scheduler/core/recording.py",), "people, with files of live runs",
+            "a line of a file that a person named", encode=encode,
+        ),
+    ]  # fmt: skip
+
+
+def _bodies() -> list[Target]:
+    asked = {
+        "request": "r1", "function": "openfaas-fn/f", "models": ["a", "b"], "batch": 4,
+        "deadline_in_s": 3.5, "waited_s": 0.5, "priority": -3, "application": "a", "stage": "s",
+        "slo_s": 1.0, "near": "n0", "registered_only": True, "max_wait_s": 2, "exit_rule": "never",
+    }  # fmt: skip
+    bodies: list[tuple[str, Callable[[bytes], Any], object]] = [
+        ("body-acquire", lambda data: request_bodies.acquire(data, 100.0), asked),
+        ("body-request", request_bodies.request, {"request": "r1"}),
+        ("body-release", request_bodies.release, {"lease": 3, "may_return": True, "request": "r"}),
+        ("body-presence", request_bodies.presence, {"caller": "c", "leases": [1, 2]}),
+    ]
+    return [
+        Target(
+            name, parse, (MalformedRequest,), lambda seed=seed: [json.dumps(seed).encode()],  # type: ignore[misc] # bound now
+            InputForm.JSON, ("scheduler/service/http/request_bodies.py",),
+            "programs with the caller's token", "1 MiB, by the server's bound on bodies",
+        )
+        for name, parse, seed in bodies
+    ]  # fmt: skip

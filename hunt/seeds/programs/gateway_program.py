@@ -1,0 +1,155 @@
+"""A gateway of a simulation: calls, leases, async jobs and workflows, behind its server."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+from common.http.asgi import App, Receive, Scope, Send
+from common.http.client import HttpClient
+from common.http.server import serving
+from gateway_ext.calls.call_limits import InvokeSettings
+from gateway_ext.calls.function_table import Function, Functions
+from gateway_ext.calls.gpu_leasing import GpuLeasing
+from gateway_ext.calls.invoke import Invoke
+from gateway_ext.errors import QueueFailed
+from gateway_ext.jobs.async_jobs import jobs_of
+from gateway_ext.jobs.jetstream.connection.gateway_presence import GatewayIdentity
+from gateway_ext.jobs.queue.job_queue import JobQueue
+from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.model import Deployment, Endpoint, FunctionId
+from gateway_ext.openfaas import function_options
+from gateway_ext.settings import GatewaySettings
+from gateway_ext.workflows.plan.workflow_file import read_workflow
+from gateway_ext.workflows.plan.workflow_values import WorkflowId
+from gateway_ext.workflows.workflow_parts import workflow_parts
+from gateway_ext.workflows.workflow_table import Workflows
+from hunt.seeds.programs.function_program import TIMEOUT_S, FunctionProgram
+from hunt.seeds.scenarios.fault_plan import NATS
+from hunt.seeds.scenarios.planned_functions import TENANTS, PlannedFunction
+from hunt.seeds.surroundings import SECRET, Surroundings
+from scheduler.client.lease_client import LeaseClient
+from scheduler.service.http.access import ApiRole, token
+from tests.kit.simulation.job_disk import JobDisk
+from tests.kit.simulation.simulated_loop import PROGRAM
+from tests.kit.simulation.simulated_nats import NATS_PORT
+from tests.kit.simulation.simulated_network import listener
+
+log = logging.getLogger("hunt.seeds.gateway")
+
+PORT = 8080
+WORKFLOW = WorkflowId(TENANTS[0], "w")
+_WORKFLOW_MS = 300_000
+_DRAIN_S = 2.0
+_START_AGAIN_S = 1.0
+
+
+class OwnedIdentity(GatewayIdentity):
+    """The lock of a gateway's folder, which ends with its process."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        program = PROGRAM.get()
+        assert program is not None, "a gateway has it"
+        program.at_death.append(self.close)
+
+
+class GatewayProgram:
+    """One gateway, through all its lives; `disk` outlives them, of which `jobs` is one's queue."""
+
+    functions: Functions
+    leases: LeaseClient
+    jobs: JobQueue
+    workflows: Workflows
+
+    def __init__(self, around: Surroundings, name: str, instances: list[FunctionProgram]) -> None:
+        self.name = name
+        self.disk = JobDisk(around.chance)
+        self.serves = False
+        self._around = around
+        self._instances = instances
+
+    async def run(self) -> None:
+        """Serve until cancelled, then end in order; without a queue it is started again."""
+        while True:
+            try:
+                await self._serve()
+            except QueueFailed as error:
+                self._around.journal.note(f"{self.name} cannot start: {error}")
+                await asyncio.sleep(_START_AGAIN_S)
+
+    def died(self) -> None:
+        """What is on its disk stays."""
+        self.serves = False
+
+    async def _serve(self) -> None:
+        """As the gateway does it, without what people and faas-cli use."""
+        shared = self._around.scenario.shared_queue
+        settings = GatewaySettings(
+            state_dir=str(self._around.folder / self.name),
+            timeout_s=TIMEOUT_S,
+            callback_private=True,
+            queue=f"nats://{NATS}:{NATS_PORT}" if shared else "sqlite",
+        )
+        options = partial(function_options.of, default_timeout_s=TIMEOUT_S)
+        meters, invocation = GatewayMeters(), InvokeSettings()
+        functions = self.functions = Functions(self._changed, options)
+        self.leases = LeaseClient(self._around.scheduler_urls, token(SECRET, ApiRole.CALLER))
+        async with AsyncExitStack() as exits:
+            await exits.enter_async_context(self.leases)
+            leasing = GpuLeasing(self.leases, meters)
+            client = HttpClient(invocation.client)
+            invoke = Invoke(functions, client, leasing, invocation, meters)
+            exits.push_async_callback(invoke.close)
+            for instance in self._instances:
+                endpoint = Endpoint(instance.name, instance.address)
+                functions.function_is(_deployment(instance.plan), [endpoint], wanted=1)
+            workflows = await exits.enter_async_context(
+                workflow_parts(settings, functions, invoke, meters, log)
+            )
+            self.workflows = workflows.workflows
+            if self._around.scenario.workflow and not shared:
+                text = workflow_text([each.plan for each in self._instances])
+                await self.workflows.deploy(read_workflow(text), update=False)
+            jobs = await exits.enter_async_context(
+                jobs_of(settings, functions, invoke, workflows.targets, log)
+            )
+            self.jobs = jobs.queue
+            apps: dict[str, App] = {
+                "function": invoke,
+                "workflow": workflows.app,
+                "system": workflows.routes,
+            }
+
+            async def app(scope: Scope, receive: Receive, send: Send) -> None:
+                kind = scope["path"].split("/")[1]
+                await apps.get(kind, jobs.app)(scope, receive, send)
+
+            await exits.enter_async_context(serving(app, listener(self.name, PORT), _DRAIN_S))
+            self.serves = True
+            exits.callback(self.died)
+            await asyncio.Event().wait()
+
+    def _changed(self, function: Function) -> None:
+        self.leases.tell_terms(function.id.for_scheduler, function.options.terms)
+
+
+def workflow_text(functions: Sequence[PlannedFunction], version: int = 0) -> str:
+    """A stage for each function of its namespace, each behind the one before.
+
+    Versions differ in their limit.
+    """
+    lines = [f"workflow: {WORKFLOW.name}", f"namespace: {WORKFLOW.namespace}"]
+    lines += [f"timeout_ms: {_WORKFLOW_MS + version}", "stages:"]
+    stages = [each for each in functions if each.tenant == WORKFLOW.namespace]
+    for number, function in enumerate(stages):
+        lines += [f"  stage{number}:", f"    function: {function.name}"]
+        lines += [f"    after: [stage{number - 1}]"] if number else []
+    return "\n".join(lines) + "\n"
+
+
+def _deployment(function: PlannedFunction) -> Deployment:
+    name = FunctionId(function.tenant, function.name)
+    return Deployment(name, "image", annotations=function.annotations)
