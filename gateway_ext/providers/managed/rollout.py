@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from common.tasks import error_of
+from common.tasks import error_of, until_first
 from gateway_ext.errors import GatewayError
 from gateway_ext.model import Deployment, Endpoint
 from gateway_ext.ports import FunctionListener
@@ -81,6 +81,7 @@ class Rollout(Generic[V]):
         self._failed = ""  # why there is no version to start replicas of
         self._stopped = False
         self._changed = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._making: asyncio.Task[None] | None = None
         self._retiring: dict[asyncio.Task[None], V] = {}
 
@@ -118,17 +119,20 @@ class Rollout(Generic[V]):
         await self._stop_making()
         leaving = [replica for one in self.versions for replica in one.resize(0)]
         self.current = self.coming = None
-        for task in list(self._retiring) if not drain else ():
-            task.cancel()
+        if not drain:
+            self.hurry()
         await self._drain_and_stop(leaving, drain=drain)
         if self._retiring:
             await asyncio.wait(list(self._retiring))
 
+    def hurry(self) -> None:
+        """End all instances that leave, and those that will, without a wait for their calls."""
+        self._hurried.set()
+
     async def detach(self) -> None:
         """Stop watching all instances; they continue to run."""
         await self._stop_making()
-        for task in list(self._retiring):
-            task.cancel()
+        self.hurry()
         await asyncio.gather(*(one.detach() for v in self.versions for one in v.replicas))
         if self._retiring:
             await asyncio.wait(list(self._retiring))
@@ -251,6 +255,7 @@ class Rollout(Generic[V]):
         names = [one.instance.name for one in replicas if one.instance is not None]
         try:
             if drain and names:
-                await self._listener.drained(names, self._drain_s)
+                drained = self._listener.drained(names, self._drain_s)
+                await until_first(drained, self._hurried.wait())
         finally:
             await asyncio.gather(*(replica.stop() for replica in replicas))

@@ -208,9 +208,13 @@ def _started(
 
 def _listener(path: Path) -> socket.socket:
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    found.bind(str(path))
-    path.chmod(0o600)
-    found.listen(_BACKLOG)
+    try:
+        found.bind(str(path))
+        path.chmod(0o600)
+        found.listen(_BACKLOG)
+    except OSError:
+        found.close()
+        raise
     return found
 
 

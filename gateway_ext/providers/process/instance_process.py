@@ -41,11 +41,18 @@ class StartedProcess:
     """A child of this process."""
 
     def __init__(self, launched: LaunchedProcess) -> None:
+        """Kill it, and raise OSError, if no descriptor is left by which to notice its end."""
         self._process = launched.process
         self.output = launched.output
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pidfd = os.pidfd_open(self._process.pid)
+        try:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError:
+            os.close(self.output)
+            self._process.kill()
+            self._process.wait()
+            raise
         asyncio.get_running_loop().add_reader(self._pidfd, self._handle_exit)
 
     @property

@@ -1,6 +1,5 @@
 """Starts processes through the launcher program: in a session each, with orders in memory."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -74,19 +73,6 @@ def launch(orders: LaunchOrders, pass_on: Sequence[int] = ()) -> LaunchedProcess
         os.close(given)
         os.close(written)
     return LaunchedProcess(process, output)
-
-
-async def exit_of(process: subprocess.Popen[bytes]) -> int:
-    """Its exit status, once it has ended; no thread waits for it."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    handle = os.pidfd_open(process.pid)
-    loop.add_reader(handle, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)
-    return process.wait()
 
 
 def users_refused(uid: int, settings: ProcessProviderSettings) -> str:

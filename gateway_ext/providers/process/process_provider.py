@@ -76,13 +76,13 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         if self._checking_memory is not None:
             self._checking_memory.cancel()
             await asyncio.wait([self._checking_memory])
-        functions, self._functions = list(self._functions.values()), {}
-        await asyncio.gather(*(function.stop(drain=False) for function in functions))
-        leaving = list(self._leaving)
-        for task in leaving:
-            task.cancel()  # ends its wait for calls; its clean-up continues
+        leaving = dict(self._leaving)
+        for function in leaving.values():
+            function.hurry()
+        await asyncio.gather(*(one.stop(drain=False) for one in self._functions.values()))
         if leaving:
-            await asyncio.wait(leaving)
+            await asyncio.wait(list(leaving))
+        self._functions = {}  # only now: what leaves prunes environments that these do not need
         try:
             await asyncio.to_thread(process_table.end_marked, f"{self._parts.mark}/")
             if self._users is not None:

@@ -19,11 +19,10 @@ from gateway_ext.providers import folder_trees
 from gateway_ext.providers.folder_trees import TreeRefused
 from gateway_ext.providers.managed.logs.output_pipe import OutputPipe
 from gateway_ext.providers.process import process_table
+from gateway_ext.providers.process.instance_process import StartedProcess
 from gateway_ext.providers.process.process_launch import (
     MARK,
-    LaunchedProcess,
     LaunchOrders,
-    exit_of,
     interpreter_folders,
     launch,
 )
@@ -91,21 +90,20 @@ class EnvironmentBuilds:
 
         if wanted.requirements:
             note("installing what requirements.txt asks for")
-        started = launch(self._orders(wanted, uid))
+        started = StartedProcess(launch(self._orders(wanted, uid)))
         pipe = OutputPipe(started.output, store)
-        exited = asyncio.create_task(exit_of(started.process))
         try:
             async with asyncio.timeout(self._limits.timeout_s):
-                await self._watch(wanted, uid, started, exited)
+                await self._watch(wanted, uid, started)
         except TimeoutError as error:
             raise EnvironmentFailed(
                 f"its environment takes longer than {self._limits.timeout_s:g} s"
             ) from error
         finally:
             try:
-                if not exited.done():
-                    os.killpg(started.process.pid, signal.SIGKILL)
-                status = await asyncio.shield(exited)
+                if not started.exited.done():
+                    os.killpg(started.pid, signal.SIGKILL)
+                status = await asyncio.shield(started.exited)
                 await asyncio.to_thread(self._end_all, wanted, uid)
                 with contextlib.suppress(TimeoutError):  # without users something may be left
                     await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
@@ -115,18 +113,14 @@ class EnvironmentBuilds:
             raise EnvironmentFailed(f"its environment cannot be made ({status}): {last}")
 
     async def _watch(
-        self,
-        wanted: WantedEnvironment,
-        uid: int | None,
-        started: LaunchedProcess,
-        exited: asyncio.Task[int],
+        self, wanted: WantedEnvironment, uid: int | None, started: StartedProcess
     ) -> None:
         """Wait for the end of the program; EnvironmentFailed if it uses too much."""
         now_s = asyncio.get_running_loop().time
         measured_s = now_s() + _MEASURE_EVERY_S
-        while not exited.done():
-            await asyncio.wait([exited], timeout=_CHECK_EVERY_S)
-            used = await asyncio.to_thread(_memory_bytes, uid, started.process.pid)
+        while not started.exited.done():
+            await asyncio.wait([started.exited], timeout=_CHECK_EVERY_S)
+            used = await asyncio.to_thread(_memory_bytes, uid, started.pid)
             _check_amount("memory", used, self._limits.memory_bytes)
             begun_s = now_s()
             if begun_s >= measured_s:

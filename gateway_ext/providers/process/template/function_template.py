@@ -16,6 +16,7 @@ from gateway_ext.providers.process import process_table
 from gateway_ext.providers.process.instance_process import KeptProcess
 from gateway_ext.providers.process.process_launch import LaunchOrders
 from gateway_ext.providers.process.template.spare_fork import SpareFork
+from gateway_ext.providers.process.template.template_keeper import TemplateKeeper
 from gateway_ext.providers.process.template.template_run import (
     TemplateBroken,
     TemplatePlace,
@@ -63,6 +64,7 @@ class FunctionTemplate:
         self._has_examples = has_examples
         self._bad_examples = ""  # why the example calls of this version are not made again
         self._run: TemplateRun | None = None
+        self._keepers: set[TemplateKeeper] = set()  # those of earlier templates too
         # Why the template becomes the instance that it is asked for, and whether the next will too.
         self._obstacle, self._is_for_good = "", False
         self._failures = 0
@@ -154,7 +156,7 @@ class FunctionTemplate:
         self.give_up(why)
 
     async def close(self) -> None:
-        """End the process for good."""
+        """End all processes for good; the instances have ended before."""
         self._closed = True
         for task in (self._starting, self._warming):
             if task is not None:
@@ -163,6 +165,7 @@ class FunctionTemplate:
         async with self._one_at_a_time:
             self._drop()
         await self._tasks.wait()
+        await asyncio.gather(*(keeper.close() for keeper in self._keepers))
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -233,7 +236,7 @@ class FunctionTemplate:
     async def _start(self) -> None:
         run = None
         try:
-            run = await TemplateRun.start(self._orders, self._place)
+            run = await TemplateRun.start(self._orders, self._place, self._keepers)
             report = await run.report("imported", "failed", within_s=self._start_s)
         except (TemplateBroken, OSError) as error:
             self._end(run)

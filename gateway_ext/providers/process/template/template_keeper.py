@@ -18,12 +18,15 @@ from gateway_ext.providers.process.process_launch import LaunchOrders, launch
 _REPORT = struct.Struct("=ii")
 _AT_ONCE = 512 * _REPORT.size
 _PARENT, _SESSION = 1, 3  # positions in /proc/PID/stat after the name
+# The keeper of processes that have ended takes note of that, and ends, within milliseconds.
+_LAST_REPORT_S = 0.5
 
 
 class TemplateKeeper:
     """A keeper and the processes that are known of it; it ends when it has no child any more.
 
-    `first` resolves to the process that it was started for; ProcessLookupError if there is none.
+    `first` resolves to the process that it was started for; OSError if there is none.
+    `ended` resolves once this process has taken note of the keeper's end.
     """
 
     def __init__(self, orders: LaunchOrders, pass_on: Sequence[int]) -> None:
@@ -32,6 +35,7 @@ class TemplateKeeper:
         self._known: dict[int, KeptProcess] = {}
         self._rest = b""
         self.first: asyncio.Future[KeptProcess] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reports, theirs = os.pipe()
         try:
             launched = launch(replace(orders, reports=theirs), [*pass_on, theirs])
@@ -63,6 +67,12 @@ class TemplateKeeper:
         """Kill the keeper, and with it all its children."""
         if self._process.poll() is None:
             self._process.kill()
+
+    async def close(self) -> None:
+        """Return when it has ended; kill it if it keeps a process that nobody ends."""
+        await asyncio.wait([self.ended], timeout=_LAST_REPORT_S)
+        self.end()
+        await asyncio.shield(self.ended)
 
     def _is_child(self, pid: int) -> bool:
         """Whether this is a living child of the keeper, of its user, that leads a session."""
@@ -100,7 +110,8 @@ class TemplateKeeper:
     def _note_first(self, pid: int) -> None:
         try:
             self._known[pid] = KeptProcess(pid, self._output)
-        except ProcessLookupError as error:
+        except OSError as error:  # it has ended, or no descriptor is left
+            os.close(self._output)
             self.first.set_exception(error)
         else:
             self.first.set_result(self._known[pid])
@@ -111,8 +122,10 @@ class TemplateKeeper:
         os.close(self._reports)
         self._process.wait()
         if not self.first.done():
+            os.close(self._output)
             self.first.set_exception(ProcessLookupError("it could not be started"))
             self.first.exception()  # whoever waited for it may have been cancelled
         for process in self._known.values():
             process.ended(-signal.SIGKILL)
         self._known.clear()
+        self.ended.set_result(None)

@@ -65,8 +65,13 @@ class TemplateRun:
         self._living = asyncio.create_task(_live(process, name, place))
 
     @classmethod
-    async def start(cls, orders: LaunchOrders, place: TemplatePlace) -> Self:
-        """Start the first template of a keeper; TemplateBroken if that fails."""
+    async def start(
+        cls, orders: LaunchOrders, place: TemplatePlace, keepers: set[TemplateKeeper]
+    ) -> Self:
+        """Start the first template of a keeper; TemplateBroken if that fails.
+
+        The keeper is in `keepers` until it has ended, which may be long after the template's end.
+        """
         name = new_name(place)
         line = TemplateLine()
         with line.theirs as theirs:
@@ -77,11 +82,14 @@ class TemplateRun:
             except OSError as error:
                 line.close()
                 raise TemplateBroken(f"cannot be started: {error}") from error
+        keepers.add(keeper)
+        keeper.ended.add_done_callback(lambda _: keepers.remove(keeper))
         try:
             process = await asyncio.wait_for(asyncio.shield(keeper.first), _KEEPER_S)
         except BaseException as error:  # a caller that is cancelled leaves no process behind
             line.close()
             keeper.end()
+            keeper.first.add_done_callback(_close_output)
             if isinstance(error, OSError | TimeoutError):
                 raise TemplateBroken(f"cannot be started: {error!r}") from error
             raise
@@ -197,6 +205,12 @@ async def _live(process: KeptProcess, name: str, place: TemplatePlace) -> None:
             await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
     finally:
         pipe.close()
+
+
+def _close_output(first: asyncio.Future[KeptProcess]) -> None:
+    """Close the output of a process that is not wanted any more."""
+    if first.exception() is None:
+        os.close(first.result().output)
 
 
 def new_name(place: TemplatePlace) -> str:

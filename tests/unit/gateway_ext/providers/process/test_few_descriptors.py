@@ -3,17 +3,22 @@
 import asyncio
 import contextlib
 import errno
+import os
+import signal
+import sys
 
 import pytest
 
 from gateway_ext.model import Resources
 from gateway_ext.providers.process import process_table
+from gateway_ext.providers.process.instance_process import StartedProcess
+from gateway_ext.providers.process.process_launch import LaunchOrders, launch
 from tests.kit.processes.process_functions import WHO, call, marked, trouble, world
 from tests.kit.waiting import eventually
 
 
 class Denied:
-    """Stands in for a function that reads /proc: it fails, and says how often it was asked."""
+    """Stands in for a function that opens files: it fails, and says how often it was asked."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -67,3 +72,15 @@ async def test_instance_can_be_killed_in_such_a_moment(monkeypatch: pytest.Monke
             await trouble(there.provider, f, "was not ready within 1 s, 2 times")
         await there.provider.remove(f)
         await eventually(lambda: not marked("f-", there.state), "the end")
+
+
+async def test_nothing_is_left_of_a_process_that_is_started_in_such_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched = launch(LaunchOrders([sys.executable, "-c", "while True: pass"], {}, "/"))
+    monkeypatch.setattr(os, "pidfd_open", Denied())
+    with pytest.raises(OSError, match="Too many open files"):
+        StartedProcess(launched)
+    assert launched.process.returncode == -signal.SIGKILL
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(launched.output)

@@ -17,6 +17,8 @@ from tests.kit.processes.offline_packages import add_source, offline
 from tests.kit.processes.process_functions import call, trouble, world
 from tests.kit.waiting import eventually
 
+pytestmark = pytest.mark.group("hostile_builds", seconds=100)
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: builds get users of their own")
 
 # It leaves session and environment, and writes wherever it can into the environments of others.

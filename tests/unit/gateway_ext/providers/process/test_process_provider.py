@@ -128,6 +128,19 @@ async def test_update_never_leaves_the_function_without_an_instance() -> None:
         await eventually(lambda: len(list(folder.glob("*/build-*"))) == 1, "one build")
 
 
+async def test_calls_of_a_removed_function_are_not_waited_for_when_the_gateway_ends() -> None:
+    async with world(drain_s=1000.0) as there:
+        there.build("f")
+        f = await there.deploy()
+        (endpoint,) = await there.ready(f)
+        there.heard.drain = asyncio.Event()
+        await there.provider.remove(f)
+        await eventually(lambda: there.heard.drained_names, "the wait for its calls")
+        await there.provider.close()
+        assert not marked(endpoint.instance)
+        assert there.left() == []
+
+
 async def test_update_that_never_becomes_ready_leaves_the_old_version_serving() -> None:
     async with world() as there:
         there.build("f")

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -305,3 +306,22 @@ def handle(event, context):
         (endpoint,) = await there.ready(f)
         assert await call(endpoint) == b"new"
         assert await lines_with(there, f, "the secret s has changed")
+
+
+async def test_keeper_of_a_version_ends_with_it_though_a_process_hides_from_the_gateway() -> None:
+    hiding = """
+import subprocess
+def handle(event, context):
+    return str(subprocess.Popen(["/bin/sleep", "1000"], start_new_session=True, env={}).pid)
+"""
+    async with world() as there:
+        there.build("f", hiding)
+        f = await there.deploy()
+        (endpoint,) = await there.ready(f)
+        stat = Path(f"/proc/{marked(endpoint.instance)[0]}/stat").read_text()
+        keeper = Path("/proc", stat.rpartition(")")[2].split()[1])
+        hidden = int(await call(endpoint))
+        there.build("f", hiding + "\n# another\n")
+        await there.deploy(update=True)
+        await eventually(lambda: not keeper.exists(), "the keeper's end")
+        os.kill(hidden, signal.SIGKILL)
