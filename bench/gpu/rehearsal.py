@@ -74,8 +74,10 @@ print(*names[::10], sep="\\n")
 _MOST_FILES, _MOST_BYTES = 8, 16 << 20
 _STOPPED = 124  # as timeout(1) has it
 _TESTS = (
+    "tests/processes/workers",
     "tests/unit/gpu_manager/worker",
     "tests/unit/torch_shim",
+    "tests/processes/templates",
     "tests/unit/gateway_ext/runtime/template",
 )
 
