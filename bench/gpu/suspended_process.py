@@ -174,7 +174,11 @@ def _hold(memory_bytes: int, context: Any) -> Callable[[], Outputs]:
             result.copy_(work())
     else:
         graph, result = context.recorder.record(work)
-        replay = graph.replay
+        read_by_graph = (rows, weights)
+
+        def replay() -> None:
+            assert read_by_graph, "their memory would be given to others"
+            graph.replay()
 
     def outputs() -> Outputs:
         result.zero_()  # so that an earlier replay's result is not taken for this one's
