@@ -1,5 +1,6 @@
 """What all tests share: profiles of hypothesis, folders, an Engine, who runs what, `--rewrite`."""
 
+import asyncio
 import gc
 import os
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,8 @@ gc.disable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Else pytest-asyncio asks for one, which Python makes then, and nobody closes.
+    asyncio.set_event_loop(None)
     found = CollectedWarnings(config)
     found.install()
     config.pluginmanager.register(found)

@@ -3,7 +3,8 @@
 A process that nobody waited for, or a socket that nobody closed, warns when the collector comes to
 it, and pytest blames the test that is under way then. Here the collector comes at the end of each
 module, what it finds is said with the module's name, and the module runs once more under
-tracemalloc, which knows where an object was made.
+tracemalloc, which knows where an object was made. If it is found there again, the run has failed;
+else an earlier module has made it, and it is only said.
 """
 
 import gc
@@ -17,7 +18,6 @@ from typing import Any
 import pytest
 
 _FRAMES = 12
-_RERUN_S = 300
 
 
 class CollectedWarnings:
@@ -26,6 +26,7 @@ class CollectedWarnings:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._found: list[tuple[str, str]] = []  # modules, and what was found in them
+        self._again: dict[str, str] = {}  # modules, and what they said when they ran once more
         self._module = "before the first test"
         self._usual = sys.unraisablehook
 
@@ -56,7 +57,14 @@ class CollectedWarnings:
         sys.unraisablehook = self._usual
         if hasattr(self._config, "workeroutput"):
             self._config.workeroutput["collected"] = self._found
-        elif self._found and session.exitstatus == pytest.ExitCode.OK:
+            return
+        is_failed = bool(self._found) and tracemalloc.is_tracing()
+        if not tracemalloc.is_tracing():
+            for module in sorted({module for module, _ in self._found}):
+                ran = _run_traced(module)
+                self._again[module] = ran.stdout[-6000:]
+                is_failed |= ran.returncode != pytest.ExitCode.OK
+        if is_failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -65,11 +73,10 @@ class CollectedWarnings:
         terminalreporter.section("found by the garbage collector", red=True)
         for module, text in self._found:
             terminalreporter.write_line(f"{module}:\n{text}")
-        if tracemalloc.is_tracing():
-            return
-        for module in sorted({module for module, _ in self._found}):
-            terminalreporter.write_line(f"{module} once more, with where objects were made:")
-            terminalreporter.write_line(_run_traced(module))
+        for module, words in self._again.items():
+            terminalreporter.write_line(
+                f"{module} once more, with where objects were made:\n{words}"
+            )
 
     def _note(self, unraisable: "sys.UnraisableHookArgs") -> None:
         lines = traceback.format_exception(unraisable.exc_type, unraisable.exc_value, None)
@@ -92,10 +99,6 @@ def _made_at(unraisable: "sys.UnraisableHookArgs") -> str:
     return ""
 
 
-def _run_traced(module: str) -> str:
+def _run_traced(module: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, f"-Xtracemalloc={_FRAMES}", "-m", "pytest", "-q", module]
-    try:
-        ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_RERUN_S)
-    except subprocess.TimeoutExpired:
-        return f"not done within {_RERUN_S} s"
-    return ran.stdout[-6000:]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
