@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := common cache_manager scheduler gpu_manager torch_shim gateway_ext gpufaas
-TYPED := $(wildcard $(PACKAGES) testbed bench hunt compat tests)
+TYPED := $(wildcard $(PACKAGES) bench hunt compat tests)
 BACKEND := hatchling
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
 

@@ -26,7 +26,7 @@ from scheduler.model.events import (
     SlotFreed,
 )
 from scheduler.model.values import ANY_GPU_TYPE, GpuSpec, ModelSpec, Request, RequestId, SlotId
-from testbed.live.live_load import ZIPF_GPUS, ZIPF_ROOM, zipf, zipf_models
+from tests.kit.live.live_load import ZIPF_GPUS, ZIPF_ROOM, zipf, zipf_models
 
 _LOAD_S, _RUN_S, _BEFORE_S, _AFTER_S = 0.25, 0.02, 0.006, 0.004
 _WARMING, _SEEDS = 150, range(1, 8)

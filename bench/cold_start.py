@@ -24,9 +24,9 @@ from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import LoadSpan, Observer, Runtime
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
-from testbed.nodes.manager_client import SealedWeights, weights
-from testbed.nodes.node_thread import NodeThread
-from testbed.nodes.worker_client import FunctionClient
+from tests.kit.nodes.manager_client import SealedWeights, weights
+from tests.kit.nodes.node_thread import NodeThread
+from tests.kit.nodes.worker_client import FunctionClient
 from torch_shim.errors import ConnectionLost
 
 # resnet50's: Table 2's weights, Table 4's seconds. A machine of two cores does not read and hash as

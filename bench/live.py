@@ -12,8 +12,8 @@ import uvloop
 
 from bench.measure.report import BenchReport, load_average
 from scheduler import policies
-from testbed.live.live_load import RequestFigures, thesis
-from testbed.live.live_runs import (
+from tests.kit.live.live_load import RequestFigures, thesis
+from tests.kit.live.live_runs import (
     IDEAL,
     LIVE,
     ZIPF_CALLERS,
@@ -27,8 +27,8 @@ from testbed.live.live_runs import (
     overlapping,
     recorded,
 )
-from testbed.live.overlapping_leases import overlapped
-from testbed.virtual_time import VirtualLoop
+from tests.kit.live.overlapping_leases import overlapped
+from tests.kit.virtual_time import VirtualLoop
 
 _MINUTES, _WITHIN_S = 2, 18.0
 _MOST_POINTS, _MOST_PERCENT = 5.0, 15.0

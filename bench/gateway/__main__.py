@@ -21,8 +21,8 @@ from bench.measure.peers import peer_installs
 from bench.measure.peers.peer_installs import PeerUnavailable
 from bench.measure.peers.peer_servers import PeerProgram
 from bench.measure.report import BenchReport, load_average
-from testbed.live.live_load import ZIPF_GPUS, ZIPF_MODELS, ZIPF_ROOM
-from testbed.live.live_runs import ZIPF_CALLERS, ZIPF_MEASURED, ZIPF_WARMING
+from tests.kit.live.live_load import ZIPF_GPUS, ZIPF_MODELS, ZIPF_ROOM
+from tests.kit.live.live_runs import ZIPF_CALLERS, ZIPF_MEASURED, ZIPF_WARMING
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _ROUNDS, _SECONDS, _SEEDS = 3, 4.0, (1, 2, 3)

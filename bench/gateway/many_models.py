@@ -18,8 +18,8 @@ from bench.measure.peers import peer_servers
 from bench.measure.peers.peer_installs import PeerSystem
 from bench.measure.peers.peer_servers import PeerProgram
 from bench.measure.whole_stack import StackNotReady, WholeStack
-from testbed.live.live_load import ZIPF_GPUS, ZIPF_MODELS, ZIPF_ROOM, zipf, zipf_models
-from testbed.live.live_runs import ZIPF_CALLERS, ZIPF_MEASURED, ZIPF_WARMING
+from tests.kit.live.live_load import ZIPF_GPUS, ZIPF_MODELS, ZIPF_ROOM, zipf, zipf_models
+from tests.kit.live.live_runs import ZIPF_CALLERS, ZIPF_MEASURED, ZIPF_WARMING
 
 # Four models of 20.5 MB of weights fit, and five do not.
 _GPU_MEMORY_BYTES = 96 << 20

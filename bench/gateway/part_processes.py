@@ -22,7 +22,7 @@ from scheduler.client.lease_client import LeaseClient
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Settings
-from testbed.nodes.attaching import attach_in_process
+from tests.kit.nodes.attaching import attach_in_process
 
 GPUS = 8
 FUNCTIONS = 16

@@ -19,7 +19,7 @@ from gpu_manager.node.leases_in_force import LeaseTimes
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
 from gpu_manager.runtimes.runtime import HostedModel, LoadSpan, Observer, Runtime
 from gpufaas.daemons.embedded_node import EmbeddedNode
-from testbed.nodes.node_thread import NodeThread
+from tests.kit.nodes.node_thread import NodeThread
 
 _PATIENCE_S = 60.0
 _STEADY_S, _STEADY_EMULATED_S, _STEADY_WITHIN_S = 1.0, 0.3, 25.0

@@ -17,7 +17,7 @@ from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.node.settings import EmulatedTimes
 from gpu_manager.runtimes.merged_sums import MergedSums
 from gpufaas.daemons.embedded_node import EmbeddedNode
-from testbed.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.node_thread import NodeThread, node_thread
 
 ROOT = Path(__file__).parents[2]
 _PROCESSES, _LEASES, _GPU_MIB = 2, 32, 4096

@@ -18,7 +18,7 @@ from gpu_manager.credentials import FunctionIdentity
 from gpufaas.daemons.embedded_node import EmbeddedNode
 from scheduler.estimates.interference.slowdowns import Fit
 from scheduler.model.events import PolicySet
-from testbed.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.node_thread import NodeThread, node_thread
 
 ROOT = Path(__file__).parents[2]
 GPU_MIB = 6144

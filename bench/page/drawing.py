@@ -9,10 +9,10 @@ from statistics import median
 
 from bench.measure.report import BenchReport, load_average
 from gateway_ext.ui.watcher_feed import PagePace
-from testbed.page.browser import Browser, Page, browser
-from testbed.page.generated_cluster import GeneratedCluster
-from testbed.page.page_world import PASSWORD, USER
-from testbed.page.served_page import served
+from tests.kit.page.browser import Browser, Page, browser
+from tests.kit.page.generated_cluster import GeneratedCluster
+from tests.kit.page.page_world import PASSWORD, USER
+from tests.kit.page.served_page import served
 
 _SIZES = ((6, 12), (200, 1_000))
 _LOADS = 9

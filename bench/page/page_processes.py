@@ -28,9 +28,9 @@ from scheduler.service.http.access import ApiRole, token
 from scheduler.service.http.scheduler_server import listen, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
-from testbed.memory_provider import MemoryProvider
-from testbed.nodes.attaching import attach_in_process
-from testbed.nodes.fake_node import FakeNode
+from tests.kit.fakes.memory_provider import MemoryProvider
+from tests.kit.nodes.attaching import attach_in_process
+from tests.kit.nodes.fake_node import FakeNode
 
 SECRET = b"the secret of the bench of the page"
 RUN_S = 0.3

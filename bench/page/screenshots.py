@@ -8,10 +8,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from testbed.page.browser import Browser, Page, Viewport, browser
-from testbed.page.generated_cluster import GeneratedCluster
-from testbed.page.page_world import PASSWORD, USER
-from testbed.page.served_page import served
+from tests.kit.page.browser import Browser, Page, Viewport, browser
+from tests.kit.page.generated_cluster import GeneratedCluster
+from tests.kit.page.page_world import PASSWORD, USER
+from tests.kit.page.served_page import served
 
 _FOLDER = Path("docs/pictures")
 _MOST_BYTES = 300_000

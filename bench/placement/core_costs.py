@@ -17,7 +17,7 @@ from scheduler.sim import workload
 from scheduler.sim.engine import Engine
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.workload import Arrivals, Pattern
-from testbed.naive_scheduler import NaiveScheduler
+from tests.kit.cores.naive_scheduler import NaiveScheduler
 
 SIZES = (
     ClusterSize(12, 100, 35),

@@ -21,7 +21,7 @@ from scheduler.model.values import (
     SlotId,
 )
 from scheduler.sim.model_catalogue import table1
-from testbed.naive_scheduler import NaiveEnqueuing, NaivePlacement
+from tests.kit.cores.naive_scheduler import NaiveEnqueuing, NaivePlacement
 
 GPU_MEMORY_BYTES = 7982 * MIB
 

@@ -19,7 +19,7 @@ from bench.measure.report import BenchReport, MeasurementFailed, load_average
 from bench.recovery.rounds import Fault, RoundFigures, measure_round
 from bench.recovery.running_stacks import PairedStack, RunningStack, SupervisedStack, running
 from bench.recovery.steady_callers import SteadyCallers
-from testbed.terminated import end_by_exception
+from tests.kit.processes.terminated import end_by_exception
 
 _HERE = Path(__file__).resolve().parents[2]
 _LOOK_S = 2.0

@@ -13,7 +13,7 @@ from gpu_manager.attachment.attachment import Attachment
 from scheduler.service.http.scheduler_server import listen, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
-from testbed.nodes.attaching import attach_in_process
+from tests.kit.nodes.attaching import attach_in_process
 
 GPUS = 8
 SECRET = b"the secret of the scheduler's bench"

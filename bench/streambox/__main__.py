@@ -19,7 +19,7 @@ from bench.streambox.offered_load import offered_load
 from bench.streambox.page import StreamboxFigures, streambox_blocks
 from common.gpu_wishes import PROCESS, STREAM
 from gpufaas.output.generated_blocks import page_of_blocks, with_blocks
-from testbed.nodes.stream_soak import soak
+from tests.kit.nodes.stream_soak import soak
 
 _TITLE = "Evaluation: StreamBox's experiments, on emulated GPUs"
 _RUNTIMES = (PROCESS, STREAM)

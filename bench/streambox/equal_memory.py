@@ -9,7 +9,7 @@ from typing import NamedTuple
 from bench.measure.report import MeasurementFailed
 from bench.streambox.functions import BenchFunction, call_each, node
 from bench.streambox.offered_load import LOAD_S, RUN_S
-from testbed.nodes.node_thread import NodeThread
+from tests.kit.nodes.node_thread import NodeThread
 
 _CALLERS = 4
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from bench.measure.report import MeasurementFailed
 from cache_manager.model.ids import MIB
 from gpu_manager.node.settings import EmulatedTimes
-from testbed.nodes.manager_client import SealedWeights, weights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient, needs
+from tests.kit.nodes.manager_client import SealedWeights, weights
+from tests.kit.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.worker_client import FunctionClient, needs
 
 # The machine has no room for 64 whole models: all sizes are an eighth, so that what is compared
 # stays as it is.

@@ -11,8 +11,8 @@ from bench.measure.report import MeasurementFailed
 from bench.streambox.footprint import granted_bytes
 from bench.streambox.functions import BenchFunction, call_each, node
 from bench.streambox.load_files import Arrival, arrivals
-from testbed.nodes.node_thread import NodeThread
-from testbed.nodes.worker_client import FunctionClient
+from tests.kit.nodes.node_thread import NodeThread
+from tests.kit.nodes.worker_client import FunctionClient
 
 LOAD_S, RUN_S = 0.25, 0.02
 _SAMPLE_S = 0.2

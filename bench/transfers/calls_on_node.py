@@ -10,9 +10,9 @@ from bench.transfers.path_processes import Tail
 from cache_manager.model.ids import MIB, ModelId
 from gpu_manager.node.settings import EmulatedTimes
 from scheduler.model.errors import EventRefused
-from testbed.nodes.manager_client import SealedWeights, weights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient
+from tests.kit.nodes.manager_client import SealedWeights, weights
+from tests.kit.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.worker_client import FunctionClient
 
 _PATIENCE_S = 10.0
 

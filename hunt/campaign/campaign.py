@@ -27,8 +27,8 @@ from hunt.campaign.worlds import cluster_faults, up_faults
 from hunt.campaign.worlds.cluster_world import cluster_world
 from hunt.campaign.worlds.up_world import up_world
 from hunt.campaign.worlds.world import Fault, World
-from testbed.terminated import end_by_exception
 from tests.kit.places import ROOT
+from tests.kit.processes.terminated import end_by_exception
 from tests.kit.waiting import StillWaiting
 
 _OUT = ROOT / "out"

@@ -14,7 +14,7 @@ from gateway_ext.jobs.queue.job_values import Job
 from gpu_manager.attachment.attachment import Attachment
 from hunt.seeds.simulation import run_seed, told
 from scheduler.api import Event, SlotFreed
-from testbed.nodes.in_memory_runtime import InMemoryHosted
+from tests.kit.nodes.in_memory_runtime import InMemoryHosted
 from tests.kit.places import ROOT
 
 pytestmark = pytest.mark.group("more_seeds", seconds=60)

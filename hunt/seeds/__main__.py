@@ -20,8 +20,8 @@ from hunt.seeds.long_run.block_record import OVERLOADED, PLAIN, BlockRecord
 from hunt.seeds.minimising import minimised
 from hunt.seeds.scenarios.scenario import scenario_of
 from hunt.seeds.simulation import run_seed
-from testbed.terminated import end_by_exception
 from tests.kit.places import ROOT
+from tests.kit.processes.terminated import end_by_exception
 
 _FILE = ROOT / "out" / "seeds.jsonl"
 _COMMIT_LETTERS = 12

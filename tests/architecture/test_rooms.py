@@ -1,4 +1,4 @@
-"""Every folder is a room: few files beside each other, a sentence about it, no name twice."""
+"""Every folder is a room: few files in it, a sentence about it, no name twice; helpers in the kit."""
 
 import ast
 from collections import defaultdict
@@ -10,6 +10,7 @@ from tests.kit.places import ROOT
 PRODUCT = (
     "common", "cache_manager", "scheduler", "gpu_manager", "torch_shim", "gateway_ext", "gpufaas",
 )  # fmt: skip
+OUTSIDE = ("bench", "compat", "hunt", "tests")
 MOST_FILES = 15
 # A file below it is named as its subcommand is.
 COMMANDS = "gpufaas/commands"
@@ -57,6 +58,37 @@ def test_no_class_name_is_used_twice() -> None:
                 places[node.name].append(_shown(path))
 
     assert not _repeated(places).keys() - NAMED_BY_THEIR_FILE
+
+
+def test_what_tests_share_lies_in_the_kit_or_in_their_own_folder() -> None:
+    strange = {
+        f"{_shown(path)} imports {module}"
+        for folder in OUTSIDE
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for module in _imported(path)
+        if not _may_import(path, module)
+    }
+
+    assert not strange, "\n".join(sorted(strange))
+
+
+def _may_import(path: Path, module: str) -> bool:
+    """Helpers of tests belong to `tests.kit`, or to the folder of those that need them."""
+    if not module.startswith("tests.") or module.startswith("tests.kit"):
+        return True
+    own = ".".join(path.relative_to(ROOT).parent.parts)
+    name = module.rpartition(".")[2]
+    return module.startswith(f"{own}.") and not name.startswith("test_") and name != "conftest"
+
+
+def _imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(str(node.module))
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    return found
 
 
 def _repeated(places: Mapping[str, list[str]]) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.places import ACTIVATE
-from tests.unit.torch_shim.conftest import shim_environment
+from tests.kit.programs.snippets import shim_environment
 
 _CHECK = "import torch; assert torch.ones(2).cuda().is_cuda; "
 

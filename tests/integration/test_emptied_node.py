@@ -40,15 +40,15 @@ from scheduler.api import (
     Prepare,
     SlotId,
 )
-from testbed.nodes.worker_client import alive
 from tests.kit.fakes.sealed_images import open_images
+from tests.kit.nodes.worker_client import alive
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import eventually, wait_until
+from tests.kit.worlds.caller import Caller, program, step
 from tests.kit.worlds.gpu_node import GPU, OWNER
 from tests.kit.worlds.ordered_node import ReportRecord
 from tests.kit.worlds.worker_machine import children_of
-from tests.unit.gpu_manager.worker.calls.caller import Caller, program, step
 from torch_shim.wire.image_digests import lay_out
 from torch_shim.wire.programs import Ref
 

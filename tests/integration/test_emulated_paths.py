@@ -10,10 +10,10 @@ import pytest
 from cache_manager.model.ids import MIB, Tier
 from gpu_manager.node.settings import EmulatedTimes
 from gpu_manager.runtimes.runtime import LoadSpan
-from testbed.nodes.manager_client import SealedWeights, weights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient
 from tests.kit.fakes.sealed_images import open_images
+from tests.kit.nodes.manager_client import SealedWeights, weights
+from tests.kit.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.worker_client import FunctionClient
 from tests.kit.waiting import wait_until
 from torch_shim.errors import RemoteFailure
 

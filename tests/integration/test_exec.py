@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.nodes.worker_client import alive
+from tests.kit.nodes.worker_client import alive
 from tests.kit.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.group("exec", seconds=30)

@@ -9,8 +9,7 @@ import pytest
 from common.gpu_wishes import AS_MEASURED, GpuWishes
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.node.settings import EmulatedTimes
-from testbed.nodes.node_thread import NodeThread, node_thread
-from tests.integration.test_merged_calls_on_node import merges
+from tests.kit.nodes.node_thread import NodeThread, merges, node_thread
 from tests.kit.waiting import wait_until
 
 WRITERS = 6

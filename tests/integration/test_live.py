@@ -22,10 +22,10 @@ from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import SimModel
 from scheduler.sim.workload import Workload
 from scheduler.wire.node_stream import StreamTimes
-from testbed.live.emulated_node import Noted, Word, given_twice
-from testbed.live.live_load import arrive, one_after_the_other, thesis, zipf_gpus
-from testbed.live.live_runs import OVERLAP_BEFORE_S, OVERLAP_RUN_S, POLICY
-from testbed.live.live_system import LiveSystem, Setup, live
+from tests.kit.live.emulated_node import Noted, Word, given_twice
+from tests.kit.live.live_load import arrive, one_after_the_other, thesis, zipf_gpus
+from tests.kit.live.live_runs import OVERLAP_BEFORE_S, OVERLAP_RUN_S, POLICY
+from tests.kit.live.live_system import LiveSystem, Setup, live
 from tests.kit.places import ROOT
 from tests.kit.waiting import PATIENCE_S, eventually
 

@@ -15,10 +15,9 @@ from common.gpu_wishes import PROCESS, STREAM
 from gpu_manager.node.leases_in_force import LeaseTimes
 from gpu_manager.node.settings import EmulatedTimes
 from gpufaas.daemons.embedded_node import EmbeddedNode
-from testbed.nodes.manager_client import SealedWeights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient, alive
-from tests.integration.test_node import model
+from tests.kit.nodes.manager_client import SealedWeights, model
+from tests.kit.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.worker_client import FunctionClient, alive
 from tests.kit.waiting import wait_until
 
 # A load of the other model takes so long that a test may be held up meanwhile.

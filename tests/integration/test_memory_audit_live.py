@@ -10,9 +10,9 @@ from gpu_manager.node.ledger import ProcessUse
 from gpu_manager.node.settings import EmulatedTimes
 from gpu_manager.node.watch.memory_audit import process_uses
 from gpufaas.daemons.embedded_node import EmbeddedNode
-from testbed.nodes.manager_client import SealedWeights, weights
-from testbed.nodes.node_thread import node_thread
-from testbed.nodes.worker_client import FunctionClient
+from tests.kit.nodes.manager_client import SealedWeights, weights
+from tests.kit.nodes.node_thread import node_thread
+from tests.kit.nodes.worker_client import FunctionClient
 
 CONTEXT_BYTES = 100 * MIB
 MODEL_BYTES = 64 * MIB

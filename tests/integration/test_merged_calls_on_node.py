@@ -10,12 +10,9 @@ from common.telemetry.metrics import Values
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.metrics import manager_metrics
 from gpu_manager.node.settings import EmulatedTimes
-from gpu_manager.runtimes.merged_sums import MergedSums
-from gpufaas.daemons.embedded_node import EmbeddedNode
-from testbed.nodes.manager_client import SealedWeights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import ADD, FunctionClient
-from tests.integration.test_node import model
+from tests.kit.nodes.manager_client import SealedWeights, model
+from tests.kit.nodes.node_thread import NodeThread, merges, node_thread
+from tests.kit.nodes.worker_client import ADD, FunctionClient
 from tests.kit.programs.executed_programs import KILL_WORKERS, execute
 from tests.kit.waiting import wait_until
 from torch_shim.wire.programs import Program, ProgramStep, Ref, Tuple
@@ -29,15 +26,6 @@ HISTOGRAM = Program(
     (ProgramStep("t:torch.histc", [Ref(0), 4]), ProgramStep("o:add", [Ref(2), Ref(1)])),
     Tuple([Ref(3)]),
 )
-
-
-def merges(node: EmbeddedNode) -> MergedSums:
-    """What became of the calls of all models."""
-    found = MergedSums()
-    for gpu in node.manager.node.gpus.values():
-        for resident in gpu.residents.values():
-            found = found.plus(resident.merges)
-    return found
 
 
 def call_all(

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -15,9 +14,9 @@ import pytest
 from cache_manager.model.ids import MIB
 from common.addresses import TcpAddress, UnixAddress
 from gpu_manager.node.settings import EmulatedTimes
-from testbed.nodes.manager_client import SealedWeights, weights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient, alive, needs
+from tests.kit.nodes.manager_client import SealedWeights, model
+from tests.kit.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.worker_client import FunctionClient, alive, needs
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import wait_until
 from torch_shim.errors import RemoteFailure, WireError
@@ -27,11 +26,6 @@ pytestmark = pytest.mark.group("node", seconds=130)
 GPU_MIB = 400
 # A busy machine takes its time; who waits for a call that nobody ends waits for two minutes.
 PROMPT_S = 60.0
-
-
-def model(first: float, mib: int = 1) -> SealedWeights:
-    """Weights whose first row is this number four times."""
-    return weights(struct.pack("4f", *[first] * 4) + bytes(mib * MIB - 16))
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +213,8 @@ def test_call_is_answered_when_the_client_is_on_another_node(node: NodeThread) -
 CLIENT = """
 import sys, time
 sys.path.insert(0, {root!r})
-from tests.integration.test_node import model
-from testbed.nodes.worker_client import FunctionClient
+from tests.kit.nodes.manager_client import model
+from tests.kit.nodes.worker_client import FunctionClient
 it = FunctionClient({address!r}, {credential!r}, "killed")
 image = model(11.0, 50)
 it.upload(image)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_secret
-from testbed.nodes.node_thread import node_thread
-from testbed.nodes.worker_client import FunctionClient, alive
-from tests.integration.test_node import model
+from tests.kit.nodes.manager_client import model
+from tests.kit.nodes.node_thread import node_thread
+from tests.kit.nodes.worker_client import FunctionClient, alive
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import PATIENCE_S, wait_until
 from torch_shim.errors import WireError

@@ -6,7 +6,7 @@ import pytest
 
 from common.liveness import LivenessTimes
 from gpu_manager.runtimes.workers.fork_client import ForkServer
-from testbed.nodes.worker_client import alive
+from tests.kit.nodes.worker_client import alive
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import eventually, wait_until
 

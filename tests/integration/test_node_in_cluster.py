@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_node import model
+from tests.kit.nodes.manager_client import model
 from tests.kit.processes.daemons import GPUFAAS
 from tests.kit.processes.two_nodes import TwoNodes
 from tests.kit.waiting import PATIENCE_S, wait_until

@@ -10,12 +10,10 @@ import pytest
 from gpu_manager.node.leases_in_force import LeaseTimes
 from gpu_manager.node.settings import EmulatedTimes
 from gpufaas.daemons.embedded_node import EmbeddedNode
-from testbed.live.overlapping_leases import overlapped
-from testbed.nodes.manager_client import SealedWeights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient, alive
-from tests.integration.test_node import model
-from tests.integration.test_slots import holder_of_first_slot
+from tests.kit.live.overlapping_leases import overlapped
+from tests.kit.nodes.manager_client import SealedWeights, model
+from tests.kit.nodes.node_thread import NodeThread, holder_of_first_slot, node_thread
+from tests.kit.nodes.worker_client import FunctionClient, alive
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import wait_until
 from torch_shim.errors import WireError

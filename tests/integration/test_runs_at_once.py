@@ -4,9 +4,9 @@ from cache_manager.model.ids import ModelId
 from gpufaas.daemons.embedded_node import EmbeddedNode
 from scheduler.api import METRICS
 from scheduler.estimates.profiles import Profile
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient
-from tests.integration.test_node import model
+from tests.kit.nodes.manager_client import model
+from tests.kit.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.worker_client import FunctionClient
 from tests.kit.waiting import wait_until
 
 

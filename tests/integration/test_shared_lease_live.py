@@ -18,10 +18,9 @@ from gpu_manager.node.tenant_models import model_id
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import ModelSpec, Placement, Request, RequestId
 from scheduler.wire.lease_tokens import LeaseClaims, sign
-from testbed.nodes.manager_client import SealedWeights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient
-from tests.integration.test_node import model
+from tests.kit.nodes.manager_client import SealedWeights, model
+from tests.kit.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.worker_client import FunctionClient
 from tests.kit.waiting import wait_until
 from torch_shim.errors import WireError
 

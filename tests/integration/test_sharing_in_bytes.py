@@ -8,9 +8,9 @@ import pytest
 
 from cache_manager.model.ids import MIB
 from gpufaas.daemons.embedded_node import EmbeddedNode
-from testbed.nodes.manager_client import SealedWeights, weights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient
+from tests.kit.nodes.manager_client import SealedWeights, weights
+from tests.kit.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.worker_client import FunctionClient
 from tests.kit.waiting import wait_until
 
 _WEIGHTS_BYTES = 8 * MIB

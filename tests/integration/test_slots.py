@@ -17,16 +17,14 @@ from gpu_manager.node.leases_in_force import LeaseTimes
 from gpu_manager.node.settings import EmulatedTimes
 from gpu_manager.node.slots.lease_slots import terms_of
 from gpu_manager.worker.calls.lease_terms import LeaseTerms
-from gpu_manager.worker.device.gpu_turns import turn_holder
 from gpufaas.daemons import embedded_node
 from gpufaas.daemons.embedded_node import EmbeddedNode
 from scheduler.core.core import Core
 from scheduler.model.values import Configuration
 from scheduler.policies.placement_policy import Decision, Place, View
-from testbed.nodes.manager_client import SealedWeights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient
-from tests.integration.test_node import model
+from tests.kit.nodes.manager_client import SealedWeights, model
+from tests.kit.nodes.node_thread import NodeThread, holder_of_first_slot, node_thread
+from tests.kit.nodes.worker_client import FunctionClient
 from tests.kit.waiting import wait_until
 from torch_shim.errors import WireError
 
@@ -197,10 +195,3 @@ def test_a_worker_that_dies_frees_its_slots(monkeypatch: pytest.MonkeyPatch) -> 
         client.close()
     image.close()
     other.close()
-
-
-def holder_of_first_slot(node: EmbeddedNode) -> int | None:
-    """The process that runs on the first slot."""
-    (gpu,) = node.manager.node.gpus.values()
-    assert gpu.turns is not None
-    return turn_holder(gpu.turns, 0)

@@ -11,10 +11,10 @@ import pytest
 
 from cache_manager.model.ids import MIB, ModelId
 from gpufaas.daemons.embedded_node import EmbeddedNode
-from testbed.nodes.manager_client import SealedWeights, weights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.stream_soak import soak
-from testbed.nodes.worker_client import FunctionClient, needs
+from tests.kit.nodes.manager_client import SealedWeights, weights
+from tests.kit.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.stream_soak import soak
+from tests.kit.nodes.worker_client import FunctionClient, needs
 from tests.kit.waiting import wait_until
 from torch_shim.errors import RemoteFailure, WireError
 from torch_shim.wire.programs import Program, ProgramStep, Ref, Tuple

@@ -14,9 +14,9 @@ from common.gpu_wishes import GpuWishes
 from gpu_manager.api import FunctionIdentity
 from gpu_manager.node.settings import EmulatedTimes
 from gpufaas.daemons.embedded_node import EmbeddedNode
-from testbed.nodes.manager_client import SealedWeights, weights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient, alive
+from tests.kit.nodes.manager_client import SealedWeights, weights
+from tests.kit.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.worker_client import FunctionClient, alive
 from tests.kit.waiting import wait_until
 
 CONTEXT_BYTES = 100 * MIB

@@ -16,9 +16,9 @@ from common.gpu_wishes import PROCESS, RUNTIMES
 from gpu_manager.node.settings import EmulatedTimes
 from gpu_manager.transfers.process_gate import path_holder
 from gpufaas.daemons.embedded_node import EmbeddedNode
-from testbed.nodes.manager_client import SealedWeights, weights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient, alive
+from tests.kit.nodes.manager_client import SealedWeights, weights
+from tests.kit.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.worker_client import FunctionClient, alive
 from tests.kit.waiting import wait_until
 from torch_shim.errors import ConnectionLost, RemoteFailure
 

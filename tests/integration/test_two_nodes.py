@@ -14,8 +14,8 @@ from scheduler.client.granted_lease import GrantedLease
 from scheduler.client.lease_client import LeaseClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.http.access import ApiRole, token
-from tests.integration.test_node import model
 from tests.kit.network.certificates import self_signed
+from tests.kit.nodes.manager_client import model
 from tests.kit.processes.two_nodes import TwoNodes
 from tests.kit.waiting import eventually, wait_until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.model import Endpoint
-from testbed.nodes.node_thread import node_thread
+from tests.kit.nodes.node_thread import node_thread
 from tests.kit.places import ROOT
 from tests.kit.processes.gpu_functions import FLAG, MODEL, TEMPLATE, Shim, answer
 from tests.kit.processes.process_functions import World, call, template_text, world

@@ -21,7 +21,7 @@ from scheduler.sim.engine import Engine
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.simulation_tally import percentile
 from scheduler.sim.workload import Workload
-from testbed.live.live_load import thesis
+from tests.kit.live.live_load import thesis
 
 POLICIES = ("lalbo3", "lb")
 _GPU_MB = 7982  # the thesis's RTX 2080

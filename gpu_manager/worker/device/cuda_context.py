@@ -3,7 +3,6 @@
 import contextlib
 import re
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -76,7 +75,6 @@ class CudaContext:
         self._make_part = make_part
         self.sms = SmShare(SmPartitions(), cuda, self.device)
         self._free_streams: list[Any] = []  # of models that have left
-        self.parts: weakref.WeakSet[CudaContext] = weakref.WeakSet()
         self.idle_memory = IdleMemory(self.release)
         self._staging: StagingBuffers | None = None
         self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
@@ -114,9 +112,7 @@ class CudaContext:
         """A stream for one of several models, which another one may have had before."""
         assert self._make_part is not None, "a worker for several models can make parts"
         stream = self._free_streams.pop() if self._free_streams else self._own_stream()
-        part = self._make_part(self, stream, self._free_streams.append)
-        self.parts.add(part)
-        return part
+        return self._make_part(self, stream, self._free_streams.append)
 
     def ingredients(self) -> dict[str, Any]:
         """What makes another view of the same context."""

@@ -32,7 +32,6 @@ class CudaStream(CudaContext):
         self.total_bytes = whole.total_bytes
         self.accounting = whole.accounting
         self.sms = SmShare(whole.sms.partitions, self._cuda, self.device)
-        self.parts = whole.parts
         self._copies.set()  # its context made them possible
         self.idle_memory = whole.idle_memory
         self._stream = self._plain = stream

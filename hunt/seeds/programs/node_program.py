@@ -28,8 +28,8 @@ from hunt.seeds.scenarios.planned_functions import CONTEXT_MIB, PlannedFunction
 from hunt.seeds.scenarios.scenario import GpuShape
 from hunt.seeds.surroundings import SECRET, Surroundings
 from scheduler.api import Dispatch, GpuSpec, LeaseId, LeaseTokens, SlotId, SlotSpec
-from testbed.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
-from testbed.virtual_time import InlineExecutor
+from tests.kit.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
+from tests.kit.virtual_time import InlineExecutor
 from torch_shim.wire.image_digests import ImageTable, image_digest, lay_out
 
 _CONTEXT_BYTES = CONTEXT_MIB * MIB

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.compose.images import ETCD, NATS, PROMETHEUS, build, make_images
 from tests.e2e.compose.stack import FUNCTION_BASE, ComposeStack
-from tests.e2e.compose.torch_image import TORCH, torch_image
 from tests.kit import needs
 from tests.kit.engines.docker_base_image import BASE
 from tests.kit.engines.docker_engine import Engine
 from tests.kit.engines.faas_cli import NoFaasCli, faas_cli
+from tests.kit.engines.images.program_images import ETCD, NATS, PROMETHEUS, build, make_images
+from tests.kit.engines.images.torch_image import TORCH, torch_image
 from tests.kit.places import ROOT
 from tests.kit.stacks.handlers import GREETING, write
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.e2e.compose.stack import PATIENCE_S, SERVICES, ComposeStack
-from tests.e2e.grey_picture import right_classes, seen_classes
 from tests.kit.engines.docker_base_image import BASE
+from tests.kit.page.grey_picture import right_classes, seen_classes
 from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(900)  # the first one builds images and starts everything

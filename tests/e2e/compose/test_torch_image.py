@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.compose.torch_image import fill_with_torch, torch_image
 from tests.kit.engines.docker_engine import Engine
+from tests.kit.engines.images.torch_image import fill_with_torch, torch_image
 
 pytestmark = pytest.mark.timeout(900)  # it may be the first one that asks for the image
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.compose.torch_image import fill_with_torch
-from tests.e2e.grey_picture import seen_classes
-from tests.integration.helm.helm import Helm
+from tests.kit.engines.images.torch_image import fill_with_torch
+from tests.kit.engines.kubernetes.helm import Helm
 from tests.kit.engines.kubernetes.kubernetes_node import Json, KubernetesNode
+from tests.kit.page.grey_picture import seen_classes
 from tests.kit.places import ROOT
 from tests.kit.waiting import PATIENCE_S, wait_until
 

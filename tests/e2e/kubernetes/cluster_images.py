@@ -4,10 +4,10 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.e2e.compose.images import ETCD, build, etcd_image
-from tests.e2e.compose.torch_image import TORCH, torch_image
 from tests.kit.engines.docker_base_image import BASE, base_image
 from tests.kit.engines.docker_engine import Engine, EngineFailed
+from tests.kit.engines.images.program_images import ETCD, build, etcd_image
+from tests.kit.engines.images.torch_image import TORCH, torch_image
 from tests.kit.places import ROOT
 from tests.kit.stacks.handlers import GREETING, write
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.e2e.kubernetes.chart_stack import ChartStack
 from tests.e2e.kubernetes.cluster_images import image_archive
-from tests.integration.helm.helm import Helm, helm_path
 from tests.kit import needs
 from tests.kit.engines.docker_engine import Engine
 from tests.kit.engines.faas_cli import NoFaasCli, faas_cli
+from tests.kit.engines.kubernetes.helm import Helm, helm_path
 from tests.kit.engines.kubernetes.kubernetes_node import KubernetesNode, kubernetes_node
 from tests.kit.engines.kubernetes.node_programs import BUILD_S
 from tests.kit.folder_fixtures import of_folder

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.grey_picture import right_classes
 from tests.e2e.kubernetes.chart_stack import FUNCTIONS, OURS, ChartStack
 from tests.e2e.kubernetes.documented import commands
 from tests.kit.network.policy_rules import Policies
+from tests.kit.page.grey_picture import right_classes
 from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("inside")

@@ -7,14 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.e2e.kubernetes.web_image import WEB, web_image
 from tests.kit import needs
 from tests.kit.engines.kubernetes.kubernetes_node import Json, KubernetesNode
-from tests.kit.engines.kubernetes.small_images import program_image
 from tests.kit.engines.space_traces import traces
 from tests.kit.places import ROOT
 from tests.kit.waiting import wait_until
 
-WEB = "gpufaas-test/web:1"
 _ASKS = """
 while :; do /busybox nslookup web.default.svc.cluster.local; /busybox sleep 1; done
 """
@@ -27,15 +26,6 @@ subprocess.Popen(spaces.command("tail", "--follow", str(spaces.folder / "holder"
 print(spaces.name, flush=True)
 signal.pause()
 """
-
-
-def web_image(node: KubernetesNode, folder: Path, *names: str) -> None:
-    """Images of a small web server, which has no shell and nothing else."""
-    busybox = needs.command("busybox", "busybox-static")
-    for name in names:
-        archive = folder / "web.tar"
-        program_image(archive, name, busybox, "httpd", "-f", "-p", "8080", "-h", "/")
-        node.import_images(archive)
 
 
 def pod(name: str, *words: str) -> Json:

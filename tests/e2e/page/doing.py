@@ -2,7 +2,7 @@
 
 import json
 
-from testbed.page.browser import Page
+from tests.kit.page.browser import Page
 
 FILLED = "document.getElementById('main')?.dataset.filled === 'yes'"
 LIVE = "document.getElementById('live').dataset.live === 'live'"

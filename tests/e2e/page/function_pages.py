@@ -12,9 +12,9 @@ from pathlib import Path
 
 from gateway_ext.model import Deployment, FunctionId
 from scheduler.client.operator_client import OperatorClient
-from testbed.memory_provider import MemoryProvider
-from testbed.page.devtools import PATIENCE_S
 from tests.kit.fakes.fake_function import FakeFunction, Got, a_function
+from tests.kit.fakes.memory_provider import MemoryProvider
+from tests.kit.page.devtools import PATIENCE_S
 from tests.kit.worlds.gateway_world import gateway_world
 
 NAME = "evil"

@@ -6,11 +6,11 @@ import time
 import pytest
 
 from gateway_ext.ui.watcher_feed import PagePace
-from testbed.page.browser import PHONE, Page, Viewport
-from testbed.page.generated_cluster import GeneratedCluster
-from testbed.page.served_page import calm
-from tests.e2e.page.conftest import Opener
 from tests.e2e.page.doing import FOCUS, IS_CLOSED, IS_OPEN, LIVE, tab_to
+from tests.e2e.page.opener import Opener
+from tests.kit.page.browser import PHONE, Page, Viewport
+from tests.kit.page.generated_cluster import GeneratedCluster
+from tests.kit.page.served_page import calm
 
 SMALL_PHONE = Viewport(320, 640, 2.0, phone=True)
 

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from testbed.page.browser import Browser, Page
-from testbed.page.page_world import PASSWORD, USER
 from tests.e2e.page.function_pages import VICTIM, FunctionPages, function_pages
+from tests.kit.page.browser import Browser, Page
+from tests.kit.page.page_world import PASSWORD, USER
 from tests.kit.waiting import wait_until
 
 _LIST = """fetch('/system/functions', { credentials: 'include' })

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from testbed.page.browser import Viewport
-from testbed.page.generated_cluster import GeneratedCluster
-from tests.e2e.page.conftest import Opener
+from tests.e2e.page.opener import Opener
+from tests.kit.page.browser import Viewport
+from tests.kit.page.generated_cluster import GeneratedCluster
 
 GIB = 1 << 30
 USE: dict[str, Any] = {

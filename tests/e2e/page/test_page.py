@@ -5,12 +5,6 @@ from urllib.parse import quote
 import pytest
 
 from gpufaas.local.held_ports import HeldPort
-from testbed.page.browser import Browser
-from testbed.page.generated_cluster import GeneratedCluster, empty
-from testbed.page.generated_parts import GeneratedGpu, GeneratedRun
-from testbed.page.page_world import PASSWORD, USER
-from testbed.page.served_page import calm, served
-from tests.e2e.page.conftest import Opener
 from tests.e2e.page.doing import (
     FILLED,
     IS_CLOSED,
@@ -19,6 +13,12 @@ from tests.e2e.page.doing import (
     choose_policy,
     press,
 )
+from tests.e2e.page.opener import Opener
+from tests.kit.page.browser import Browser
+from tests.kit.page.generated_cluster import GeneratedCluster, empty
+from tests.kit.page.generated_parts import GeneratedGpu, GeneratedRun
+from tests.kit.page.page_world import PASSWORD, USER
+from tests.kit.page.served_page import calm, served
 
 DIALOG = "document.querySelector('dialog[open]')"
 

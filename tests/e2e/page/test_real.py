@@ -2,9 +2,9 @@
 
 import json
 
-from testbed.page.browser import Page
-from tests.e2e.page.conftest import Opener
 from tests.e2e.page.doing import IS_CLOSED, IS_OPEN, choose_policy, confirm_policy, press
+from tests.e2e.page.opener import Opener
+from tests.kit.page.browser import Page
 from tests.kit.stacks.handlers import ON_GPU, write
 from tests.kit.stacks.load import Asked, load, warm
 from tests.kit.stacks.stack import Rest, Stack, leases

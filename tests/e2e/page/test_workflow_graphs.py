@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from testbed.page.generated_cluster import GeneratedCluster
-from tests.e2e.page.conftest import Opener
+from tests.e2e.page.opener import Opener
+from tests.kit.page.generated_cluster import GeneratedCluster
 
 STAGES: list[dict[str, Any]] = [
     {"name": "first", "function": "f", "after": [], "level": 0, "mean_s": 0.1, "share": 0.25},

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.nodes.manager_client import SealedWeights, weights
 from tests.kit.engines.real_etcd import LOG
 from tests.kit.fakes.sealed_images import images_left
 from tests.kit.folder_fixtures import of_folder
+from tests.kit.nodes.manager_client import SealedWeights, weights
 from tests.kit.processes.live_cluster import LiveCluster, live_cluster
 
 pytestmark = pytest.mark.group("cluster", seconds=90)  # of all modules here

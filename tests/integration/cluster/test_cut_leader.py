@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from testbed.nodes.manager_client import SealedWeights
 from tests.integration.cluster.terms import term_led
 from tests.kit.engines.real_etcd import LOG, needs_etcd
+from tests.kit.nodes.manager_client import SealedWeights
 from tests.kit.processes.live_callers import calling, check
 from tests.kit.processes.live_cluster import ETCD, NODES, LiveCluster
 from tests.kit.waiting import wait_until

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from scheduler.store.stored_records import LRU, MODELS, key, name
-from testbed.nodes.manager_client import SealedWeights, weights
 from tests.kit.engines.real_etcd import LOG, needs_etcd
+from tests.kit.nodes.manager_client import SealedWeights, weights
 from tests.kit.processes.live_callers import calling, check, holding
 from tests.kit.processes.live_cluster import LiveCluster, freeze, thaw
 from tests.kit.waiting import eventually, wait_until

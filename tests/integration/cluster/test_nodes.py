@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cache_manager.model.ids import MIB
-from testbed.nodes.manager_client import SealedWeights
-from testbed.nodes.worker_client import needs
 from tests.kit.engines.real_etcd import LOG, needs_etcd
+from tests.kit.nodes.manager_client import SealedWeights
+from tests.kit.nodes.worker_client import needs
 from tests.kit.processes.live_callers import calling, check, holding
 from tests.kit.processes.live_cluster import NODES, SCHEDULERS, LiveCluster
 from tests.kit.waiting import wait_until

@@ -13,8 +13,8 @@ from scheduler.store.stored_records import (
     encoded,
     policy_record,
 )
-from testbed.nodes.manager_client import SealedWeights
 from tests.kit.engines.real_etcd import LOG, needs_etcd
+from tests.kit.nodes.manager_client import SealedWeights
 from tests.kit.processes.live_callers import calling, check
 from tests.kit.processes.live_cluster import LiveCluster
 from tests.kit.waiting import wait_until

@@ -17,7 +17,7 @@ from gateway_ext.providers.docker.engine.engine_transport import (
     EngineTransport,
 )
 from tests.kit import needs
-from tests.unit.gateway_ext.providers.docker.fake_engine import FakeEngine
+from tests.kit.fakes.fake_engine import FakeEngine
 
 
 @contextlib.asynccontextmanager

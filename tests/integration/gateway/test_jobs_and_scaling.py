@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gateway_ext.model import Deployment, FunctionId
-from testbed.memory_provider import MemoryProvider
 from tests.kit.engines.nats_servers import nats_server
 from tests.kit.fakes.fake_function import Behaviour, FakeFunction, Got, a_function, says, writes
+from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.waiting import eventually
 from tests.kit.worlds.gateway_world import World, gateway_world
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.nodes.node_thread import node_thread
 from tests.kit.engines.faas_cli import NoFaasCli, faas_cli
+from tests.kit.nodes.node_thread import node_thread
 from tests.kit.places import ROOT
 from tests.kit.processes.gpu_functions import FLAG, TEMPLATE, Shim, answer
 from tests.kit.processes.process_functions import world

@@ -10,8 +10,8 @@ from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
 from gateway_ext.scaling.scaler import ScalerSettings
 from gateway_ext.settings import GatewaySettings
-from testbed.memory_provider import MemoryProvider
 from tests.kit.fakes.fake_function import FakeFunction, a_function, says
+from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.waiting import eventually
 from tests.kit.worlds.gateway_world import USER, World, gateway_world
 

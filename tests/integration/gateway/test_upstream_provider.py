@@ -18,7 +18,7 @@ from gateway_ext.model import Deployment, Endpoint, FunctionId, LogLine
 from gateway_ext.ports import LogQuery
 from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
-from testbed.memory_provider import MemoryFunction, MemoryProvider
+from tests.kit.fakes.memory_provider import MemoryFunction, MemoryProvider
 from tests.kit.waiting import eventually
 from tests.kit.worlds.gateway_world import PASSWORD, USER, World, gateway_world
 

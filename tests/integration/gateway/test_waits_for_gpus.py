@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit.cores.builders import gpu
 from tests.kit.fakes.fake_function import FakeFunction, a_function, says
+from tests.kit.nodes.fake_node import FakeNode, fake_node
 from tests.kit.waiting import eventually
 from tests.kit.worlds import service_world
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway, answer_of

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.helm.helm import VALUES, Helm, Rendered, helm_path
+from tests.integration.helm.chart_values import VALUES
+from tests.kit.engines.kubernetes.helm import Helm, Rendered, helm_path
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from tests.integration.helm.helm import KUBERNETES, Document
+from tests.kit.engines.kubernetes.helm import KUBERNETES, Document
 
 # Kinds that the chart makes, by group and version, each with the name in its path.
 KINDS = {

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # ships no types
 from referencing import Registry, Resource
 
-from tests.integration.helm.helm import Document
+from tests.kit.engines.kubernetes.helm import Document
 
 # From the oldest that the chart is for to the newest that is known.
 VERSIONS = tuple(f"1.{minor}.0" for minor in range(26, 38))

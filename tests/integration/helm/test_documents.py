@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.helm.helm import (
+from tests.integration.helm.chart_values import VALUES
+from tests.integration.helm.schemas import OPERATORS, VERSIONS, trouble
+from tests.kit.engines.kubernetes.helm import (
     BUILD_S,
     CHART,
     NAMESPACE,
-    VALUES,
     Document,
     Helm,
     Rendered,
     labels_match,
 )
-from tests.integration.helm.schemas import OPERATORS, VERSIONS, trouble
 
 # The first run builds helm.
 pytestmark = pytest.mark.timeout(BUILD_S + 60)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.helm.chart_values import VALUES
 from tests.integration.helm.fake_api import cluster
-from tests.integration.helm.helm import (
+from tests.kit.engines.kubernetes.helm import (
     BUILD_S,
     CHART,
     NAMESPACE,
     RELEASE,
-    VALUES,
     Document,
     Helm,
     Rendered,

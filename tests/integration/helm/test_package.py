@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.integration.helm.helm import (
+from tests.integration.helm.chart_values import FOLDER
+from tests.kit.engines.kubernetes.helm import (
     BUILD_S,
     CHART,
-    HERE,
     KUBERNETES,
     RELEASE,
     Document,
@@ -35,7 +35,7 @@ def package(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def everything(helm: Helm, chart: Path) -> Rendered:
-    values = HERE / "values" / "everything.yaml"
+    values = FOLDER / "everything.yaml"
     done = helm.run(
         *("template", RELEASE, str(chart), "--kube-version", KUBERNETES, "--values", str(values))
     )

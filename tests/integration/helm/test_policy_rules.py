@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.helm.helm import BUILD_S, NAMESPACE, VALUES, Helm, Rendered
+from tests.integration.helm.chart_values import VALUES
+from tests.kit.engines.kubernetes.helm import BUILD_S, NAMESPACE, Helm, Rendered
 from tests.kit.network.policy_rules import Policies, matches
 
 pytestmark = pytest.mark.timeout(BUILD_S + 60)

@@ -17,15 +17,8 @@ from common.sizes import parse_size
 from gpufaas.commands.cluster import status
 from gpufaas.commands.daemons import gateway, gpu_manager, scheduler
 from gpufaas.options.configuration import AllSettings, read_settings
-from tests.integration.helm.helm import (
-    BUILD_S,
-    HERE,
-    NAMESPACE,
-    VALUES,
-    Helm,
-    Pod,
-    Rendered,
-)
+from tests.integration.helm.chart_values import FOLDER, VALUES
+from tests.kit.engines.kubernetes.helm import BUILD_S, NAMESPACE, Helm, Pod, Rendered
 
 pytestmark = pytest.mark.timeout(BUILD_S + 60)
 
@@ -115,13 +108,13 @@ def test_gateway_that_runs_functions_says_how(helm: Helm, tmp_path: Path) -> Non
 
 def test_emulated_gpus_are_on_every_node(helm: Helm) -> None:
     """Maps of values are merged: an empty one would leave the usual label in force."""
-    pod = helm.template(HERE / "values" / "emulated.yaml").pod("gpu-manager")
+    pod = helm.template(FOLDER / "emulated.yaml").pod("gpu-manager")
     assert "nodeSelector" not in pod.spec
     assert "tolerations" not in pod.spec
 
 
 def test_all_processes_log_alike_and_trace_alike(helm: Helm, tmp_path: Path) -> None:
-    found = helm.template(HERE / "values" / "everything.yaml")
+    found = helm.template(FOLDER / "everything.yaml")
 
     served = settings_of(found, "gateway", tmp_path)
     assert served.log_format == settings_of(found, "scheduler", tmp_path).log_format == "json"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.integration.helm.helm import BUILD_S, Helm
+from tests.kit.engines.kubernetes.helm import BUILD_S, Helm
 
 pytestmark = pytest.mark.timeout(BUILD_S + 60)
 

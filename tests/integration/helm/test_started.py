@@ -17,10 +17,11 @@ import pytest
 
 from gateway_ext.model import FunctionId
 from gpufaas.etcd.own_server import find_etcd
-from testbed.memory_provider import MemoryProvider
-from tests.integration.helm.helm import BUILD_S, HERE, Helm, Rendered
+from tests.integration.helm.chart_values import FOLDER
 from tests.integration.helm.loopback import Loopback
 from tests.kit import needs
+from tests.kit.engines.kubernetes.helm import BUILD_S, Helm, Rendered
+from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.processes.daemons import Daemon
 from tests.kit.waiting import PATIENCE_S
 from tests.kit.worlds.gateway_world import PASSWORD, USER, World, gateway_world
@@ -36,7 +37,7 @@ F = FunctionId("openfaas-fn", "f")
 @pytest.fixture(scope="module")
 def emulated(helm: Helm) -> Rendered:
     """With emulated GPUs and NATS, and one of each: all are at one address."""
-    values = HERE / "values" / "emulated.yaml"
+    values = FOLDER / "emulated.yaml"
     return helm.template(
         values,
         *("scheduler.replicas=1", "queue.kind=nats"),

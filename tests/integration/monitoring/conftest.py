@@ -4,13 +4,13 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from gpufaas.local.held_ports import HeldPort
 from gpufaas.remote.scheduler_api import in_path
+from tests.integration.monitoring.watched import Watched
 from tests.kit.engines.prometheus_server import Prometheus, nvml_node, prometheus
 from tests.kit.folder_fixtures import of_folder
 from tests.kit.stacks.handlers import GREETING, ON_GPU, PLAIN, write
@@ -42,15 +42,6 @@ stages:
   once: {function: greets}
   again: {function: greets, after: once}
 """
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A stack, who watches it, and where its processes show their metrics."""
-
-    stack: Stack
-    prometheus: Prometheus
-    pages: dict[str, str]
 
 
 @pytest.fixture(scope="module")

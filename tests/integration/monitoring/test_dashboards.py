@@ -12,7 +12,7 @@ import yaml
 
 from gpufaas.dashboards.__main__ import DASHBOARDS, FOLDER
 from gpufaas.dashboards.grafana_json import Dashboard, Panel, as_json
-from tests.integration.monitoring.conftest import Watched
+from tests.integration.monitoring.watched import Watched
 from tests.kit.places import ROOT
 from tests.kit.waiting import wait_until
 

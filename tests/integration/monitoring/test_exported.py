@@ -8,7 +8,7 @@ import pytest
 
 from common.telemetry.metrics import Metric, MetricKind
 from gpufaas.dashboards.metrics_page import PROCESSES
-from tests.integration.monitoring.conftest import Watched
+from tests.integration.monitoring.watched import Watched
 from tests.kit.waiting import PATIENCE_S, wait_until
 
 # Without a label's value there is no line: these need what a healthy stack has not.

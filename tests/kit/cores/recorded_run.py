@@ -17,9 +17,9 @@ from scheduler.service.http.access import ApiRole, token
 from scheduler.service.http.scheduler_server import listen, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
-from testbed.nodes.attaching import attach_in_process
-from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit.cores.builders import gpu, request
+from tests.kit.nodes.attaching import attach_in_process
+from tests.kit.nodes.fake_node import FakeNode, fake_node
 
 _SECRET = b"a secret of recordings"
 _MODELS = tuple(f"model{number}" for number in range(8))

@@ -21,7 +21,7 @@ from scheduler.model.actions import Action, Dispatch, Finish
 from scheduler.model.events import Event, LeaseReleased
 from scheduler.model.values import LeaseId, Placement, Request, RequestId
 from scheduler.wire.lease_tokens import LeaseClaims, sign
-from testbed.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.node_thread import NodeThread, node_thread
 from tests.kit.places import ACTIVATE, ROOT
 from tests.kit.waiting import PATIENCE_S
 

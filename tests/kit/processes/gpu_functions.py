@@ -8,7 +8,7 @@ from typing import Any
 import torch_shim
 from common.gpu_wishes import GpuWishes
 from gateway_ext.model import Endpoint, FunctionId
-from testbed.nodes.node_thread import NodeThread
+from tests.kit.nodes.node_thread import NodeThread
 from tests.kit.processes.process_functions import call
 
 TEMPLATE = "python3-torch-gpu"

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from scheduler.client.granted_lease import GrantedLease
 from scheduler.client.lease_client import LeaseClient
 from scheduler.model.values import Request, RequestId
-from testbed.nodes.manager_client import SealedWeights
-from testbed.nodes.worker_client import FunctionClient
 from tests.kit.engines.real_etcd import LOG
+from tests.kit.nodes.manager_client import SealedWeights
+from tests.kit.nodes.worker_client import FunctionClient
 from tests.kit.processes.live_cluster import FUNCTION, SCHEDULERS, LiveCluster
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.joined_manager import model_of

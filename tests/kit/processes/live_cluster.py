@@ -22,11 +22,11 @@ from scheduler.client.lease_client import LeaseClient
 from scheduler.service.http.access import ApiRole, token
 from scheduler.store.etcd_channel import EtcdSettings
 from scheduler.store.etcd_watch import prefix_end
-from testbed.nodes.manager_client import SealedWeights
-from testbed.nodes.worker_client import FunctionClient
 from tests.kit.engines.real_etcd import LOG
 from tests.kit.network.networks import HERE, NameSpaces, Network, NoNetwork
 from tests.kit.network.relays import Relays
+from tests.kit.nodes.manager_client import SealedWeights
+from tests.kit.nodes.worker_client import FunctionClient
 from tests.kit.processes.daemons import GPUFAAS, START_S, Daemon
 from tests.kit.processes.journals import Journal
 from tests.kit.waiting import wait_until

@@ -11,7 +11,7 @@ from typing import Any, Self
 from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_secret
 from gpufaas.local.held_ports import HeldPort
 from scheduler.service.http.access import ApiRole, token
-from testbed.nodes.worker_client import FunctionClient
+from tests.kit.nodes.worker_client import FunctionClient
 from tests.kit.places import ACTIVATE, ROOT
 from tests.kit.processes.daemons import GPUFAAS, START_S, Daemon
 

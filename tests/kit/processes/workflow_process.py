@@ -12,7 +12,7 @@ from pathlib import Path
 from gateway_ext.gateway import Gateway
 from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.settings import GatewaySettings
-from testbed.memory_provider import MemoryProvider
+from tests.kit.fakes.memory_provider import MemoryProvider
 
 _MOST_S = 3600.0  # the test that started this process has the deadline
 # More than the tests send at a time: all of them are under way at once.

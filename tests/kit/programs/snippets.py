@@ -1,6 +1,7 @@
 """Snippets of Python, each run in a fork of one process: importing torch takes long."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -8,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
+
+from tests.kit.places import ACTIVATE
 
 _SERVER = """
 import gc, importlib, json, linecache, os, sys, traceback, warnings
@@ -74,3 +77,28 @@ def snippets(environment: Mapping[str, str], *modules: str) -> Iterator[Snippet]
 
         yield run
         questions.close()
+
+
+def shim_environment(**more: str) -> dict[str, str]:
+    """The environment of a process under the shim, as a launcher sets it."""
+    ours = ("GPUFAAS_", "OMP_WAIT_POLICY")  # of the second the shim takes care
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    shim = {"PYTHONPATH": str(ACTIVATE), "GPUFAAS_ENABLED": "1", "GPUFAAS_CAPTURE": "0"}
+    return {**kept, "OMP_NUM_THREADS": "2", "GPUFAAS_GPU_MEMORY": str(8 << 30), **shim, **more}
+
+
+def failures_of(shim: Snippet, sources: Mapping[str, str]) -> dict[str, str]:
+    """The snippets that fail, with the traceback of each."""
+    assert sources
+    failures = {}
+    for name, source in sources.items():
+        try:
+            shim(source)
+        except pytest.fail.Exception as failure:
+            failures[name] = f"{name}\n{failure}"
+    return failures
+
+
+def calls(text: str) -> list[str]:
+    """The expressions of a list."""
+    return [" ".join(call.split()) for call in text.split(" |")]

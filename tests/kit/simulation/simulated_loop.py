@@ -16,7 +16,7 @@ from contextvars import Context, ContextVar, copy_context
 from itertools import count
 from typing import Any, TypeVarTuple
 
-from testbed.virtual_time import Stuck, VirtualLoop
+from tests.kit.virtual_time import Stuck, VirtualLoop
 
 # So many callbacks in one moment of virtual time are a loop that never waits.
 _MOST_IN_A_MOMENT = 200_000

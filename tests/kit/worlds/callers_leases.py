@@ -6,7 +6,7 @@ import time
 
 from scheduler.model.values import Placement, Request, RequestId
 from scheduler.wire.lease_tokens import LeaseClaims, sign
-from testbed.nodes.manager_client import ManagerClient, SealedWeights, weights
+from tests.kit.nodes.manager_client import ManagerClient, SealedWeights, weights
 from tests.kit.worlds.cluster_in_process import SECRET, Scheduler
 from tests.kit.worlds.joined_manager import Joined, model_of
 

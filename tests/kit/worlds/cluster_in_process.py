@@ -22,8 +22,8 @@ from scheduler.service.http.scheduler_server import listen, serving
 from scheduler.service.nodes.node_streams import NodeStreams, turn_away
 from scheduler.wire.node_link import NodeLink
 from scheduler.wire.node_stream import StreamTimes, node_of_path
-from testbed.nodes.fake_node import FakeNode
 from tests.kit.cores.builders import a_core, gpu
+from tests.kit.nodes.fake_node import FakeNode
 
 SECRET = b"a secret of the cluster"
 LOG = logging.getLogger("tests.kit.worlds.cluster_in_process")

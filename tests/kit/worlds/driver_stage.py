@@ -12,9 +12,9 @@ from scheduler.model.events import Event
 from scheduler.model.values import ModelSpec, Request, RequestId
 from scheduler.service.driver.driver import Driver
 from scheduler.service.driver.loop_clocks import LoopClock
-from testbed.nodes.attaching import attach_in_process
-from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit.cores.builders import a_core, gpu
+from tests.kit.nodes.attaching import attach_in_process
+from tests.kit.nodes.fake_node import FakeNode, fake_node
 
 LOG = logging.getLogger("tests.kit.worlds.driver_stage")
 

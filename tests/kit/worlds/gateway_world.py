@@ -17,7 +17,7 @@ from gateway_ext.ports import Capacity, Provider
 from gateway_ext.scaling.kept_models import Pinning
 from gateway_ext.settings import GatewaySettings
 from gateway_ext.ui.cluster_source import SchedulerConsole
-from testbed.memory_provider import MemoryProvider
+from tests.kit.fakes.memory_provider import MemoryProvider
 
 USER, PASSWORD = "admin", "a password of the tests"
 NOBODY = ""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -11,6 +11,7 @@ from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId
 from cache_manager.tiers.tier_index import TierIndex
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.devices.emulated_gpu import EmulatedGpu
+from gpu_manager.devices.gpu_device import HealthEvent
 from gpu_manager.node.leases_in_force import LeaseInForce, LeaseTimes, SessionKey
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.node import GpuNode
@@ -25,7 +26,7 @@ from scheduler.api import Event, GpuSpec, LeaseId, Placement, Request, RequestId
 from scheduler.core.core import make_core
 from scheduler.service.driver.driver import Driver
 from scheduler.service.driver.loop_clocks import LoopClock
-from testbed.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
+from tests.kit.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
 from torch_shim.wire.image_digests import lay_out
 
 Kind = TypeVar("Kind")
@@ -133,3 +134,43 @@ async def world(
         await runtime.close()
         driver.close()
         store.close()
+
+
+TOTAL_BYTES = 1024 * MIB
+
+
+@dataclass
+class MeasuredDevice:
+    """A GPU that says of itself what a test wants."""
+
+    id: GpuId = GPU
+    kind: str = "cuda"
+    name: str = "measured GPU"
+    gpu_type: str = "measured"
+    memory_bytes: int = TOTAL_BYTES
+    device_bytes: int = TOTAL_BYTES
+    worker_device: str = "cuda:GPU-a"
+    is_divisible: bool = True
+    used: int | None = 0
+    by_process: dict[int, int] = field(default_factory=dict)
+    events: list[HealthEvent] = field(default_factory=list)
+
+    def used_bytes(self) -> int | None:
+        return self.used
+
+    def process_bytes(self, pids: Collection[int] = ()) -> Mapping[int, int]:
+        del pids
+        return self.by_process
+
+    def memory_utilisation(self) -> None:
+        return None
+
+    def utilisation(self) -> None:
+        return None
+
+    def health(self) -> tuple[HealthEvent, ...]:
+        said, self.events = tuple(self.events), []
+        return said
+
+    def close(self) -> None:
+        return None

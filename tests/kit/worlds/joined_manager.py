@@ -19,8 +19,8 @@ from gpu_manager.node.leases_in_force import LeaseTimes
 from gpu_manager.node.tenant_models import model_id
 from gpu_manager.runtimes.runtime import Observer, Runtime
 from gpufaas.daemons.cluster_node import cluster_node
-from testbed.nodes.in_memory_runtime import InMemoryRuntime
-from testbed.nodes.manager_client import ManagerClient, SealedWeights
+from tests.kit.nodes.in_memory_runtime import InMemoryRuntime
+from tests.kit.nodes.manager_client import ManagerClient, SealedWeights
 from tests.kit.worlds.cluster_in_process import SECRET, TIMES, a_scheduler
 
 # Leases that do not run out while a busy machine holds this process up.

@@ -36,8 +36,8 @@ from scheduler.api import (
     RequestId,
     SlotId,
 )
-from testbed.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
-from testbed.virtual_time import until
+from tests.kit.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
+from tests.kit.virtual_time import until
 from tests.kit.waiting import eventually
 from tests.kit.worlds.gpu_node import GPU, OWNER
 from torch_shim.wire.image_digests import lay_out

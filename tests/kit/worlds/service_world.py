@@ -17,10 +17,10 @@ from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
 from scheduler.wire.caller_stream import MAX_FRAME_BYTES, PATH
-from testbed.nodes.attaching import attach_in_process
-from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit.cores.builders import gpu
 from tests.kit.library_caches import forget_endpoints
+from tests.kit.nodes.attaching import attach_in_process
+from tests.kit.nodes.fake_node import FakeNode, fake_node
 
 SECRET = b"a secret of the tests, long enough"
 

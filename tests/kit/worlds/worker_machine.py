@@ -20,7 +20,7 @@ from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from gpu_manager.worker.device.pool.pool_build import pool_library
 from gpu_manager.worker.merging.known_merges import KnownRecord
 from tests.kit.waiting import AsyncCondition, eventually
-from tests.unit.gpu_manager.worker.calls.caller import (
+from tests.kit.worlds.caller import (
     DIGEST,
     Caller,
     Reply,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway_ext.model import Deployment
-from testbed.memory_provider import MemoryProvider
 from tests.kit.fakes.fake_function import Behaviour, FakeFunction, Got, a_function, says
+from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.worlds.gateway_world import Said, World, gateway_world
 
 JSON = "content-type: application/json\r\n"

@@ -62,6 +62,28 @@ def test_threads_are_never_given_the_same_id(tmp_path: Path) -> None:
     ids.close()
 
 
+def test_free_id_is_found_whatever_other_threads_try_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, other = (UserIds(tmp_path / "locks", FIRST, 3) for _ in range(2))
+    ids._next = 0  # noqa: SLF001 - the id that is the other gateway's comes first
+    assert other.keep(FIRST)
+    kept = ids.keep
+
+    def keep_while_others_come_and_go(uid: int) -> bool:
+        if uid == FIRST:
+            with monkeypatch.context() as meanwhile:
+                meanwhile.setattr(ids, "keep", kept)
+                for _ in range(2):
+                    ids.give_back(ids.take())
+        return kept(uid)
+
+    monkeypatch.setattr(ids, "keep", keep_while_others_come_and_go)
+    assert ids.take() in {FIRST + 1, FIRST + 2}
+    for each in (ids, other):
+        each.close()
+
+
 def test_id_of_a_user_whom_the_machine_knows_is_never_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,8 @@ from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from gpu_manager.worker.device.arrival import VERIFIED, packed
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import eventually
+from tests.kit.worlds.caller import DIGEST, sealed_image
 from tests.kit.worlds.worker_machine import Watcher, children_of
-from tests.unit.gpu_manager.worker.calls.caller import DIGEST, sealed_image
 
 POOL = PoolSettings(least=0, most=0, forked=0, refill_delay_s=0.0)
 

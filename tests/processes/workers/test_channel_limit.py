@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gpu_manager.worker.program.channel_state import MOST_CHANNELS
+from tests.kit.worlds.caller import program, step
 from tests.kit.worlds.worker_machine import Machine
-from tests.unit.gpu_manager.worker.calls.caller import program, step
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.programs import Ref
 

@@ -14,23 +14,23 @@ import torch
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel
 from gpu_manager.runtimes.workers.empty_process import EmptyProcess
 from gpu_manager.worker.device.gpu_turns import make_turns
-from testbed.nodes.worker_client import alive
+from tests.kit.nodes.worker_client import alive
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import PATIENCE_S
-from tests.kit.worlds.worker_machine import (
-    LONG,
-    Machine,
-    children_of,
-    pid_of,
-    until_it_computes,
-)
-from tests.unit.gpu_manager.worker.calls.caller import (
+from tests.kit.worlds.caller import (
     Caller,
     CallFailed,
     program,
     sealed_image,
     step,
     weight,
+)
+from tests.kit.worlds.worker_machine import (
+    LONG,
+    Machine,
+    children_of,
+    pid_of,
+    until_it_computes,
 )
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.programs import Ref

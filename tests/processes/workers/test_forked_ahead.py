@@ -15,8 +15,8 @@ from gpu_manager.runtimes.runtime import HostedModel, LoadOrder
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import eventually
+from tests.kit.worlds.caller import DIGEST, sealed_image
 from tests.kit.worlds.worker_machine import Watcher, children_of
-from tests.unit.gpu_manager.worker.calls.caller import DIGEST, sealed_image
 
 CONTEXT_S, CONTEXT_BYTES = 0.3, 20 * MIB
 POOL = PoolSettings(

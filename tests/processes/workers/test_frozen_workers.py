@@ -11,6 +11,7 @@ import torch
 from common.liveness import LivenessTimes
 from gpu_manager.runtimes.runtime import Emulation, HostedModel
 from tests.kit.processes.stopped_process import stop
+from tests.kit.worlds.caller import Caller, program, step
 from tests.kit.worlds.worker_machine import (
     LONG,
     Machine,
@@ -18,7 +19,6 @@ from tests.kit.worlds.worker_machine import (
     pid_of,
     until_it_computes,
 )
-from tests.unit.gpu_manager.worker.calls.caller import Caller, program, step
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.programs import Ref
 

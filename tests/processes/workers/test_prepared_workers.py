@@ -8,8 +8,8 @@ import torch
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
 from gpu_manager.runtimes.runtime import LoadOrder
 from tests.kit.waiting import eventually
+from tests.kit.worlds.caller import DIGEST, sealed_image
 from tests.kit.worlds.worker_machine import Watcher, children_of
-from tests.unit.gpu_manager.worker.calls.caller import DIGEST, sealed_image
 
 
 async def test_no_process_runs_before_a_first_load_is_prepared_for() -> None:

@@ -13,8 +13,7 @@ import torch
 from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.runtime import Emulation, HostedModel, PressureAnswer
 from tests.kit.waiting import PATIENCE_S
-from tests.kit.worlds.worker_machine import LONG, Machine, pid_of, until_it_computes
-from tests.unit.gpu_manager.worker.calls.caller import (
+from tests.kit.worlds.caller import (
     Caller,
     CallFailed,
     program,
@@ -22,6 +21,7 @@ from tests.unit.gpu_manager.worker.calls.caller import (
     step,
     weight,
 )
+from tests.kit.worlds.worker_machine import LONG, Machine, pid_of, until_it_computes
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.programs import DeviceName, Ref
 

@@ -11,8 +11,8 @@ from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, Process
 from gpu_manager.runtimes.runtime import LoadOrder
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from tests.kit.waiting import eventually
+from tests.kit.worlds.caller import DIGEST, sealed_image
 from tests.kit.worlds.worker_machine import Watcher, children_of
-from tests.unit.gpu_manager.worker.calls.caller import DIGEST, sealed_image
 
 NOWHERE = "cuda:GPU-00000000-0000-0000-0000-000000000000"
 

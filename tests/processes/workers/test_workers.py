@@ -18,6 +18,7 @@ from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.runtime import Emulation, PressureAnswer
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from tests.kit.waiting import PATIENCE_S, eventually
+from tests.kit.worlds.caller import Caller, CallFailed, program, step, weight
 from tests.kit.worlds.worker_machine import (
     LONG,
     Machine,
@@ -25,7 +26,6 @@ from tests.kit.worlds.worker_machine import (
     pid_of,
     until_it_computes,
 )
-from tests.unit.gpu_manager.worker.calls.caller import Caller, CallFailed, program, step, weight
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.programs import Ref
 

@@ -13,7 +13,7 @@ from gateway_ext.jobs.queue.job_tally import QueueLimits
 from gateway_ext.jobs.sqlite.committer import Transaction
 from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
 from gateway_ext.model import Deployment
-from testbed.memory_provider import MemoryProvider
+from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.worlds.gateway_world import gateway_world
 from tests.kit.worlds.job_world import LOG
 

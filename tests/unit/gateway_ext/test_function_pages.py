@@ -9,8 +9,8 @@ from gateway_ext.calls.browser_guard import SANDBOX
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas.basic_auth import BasicCredentials
 from gateway_ext.openfaas.cross_site import FOR_NO_PAGE
-from testbed.memory_provider import MemoryProvider
 from tests.kit.fakes.fake_function import FakeFunction, Got, a_function, says
+from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.waiting import eventually
 from tests.kit.worlds.gateway_world import USER, World, gateway_world
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.model.owner_terms import OwnerTerms
-from testbed.memory_provider import MemoryProvider
+from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import FakeLeases
 from tests.kit.worlds.gateway_world import World, gateway_world

@@ -19,7 +19,7 @@ from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.making import make_provider
 from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
-from testbed.memory_provider import MemoryProvider
+from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.waiting import eventually
 from tests.kit.worlds.gateway_world import NOBODY, gateway_world
 

@@ -40,11 +40,17 @@ class UserIds:
     def take(self) -> int:
         """An id that is nobody's and has no process; ProviderFailed if there is none."""
         busy = process_table.users()
-        for _ in range(self._count):
-            with self._one_at_a_time:
-                uid = self._first + self._next
-                self._next = (self._next + 1) % self._count
+        with self._one_at_a_time:
+            first = self._next
+            self._next = (first + 1) % self._count
+        # Each call goes round the whole range: what other threads try meanwhile is no reason to
+        # pass an id over, as they may find it in use and leave it.
+        for step in range(self._count):
+            place = (first + step) % self._count
+            uid = self._first + place
             if uid not in busy and self.keep(uid):
+                if step:
+                    self._next = (place + 1) % self._count
                 return uid
         last = self._first + self._count - 1
         raise ProviderFailed(f"all user ids from {self._first} to {last} are in use")

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.frames.frame_line import FrameLine, LineBroken
-from testbed.virtual_time import virtually
 from tests.kit.network.memory_transport import MemoryTransport
 from tests.kit.network.raw_line import framed
+from tests.kit.virtual_time import virtually
 from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

@@ -14,8 +14,8 @@ from gateway_ext.jobs.execution.lane_fairness import LaneLimits
 from gateway_ext.jobs.queue.job_queue import JobQueue
 from gateway_ext.jobs.queue.job_values import Job, JobKind, JobLane
 from gateway_ext.jobs.sqlite import sqlite_queue
-from testbed.virtual_time import virtually
 from tests.kit.simulation.job_disk import JobDisk, SimulatedCommitter
+from tests.kit.virtual_time import virtually
 from tests.kit.worlds.job_world import LOG, a_queue, call, put
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gateway_ext.model import FunctionId, LogLine
 from gateway_ext.ports import LogQuery
-from testbed.memory_provider import MemoryProvider
+from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.worlds.gateway_world import World, gateway_world
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

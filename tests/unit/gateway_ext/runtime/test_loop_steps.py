@@ -8,7 +8,7 @@ import pytest
 
 from gateway_ext.runtime.call_deadlines import CallDeadlines
 from gateway_ext.runtime.loop_mailbox import LoopMailbox
-from testbed.virtual_time import virtually
+from tests.kit.virtual_time import virtually
 
 
 class Wakeups:

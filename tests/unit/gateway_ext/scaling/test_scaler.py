@@ -16,7 +16,7 @@ from gateway_ext.errors import ProviderFailed, UnknownFunction
 from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.scaling.replica_rule import ScalingPace
 from gateway_ext.scaling.scaler import Scaler, ScalerSettings
-from testbed.virtual_time import until, virtually
+from tests.kit.virtual_time import until, virtually
 
 ECHO = FunctionId("openfaas-fn", "echo")
 LOG = logging.getLogger("tests.scaler")

@@ -27,9 +27,9 @@ from scheduler.model.values import ModelSpec
 from scheduler.service.http.access import ApiRole, token
 from scheduler.store.datastore import StoreLease
 from scheduler.store.memory_store import MemoryStore
-from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit import waiting
 from tests.kit.cores.builders import gpu
+from tests.kit.nodes.fake_node import FakeNode, fake_node
 from tests.kit.waiting import eventually
 from tests.kit.worlds import gateway_world as gateways
 from tests.kit.worlds import service_world as schedulers

@@ -13,7 +13,7 @@ from gateway_ext.ui.chart_series import Series
 from gateway_ext.ui.page_state import SERIES, Json, PageState, Point
 from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
 from gpufaas.top.live_state import State, changed
-from testbed.page.generated_cluster import GeneratedCluster
+from tests.kit.page.generated_cluster import GeneratedCluster
 from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

@@ -12,8 +12,8 @@ import pytest
 
 from gateway_ext.ui.static_files import STATIC
 from gateway_ext.ui.watcher_feed import PagePace
-from testbed.page.generated_cluster import GeneratedCluster
-from testbed.page.page_world import CREDENTIALS, PageWorld, page_world
+from tests.kit.page.generated_cluster import GeneratedCluster
+from tests.kit.page.page_world import CREDENTIALS, PageWorld, page_world
 from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

@@ -15,7 +15,7 @@ from gpu_manager.data.data_spill import DataSpill
 from gpu_manager.data.data_table import NewData
 from gpu_manager.errors import DataFailed, NoRoomForData
 from gpu_manager.node.leases_in_force import SessionKey
-from testbed.virtual_time import virtually
+from tests.kit.virtual_time import virtually
 from tests.unit.gpu_manager.data.data_world import MIB, ONE, OTHER, put, read, table
 
 

@@ -9,8 +9,8 @@ from gpu_manager.data.data_item import DataItem
 from gpu_manager.data.data_table import DataTable, NewData
 from gpu_manager.data.worker_data import WorkerData
 from gpu_manager.errors import DataFailed, NoSuchData
-from testbed.nodes.in_memory_runtime import InMemoryHosted
-from testbed.virtual_time import virtually
+from tests.kit.nodes.in_memory_runtime import InMemoryHosted
+from tests.kit.virtual_time import virtually
 from tests.kit.worlds.gpu_node import World, world
 from tests.unit.gpu_manager.data.data_world import MIB, ONE, memory_count, read, table
 

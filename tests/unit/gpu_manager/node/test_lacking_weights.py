@@ -8,7 +8,7 @@ import pytest
 from cache_manager.model.ids import MIB, Tier
 from gpu_manager.node.tenant_models import Catalogue, model_id
 from scheduler.api import AfterLoss, LoadFailed, Placement, SlotFreed
-from testbed.virtual_time import virtually
+from tests.kit.virtual_time import virtually
 from tests.kit.worlds.gpu_node import OWNER
 from tests.kit.worlds.ordered_node import OrderedNode, ordered_node
 

@@ -7,8 +7,8 @@ import pytest
 from cache_manager.model.ids import ModelId
 from gpu_manager.node.leases_in_force import EndReason, LeaseInForce, SessionKey
 from scheduler.api import Placement, Request, RequestId
-from testbed.nodes.in_memory_runtime import InMemoryHosted
-from testbed.virtual_time import until, virtually
+from tests.kit.nodes.in_memory_runtime import InMemoryHosted
+from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import World, world
 
 

@@ -13,10 +13,9 @@ from gpu_manager.node.ledger import ProcessUse
 from gpu_manager.node.node_counts import of_gpus
 from gpu_manager.node.watch.device_watch import DeviceWatch
 from gpu_manager.node.watch.memory_audit import process_uses
-from testbed.virtual_time import until, virtually
-from tests.kit.worlds.gpu_node import GPU, World, world
+from tests.kit.virtual_time import until, virtually
+from tests.kit.worlds.gpu_node import GPU, MeasuredDevice, World, world
 from tests.kit.worlds.ordered_node import CONTEXT_BYTES, ordered_node
-from tests.unit.gpu_manager.node.test_watch import MeasuredDevice
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

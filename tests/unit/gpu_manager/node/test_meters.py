@@ -12,8 +12,8 @@ from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.node_counts import NodeMeters, of_gpus
 from gpu_manager.node.residents import HostGpu
 from scheduler.api import GpuSpec
-from testbed.virtual_time import virtually
 from tests.kit.fakes.fake_nvml import GIB, FakeGpu, FakeNvml
+from tests.kit.virtual_time import virtually
 from tests.kit.worlds.gpu_node import GPU, World, world
 
 

@@ -18,8 +18,8 @@ from scheduler.api import (
     RunFinished,
     SlotFreed,
 )
-from testbed.nodes.in_memory_runtime import InMemoryHosted
-from testbed.virtual_time import until, virtually
+from tests.kit.nodes.in_memory_runtime import InMemoryHosted
+from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import GPU, GUESS_BYTES, world
 
 

@@ -12,7 +12,7 @@ from scheduler.api import (
     SlotFreed,
 )
 from scheduler.model.errors import RequestWithdrawn
-from testbed.virtual_time import until, virtually
+from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import world
 
 

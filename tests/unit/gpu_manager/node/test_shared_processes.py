@@ -8,8 +8,8 @@ from cache_manager.model.ids import MIB, ModelId
 from common.gpu_wishes import STREAM
 from gpu_manager.errors import LoadFailure
 from scheduler.api import MemoryPressure, ModelLoaded, RunFinished
-from testbed.virtual_time import virtually
 from tests.kit.fakes.sealed_images import open_images
+from tests.kit.virtual_time import virtually
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.gpu_node import GPU
 from tests.kit.worlds.ordered_node import CONTEXT_BYTES, OrderedNode, ordered_node

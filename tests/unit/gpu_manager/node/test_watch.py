@@ -1,53 +1,11 @@
 """What a node makes of its devices: memory in the hands of others, and GPUs that are ailing."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-
-from cache_manager.model.ids import MIB, GpuId
+from cache_manager.model.ids import MIB
 from gpu_manager.devices.gpu_device import HealthEvent
 from gpu_manager.node.watch.device_watch import DeviceWatch
 from scheduler.api import MemoryPressure
-from testbed.virtual_time import until, virtually
-from tests.kit.worlds.gpu_node import GPU, World, world
-
-TOTAL_BYTES = 1024 * MIB
-
-
-@dataclass
-class MeasuredDevice:
-    """A GPU that says of itself what a test wants."""
-
-    id: GpuId = GPU
-    kind: str = "cuda"
-    name: str = "measured GPU"
-    gpu_type: str = "measured"
-    memory_bytes: int = TOTAL_BYTES
-    device_bytes: int = TOTAL_BYTES
-    worker_device: str = "cuda:GPU-a"
-    is_divisible: bool = True
-    used: int | None = 0
-    by_process: dict[int, int] = field(default_factory=dict)
-    events: list[HealthEvent] = field(default_factory=list)
-
-    def used_bytes(self) -> int | None:
-        return self.used
-
-    def process_bytes(self, pids: Collection[int] = ()) -> Mapping[int, int]:
-        del pids
-        return self.by_process
-
-    def memory_utilisation(self) -> None:
-        return None
-
-    def utilisation(self) -> None:
-        return None
-
-    def health(self) -> tuple[HealthEvent, ...]:
-        said, self.events = tuple(self.events), []
-        return said
-
-    def close(self) -> None:
-        return None
+from tests.kit.virtual_time import until, virtually
+from tests.kit.worlds.gpu_node import GPU, TOTAL_BYTES, MeasuredDevice, World, world
 
 
 def measured(it: World) -> MeasuredDevice:

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_manager.credentials import ADMINISTRATOR
 from gpu_manager.runtimes.preparation import Preparation
-from testbed.nodes.manager_client import ManagerRefused, manager
+from tests.kit.nodes.manager_client import ManagerRefused, manager
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 

@@ -12,9 +12,8 @@ from gpu_manager.node.watch.device_watch import DeviceWatch
 from gpu_manager.runtimes.runtime import HostedId
 from gpu_manager.worker.device.gpu_turns import make_turns
 from scheduler.api import ModelDemoted, RunFailed
-from testbed.virtual_time import until, virtually
-from tests.kit.worlds.gpu_node import GPU, world
-from tests.unit.gpu_manager.node.test_watch import MeasuredDevice
+from tests.kit.virtual_time import until, virtually
+from tests.kit.worlds.gpu_node import GPU, MeasuredDevice, world
 
 both = pytest.mark.parametrize("shared", [False, True], ids=["own process", "shared process"])
 

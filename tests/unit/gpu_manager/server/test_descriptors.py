@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from gpu_manager.node.leases_in_force import LeaseTimes
-from testbed.nodes.manager_client import (
+from tests.kit.nodes.manager_client import (
     Manager,
     ManagerClient,
     ManagerRefused,

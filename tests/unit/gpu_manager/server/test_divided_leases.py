@@ -9,8 +9,8 @@ import pytest
 
 from scheduler.model.events import LeaseReleased, ModelRegistered
 from scheduler.model.values import LeaseId, ModelSpec, Placement, RequestId
-from testbed.nodes.in_memory_runtime import InMemoryHosted
-from testbed.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights
+from tests.kit.nodes.in_memory_runtime import InMemoryHosted
+from tests.kit.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights
 from tests.kit.waiting import eventually
 from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of

@@ -9,7 +9,7 @@ import pytest
 from cache_manager.model.ids import NodeId
 from scheduler.model.events import LeaseReleased, LeaseWanted
 from scheduler.model.values import LeaseId, Placement, RequestId
-from testbed.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights
+from tests.kit.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights
 from tests.kit.waiting import eventually
 from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of

@@ -12,8 +12,8 @@ from gpu_manager.node.leases_in_force import LeaseTimes
 from gpu_manager.sessions import presented_leases
 from scheduler.model.events import ModelDemoted, SlotFreed
 from scheduler.model.values import LeaseId, SlotId
-from testbed.nodes.manager_client import ManagerClient, ManagerRefused, weights
-from testbed.virtual_time import outcome
+from tests.kit.nodes.manager_client import ManagerClient, ManagerRefused, weights
+from tests.kit.virtual_time import outcome
 from tests.kit.waiting import PATIENCE_S, eventually
 from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import Wire, a_scheduler, leases_of

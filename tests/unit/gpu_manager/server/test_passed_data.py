@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from common.addresses import TcpAddress, UnixAddress
-from testbed.nodes.manager_client import (
+from tests.kit.nodes.manager_client import (
     Manager,
     ManagerClient,
     ManagerRefused,

@@ -8,14 +8,14 @@ import pytest
 from common.addresses import TcpAddress, UnixAddress
 from gpu_manager.sessions.incoming_images import IncomingLimits
 from gpu_manager.weights.sealed_images import ImageWriter
-from testbed.nodes.manager_client import (
+from tests.kit.fakes.sealed_images import open_images
+from tests.kit.nodes.manager_client import (
     ManagerClient,
     closed,
     manager,
     refusal,
     weights,
 )
-from tests.kit.fakes.sealed_images import open_images
 from tests.kit.waiting import eventually
 from torch_shim.wire.image_digests import image_digest, lay_out, pack_sizes, parts_of
 from torch_shim.wire.protocol import MAX_STORAGES, FrameKind

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.addresses import TcpAddress, UnixAddress
-from testbed.nodes.manager_client import manager, refusal, weights
+from tests.kit.nodes.manager_client import manager, refusal, weights
 from torch_shim.wire.protocol import FrameKind
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

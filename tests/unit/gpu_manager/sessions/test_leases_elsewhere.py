@@ -10,7 +10,7 @@ import pytest
 from gpu_manager.sessions import leases_elsewhere
 from scheduler.model.events import LoadFailed, RequestArrived
 from scheduler.wire.lease_tokens import sign, verify
-from testbed.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights, weights
+from tests.kit.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights, weights
 from tests.kit.waiting import eventually
 from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import SECRET, Scheduler, a_scheduler, leases_of

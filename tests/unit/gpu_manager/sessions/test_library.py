@@ -4,7 +4,7 @@ from cache_manager.model.ids import Tier
 from cache_manager.tiers.tier_index import TierIndex
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import ModelDemoted
-from testbed.virtual_time import virtually
+from tests.kit.virtual_time import virtually
 from tests.kit.worlds.gpu_node import world
 
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from gpu_manager.sessions.tenant_turns import TenantTurns, TurnLimits
-from testbed.virtual_time import until, virtually
+from tests.kit.virtual_time import until, virtually
 
 
 @virtually

@@ -14,7 +14,7 @@ from gpu_manager.sessions.leases_elsewhere import LeasesElsewhere
 from gpu_manager.sessions.presented_leases import PresentedLeases
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from scheduler.api import LeaseTokens, Placement, Request, RequestId
-from testbed.virtual_time import until, virtually
+from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import OWNER, World, world
 
 SECRET = b"s" * 32

@@ -3,7 +3,6 @@
 import fcntl
 import logging
 import os
-import resource
 import signal
 import struct
 import subprocess
@@ -21,6 +20,7 @@ from gpu_manager.errors import StoreFailed, UnknownImage, WeightsChanged
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
 from tests.kit.fakes.sealed_images import content_of, open_images, sealed_image
+from tests.kit.full_disk import full_disk
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import wait_until
 from torch_shim.wire.image_digests import image_digest, new_nonce, possession_proof
@@ -46,17 +46,6 @@ def weight_store(path: Path, budget: int = KIB, disk: int = MANY) -> Iterator[We
         yield store
     finally:
         store.close()
-
-
-@contextmanager
-def full_disk(limit: int) -> Iterator[None]:
-    """No file may grow beyond `limit`: writing fails as it does on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def adopt(store: WeightStore, *storages: bytes) -> str:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from testbed.nodes.manager_client import manager, weights
-from tests.unit.gpu_manager.worker.calls.caller import LEASE, CallFailed, LocalWorker, program, step
+from tests.kit.nodes.manager_client import manager, weights
+from tests.kit.worlds.caller import LEASE, CallFailed, LocalWorker, program, step
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.programs import Ref
 from torch_shim.wire.protocol import (

@@ -11,8 +11,8 @@ import torch
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder, PressureAnswer
 from gpu_manager.runtimes.staying_data import NoStayingData
+from tests.kit.worlds.caller import DIGEST, sealed_image
 from tests.kit.worlds.worker_machine import pid_of
-from tests.unit.gpu_manager.worker.calls.caller import DIGEST, sealed_image
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="changing the user needs root")
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from gpu_manager.runtimes.workers import fork_client
+from tests.kit.worlds.caller import Caller, program, step
 from tests.kit.worlds.worker_machine import Machine
-from tests.unit.gpu_manager.worker.calls.caller import Caller, program, step
 from torch_shim.wire.programs import Ref
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a file system of its own needs root")

@@ -11,7 +11,7 @@ from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.cluster.bill import seconds_ago
 from gpufaas.errors import CommandError
 from gpufaas.output.bill_text import bill_csv, bill_text
-from tests.unit.gpufaas.remote.test_finding_the_leader import answering
+from tests.kit.network.answering import answering
 
 GIB_HOUR = (1 << 30) * 3600 * 1_000_000
 

@@ -8,8 +8,8 @@ from gpufaas.daemons.shim_environment import ShimEnvironment
 from gpufaas.local.held_ports import HeldPort
 from gpufaas.remote.scheduler_api import SchedulerApi
 from scheduler.service.http.access import ApiRole, token
-from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu
+from tests.kit.nodes.fake_node import fake_node
 from tests.kit.worlds.service_world import SECRET, leading
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

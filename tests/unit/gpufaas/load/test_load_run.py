@@ -18,8 +18,8 @@ from gpufaas.load.http_callers import target_at
 from gpufaas.load.load_run import LoadOutcome, TrafficPlan, run
 from gpufaas.load.pacing import PreciseTimer
 from gpufaas.local.held_ports import HeldPort
-from testbed.memory_provider import MemoryProvider
 from tests.kit.fakes.fake_function import Behaviour, FakeFunction, a_function, says
+from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.waiting import PATIENCE_S
 from tests.kit.worlds.gateway_world import gateway_world
 

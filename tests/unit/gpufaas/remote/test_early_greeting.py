@@ -12,7 +12,7 @@ from gpufaas.daemons.shim_environment import ShimEnvironment
 from gpufaas.local.held_ports import HeldPort
 from gpufaas.remote import early_greeting
 from gpufaas.remote.scheduler_api import SchedulerApi
-from testbed.nodes.manager_client import manager
+from tests.kit.nodes.manager_client import manager
 from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

@@ -2,9 +2,8 @@
 
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -15,32 +14,7 @@ from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.errors import CommandError
 from gpufaas.remote.http_request import NoAnswer
 from gpufaas.remote.scheduler_api import SchedulerApi
-
-
-@contextmanager
-def answering(status: int, answer: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """A server that answers everything so, and notes what it was asked."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(f"{self.path} {self.headers['Authorization']}")
-            content = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_POST = do_DELETE = do_GET  # noqa: N815 - http.server's names
-
-        def log_message(self, *_: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-        thread.join()
+from tests.kit.network.answering import answering
 
 
 def test_command_follows_a_standby_to_the_leader() -> None:

@@ -10,7 +10,7 @@ from common.liveness import LivenessTimes
 from gpufaas.stack.supervisor import Supervisor
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import eventually
-from tests.unit.gpufaas.stack.test_supervisor import alive, at_once, noting, part, pids
+from tests.unit.gpufaas.stack.toy_parts import alive, at_once, noting, part, pids
 
 LOG = logging.getLogger(__name__)
 # Whoever looks too late was held up itself, as long as a process may be blocked here.

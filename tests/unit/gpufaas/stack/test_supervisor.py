@@ -1,72 +1,26 @@
 """What `gpufaas up` keeps and runs."""
 
 import asyncio
-import contextlib
 import fcntl
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from common.liveness import Answers
 from gpufaas.cli import main
 from gpufaas.errors import AlreadyUp, StackFailed
 from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
-from gpufaas.stack.supervisor import Part, Supervisor
-from tests.kit.waiting import PATIENCE_S, eventually
+from gpufaas.stack.supervisor import Supervisor
+from tests.kit.waiting import eventually
+from tests.unit.gpufaas.stack.toy_parts import alive, never, noting, part, pids
 
 LOG = logging.getLogger(__name__)
 RUNNING = RunningStack(1234, "http://127.0.0.1:8080", "http://127.0.0.1:7700", "unix:/x")
-
-
-async def at_once() -> bool:
-    return True
-
-
-async def never() -> bool:
-    return False
-
-
-def part(
-    folder: Path,
-    program: str,
-    ready: Callable[[], Awaitable[bool]] = at_once,
-    stop_s: float = 5.0,
-    start_s: float = PATIENCE_S,
-    answers: Answers | None = None,
-) -> Part:
-    """A Python program as a part."""
-    command = (sys.executable, "-c", program)
-    return Part("toy", command, folder / "toy.log", ready, {}, stop_s, start_s, answers)
-
-
-def pids(folder: Path) -> list[int]:
-    """Those that the toy wrote, oldest first."""
-    with contextlib.suppress(FileNotFoundError):
-        return [int(line) for line in (folder / "pids").read_text().split()]
-    return []
-
-
-def noting(folder: Path, then: str) -> str:
-    """A program that writes its pid down."""
-    return (
-        "import os, time\n"
-        f"with open({str(folder / 'pids')!r}, 'a') as file: file.write(f'{{os.getpid()}} ')\n"
-        f"{then}"
-    )
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False
 
 
 def test_folder_names_its_process_while_it_is_held(tmp_path: Path) -> None:

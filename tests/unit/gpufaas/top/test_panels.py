@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from gpufaas.local.held_ports import HeldPort
-from testbed.page.generated_cluster import GeneratedCluster
-from testbed.page.page_world import PASSWORD, USER
-from testbed.page.served_page import served
+from tests.kit.page.generated_cluster import GeneratedCluster
+from tests.kit.page.page_world import PASSWORD, USER
+from tests.kit.page.served_page import served
 from tests.kit.waiting import PATIENCE_S
 
 COMMAND = [sys.executable, "-m", "gpufaas.cli", "top"]

@@ -14,8 +14,8 @@ from gpufaas.top.panels import PANELS
 from gpufaas.top.screen import ScreenView, frame, full_listing, rows_of, selected_index
 from gpufaas.top.styled_text import StyledText, cut, padded, painted, plain
 from gpufaas.top.terminal import pressed_keys
-from testbed.page.generated_cluster import GeneratedCluster, empty
 from tests.kit.outcomes import outcome
+from tests.kit.page.generated_cluster import GeneratedCluster, empty
 
 GIB = 1 << 30
 

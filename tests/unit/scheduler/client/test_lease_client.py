@@ -36,9 +36,9 @@ from scheduler.wire.caller_stream import (
     pack_up,
     read_down,
 )
-from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit.cores.builders import gpu, request
 from tests.kit.network.held_up import hold_up_between_requests
+from tests.kit.nodes.fake_node import FakeNode, fake_node
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, a_world, leading
 

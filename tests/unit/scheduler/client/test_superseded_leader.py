@@ -21,8 +21,8 @@ from scheduler.wire.caller_stream import (
     pack_up,
     read_down,
 )
-from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu, request
+from tests.kit.nodes.fake_node import fake_node
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import World, a_world, leading
 

@@ -10,7 +10,7 @@ from scheduler.core.core import make_core
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Finish, Prepare
 from scheduler.model.events import Event
 from scheduler.model.values import RequestOutcome
-from testbed import naive_scheduler
+from tests.kit.cores import naive_scheduler
 from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.random_workloads import (
     KINDS,

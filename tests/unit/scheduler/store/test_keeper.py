@@ -22,8 +22,8 @@ from scheduler.store.keeper import RETURN_S
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import Recovered, recover
 from scheduler.store.stored_records import HOUR_S, encoded, key, profile_record
-from testbed.virtual_time import until, virtually
 from tests.kit.cores.builders import a_core, gpu, holding, model, request
+from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.kept_core import GONE, LOG, FailingStore, kept
 
 DAY_S = 86_400

@@ -20,8 +20,8 @@ from scheduler.model.values import Configuration, CoreSettings, ModelSpec, SlotI
 from scheduler.store.keeper import REFUSED_AGAIN_S
 from scheduler.store.recovery import recover
 from scheduler.store.stored_records import BadRecord, encoded, profile, profile_record
-from testbed.virtual_time import until, virtually
 from tests.kit.cores.builders import a_core, gpu, holding, model, request
+from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.kept_core import GONE, LOG, FailingStore, kept
 
 A, B = ModelId("a"), ModelId("b")

@@ -1,23 +1,13 @@
 """Graphs of workflows: what is refused, their order, and their dominators."""
 
-from itertools import combinations
-
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from scheduler.workflows.dag import MOST_STAGES, Workflow, chain, dominators
 from scheduler.workflows.errors import BadWorkflow
+from tests.unit.scheduler.workflows.random_graphs import graphs
 
 DIAMOND = Workflow("d", ("a", "b", "c", "d"), (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")))
-
-
-@st.composite
-def graphs(draw: st.DrawFn) -> Workflow:
-    """Any graph of up to eight stages whose edges lead from earlier stages to later ones."""
-    stages = tuple("abcdefgh"[: draw(st.integers(1, 8))])
-    edges = tuple(edge for edge in combinations(stages, 2) if draw(st.booleans()))
-    return Workflow("random", stages, edges)
 
 
 @pytest.mark.parametrize(

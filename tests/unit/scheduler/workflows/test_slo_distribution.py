@@ -16,7 +16,7 @@ from scheduler.workflows.slo_distribution import (
     require_slo,
 )
 from scheduler.workflows.stage_profiles import Prices, StageProfile, profile
-from tests.unit.scheduler.workflows.test_dag import graphs
+from tests.unit.scheduler.workflows.random_graphs import graphs
 
 PRICES = Prices(0.034, 0.67)
 TWO = (Configuration(1, 1, 1), Configuration(2, 1, 1))

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.unit.torch_shim.conftest import shim_environment
+from tests.kit.programs.snippets import shim_environment
 
 _PROGRAM = """
 import torch

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.kit.programs.failed_snippets import failures_of
-from tests.kit.programs.snippets import Snippet
+from tests.kit.programs.snippets import Snippet, failures_of
 
 
 def test_cuda_answers_for_one_gpu_when_asked(shim: Snippet) -> None:

@@ -1,7 +1,6 @@
 """Dynamo traces code over handles: the graphs hold PyTorch's own functions, on CUDA devices."""
 
-from tests.kit.programs.failed_snippets import failures_of
-from tests.kit.programs.snippets import Snippet
+from tests.kit.programs.snippets import Snippet, failures_of
 
 # As capture has it: a handle is a plain tensor to Dynamo, with the device that it says.
 _COMPILE = """

@@ -11,7 +11,7 @@ from gpu_manager.api import FunctionIdentity
 from gpu_manager.node.leases_in_force import LeaseTimes
 from scheduler.model.events import Event, RequestArrived
 from scheduler.model.values import Request, RequestId
-from testbed.nodes.manager_client import SealedWeights
+from tests.kit.nodes.manager_client import SealedWeights
 from tests.kit.waiting import eventually
 from tests.kit.worlds.callers_leases import given, uploaded
 from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of

@@ -18,7 +18,7 @@ from common.addresses import TcpAddress, UnixAddress
 from gpu_manager.node.leases_in_force import LeaseTimes
 from scheduler.model.values import LeaseId, RequestId, SlotId
 from scheduler.wire.lease_tokens import LeaseClaims, sign
-from testbed.nodes.manager_client import Manager, manager, weights
+from tests.kit.nodes.manager_client import Manager, manager, weights
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import SECRET
 from torch_shim.errors import ConnectionLost, ManagerUnreachable, RemoteFailure

@@ -1,8 +1,6 @@
 """Operator by operator: what CUDA takes of tensors on two devices, and what it refuses."""
 
-from tests.kit.programs.failed_snippets import failures_of
-from tests.kit.programs.snippets import Snippet
-from tests.unit.torch_shim.tensors.test_operations import calls
+from tests.kit.programs.snippets import Snippet, calls, failures_of
 
 _SETUP = """
 F = torch.nn.functional

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.kit.programs.failed_snippets import failures_of
-from tests.kit.programs.snippets import Snippet
+from tests.kit.programs.snippets import Snippet, failures_of
 
 # A worker that has the numbers 0 to 65,535, and counts how often it was asked for them.
 WORKER = """

@@ -1,7 +1,6 @@
 """Everyday operations on handles: they run, and what they make is where it should be."""
 
-from tests.kit.programs.failed_snippets import failures_of
-from tests.kit.programs.snippets import Snippet
+from tests.kit.programs.snippets import Snippet, calls, failures_of
 
 _SETUP = """
 import copy
@@ -46,11 +45,6 @@ h().size(1) == 6 and h().dim() == h().ndim == 2 and h().numel() == 24 and h().st
 h().dtype is torch.float32 and h().is_floating_point() and h().is_contiguous() |
 h().element_size() == 4
 """
-
-
-def calls(text: str) -> list[str]:
-    """The expressions of a list."""
-    return [" ".join(call.split()) for call in text.split(" |")]
 
 
 def test_operations_make_gpu_tensors_when_run_on_handles(shim: Snippet) -> None:

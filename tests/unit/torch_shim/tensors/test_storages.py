@@ -1,7 +1,6 @@
 """Write epochs: every write through a handle is counted on its storage."""
 
-from tests.kit.programs.failed_snippets import failures_of
-from tests.kit.programs.snippets import Snippet
+from tests.kit.programs.snippets import Snippet, failures_of
 
 _WRITES = """
 x.add_(1) | x.data.mul_(2) | x.__setitem__(0, 1.0) | x.__iadd__(1) | x[0].zero_() |

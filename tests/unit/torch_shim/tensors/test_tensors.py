@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.kit.programs.failed_snippets import failures_of
-from tests.kit.programs.snippets import Snippet
+from tests.kit.programs.snippets import Snippet, failures_of
 
 
 def test_tensor_says_it_is_on_the_gpu_when_moved(shim: Snippet) -> None:

@@ -7,7 +7,7 @@ import secrets
 import pytest
 
 from common.addresses import UnixAddress
-from testbed.nodes.manager_client import manager
+from tests.kit.nodes.manager_client import manager
 from torch_shim.weights.model_weights import Accepted
 from torch_shim.wire.manager_session import ManagerSession
 

@@ -12,9 +12,9 @@ from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.ports import Injection, LogQuery
 from gateway_ext.providers.docker.docker_provider import DockerProvider
 from gateway_ext.providers.docker.docker_settings import DockerSettings
+from tests.kit.fakes.fake_engine import FakeEngine, fake_engine
 from tests.kit.processes.process_functions import Heard
 from tests.kit.waiting import eventually
-from tests.unit.gateway_ext.providers.docker.fake_engine import FakeEngine, fake_engine
 
 F = FunctionId("openfaas-fn", "f")
 

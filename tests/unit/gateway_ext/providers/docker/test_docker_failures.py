@@ -10,9 +10,9 @@ import pytest
 
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
+from tests.kit.fakes.fake_engine import IMAGE
 from tests.kit.waiting import eventually
 from tests.unit.gateway_ext.providers.docker.docker_world import F, World, world
-from tests.unit.gateway_ext.providers.docker.fake_engine import IMAGE
 
 SECOND = {"Id": "sha256:2", "Config": {"Labels": None}}
 

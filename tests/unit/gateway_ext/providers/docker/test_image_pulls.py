@@ -10,8 +10,8 @@ from gateway_ext.errors import (
     GatewayError,
     ProviderFailed,
 )
+from tests.kit.fakes.fake_engine import IMAGE
 from tests.unit.gateway_ext.providers.docker.docker_world import world
-from tests.unit.gateway_ext.providers.docker.fake_engine import IMAGE
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from gateway_ext.model import Endpoint, FunctionId
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.managed_settings import ManagedSettings
 from gateway_ext.providers.managed.replica import Replica, ReplicaContext
-from testbed.virtual_time import until, virtually
+from tests.kit.virtual_time import until, virtually
 
 _SETTINGS = ManagedSettings(first_pause_s=0.5, longest_pause_s=60.0)
 _LONG_S, _SHORT_S = 100.0, 1.0

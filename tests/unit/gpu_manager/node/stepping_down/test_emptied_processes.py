@@ -13,9 +13,9 @@ from scheduler.api import (
     LoadFailed,
     ModelDemoted,
 )
-from testbed.virtual_time import until, virtually
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.processes.open_files import open_files, opened_since
+from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.gpu_node import GPU
 from tests.kit.worlds.ordered_node import CONTEXT_BYTES, OrderedNode, ordered_node

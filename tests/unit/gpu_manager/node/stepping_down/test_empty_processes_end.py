@@ -14,14 +14,13 @@ from scheduler.api import (
     ModelLoaded,
     NodeSnapshot,
 )
-from testbed.nodes.in_memory_runtime import InMemoryEmpty, InMemoryHosted
-from testbed.virtual_time import until, virtually
 from tests.kit.fakes.sealed_images import open_images
+from tests.kit.nodes.in_memory_runtime import InMemoryEmpty, InMemoryHosted
 from tests.kit.processes.open_files import open_files, opened_since
+from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import wait_until
-from tests.kit.worlds.gpu_node import GPU
+from tests.kit.worlds.gpu_node import GPU, MeasuredDevice
 from tests.kit.worlds.ordered_node import CONTEXT_BYTES, OrderedNode, ordered_node
-from tests.unit.gpu_manager.node.test_watch import MeasuredDevice
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ from cache_manager.tiers.tier_index import TierIndex
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import LoadFailed, ModelDemoted, ModelRegistered
-from testbed.virtual_time import InlineExecutor, virtually
 from tests.kit.fakes.sealed_images import open_images
+from tests.kit.full_disk import full_disk
 from tests.kit.processes.open_files import open_files, opened_since
+from tests.kit.virtual_time import InlineExecutor, virtually
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.ordered_node import OrderedNode, ordered_node
-from tests.unit.gpu_manager.weights.test_spill import full_disk
 from torch_shim.wire.image_digests import ImageTable, lay_out
 
 MANY = 1 << 30

@@ -8,7 +8,7 @@ import pytest
 from gpu_manager.runtimes.runtime import LoadOrder, LoadSpan
 from gpu_manager.runtimes.workers.image_loads import load_within, spans_of
 from gpu_manager.worker import worker_orders
-from testbed.virtual_time import virtually
+from tests.kit.virtual_time import virtually
 
 
 @dataclass

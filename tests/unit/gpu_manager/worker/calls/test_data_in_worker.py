@@ -7,48 +7,23 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.worker.program.channel_state import InputStorage
-from tests.unit.gpu_manager.worker.calls.caller import (
-    LEASE,
-    Caller,
+from tests.kit.worlds.caller import (
     CallFailed,
     LocalWorker,
-    program,
-    step,
 )
-from torch_shim.wire.programs import Ref
+from tests.unit.gpu_manager.worker.calls.put_data import (
+    DOUBLE,
+    GROW,
+    HANDLE,
+    KEY,
+    SIZE,
+    STAYS,
+    TAKEN,
+    published,
+    storage_of,
+    total,
+)
 from torch_shim.wire.protocol import FailureKind, FrameKind
-
-HANDLE = "node." + "h" * 32
-KEY, TAKEN = 1 << 40, 77
-SIZE = 1 << 16
-DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
-TOTAL = program(step("m:sum", Ref(0)), output=[Ref(1)])
-GROW = program(step("m:add_", Ref(0), 1), step("m:sum", Ref(0)), output=[Ref(2)])
-STAYS = [None, None, [], None, "", None, [KEY, 1, [], []]]
-
-
-def published(caller: Caller, value: float = 3.0) -> None:
-    """A result that stays with the worker, and is put by its handle."""
-    caller.call(DOUBLE, torch.full((SIZE,), value), options=STAYS)
-    caller.ask(FrameKind.PUBLISH, [KEY, 0, HANDLE, b"about"])
-
-
-def taken(key: int = TAKEN) -> list[Any]:
-    """The put tensor as an input."""
-    return [[1, key, 0], "float32", [SIZE], [1], 0]
-
-
-def total(caller: Caller, what: Any = TOTAL, key: int = TAKEN, lease: int = LEASE) -> float:
-    (found,) = caller.call(what, taken(key), lease=lease).outputs
-    return float(found)
-
-
-def storage_of(worker: LocalWorker, session: str, key: int) -> InputStorage:
-    kept = worker.executor.sessions._sessions[session]  # noqa: SLF001 - to look at addresses
-    found = kept.find(key, 0)
-    assert found is not None
-    return found
 
 
 def test_other_session_computes_with_the_same_memory_when_it_took_what_was_put() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.gpu_manager.worker.calls.caller import (
+from tests.kit.worlds.caller import (
     DIGEST,
     LEASE,
     Caller,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.gpu_manager.worker.calls.caller import (
+from tests.kit.worlds.caller import (
     CallFailed,
     LocalWorker,
     program,

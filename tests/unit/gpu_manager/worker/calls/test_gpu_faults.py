@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpu_manager.worker.call_errors import ContextLost, OutOfMemory
-from tests.unit.gpu_manager.worker.calls.caller import (
+from tests.kit.worlds.caller import (
     CallFailed,
     LocalWorker,
     program,

@@ -9,8 +9,8 @@ import torch
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.calls.granted_puts import GrantedPuts
 from gpu_manager.worker.data_orders import DataOrder, DataPut, GrantData, GrantLeft
-from tests.unit.gpu_manager.worker.calls.caller import Caller, CallFailed, LocalWorker
-from tests.unit.gpu_manager.worker.calls.test_data_in_worker import (
+from tests.kit.worlds.caller import Caller, CallFailed, LocalWorker
+from tests.unit.gpu_manager.worker.calls.put_data import (
     DOUBLE,
     KEY,
     SIZE,

@@ -11,8 +11,8 @@ from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.device.process_memory import ProcessMemory
 from gpu_manager.worker.lending.lent_storage import LentStorage
 from gpu_manager.worker.shared_memory.borrowed_data import BorrowedData, Use
-from tests.unit.gpu_manager.worker.calls.caller import Caller, CallFailed, LocalWorker
-from tests.unit.gpu_manager.worker.calls.test_data_in_worker import (
+from tests.kit.worlds.caller import Caller, CallFailed, LocalWorker
+from tests.unit.gpu_manager.worker.calls.put_data import (
     DOUBLE,
     GROW,
     HANDLE,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.gpu_manager.worker.calls.caller import LEASE, CallFailed, LocalWorker, program, step
+from tests.kit.worlds.caller import LEASE, CallFailed, LocalWorker, program, step
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.programs import Ref, digest_of
 from torch_shim.wire.protocol import FrameKind, pack_frame

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpu_manager.worker.shared_memory.result_files import LEAST_BYTES, FileBudget, ResultFiles
-from tests.unit.gpu_manager.worker.calls.caller import (
+from tests.kit.worlds.caller import (
     Caller,
     CallFailed,
     LocalWorker,

@@ -10,7 +10,7 @@ import torch
 
 from gpu_manager.worker.channels.channel_server import CallObservers, ChannelServer
 from tests.kit.waiting import wait_until
-from tests.unit.gpu_manager.worker.calls.caller import (
+from tests.kit.worlds.caller import (
     LEASE,
     Caller,
     CallFailed,

@@ -10,7 +10,7 @@ import torch
 from gpu_manager.worker.merging.call_line import CallLine
 from gpu_manager.worker.merging.merge_records import MergeRecord, MergeRecords
 from tests.kit.waiting import wait_until
-from tests.unit.gpu_manager.worker.calls.caller import (
+from tests.kit.worlds.caller import (
     Caller,
     CallFailed,
     LocalWorker,

@@ -9,7 +9,7 @@ import torch
 
 from gpu_manager.worker.merging.merge_records import Singly
 from tests.kit.waiting import wait_until
-from tests.unit.gpu_manager.worker.calls.caller import CallFailed, LocalWorker, program, step
+from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import FIRST_LEASE, Crowd, merging_pays
 from torch_shim.wire.arithmetic import Arithmetic
 from torch_shim.wire.programs import Constant, Program, Ref, Slice, Tuple, digest_of

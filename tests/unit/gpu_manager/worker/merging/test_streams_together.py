@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gpu_manager.worker.merging.merge_records import Singly
 from gpu_manager.worker.program.channel_state import KeptStorages
-from tests.unit.gpu_manager.worker.calls.caller import CallFailed, LocalWorker, program, step
+from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import Crowd, Sent, merging_pays
 from torch_shim.wire.programs import Program, Ref
 from torch_shim.wire.protocol import FailureKind

@@ -12,7 +12,7 @@ from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
 from tests.kit.outcomes import instead_of
-from tests.unit.gpu_manager.worker.calls.caller import CallFailed, LocalWorker, program, step
+from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from torch_shim.wire.programs import Constant, DeviceName, Named, Ref
 
 importlib.import_module("torchvision")  # registers its operators

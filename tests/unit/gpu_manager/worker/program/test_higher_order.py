@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
-from tests.unit.gpu_manager.worker.calls.caller import program, step
+from tests.kit.worlds.caller import program, step
 from torch_shim.capture.encode import NotShippable, encode
 from torch_shim.wire.programs import PartName, Program, ProgramPart, Ref, Tuple, unpack
 

@@ -17,7 +17,7 @@ from gpu_manager.worker.program.argument_checks import short_name
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.reviewed_operators import DUNDERS, INTERNAL
 from tests.kit.outcomes import outcome
-from tests.unit.gpu_manager.worker.calls.caller import program, step
+from tests.kit.worlds.caller import program, step
 from torch_shim.capture.encode import encode
 from torch_shim.wire.programs import Ref
 

@@ -9,7 +9,7 @@ import torch
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
-from tests.unit.gpu_manager.worker.calls.caller import program, raw, step
+from tests.kit.worlds.caller import program, raw, step
 from torch_shim.wire.programs import (
     Complex,
     Constant,

@@ -16,9 +16,9 @@ from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Settings
 from scheduler.store.memory_store import MemoryStore
-from testbed.nodes.attaching import attach_in_process
-from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu, request
+from tests.kit.nodes.attaching import attach_in_process
+from tests.kit.nodes.fake_node import fake_node
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, leading
 

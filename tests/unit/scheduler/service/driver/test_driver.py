@@ -16,9 +16,9 @@ from scheduler.model.errors import (
 )
 from scheduler.model.events import ModelRegistered, RunFailed
 from scheduler.model.values import AfterLoss, CoreSettings, Request, RequestId, RequestOutcome
-from testbed.nodes.fake_node import fake_node
-from testbed.virtual_time import outcome, until, virtually
 from tests.kit.cores.builders import GIB, a_core, gpu, model, request
+from tests.kit.nodes.fake_node import fake_node
+from tests.kit.virtual_time import outcome, until, virtually
 from tests.kit.worlds.driver_stage import a_stage
 
 BERT = ModelId("bert")

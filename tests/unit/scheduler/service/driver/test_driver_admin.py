@@ -12,9 +12,9 @@ from scheduler.model.errors import EventRefused, RequestWithdrawn
 from scheduler.model.events import EvictAsked, GpuDraining, ModelDemoted
 from scheduler.model.values import CoreSettings, LeaseId, Request, RequestId
 from scheduler.wire.cluster_status import DecisionCounts, LeaseStatus, ResidentStatus, SlotStatus
-from testbed.nodes.fake_node import FakeNode, fake_node
-from testbed.virtual_time import outcome, until, virtually
 from tests.kit.cores.builders import GIB, a_core, gpu, model, request
+from tests.kit.nodes.fake_node import FakeNode, fake_node
+from tests.kit.virtual_time import outcome, until, virtually
 from tests.kit.worlds.driver_stage import Stage, a_stage
 
 BERT, T5 = ModelId("bert"), ModelId("t5")

@@ -5,8 +5,8 @@ import asyncio
 from scheduler.model.errors import EventRefused, RequestWithdrawn
 from scheduler.model.events import SlotFreed
 from scheduler.model.values import Request, RequestId, RequestOutcome
-from testbed.virtual_time import outcome, until, virtually
 from tests.kit.cores.builders import request
+from tests.kit.virtual_time import outcome, until, virtually
 from tests.kit.worlds.driver_stage import a_stage
 
 R0 = RequestId("r0")

@@ -17,9 +17,9 @@ from scheduler.model.events import MemoryPressure, ModelRegistered, RunFailed, R
 from scheduler.model.values import AfterLoss, CoreSettings, RequestId, RequestOutcome, SlotId
 from scheduler.service.driver.survey import gpus_of
 from scheduler.wire.cluster_status import GpuStatus
-from testbed.nodes.fake_node import FakeNode, fake_node, wrongs
-from testbed.virtual_time import virtually
 from tests.kit.cores.builders import gpu, model, request
+from tests.kit.nodes.fake_node import FakeNode, fake_node, wrongs
+from tests.kit.virtual_time import virtually
 from tests.kit.worlds.driver_stage import Stage, a_stage
 
 SIZES_MB = (700, 1300, 1900, 2600, 3500)

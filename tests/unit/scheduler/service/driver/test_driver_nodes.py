@@ -10,9 +10,9 @@ from scheduler.model.actions import Dispatch, EndLease, Prepare
 from scheduler.model.errors import RequestWithdrawn
 from scheduler.model.events import GpuJoined, GpuLost, MemoryPressure, ModelRegistered, SlotFreed
 from scheduler.model.values import AfterLoss, RequestOutcome
-from testbed.nodes.fake_node import FakeNode, fake_node
-from testbed.virtual_time import outcome, until, virtually
 from tests.kit.cores.builders import a_core, gpu, model, request
+from tests.kit.nodes.fake_node import FakeNode, fake_node
+from tests.kit.virtual_time import outcome, until, virtually
 from tests.kit.worlds.driver_stage import a_stage
 
 BERT = ModelId("bert")

@@ -6,7 +6,7 @@ from scheduler.model.actions import SetTimer
 from scheduler.model.events import DeadlinePassed, Event, TimerFired
 from scheduler.model.values import RequestId
 from scheduler.service.driver.timers import Timers
-from testbed.virtual_time import until, virtually
+from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.driver_stage import CountedClock
 
 R0 = RequestId("r0")

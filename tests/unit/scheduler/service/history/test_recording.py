@@ -33,11 +33,11 @@ from scheduler.service.settings import Settings
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import recover
 from scheduler.store.stored_records import encoded, profile_record
-from testbed.nodes.attaching import attach_in_process
-from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.action_digest import lived
 from tests.kit.cores.builders import a_core, gpu, request
 from tests.kit.cores.random_lives import LEAVING
+from tests.kit.nodes.attaching import attach_in_process
+from tests.kit.nodes.fake_node import fake_node
 from tests.kit.places import ROOT
 
 LOG = logging.getLogger("tests.recording")

@@ -11,8 +11,8 @@ from scheduler.model.events import ModelRegistered
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome
 from scheduler.service.http.access import ApiRole
 from scheduler.wire.lease_tokens import verify
-from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu, model
+from tests.kit.nodes.fake_node import fake_node
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, a_world, leading
 

@@ -10,8 +10,8 @@ import pytest
 from common.http.asgi import Receive, Scope, Send
 from scheduler.model.events import GpuDraining, NodeHeard, NodeSilent
 from scheduler.service.http.scheduler_server import listen, serving
-from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu
+from tests.kit.nodes.fake_node import fake_node
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import a_world, leading
 

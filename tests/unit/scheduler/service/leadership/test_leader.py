@@ -13,7 +13,7 @@ import pytest
 from scheduler.model.errors import Fenced
 from scheduler.service.leadership.election import ELECTION, LEADER, LeaderInfo, Leadership
 from scheduler.store.memory_store import MemoryStore
-from testbed.virtual_time import until, virtually
+from tests.kit.virtual_time import until, virtually
 
 LOG = logging.getLogger("tests.leader")
 

@@ -31,7 +31,7 @@ from scheduler.store.stored_records import (
     PolicyChoice,
     policy_choice,
 )
-from testbed.virtual_time import until, virtually
+from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET
 

@@ -12,9 +12,9 @@ from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership.term import Office, first_lease
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.settings import Settings
-from testbed.nodes.attaching import attach_in_process
-from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import a_core, gpu, request
+from tests.kit.nodes.attaching import attach_in_process
+from tests.kit.nodes.fake_node import fake_node
 
 
 async def test_leases_of_a_risen_term_are_above_those_of_the_terms_between(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from scheduler.service.leadership.leader_query import term_at
 from scheduler.service.leadership.rivals import CANDIDATES, standing_by, watch_rivals
 from scheduler.store.datastore import Listing, StoreLease
 from scheduler.store.memory_store import MemoryStore
-from testbed.virtual_time import until, virtually
+from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import PATIENCE_S
 
 LOG = logging.getLogger("tests.rivals")

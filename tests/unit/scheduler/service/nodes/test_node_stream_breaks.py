@@ -12,8 +12,8 @@ from scheduler.model.actions import Demote, Dispatch, Prepare
 from scheduler.model.errors import RequestFailed
 from scheduler.model.events import ModelLoaded, NodeSnapshot, SlotFreed
 from scheduler.wire.node_stream import MAX_GREETING_BYTES
-from testbed.virtual_time import outcome
 from tests.kit.cores.builders import request
+from tests.kit.virtual_time import outcome
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import (
     TIMES,

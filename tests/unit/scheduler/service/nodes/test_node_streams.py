@@ -18,8 +18,8 @@ from scheduler.model.events import (
     SlotFreed,
 )
 from scheduler.model.values import GpuSpec, Placement, RequestId
-from testbed.virtual_time import outcome
 from tests.kit.cores.builders import model, request
+from tests.kit.virtual_time import outcome
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import (
     ReportingNode,

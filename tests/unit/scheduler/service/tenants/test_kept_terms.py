@@ -23,7 +23,7 @@ from scheduler.store.datastore import Fence, StoreLease
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import recover
 from scheduler.store.terms_records import terms_key
-from testbed.virtual_time import until, virtually
+from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET
 

@@ -12,8 +12,8 @@ from scheduler.service.http.access import ApiRole, token
 from scheduler.service.tenants.terms_book import TermsBook
 from scheduler.service.tenants.told_terms import KEPT_S, CallersTerms
 from scheduler.wire.caller_stream import FunctionTerms, ToldTerms, pack_up, read_up
-from testbed.virtual_time import until, virtually
 from tests.kit.cores.builders import request
+from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, a_world, leading
 

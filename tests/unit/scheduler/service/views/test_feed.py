@@ -11,8 +11,8 @@ from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.events import ModelDemoted, RunFinished
 from scheduler.model.values import SlotId
 from scheduler.service.http.access import ApiRole
-from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu
+from tests.kit.nodes.fake_node import fake_node
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import World, a_world, leading
 

@@ -11,7 +11,7 @@ from gpu_manager.worker.call_errors import OutOfMemory
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.device.shares import work_length
 from gpu_manager.worker.device.shares.compute_thread import ComputeThread
-from tests.unit.gpu_manager.worker.device.shares.test_thread_share import in_a_thread
+from tests.unit.gpu_manager.worker.device.shares.own_threads import in_a_thread
 
 _TAKES_S = work_length.LONG_S + 0.001
 

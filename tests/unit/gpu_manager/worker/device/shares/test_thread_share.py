@@ -1,8 +1,6 @@
 """A share of an emulated GPU: threads, and pauses for what one thread is too much."""
 
-import threading
 import time
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -12,6 +10,7 @@ from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.device.shares import thread_share
 from gpu_manager.worker.device.shares.thread_share import ThreadShare
 from gpu_manager.worker.device.shares.work_length import LONG_S
+from tests.unit.gpu_manager.worker.device.shares.own_threads import in_a_thread
 
 
 class FakeTime:
@@ -37,25 +36,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     found = FakeTime()
     monkeypatch.setattr(thread_share, "time", found)
     return found
-
-
-def in_a_thread(work: Callable[[], object]) -> None:
-    """So that this process's number of threads stays what it is."""
-    failures: list[BaseException] = []
-
-    def whole() -> None:
-        before = torch.get_num_threads()
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failures.append(error)
-        torch.set_num_threads(before)
-
-    thread = threading.Thread(target=whole)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 from gateway_ext.errors import Declined, UnknownJob
 from gateway_ext.ui.page_state import Json, PageState, Point
 from gateway_ext.ui.shown_names import in_order
-from testbed.page.generated_parts import (
+from tests.kit.page.generated_parts import (
     NAMESPACE,
     POLICIES,
     GeneratedCalls,

@@ -13,7 +13,7 @@ from scheduler.sim import workload
 from scheduler.sim.model_catalogue import SimModel
 from scheduler.sim.simulation_tally import percentile
 from scheduler.sim.workload import Pattern, Workload
-from testbed.live.live_system import AnsweredRequest, LiveSystem
+from tests.kit.live.live_system import AnsweredRequest, LiveSystem
 
 ZIPF_MODELS = 16
 ZIPF_GPUS = 4

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 
 from gateway_ext.ui.watcher_feed import PagePace
-from testbed.page.generated_cluster import GeneratedCluster
-from testbed.page.page_world import page_world
+from tests.kit.page.generated_cluster import GeneratedCluster
+from tests.kit.page.page_world import page_world
 
 PATIENCE_S = 20.0
 # Often, so that tests need not wait; what that costs is measured elsewhere.

@@ -1,6 +1,6 @@
 """The page's real routes over a generated cluster, for browsers and for work on the page.
 
-`python -m testbed.page.page_world --gpus 200 --functions 1000` serves it until Ctrl-C.
+`python -m tests.kit.page.page_world --gpus 200 --functions 1000` serves it until Ctrl-C.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from gateway_ext.ui.page_routes import make_page
 from gateway_ext.ui.page_source import Source
 from gateway_ext.ui.static_files import STATIC, StaticFiles
 from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
-from testbed.page.generated_cluster import GeneratedCluster
+from tests.kit.page.generated_cluster import GeneratedCluster
 
 USER, PASSWORD = "admin", "a password of the tests"
 CREDENTIALS = BasicCredentials(USER, PASSWORD)

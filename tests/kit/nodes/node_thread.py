@@ -12,6 +12,8 @@ import torch_shim
 from cache_manager.model.ids import MIB
 from common.addresses import UnixAddress
 from gpu_manager.api import MakeRuntime, NodeSettings
+from gpu_manager.runtimes.merged_sums import MergedSums
+from gpu_manager.worker.device.gpu_turns import turn_holder
 from gpufaas.daemons.embedded_node import EmbeddedNode, embedded_node
 from gpufaas.options.gpu_node import POLICY
 
@@ -128,3 +130,19 @@ def node_thread(gpu_mib: int = 512, *, policy: str = POLICY, **more: Any) -> Ite
         yield node
     finally:
         node.stop()
+
+
+def merges(node: EmbeddedNode) -> MergedSums:
+    """What became of the calls of all models."""
+    found = MergedSums()
+    for gpu in node.manager.node.gpus.values():
+        for resident in gpu.residents.values():
+            found = found.plus(resident.merges)
+    return found
+
+
+def holder_of_first_slot(node: EmbeddedNode) -> int | None:
+    """The process that runs on the first slot."""
+    (gpu,) = node.manager.node.gpus.values()
+    assert gpu.turns is not None
+    return turn_holder(gpu.turns, 0)

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 
 from gpu_manager.node.settings import EmulatedTimes
-from testbed.nodes.manager_client import SealedWeights, weights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import (
+from tests.kit.nodes.manager_client import SealedWeights, weights
+from tests.kit.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.worker_client import (
     FunctionClient,
 )
 

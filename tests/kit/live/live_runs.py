@@ -15,8 +15,8 @@ from scheduler.sim.engine import Engine
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import SimModel
 from scheduler.sim.workload import Workload
-from testbed.live.emulated_node import given_twice
-from testbed.live.live_load import (
+from tests.kit.live.emulated_node import given_twice
+from tests.kit.live.live_load import (
     RequestFigures,
     arrive,
     one_after_the_other,
@@ -27,7 +27,7 @@ from testbed.live.live_load import (
     zipf_gpus,
     zipf_models,
 )
-from testbed.live.live_system import LiveSystem, Setup, ideal, live
+from tests.kit.live.live_system import LiveSystem, Setup, ideal, live
 
 ZIPF_WARMING, ZIPF_MEASURED, ZIPF_CALLERS = 150, 500, 8
 OVERLAP_BEFORE_S, OVERLAP_RUN_S = 0.04, 0.01

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from cache_manager.model.ids import MIB, ModelId
 from gpu_manager.node.tenant_models import model_id
 from gpufaas.daemons.embedded_node import EmbeddedNode
-from testbed.nodes.manager_client import SealedWeights, weights
-from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import FunctionClient, needs
+from tests.kit.nodes.manager_client import SealedWeights, weights
+from tests.kit.nodes.node_thread import NodeThread, node_thread
+from tests.kit.nodes.worker_client import FunctionClient, needs
 
 _WEIGHTS_BYTES = MIB
 _CALLERS = 4
@@ -115,7 +115,7 @@ class _Soak:
                 self._call(
                     client, chance.randrange(len(self._images)), chance.randint(1, _MOST_CALL_MIB)
                 )
-                if chance.random() < 0.02:  # noqa: PLR2004 - one in fifty
+                if chance.random() < 0.02:
                     self._evict_one(chance)
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
             self._failures.append(error)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cache_manager.model.ids import MIB
-from testbed.nodes.manager_client import SealedWeights
+from tests.kit.nodes.manager_client import SealedWeights
 from torch_shim.errors import RemoteFailure, WireError
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.dialing import connect

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from testbed.page.devtools import (
+from tests.kit.page.devtools import (
     NETWORK_CHANGED,
     PATIENCE_S,
     BrowserError,

@@ -12,10 +12,10 @@ import yaml
 
 from tests.kit import needs
 from tests.kit.cache import made_once
+from tests.kit.places import ROOT
 
-HERE = Path(__file__).parent
-CHART = HERE.parents[2] / "deploy" / "helm" / "gpufaas"
-VALUES = tuple(sorted((HERE / "values").glob("*.yaml")))
+CHART = ROOT / "deploy" / "helm" / "gpufaas"
+_PINNED = Path(__file__).with_name("helm_cli")
 KUBERNETES = "1.31.0"
 NAMESPACE = "openfaas"
 RELEASE = "gpufaas"
@@ -178,8 +178,7 @@ def labels_match(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool
 
 def helm_path() -> Path:
     """helm, which is made where it lacks; a test is skipped where it cannot be."""
-    module = HERE / "helm_cli"
-    pinned = b"".join((module / name).read_bytes() for name in ("go.mod", "go.sum"))
+    pinned = b"".join((_PINNED / name).read_bytes() for name in ("go.mod", "go.sum"))
     return made_once("helm", pinned + _LINKED.encode(), _build)
 
 
@@ -188,7 +187,7 @@ def _build(made: Path) -> None:
     options = ("-mod=readonly", "-trimpath", f"-ldflags={_LINKED}", "-o", str(made))
     done = subprocess.run(
         [go, "build", *options, _PACKAGE],
-        cwd=HERE / "helm_cli",
+        cwd=_PINNED,
         capture_output=True,
         text=True,
         timeout=BUILD_S,

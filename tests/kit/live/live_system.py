@@ -24,8 +24,8 @@ from scheduler.service.http.scheduler_server import listen, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
 from scheduler.sim.model_catalogue import BATCH, SimModel
-from testbed.live.emulated_node import EmulatedNode
-from testbed.nodes.attaching import attach_in_process
+from tests.kit.live.emulated_node import EmulatedNode
+from tests.kit.nodes.attaching import attach_in_process
 
 _SECRET = b"the secret of the live bench"
 _LOG = logging.getLogger("bench.live")

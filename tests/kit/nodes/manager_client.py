@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 import socket
+import struct
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from gpu_manager.runtimes.runtime import Observer, Runtime
 from gpu_manager.weights.sealed_images import ImageWriter
 from gpu_manager.wire.frame_stream import FrameStream
 from gpufaas.daemons.embedded_node import EmbeddedNode, embedded_node
-from testbed.nodes.in_memory_runtime import InMemoryRuntime
+from tests.kit.nodes.in_memory_runtime import InMemoryRuntime
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.dialing import connect
 from torch_shim.wire.frame_socket import Frame
@@ -226,3 +227,8 @@ async def closed(client: ManagerClient) -> bool:
             await client.stream.read()
     except ConnectionLost:
         return True
+
+
+def model(first: float, mib: int = 1) -> SealedWeights:
+    """Weights whose first row is this number four times."""
+    return weights(struct.pack("4f", *[first] * 4) + bytes(mib * MIB - 16))

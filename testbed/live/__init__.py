@@ -1,1 +1,0 @@
-"""The real scheduler service on emulated GPUs, under the load of emulated callers."""
