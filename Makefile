@@ -51,7 +51,7 @@ test: setup ## Lint and run the tests that need Python alone (ARGS, if any, goes
 # The second one: Docker, Kubernetes, NATS, Prometheus, a browser, processes that are killed and
 # frozen. More processes than cores: most of these tests wait (tests/kit/scheduling.py).
 ENGINE_WORKERS ?= $(shell expr $$(nproc) + 3)
-ENGINES := tests/contract tests/e2e tests/integration tests/processes bench/engine_tests hunt/engine_tests
+ENGINES := tests/contract/test_job_queue.py tests/contract/test_job_letters.py tests/e2e tests/integration tests/processes bench/engine_tests hunt/engine_tests
 
 test-engines: setup tools ## Run the tests of real engines; what fails runs once more, alone (Debian as root, else it skips)
 	@$(BIN)/python -m tests.kit.second_run $(or $(ARGS),--numprocesses $(ENGINE_WORKERS) $(ENGINES))

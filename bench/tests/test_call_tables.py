@@ -1,11 +1,11 @@
-"""Cases that are measured, and figures of their rounds beside the goals."""
+"""Figures of rounds beside the goals."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from bench.gateway.call_cases import MANY, ONE, OURS, Answering, CallCase, CallKind, cases
+from bench.gateway.call_cases import ONE, Answering, CallCase, CallKind
 from bench.gateway.call_tables import show_calls
 from bench.measure.call_costs import CallCosts
 from bench.measure.load_figures import LoadFigures
@@ -26,19 +26,6 @@ def a_report(*rates: float) -> BenchReport:
     runs = {COMPUTING: [some_costs(rate) for rate in rates], PEER: [some_costs(1_000.0)]}
     show_calls(report, runs)
     return report
-
-
-def test_cases_are_by_kind_and_peers_have_no_plain_or_competing_calls() -> None:
-    found = cases(list(Answering), list(CallKind))
-
-    assert [each.kind for each in found] == sorted(
-        (each.kind for each in found), key=list(CallKind).index
-    )
-    peers = {each.kind for each in found if each.system not in OURS}
-    assert peers == {CallKind.EMPTY, CallKind.COMPUTING}
-    tuned = {each.kind for each in found if each.system is Answering.TUNED}
-    assert tuned == {CallKind.COMPUTING, CallKind.COMPETING}
-    assert CallCase(CallKind.COMPETING, Answering.GPUFAAS).clients == (MANY,)
 
 
 def test_figures_are_medians_of_the_rounds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,39 +1,15 @@
-"""The loads of the bench of streams, and the page that it writes."""
+"""How the bench of streams judges its figures, and the page that it writes."""
 
-import random
-from statistics import fmean
 
-import pytest
 
 from bench.streambox.equal_memory import CallRate
 from bench.streambox.footprint import Footprint
 from bench.streambox.functions import CONTEXT_BYTES
-from bench.streambox.load_files import LOADS, POINTS, arrivals, periodic, sporadic
 from bench.streambox.offered_load import LoadResult
 from bench.streambox.page import StreamboxFigures, headlines, streambox_blocks
 from cache_manager.model.ids import MIB
 from common.gpu_wishes import PROCESS, STREAM
 from gpufaas.output.generated_blocks import page_of_blocks, with_blocks
-
-
-def test_loads_are_those_of_the_repository() -> None:
-    rates = sporadic(random.Random(1))
-    assert len(rates) == POINTS
-    assert 0.95 < rates.count(0.0) / POINTS < 0.99
-    assert max(rates) < 100.0
-    waves = periodic(random.Random(1))
-    assert min(waves) == 0.0
-    assert fmean(waves[:100]) > 2 * fmean(waves[100:200])
-
-
-@pytest.mark.parametrize("load", LOADS)
-def test_calls_come_as_often_as_they_should_and_in_order(load: str) -> None:
-    found = arrivals(load, 16, 30.0, 20.0, seed=3)
-    assert found == sorted(found)
-    assert 450 < len(found) < 750
-    assert {each.function for each in found} == set(range(16))
-    assert found[0].at_s >= 0.0
-    assert found[-1].at_s < 30.0
 
 
 def figures() -> StreamboxFigures:

@@ -1,4 +1,4 @@
-"""Every folder is a room: few files in it, a sentence about it, no name twice; helpers in the kit."""
+"""Every folder is a room: few files in it, a sentence about it, no name twice; the kit of tests."""
 
 import ast
 from collections import defaultdict

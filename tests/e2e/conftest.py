@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.engines.faas_cli import NoFaasCli, faas_cli
 from tests.kit.folder_fixtures import of_folder
-from tests.kit.stacks.drivers import CliDriver, Driver, RestDriver
+from tests.kit.stacks.drivers import CliDriver, RestDriver
 from tests.kit.stacks.stack import Rest, Stack, stack
 
 pytestmark = pytest.mark.group("up", seconds=620)  # of all modules here
@@ -49,11 +49,15 @@ def rest(up: Stack) -> Rest:
     return Rest(up)
 
 
-@pytest.fixture(params=["rest", pytest.param("faas-cli", marks=pytest.mark.faas_cli)])
-def driver(request: pytest.FixtureRequest, up: Stack, tmp_path: Path) -> Driver:
-    """Each way to use it."""
-    if request.param == "rest":
-        return RestDriver(up, tmp_path)
+@pytest.fixture
+def driver(up: Stack, tmp_path: Path) -> RestDriver:
+    """Plain REST towards the shared one."""
+    return RestDriver(up, tmp_path)
+
+
+@pytest.fixture
+def cli(up: Stack, tmp_path: Path) -> CliDriver:
+    """faas-cli, logged in to the shared one."""
     try:
         program = faas_cli()
     except NoFaasCli as error:

@@ -1,10 +1,10 @@
-"""What people do with functions, each by plain REST and by the real faas-cli."""
+"""What people do with functions, by plain REST; test_faas_cli.py has it by the real faas-cli."""
 
 from urllib.parse import urlencode
 
 import pytest
 
-from tests.kit.stacks.drivers import Driver, Refused, Wanted
+from tests.kit.stacks.drivers import Refused, RestDriver, Wanted
 from tests.kit.stacks.handlers import GREETING, PLAIN, SECRET, write
 from tests.kit.stacks.listening import listening
 from tests.kit.stacks.stack import Rest, Stack
@@ -16,14 +16,14 @@ def greeting(up: Stack, name: str, **how: object) -> Wanted:
     return Wanted(name, f"e2e/{name}:7", annotations, **how)  # type: ignore[arg-type]  # its own fields
 
 
-def test_login_is_refused_when_the_password_is_wrong(driver: Driver, up: Stack) -> None:
+def test_login_is_refused_when_the_password_is_wrong(driver: RestDriver, up: Stack) -> None:
     driver.login(up.password)
-    with pytest.raises(Refused, match=r"401|incorrect"):
+    with pytest.raises(Refused, match="401"):
         driver.login("wrong")
 
 
 def test_new_function_of_the_template_runs_when_built_and_deployed(
-    driver: Driver, rest: Rest
+    driver: RestDriver, rest: Rest
 ) -> None:
     driver.new("fresh")
     driver.up("fresh")
@@ -35,7 +35,7 @@ def test_new_function_of_the_template_runs_when_built_and_deployed(
 
 
 def test_function_is_listed_and_described_until_it_is_removed(
-    driver: Driver, up: Stack, rest: Rest
+    driver: RestDriver, up: Stack, rest: Rest
 ) -> None:
     driver.deploy(greeting(up, "shown"))
     rest.ready("shown")
@@ -48,11 +48,13 @@ def test_function_is_listed_and_described_until_it_is_removed(
     wait_until(lambda: "shown" not in driver.listed(), "removed")
     with pytest.raises(Refused, match="404"):
         driver.invoke("shown", "you")
-    with pytest.raises(Refused, match=r"404|No such function"):
+    with pytest.raises(Refused, match="404"):
         driver.describe("shown")
 
 
-def test_handler_of_a_build_is_found_by_the_name_of_the_image(driver: Driver, rest: Rest) -> None:
+def test_handler_of_a_build_is_found_by_the_name_of_the_image(
+    driver: RestDriver, rest: Rest
+) -> None:
     (driver.new("built") / "handler.py").write_text(GREETING)
     driver.build("built")
     driver.deploy(Wanted("renamed", "registry.example:5000/me/built:latest", PLAIN))
@@ -62,7 +64,7 @@ def test_handler_of_a_build_is_found_by_the_name_of_the_image(driver: Driver, re
 
 
 def test_deployment_changes_the_function_when_it_is_there_already(
-    driver: Driver, up: Stack, rest: Rest
+    driver: RestDriver, up: Stack, rest: Rest
 ) -> None:
     driver.deploy(greeting(up, "again"))
     rest.ready("again")
@@ -72,7 +74,7 @@ def test_deployment_changes_the_function_when_it_is_there_already(
 
 
 def test_result_is_posted_to_the_callback_when_invoked_later(
-    driver: Driver, up: Stack, rest: Rest
+    driver: RestDriver, up: Stack, rest: Rest
 ) -> None:
     driver.deploy(greeting(up, "later"))
     rest.ready("later")
@@ -86,7 +88,7 @@ def test_result_is_posted_to_the_callback_when_invoked_later(
     driver.remove("later")
 
 
-def test_logs_have_what_the_handler_printed(driver: Driver, up: Stack, rest: Rest) -> None:
+def test_logs_have_what_the_handler_printed(driver: RestDriver, up: Stack, rest: Rest) -> None:
     driver.deploy(greeting(up, "talks"))
     rest.ready("talks")
     for who in ("one", "two", "three"):
@@ -100,7 +102,7 @@ def test_logs_have_what_the_handler_printed(driver: Driver, up: Stack, rest: Res
 
 
 def test_secret_is_seen_by_the_function_until_it_is_removed(
-    driver: Driver, up: Stack, rest: Rest
+    driver: RestDriver, up: Stack, rest: Rest
 ) -> None:
     driver.create_secret("api-key", "first")
     assert "api-key" in driver.secrets()
@@ -115,18 +117,18 @@ def test_secret_is_seen_by_the_function_until_it_is_removed(
     driver.remove("knows")
     driver.remove_secret("api-key")
     assert "api-key" not in driver.secrets()
-    with pytest.raises(Refused, match=r"(?i)404|unable to find"):
+    with pytest.raises(Refused, match="404"):
         driver.remove_secret("api-key")
 
 
-def test_deployment_is_refused_when_its_secret_is_unknown(driver: Driver, up: Stack) -> None:
+def test_deployment_is_refused_when_its_secret_is_unknown(driver: RestDriver, up: Stack) -> None:
     with pytest.raises(Refused, match="nobody-knows"):
         driver.deploy(greeting(up, "unsecret", secrets=("nobody-knows",)))
     assert "unsecret" not in driver.listed()
 
 
 def test_function_lives_in_the_namespace_that_it_was_deployed_to(
-    driver: Driver, up: Stack, rest: Rest
+    driver: RestDriver, up: Stack, rest: Rest
 ) -> None:
     assert "openfaas-fn" in driver.namespaces()
     assert rest.ask("POST", "/system/namespace/", {"name": "team"}).status_code == 201
@@ -141,27 +143,24 @@ def test_function_lives_in_the_namespace_that_it_was_deployed_to(
     assert "team" not in driver.namespaces()
 
 
-def test_version_names_the_provider(driver: Driver) -> None:
+def test_version_names_the_provider(driver: RestDriver) -> None:
     assert "gpufaas" in driver.version()
 
 
-def test_invocation_is_refused_when_nobody_knows_the_function(driver: Driver) -> None:
+def test_invocation_is_refused_when_nobody_knows_the_function(driver: RestDriver) -> None:
     with pytest.raises(Refused, match=r"404.*nobody is not deployed"):
         driver.invoke("nobody", "")
 
 
-def test_removal_is_refused_when_nobody_knows_the_function(driver: Driver) -> None:
-    with pytest.raises(Refused, match=r"404|No existing function"):
+def test_removal_is_refused_when_nobody_knows_the_function(driver: RestDriver) -> None:
+    with pytest.raises(Refused, match="404"):
         driver.remove("nobody")
 
 
-def test_deployment_says_where_it_looked_when_there_is_no_such_image(driver: Driver) -> None:
+def test_deployment_says_where_it_looked_when_there_is_no_such_image(driver: RestDriver) -> None:
     with pytest.raises(Refused, match=r"400.*there is no build of .*elsewhere/nothing"):
         driver.deploy(Wanted("nothing", "elsewhere/nothing:1"))
     assert "nothing" not in driver.listed()
-
-
-# What this faas-cli has no command for, by REST alone.
 
 
 def test_function_scales_to_two_to_none_and_wakes_when_called(up: Stack, rest: Rest) -> None:

@@ -1,4 +1,4 @@
-"""One way to use a gateway for each who does: plain REST, and the real faas-cli."""
+"""What people do with functions, by plain REST and by faas-cli; Refused where it is not done."""
 
 import json
 import shutil
@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from tests.kit.places import ROOT
 from tests.kit.stacks.stack import PATIENCE_S, Rest, Stack
@@ -32,52 +31,6 @@ class Wanted:
     namespace: str = ""
 
 
-class Driver(Protocol):
-    """What people do with functions; Refused where it is not done."""
-
-    def login(self, password: str) -> None: ...
-
-    def new(self, name: str) -> Path:
-        """The folder with the handler that the template proposes."""
-        ...
-
-    def build(self, name: str) -> None: ...
-
-    def up(self, name: str) -> None:
-        """Build and deploy what `new` made."""
-        ...
-
-    def deploy(self, wanted: Wanted) -> None: ...
-
-    def listed(self, namespace: str = "") -> Mapping[str, int]:
-        """Functions and their replicas."""
-        ...
-
-    def describe(self, name: str) -> str: ...
-
-    def invoke(self, name: str, body: str, namespace: str = "") -> str: ...
-
-    def invoke_later(self, name: str, body: str, callback: str) -> None: ...
-
-    def logs(self, name: str, count: int) -> list[str]:
-        """The last lines, as many as were asked for at most."""
-        ...
-
-    def create_secret(self, name: str, value: str) -> None: ...
-
-    def update_secret(self, name: str, value: str) -> None: ...
-
-    def remove_secret(self, name: str) -> None: ...
-
-    def secrets(self) -> list[str]: ...
-
-    def namespaces(self) -> list[str]: ...
-
-    def remove(self, name: str, namespace: str = "") -> None: ...
-
-    def version(self) -> str: ...
-
-
 class RestDriver:
     """The routes of OpenFaaS."""
 
@@ -91,6 +44,7 @@ class RestDriver:
         self._ask("GET", "/system/functions")
 
     def new(self, name: str) -> Path:
+        """The folder with the handler that the template proposes."""
         shutil.copytree(ROOT / "template" / LANGUAGE / "function", self._folder / name)
         return self._folder / name
 
@@ -99,6 +53,7 @@ class RestDriver:
         shutil.copytree(self._folder / name, target, dirs_exist_ok=True)
 
     def up(self, name: str) -> None:
+        """Build and deploy what `new` made."""
         self.build(name)
         said = {"service": name, "image": f"{name}:latest", "envProcess": "python runtime --gpu"}
         self._ask("POST", "/system/functions", said)
@@ -118,6 +73,7 @@ class RestDriver:
             self._ask("POST", "/system/functions", said)
 
     def listed(self, namespace: str = "") -> Mapping[str, int]:
+        """Functions and their replicas."""
         said = json.loads(self._ask("GET", f"/system/functions?namespace={namespace}"))
         return {each["name"]: each["replicas"] for each in said}
 
@@ -135,6 +91,7 @@ class RestDriver:
         _text(answer.status_code, answer.text)
 
     def logs(self, name: str, count: int) -> list[str]:
+        """The last lines, as many as were asked for at most."""
         said = self._ask("GET", f"/system/logs?name={name}&tail={count}")
         return [json.loads(line)["text"] for line in said.splitlines()]
 
@@ -185,14 +142,14 @@ class CliDriver:
         self._run("new", name, "--lang", LANGUAGE, "--quiet")
         written = self._folder / "stack.yaml"
         if written.exists():  # older ones name it after the function; `deploy --name` reads this
-            written.rename(self._folder / self._file(name))
+            written.rename(self._folder / f"{name}.yml")
         return self._folder / name
 
     def build(self, name: str) -> None:
-        self._run("build", "--shrinkwrap", "-f", self._file(name), gateway=False)
+        self._run("build", "--shrinkwrap", "-f", f"{name}.yml", gateway=False)
 
     def up(self, name: str) -> None:
-        self._run("up", "--shrinkwrap", "--skip-push", "-f", self._file(name))
+        self._run("up", "--shrinkwrap", "--skip-push", "-f", f"{name}.yml")
 
     def deploy(self, wanted: Wanted) -> None:
         options = [
@@ -244,9 +201,6 @@ class CliDriver:
 
     def version(self) -> str:
         return self._run("version", "--warn-update=false")
-
-    def _file(self, name: str) -> str:
-        return f"{name}.yml"
 
     def _run(self, *words: str, stdin: str = "", gateway: bool = True) -> str:
         where = (f"--gateway={self._stack.url}",) if gateway else ()
