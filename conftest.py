@@ -48,8 +48,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 settings.register_profile(
-    "ci", max_examples=150, deadline=None, derandomize=True, suppress_health_check=_QUIET
+    "ci", max_examples=60, deadline=None, derandomize=True, suppress_health_check=_QUIET
 )
+# `make test-long` has it, for what the core and its policies do.
 settings.register_profile(
     "thorough", max_examples=1500, deadline=None, suppress_health_check=_QUIET
 )

@@ -84,6 +84,9 @@ def _round(
     finally:
         over.set()
         stopping.join()
+        if run.poll() is None:  # this program is being ended
+            run.terminate()
+            run.wait()
     tests = _FAILED.findall(log.read_text(encoding="utf-8", errors="replace"))
     return status, tests, time.monotonic() - began_s, stops[0]
 

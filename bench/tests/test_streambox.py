@@ -1,7 +1,5 @@
 """How the bench of streams judges its figures, and the page that it writes."""
 
-
-
 from bench.streambox.equal_memory import CallRate
 from bench.streambox.footprint import Footprint
 from bench.streambox.functions import CONTEXT_BYTES

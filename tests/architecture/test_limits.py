@@ -1,9 +1,9 @@
 """The limits that style.md sets and no linter checks."""
 
-import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.architecture.sources import facts, shown
 from tests.kit.places import ROOT
 
 PACKAGES = (
@@ -27,25 +27,25 @@ _LINES, _FUNCTION_LINES = 700, 60
 
 
 def test_files_and_functions_have_no_more_lines_than_allowed() -> None:
-    long = [
-        *(f"{path}: {lines} lines" for path, lines in _lengths() if lines > _LINES),
-        *(f"{name}: {lines} lines" for name, lines in _functions() if lines > _FUNCTION_LINES),
-    ]
+    long = []
+    for path in FILES:
+        found = facts(path)
+        if found.lines > _LINES:
+            long.append(f"{shown(path)}: {found.lines} lines")
+        for name, lines in found.functions:
+            if lines > _FUNCTION_LINES:
+                long.append(f"{shown(path)}: {name}: {lines} lines")
     assert not long, "\n".join(long)
 
 
 def test_every_module_starts_with_a_docstring() -> None:
-    bare = [
-        str(path.relative_to(ROOT))
-        for path in FILES
-        if not path.read_text(encoding="utf-8").startswith('"""')
-    ]
+    bare = [shown(path) for path in FILES if not facts(path).docstring]
     assert not bare, "\n".join(bare)
 
 
 def test_no_file_names_a_registry_host() -> None:
     named = {
-        f"{path.relative_to(ROOT)}: {host}"
+        f"{shown(path)}: {host}"
         for path in _tracked()
         for host in REGISTRIES
         if host in path.read_text(encoding="utf-8", errors="ignore")
@@ -55,19 +55,6 @@ def test_no_file_names_a_registry_host() -> None:
 
 def test_limits_are_checked_on_every_folder() -> None:
     assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(FOLDERS)
-
-
-def _lengths() -> Iterator[tuple[Path, int]]:
-    for path in FILES:
-        yield path.relative_to(ROOT), len(path.read_text(encoding="utf-8").splitlines())
-
-
-def _functions() -> Iterator[tuple[str, int]]:
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                name = f"{path.relative_to(ROOT)}: {node.name}"
-                yield name, (node.end_lineno or 0) - node.lineno + 1
 
 
 def _tracked() -> Iterator[Path]:

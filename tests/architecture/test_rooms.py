@@ -1,10 +1,10 @@
 """Every folder is a room: few files in it, a sentence about it, no name twice; the kit of tests."""
 
-import ast
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.architecture.sources import facts, shown
 from tests.kit.places import ROOT
 
 PRODUCT = (
@@ -28,7 +28,7 @@ def test_no_folder_has_more_files_than_a_reader_takes_in() -> None:
     files: dict[Path, int] = defaultdict(int)
     for path in MODULES:
         files[path.parent] += 1
-    full = {f"{_shown(folder)}: {count}" for folder, count in files.items() if count > MOST_FILES}
+    full = {f"{shown(folder)}: {count}" for folder, count in files.items() if count > MOST_FILES}
 
     assert not full
 
@@ -36,7 +36,7 @@ def test_no_folder_has_more_files_than_a_reader_takes_in() -> None:
 def test_every_folder_says_what_belongs_in_it() -> None:
     folders = {path.parent for path in MODULES}
     inits = {folder / "__init__.py" for folder in folders if (folder / "__init__.py").exists()}
-    silent = {_shown(init) for init in inits if not ast.get_docstring(_tree(init))}
+    silent = {shown(init) for init in inits if not facts(init).docstring}
 
     assert not silent
 
@@ -44,8 +44,8 @@ def test_every_folder_says_what_belongs_in_it() -> None:
 def test_no_file_name_is_used_twice() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in MODULES:
-        if path.name not in CONVENTIONS and not _shown(path).startswith(COMMANDS):
-            places[path.name].append(_shown(path))
+        if path.name not in CONVENTIONS and not shown(path).startswith(COMMANDS):
+            places[path.name].append(shown(path))
 
     assert not _repeated(places)
 
@@ -53,19 +53,19 @@ def test_no_file_name_is_used_twice() -> None:
 def test_no_class_name_is_used_twice() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in MODULES:
-        for node in _tree(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(_shown(path))
+        for name in facts(path).classes:
+            if not name.startswith("_"):
+                places[name].append(shown(path))
 
     assert not _repeated(places).keys() - NAMED_BY_THEIR_FILE
 
 
 def test_what_tests_share_lies_in_the_kit_or_in_their_own_folder() -> None:
     strange = {
-        f"{_shown(path)} imports {module}"
+        f"{shown(path)} imports {module}"
         for folder in OUTSIDE
         for path in sorted((ROOT / folder).rglob("*.py"))
-        for module in _imported(path)
+        for module in facts(path).imports
         if not _may_import(path, module)
     }
 
@@ -81,23 +81,5 @@ def _may_import(path: Path, module: str) -> bool:
     return module.startswith(f"{own}.") and not name.startswith("test_") and name != "conftest"
 
 
-def _imported(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(str(node.module))
-        elif isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-    return found
-
-
 def _repeated(places: Mapping[str, list[str]]) -> dict[str, list[str]]:
     return {name: where for name, where in places.items() if len(where) > 1}
-
-
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def _shown(path: Path) -> str:
-    return str(path.relative_to(ROOT))
