@@ -62,7 +62,7 @@ test-long: setup tools ## Run what takes hours: seeds, parsers, fuzz, faults, so
 
 long-lives: setup
 	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --numprocesses $(WORKERS) \
-	  --timeout 3600 tests/unit/cache_manager tests/unit/scheduler/core tests/unit/scheduler/policies
+	  --timeout 3600 tests/unit/cache_manager tests/unit/scheduler
 
 long-seeds:
 	@$(MAKE) seeds N=1000

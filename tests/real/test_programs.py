@@ -16,7 +16,7 @@ SETTINGS = Settings(limit_s=280)  # the test's own limit comes next
 MODULES = ("torch._dynamo",)
 DOZEN = (
     "lstm_carried_state",
-    "generation own_static_cache",
+    "packed_sequences",
     "torch_functions spectra",
     "function_transforms jacobian",
     "control_flow",

@@ -17,6 +17,7 @@ from scheduler.sim.memory_bound import ModelRequests, least_waiting
 from scheduler.sim.model_catalogue import SimModel
 from scheduler.sim.study import Traffic
 from scheduler.sim.workload import Arrivals, Pattern, Workload
+from tests.kit.cores.life_lengths import life_length
 
 Item = TypeVar("Item")
 ROUNDING_S = 1e-9
@@ -121,7 +122,7 @@ def tiny(seed: int) -> tuple[Workload, Hardware]:
 
 def test_bound_is_not_above_the_best_of_all_schedules() -> None:
     wrong = []
-    for seed in range(800):
+    for seed in range(life_length(600)):
         asked, hardware = tiny(seed)
 
         best_s = EverySchedule(asked, hardware).least_average_s()
