@@ -39,8 +39,8 @@ setup: $(VENV)/.installed $(VENV)/.compiled ## Create .venv with the pinned tool
 run: setup ## Run everything here, deploy and invoke the examples, stay up (ARGS=--once: stop then)
 	@$(BIN)/gpufaas up --examples $(ARGS)
 
-# The first ring: Python alone. A process more than cores, as some tests wait.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# The first ring: Python alone. Two processes more than cores, as some tests wait.
+WORKERS ?= $(shell expr $$(nproc) + 2)
 
 test: setup ## Lint and run the tests that need Python alone (ARGS, if any, goes to pytest instead of "all")
 	@words=$$(mktemp) && { nice $(MAKE) lint >"$$words" 2>&1 & linting=$$!; \

@@ -52,11 +52,10 @@ def test_policy_places_like_the_oracle_when_gpus_are_few_and_requests_many(
 
 
 @each_case
-@pytest.mark.parametrize("seed", [1, 2])
 def test_policy_places_like_the_oracle_when_the_cluster_is_large(
-    policy: str, parameters: Mapping[str, int], seed: int
+    policy: str, parameters: Mapping[str, int]
 ) -> None:
-    random = Random(f"{policy} {parameters} {seed}")
+    random = Random(f"{policy} {parameters} 1")
     crowd = [("arrive", random.randrange(4096), random.randrange(64), 0) for _ in range(500)]
     storm = random_operations(random, life_length(4000), STORMY)
     compare(policy, parameters, Workload(model_count=90, gpu_count=200), [*crowd, *storm])
