@@ -12,6 +12,7 @@ from common.errors import NoResponse
 from common.http.asgi import Header
 from common.http.response_head import InvalidResponse, check_head
 from common.tcp_patience import TcpPatience
+from common.time_limits import time_limit
 
 # Reading from the peer stops while this many bytes of the response have not been taken.
 _BEHIND_BYTES = 256 << 10
@@ -312,7 +313,7 @@ class HttpClient:
         """A new connection; NoResponse where none can be made in time."""
         connection = HttpConnection(self, address, self._settings)
         try:
-            async with asyncio.timeout(self._settings.connect_s):
+            async with time_limit(self._settings.connect_s):
                 transport = await dial(lambda: connection, address, self._settings.tls)
         except TimeoutError as error:
             why = f"no connection within {self._settings.connect_s:g} s"

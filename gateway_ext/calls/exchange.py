@@ -11,6 +11,7 @@ from common.errors import NoResponse
 from common.http.asgi import Receive
 from common.http.client import HttpClient, HttpConnection
 from common.http.client_watch import ClientWatch
+from common.time_limits import time_limit
 from gateway_ext.calls import call_headers
 from gateway_ext.calls.call_limits import CallPart, InvokeSettings
 from gateway_ext.calls.doubted_instances import until_it_answers
@@ -241,7 +242,7 @@ class Exchange:
         if parts.wake is not None:
             parts.wake(function)
         try:
-            async with asyncio.timeout(wake_s):
+            async with time_limit(wake_s):
                 instance = await function.turn(parts.settings.max_waking)
         except TimeoutError as error:
             raise NoInstance(function.id, f"none came within {wake_s:g} s") from error

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+from common.time_limits import time_limit
 from gateway_ext.calls.call_limits import Turns
 from gateway_ext.calls.call_waits import CallWaits
 from gateway_ext.calls.learned_models import Learned
@@ -130,7 +131,7 @@ class Function:
     async def ready(self, within_s: float) -> bool:
         """Whether there is an instance now, or within that time."""
         try:
-            async with asyncio.timeout(within_s):
+            async with time_limit(within_s):
                 await self._ready.wait()
         except TimeoutError:
             return False
@@ -334,7 +335,7 @@ class Functions:
         present = (one for function in self._by_id.values() for one in function.instances)
         waited = [one for one in (*self._leaving, *present) if one.endpoint.instance in names]
         try:
-            async with asyncio.timeout(within_s):
+            async with time_limit(within_s):
                 for instance in waited:
                     await instance.empty()
         except TimeoutError:

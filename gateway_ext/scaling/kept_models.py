@@ -15,6 +15,7 @@ from typing import Protocol, Self
 
 from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
+from common.time_limits import time_limit
 from gateway_ext.calls.function_table import Function
 from gateway_ext.model import FunctionId
 from scheduler.api import EventRefused, SchedulerError
@@ -138,7 +139,7 @@ class KeptModels:
         believed = [model for model, hand in self._hands.items() if hand.pinned]
         if not believed or self._now_s() < self._check_at_s:
             return
-        async with asyncio.timeout(self._pace.answered_within_s):
+        async with time_limit(self._pace.answered_within_s):
             pinned = await self._pinning.pinned()
         self._check_at_s = self._now_s() + self._pace.check_every_s
         for model in believed:
@@ -157,7 +158,7 @@ class KeptModels:
     async def _pin(self, model: ModelId, hand: _KeptModel) -> None:
         hand.perhaps_pinned = True
         try:
-            async with asyncio.timeout(self._pace.answered_within_s):
+            async with time_limit(self._pace.answered_within_s):
                 await self._pinning.pin(model)
         except EventRefused as error:
             hand.perhaps_pinned = False
@@ -168,7 +169,7 @@ class KeptModels:
 
     async def _unpin(self, model: ModelId, hand: _KeptModel) -> None:
         try:
-            async with asyncio.timeout(self._pace.answered_within_s):
+            async with time_limit(self._pace.answered_within_s):
                 await self._pinning.unpin(model)
         except EventRefused as error:
             self._refused(model, hand, error)

@@ -10,6 +10,7 @@ from typing import Self
 
 from common.tasks import BackgroundTasks
 from common.telemetry.metrics import BoundedNames, Histogram, MetricFamily, gauge
+from common.time_limits import time_limit
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.errors import GatewayError, UnknownFunction
 from gateway_ext.metrics import gateway_metrics
@@ -226,7 +227,7 @@ class Scaler:
         task.add_done_callback(ended)
 
     async def _scaled(self, function: FunctionId, replicas: int) -> None:
-        async with asyncio.timeout(self._settings.scale_within_s):
+        async with time_limit(self._settings.scale_within_s):
             await self._scale(function, replicas)
 
     def _failed(self, function: FunctionId, hand: _FunctionScaling, error: BaseException) -> None:

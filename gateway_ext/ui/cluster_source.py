@@ -1,11 +1,11 @@
 """The page's state: the scheduler's view, joined with the gateway's functions."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
+from common.time_limits import time_limit
 from gateway_ext.calls.function_table import Function
 from gateway_ext.errors import BadRequest, Declined
 from gateway_ext.metrics.call_counts import GatewayMeters
@@ -131,7 +131,7 @@ class PageSource:
 
     async def point(self) -> Point:
         try:
-            async with asyncio.timeout(self._within_s):
+            async with time_limit(self._within_s):
                 view = await self._console.point()
         except (SchedulerError, TimeoutError):  # the next look reports the failure
             return dict.fromkeys(SERIES)
@@ -167,7 +167,7 @@ class PageSource:
     async def _declined(self, refused: int) -> AsyncIterator[None]:
         """Raise the scheduler's errors as the page's; a refusal gets this status."""
         try:
-            async with asyncio.timeout(_ORDER_S):
+            async with time_limit(_ORDER_S):
                 yield
         except TimeoutError as error:
             raise Declined(503, f"{self._console.url} does not answer") from error
@@ -186,7 +186,7 @@ class PageSource:
     async def _ask(self) -> tuple[Mapping[str, Any], str]:
         """The changes since the last look; or no changes, and the reason."""
         try:
-            async with asyncio.timeout(self._within_s):
+            async with time_limit(self._within_s):
                 view = await self._console.look(self._mark)
                 if view["term"] != self._term or not self._described:
                     self._described = await self._console.policies()

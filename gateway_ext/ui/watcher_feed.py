@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 from pydantic_core import to_json
 
 from common.tasks import BackgroundTasks
+from common.time_limits import time_limit
 from gateway_ext.ui.chart_series import Series, by_kind
 from gateway_ext.ui.page_source import Source
 from gateway_ext.ui.page_state import PageChanges, PageState, Point
@@ -154,7 +155,7 @@ class WatcherFeed:
     async def _rest(self) -> None:
         pause_s = self._pause_s if self._watchers else self._series.step_s
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
+            async with time_limit(pause_s):
                 await self._wanted.wait()
         self._wanted.clear()
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from common.time_limits import time_limit, time_limit_at
 from gpu_manager.attachment.leader_dialing import Dialer
 from gpu_manager.attachment.leader_stream import LeaderStream
 from gpu_manager.attachment.node_addresses import NodeAddresses
@@ -259,7 +260,7 @@ class Attachment:
         latest_s = None if deadline_s is None else deadline_s + _LATE_S
         given_up = True
         try:
-            async with asyncio.timeout_at(latest_s):
+            async with time_limit_at(latest_s):
                 answer = await call.answer
             given_up = False
         except TimeoutError as error:
@@ -281,7 +282,7 @@ class Attachment:
         call = self._calls.add(make_call)
         try:
             self._stream.send(make_call(call.number, asyncio.get_running_loop().time()))
-            async with asyncio.timeout(_ANSWERED_S):
+            async with time_limit(_ANSWERED_S):
                 return await call.answer
         except TimeoutError as error:
             why = f"the scheduler has not answered within {_ANSWERED_S:g} s"

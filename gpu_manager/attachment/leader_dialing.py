@@ -1,6 +1,5 @@
 """Finds the scheduler that leads, connects to it and authenticates."""
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from urllib.parse import urlsplit
 from common.errors import StreamRefused
 from common.frames.frame_line import FrameLine, LineBroken
 from common.frames.stream_upgrade import dial
+from common.time_limits import time_limit
 from gpu_manager.errors import BadSetting, NoScheduler
 from scheduler.api import BadValue, NodeId
 from scheduler.wire.node_stream import (
@@ -99,7 +99,7 @@ class Dialer:
             if url == current:
                 continue
             with suppress(*_Broken):
-                async with asyncio.timeout(self._times.greeting_s):
+                async with time_limit(self._times.greeting_s):
                     term = await self._term_at(url)
                 if term > self.term:
                     self.term = term
@@ -114,7 +114,7 @@ class Dialer:
     # -- greeting -------------------------------------------------------------------------------
 
     async def _connect(self, url: str, resume: Resume | None) -> Dialed | TurnedAway:
-        async with asyncio.timeout(self._times.greeting_s):
+        async with time_limit(self._times.greeting_s):
             line = await self._open(url)
             try:
                 answer = await self._greet(line, url, resume)

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from common.frames.frame_line import FrameLine, LineBroken
 from common.tasks import error_of
+from common.time_limits import time_limit
 from gpu_manager.attachment.leader_dialing import Dialed, Dialer
 from gpu_manager.errors import GpuManagerError, NoScheduler
 from scheduler.api import BadValue, LeaseReleased, RequestCancelled
@@ -113,7 +114,7 @@ class LeaderStream:
     async def close(self) -> None:
         """Wait briefly until the scheduler has received all messages, then close the stream."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._times.leave_s):
+            async with time_limit(self._times.leave_s):
                 while self._line is not None and self._channel is not None:
                     if self._channel.all_acknowledged:
                         break
@@ -155,7 +156,7 @@ class LeaderStream:
                 self._connected(line, dialed)
                 if self._dialer.has_others(dialed.url):
                     helpers.append(loop.create_task(self._watch_leadership(line, dialed.url)))
-                async with asyncio.timeout(self._times.silence_s) as timeout:
+                async with time_limit(self._times.silence_s) as timeout:
                     helpers.append(loop.create_task(self._beat(timeout)))
                     await line.pump(self._take)
         except (BadValue, GpuManagerError) as error:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.data_handles import is_of_worker
+from common.time_limits import time_limit
 from gpu_manager.data.data_table import DataTable
 from gpu_manager.runtimes.runtime import HostedModel
 
@@ -98,7 +99,7 @@ class PutGrants:
             return
         reading = [each.heard() for each in self._grants if _may_have_put(each, tenant, handle)]
         try:
-            async with asyncio.timeout(_HEARD_S):
+            async with time_limit(_HEARD_S):
                 await asyncio.gather(*reading)
         except TimeoutError:
             log.warning("a worker of %s does not answer", tenant)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from common.data_handles import is_of_worker, node_of
 from common.tasks import error_of
+from common.time_limits import time_limit
 from gpu_manager.data.data_files import DataFile
 from gpu_manager.data.data_item import DataItem, DataStage
 from gpu_manager.data.data_table import DataTable, NewData
@@ -85,7 +86,7 @@ class WorkerData:
         if not items:
             return
         try:
-            async with asyncio.timeout(_RESCUE_S):
+            async with time_limit(_RESCUE_S):
                 for item in items:
                     try:
                         await self.bring(item)

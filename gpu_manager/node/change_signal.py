@@ -2,6 +2,8 @@
 
 import asyncio
 
+from common.time_limits import time_limit
+
 
 class ChangeSignal:
     """Wakes all tasks that wait for the next change."""
@@ -17,7 +19,7 @@ class ChangeSignal:
     async def wait(self, seconds: float) -> bool:
         """Wait for the next change; return False if there is none in this time."""
         try:
-            async with asyncio.timeout(seconds):
+            async with time_limit(seconds):
                 await self._event.wait()
         except TimeoutError:
             return False

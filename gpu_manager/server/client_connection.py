@@ -6,6 +6,7 @@ import socket
 from contextlib import ExitStack
 
 from common.tasks import BackgroundTasks
+from common.time_limits import time_limit
 from gpu_manager.errors import ClientNotAllowed, NoWorker, UnknownVersion
 from gpu_manager.runtimes.runtime import HostedId, HostedModel
 from gpu_manager.server.byte_relay import relay
@@ -49,7 +50,7 @@ class ClientConnection:
     async def serve(self) -> None:
         """Serve the connection from HELLO until its end."""
         try:
-            async with asyncio.timeout(self._services.hello_s):
+            async with time_limit(self._services.hello_s):
                 client, hosted = await self._hello()
             if hosted is not None:
                 await self._relay(client, hosted)
@@ -147,7 +148,7 @@ class ClientConnection:
         """Wait for room; nothing is read meanwhile, so the client's end has to be looked for."""
         while True:
             try:
-                async with asyncio.timeout(_LOOK_S):
+                async with time_limit(_LOOK_S):
                     await room.acquire()
                     return
             except TimeoutError:

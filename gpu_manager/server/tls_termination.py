@@ -7,6 +7,7 @@ import ssl
 from pathlib import Path
 
 from common.tasks import BackgroundTasks, until_first
+from common.time_limits import time_limit
 from gpu_manager.errors import BadSetting
 from torch_shim.wire.tls_client import SecuredEnd, fingerprint, pipe
 
@@ -83,7 +84,7 @@ async def _shut_down(writer: asyncio.StreamWriter) -> None:
     """Shut TLS down and close the stream; wait only briefly for the client's answer."""
     writer.close()
     try:
-        async with asyncio.timeout(_SHUTDOWN_S):
+        async with time_limit(_SHUTDOWN_S):
             await writer.wait_closed()
     except (OSError, TimeoutError):
         return

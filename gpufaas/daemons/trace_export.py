@@ -18,6 +18,7 @@ import aiohttp
 
 from common.tasks import error_of
 from common.telemetry.traces import Attributes, Span
+from common.time_limits import time_limit
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class SpanExporter:
         """Send full batches at once and others once a period; when closing, empty the queue."""
         while not (self._closing.is_set() and not self._parts):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.every_s):
+                async with time_limit(self._settings.every_s):
                     await self._batch_ready.wait()
             while self._parts:
                 await self._send_batch()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.time_limits import time_limit
 from gpufaas.errors import EtcdFailed
 
 USER = "root"
@@ -119,7 +120,7 @@ async def _auth_request(
     """etcd's answer; EtcdFailed without an answer, or if etcd refuses."""
     question = json.dumps(body or {}).encode()
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with time_limit(_TIMEOUT_S):
             answer = await http_answer(endpoint, "POST", f"/v3/auth/{what}", question)
     except TimeoutError:
         answer = b""

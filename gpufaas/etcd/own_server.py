@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from logging import Logger
 from pathlib import Path
 
+from common.time_limits import time_limit
 from gpufaas.errors import EtcdFailed, PortTaken
 from gpufaas.etcd.own_password import (
     EtcdEndpoint,
@@ -211,7 +212,7 @@ async def _launch(
         cwd=home,
     )
     try:
-        async with asyncio.timeout(_START_S):
+        async with time_limit(_START_S):
             if await _becomes_healthy(process, endpoint):
                 return process
         failure = _log_end(data)
@@ -252,7 +253,7 @@ async def _becomes_healthy(process: Process, endpoint: EtcdEndpoint) -> bool:
     """Wait until etcd is healthy; False if its process has ended."""
     while process.returncode is None:
         with suppress(TimeoutError):  # another program, which has the port, may not answer at all
-            async with asyncio.timeout(_ASK_S):
+            async with time_limit(_ASK_S):
                 if b'"health":"true"' in await http_answer(endpoint, "GET", "/health"):
                     return process.returncode is None
         await asyncio.sleep(0.05)
@@ -264,7 +265,7 @@ async def _stop(process: Process) -> None:
     with suppress(ProcessLookupError):
         process.terminate()
         try:
-            async with asyncio.timeout(_STOP_S):
+            async with time_limit(_STOP_S):
                 await process.wait()
         except TimeoutError:
             process.kill()

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import httptools
 
+from common.time_limits import time_limit
 from gpufaas.options.http_url import HttpUrl, http_url
 
 NO_ANSWER = 0
@@ -169,7 +170,7 @@ class GatewayConnections:
         url = self._target.url
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(_CONNECT_S):
+            async with time_limit(_CONNECT_S):
                 _, connection = await loop.create_connection(
                     self._connection, url.host, url.port, ssl=self._target.tls
                 )

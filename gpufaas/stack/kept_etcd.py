@@ -7,6 +7,7 @@ from logging import Logger
 from pathlib import Path
 
 from common.liveness import Answers, LivenessTimes
+from common.time_limits import time_limit
 from gpufaas.errors import EtcdFailed, PortTaken
 from gpufaas.etcd.own_password import http_answer
 from gpufaas.etcd.own_server import etcd_server
@@ -86,7 +87,7 @@ def _answers_at(port: int) -> Answers:
 
     async def answers() -> bool:
         try:
-            async with asyncio.timeout(_ASK_S):
+            async with time_limit(_ASK_S):
                 return bool(await http_answer(port, "GET", "/health"))
         except TimeoutError:
             return False

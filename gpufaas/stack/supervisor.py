@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from common.liveness import Answers, LivenessTimes
+from common.time_limits import time_limit
 from gpufaas.errors import StackFailed
 from gpufaas.local.child_programs import dies_with_us
 from gpufaas.stack.process_end import exit_text, until_ended
@@ -133,7 +134,7 @@ async def _spawn(part: Part) -> Process:
 
 async def _wait_until_up(part: Part, process: Process) -> None:
     try:
-        async with asyncio.timeout(part.start_s):
+        async with time_limit(part.start_s):
             while True:
                 ready = await part.ready()
                 if process.returncode is not None:  # whoever answered was another program
@@ -152,7 +153,7 @@ async def _stop(part: Part, process: Process) -> None:
         process.terminate()
         process.send_signal(signal.SIGCONT)  # a stopped process would not notice
         with suppress(TimeoutError):
-            async with asyncio.timeout(part.stop_s):
+            async with time_limit(part.stop_s):
                 await process.wait()
     _kill_group(process)
     await process.wait()

@@ -14,6 +14,7 @@ from common.errors import StreamRefused
 from common.frames.frame_line import FrameLine, LineBroken
 from common.frames.stream_upgrade import dial
 from common.telemetry.traces import TraceContext
+from common.time_limits import time_limit
 from scheduler.client.granted_lease import GrantedLease
 from scheduler.client.repeated_messages import RepeatedMessages
 from scheduler.client.scheduler_urls import SchedulerUrls
@@ -267,11 +268,11 @@ class LeaseClient:
 
     async def _be_served(self, at: str) -> bool:
         """Be served by the scheduler at this URL until it leads no more; whether it led."""
-        async with asyncio.timeout(GREETING_S):
+        async with time_limit(GREETING_S):
             line = await dial(at, PATH, self._headers, MAX_FRAME_BYTES)
         async with line:
             line.send(pack_up(Present(VERSION, self._caller, tuple(self._held))))
-            async with asyncio.timeout(GREETING_S):
+            async with time_limit(GREETING_S):
                 first = read_down(await line.receive())
             if isinstance(first, SentAway):
                 self._schedulers.move(at, first.leader)
@@ -312,7 +313,7 @@ class LeaseClient:
     async def _listen(self, line: FrameLine, at: str) -> bool:
         sent_away: list[SentAway] = []
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(SILENCE_S) as patience:
+        async with time_limit(SILENCE_S) as patience:
 
             def take(frame: bytes) -> None:
                 message = read_down(frame)

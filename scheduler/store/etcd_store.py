@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
+from common.time_limits import time_limit
 from scheduler.model.errors import DatastoreError, Fenced, LeaseGone, StoreUnavailable
 from scheduler.store.datastore import MAX_CHANGES, Fence, KeyChanges, Listing, StoreLease
 from scheduler.store.etcd_channel import CALL_S, EtcdChannel, EtcdSettings, PassExpired, explained
@@ -164,7 +165,7 @@ class EtcdStore:
         stream = calls.lease.LeaseKeepAlive(metadata=calls.metadata)
         try:
             with explained(calls):
-                async with asyncio.timeout(CALL_S):
+                async with time_limit(CALL_S):
                     await stream.write(rpc.LeaseKeepAliveRequest(ID=lease))
                     answer = await stream.read()
         except TimeoutError:

@@ -1,12 +1,12 @@
 """One stream of etcd that watches a prefix, and notices when the stream is dead."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]  # ships no types
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
+from common.time_limits import time_limit
 from scheduler.model.errors import DatastoreError, StoreUnavailable
 from scheduler.store.datastore import KeyChanges
 from scheduler.store.etcd_channel import CALL_S, EtcdStubs, explained
@@ -52,7 +52,7 @@ class EtcdWatch:
     async def _begin(self, stream: Any, prefix: str, from_revision: int) -> None:
         begin = (self._root + prefix).encode()
         try:
-            async with asyncio.timeout(CALL_S):
+            async with time_limit(CALL_S):
                 await stream.write(_create(_WATCHED, begin, prefix_end(begin), from_revision))
                 await stream.write(_create(_BEATS, self._heartbeat, b"", 0))
         except TimeoutError:
@@ -84,7 +84,7 @@ class EtcdWatch:
 
 async def _next(stream: Any) -> Any:
     try:
-        async with asyncio.timeout(SILENCE_S):
+        async with time_limit(SILENCE_S):
             return await stream.read()
     except TimeoutError:
         raise StoreUnavailable("the watch is silent") from None

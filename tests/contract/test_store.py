@@ -1,6 +1,5 @@
 """What every datastore must do: the one in memory, and etcd itself."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from secrets import token_hex
 
 import pytest
 
+from common.time_limits import time_limit
 from scheduler.model.errors import DatastoreError, Fenced, LeaseGone
 from scheduler.store import etcd_store
 from scheduler.store.datastore import MAX_CHANGES, Fence, KeyChanges, Store, StoreLease
@@ -81,7 +81,7 @@ async def _creation(store: Store, key: str, value: bytes = b"") -> int:
 
 
 async def _next(found: AsyncIterator[KeyChanges]) -> KeyChanges:
-    async with asyncio.timeout(PATIENCE_S):
+    async with time_limit(PATIENCE_S):
         return await anext(found)
 
 

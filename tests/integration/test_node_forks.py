@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from common.liveness import LivenessTimes
+from common.time_limits import time_limit
 from gpu_manager.runtimes.workers.fork_client import ForkServer
 from tests.kit.nodes.worker_client import alive
 from tests.kit.processes.stopped_process import stop
@@ -45,7 +46,7 @@ async def test_fork_server_is_gone_at_once_when_it_is_closed_while_it_starts() -
     assert process is not None
     stop(process)
 
-    async with asyncio.timeout(20.0):
+    async with time_limit(20.0):
         await server.close()
 
     wait_until(lambda: not alive(process), "the server has ended")

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from common.time_limits import time_limit
 from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.studies.replay import replay
 from gpufaas.local.held_ports import HeldPort
@@ -135,7 +136,7 @@ async def test_standby_takes_over_when_the_leader_is_frozen(tmp_path: Path) -> N
             assert after.placement.lease > before.placement.lease
             first.thaw()
             async with first.client() as late:
-                async with asyncio.timeout(30):
+                async with time_limit(30):
                     late.release(after.placement.lease)
                     again = await late.acquire(request("r2"))
                 assert again.term == after.term

@@ -13,6 +13,7 @@ from bench.gpu.gpu_bench import PartOptions, Say
 from bench.gpu.results_file import Row
 from bench.measure.function_process import ROOT
 from bench.measure.report import MeasurementFailed
+from common.time_limits import time_limit
 from gpu_manager.api import GpuManagerError
 from gpu_manager.runtimes.workers.fork_client import ForkServer
 
@@ -43,7 +44,7 @@ async def _forked(asked: PartOptions) -> Row:
     server = ForkServer(emulated=asked.emulated)
     began_s = time.monotonic()
     try:
-        async with asyncio.timeout(_FORK_S):
+        async with time_limit(_FORK_S):
             worker = await server.fork()
         took_s = time.monotonic() - began_s
         worker.kill("it has been forked")

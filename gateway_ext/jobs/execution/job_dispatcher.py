@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from logging import Logger
 from typing import assert_never
 
+from common.time_limits import time_limit
 from gateway_ext.errors import ClaimLost, GatewayError, QueueFailed
 from gateway_ext.jobs.execution.job_endings import (
     CallAnswered,
@@ -126,7 +127,7 @@ class JobDispatcher:
 
     async def _wait(self, wait_s: float | None) -> None:
         try:
-            async with asyncio.timeout(None if wait_s is None else min(wait_s, _LOOK_S)):
+            async with time_limit(None if wait_s is None else min(wait_s, _LOOK_S)):
                 await self._changed.wait()
         except TimeoutError:
             return  # a job is due, or may be by now

@@ -1,9 +1,9 @@
 """Reads the body of a request whole, within bounds, before anything is done with it."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from common.http.asgi import Message, Receive
+from common.time_limits import time_limit
 from gateway_ext.errors import CallerGone, TooLarge, TooSlow
 
 
@@ -23,7 +23,7 @@ async def read_body(
     size_bytes = 0
     more = True
     try:
-        async with asyncio.timeout(body_s):
+        async with time_limit(body_s):
             while more:
                 message = await _next(receive, pause_s)
                 if message["type"] == "http.disconnect":
@@ -43,7 +43,7 @@ async def _next(receive: Receive, pause_s: float | None) -> Message:
     if pause_s is None:
         return await receive()
     try:
-        async with asyncio.timeout(pause_s):
+        async with time_limit(pause_s):
             return await receive()
     except TimeoutError as error:
         raise TooSlow(pause_s) from error

@@ -15,6 +15,7 @@ from logging import Logger
 from pathlib import Path
 from random import SystemRandom
 
+from common.time_limits import time_limit
 from gateway_ext.errors import BodyLost, Busy, ClaimLost, QueueAway, QueueFailed, UnknownJob
 from gateway_ext.jobs.jetstream.connection.gateway_presence import GatewayIdentity, GatewayPresence
 from gateway_ext.jobs.jetstream.connection.nats_link import NatsLink
@@ -142,7 +143,7 @@ class JetStreamQueue(JobQueue):
         try:
             with self._index.tally.reserve(call.function, call.head_bytes + body.size_bytes):
                 # After a longer time its parts would be removed as orphans.
-                async with asyncio.timeout(self._settings.orphan_s / 3):
+                async with time_limit(self._settings.orphan_s / 3):
                     kept = await self._put(subject, call, body)
         except TimeoutError as error:
             raise QueueAway("its servers are too slow") from error

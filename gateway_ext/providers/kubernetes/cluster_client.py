@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from common.time_limits import time_limit
 from gateway_ext.errors import ProviderFailed
 
 Json = dict[str, Any]
@@ -89,7 +90,7 @@ class ClusterClient:
         """The object in the answer; ClusterRefused and ClusterAway say why there is none."""
         with self._translated():
             async with (
-                asyncio.timeout(ANSWER_S),
+                time_limit(ANSWER_S),
                 self._answer(method, path, query, body, kind) as answer,
             ):
                 text = await answer.read()

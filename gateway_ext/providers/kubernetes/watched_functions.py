@@ -5,6 +5,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from common.time_limits import time_limit
 from gateway_ext.errors import BadDeployment, UnknownFunction
 from gateway_ext.model import Deployment, Endpoint, FunctionId, FunctionStatus
 from gateway_ext.ports import FunctionListener
@@ -97,7 +98,7 @@ class WatchedFunctions:
         changed = asyncio.Event()
         self._changes.add(changed)
         try:
-            async with asyncio.timeout(within_s):
+            async with time_limit(within_s):
                 while not holds():
                     changed.clear()
                     await changed.wait()

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from common.time_limits import time_limit
+
 _ANSWER_S = 5.0
 _REQUEST = b"GET /_/%b HTTP/1.1\r\nHost: function\r\nConnection: close\r\n\r\n"
 
@@ -50,7 +52,7 @@ async def answers_health(connecting: Awaitable[Connection]) -> bool:
 
 async def _answers_fine(connecting: Awaitable[Connection], route: bytes) -> bool:
     try:
-        async with asyncio.timeout(_ANSWER_S):
+        async with time_limit(_ANSWER_S):
             reader, writer = await connecting
             try:
                 if not route:

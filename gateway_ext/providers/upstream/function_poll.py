@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+from common.time_limits import time_limit
 from gateway_ext.errors import BadDeployment, GatewayError
 from gateway_ext.model import Deployment, Endpoint, FunctionId, FunctionStatus
 from gateway_ext.ports import FunctionListener
@@ -70,7 +71,7 @@ class FunctionPoll:
         while True:
             near = self._unsettled and asyncio.get_running_loop().time() < self._short_until_s
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(_SOON_S, self._every_s) if near else self._every_s):
+                async with time_limit(min(_SOON_S, self._every_s) if near else self._every_s):
                     await self._wake.wait()
             self._wake.clear()
             await self._try_to_poll()

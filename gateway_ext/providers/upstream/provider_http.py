@@ -1,6 +1,5 @@
 """Requests to a faas-provider over HTTP; errors name the URL and the reason."""
 
-import asyncio
 import io
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -10,6 +9,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from common.time_limits import time_limit
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, Unsupported
 from gateway_ext.openfaas.basic_auth import BasicCredentials
 
@@ -82,7 +82,7 @@ class ProviderHttp:
         """The body of a successful answer; 404 raises `missing`, 409 raises `exists`."""
         sending = self._sent(method, path, query or {}, body, missing, exists)
         try:
-            async with asyncio.timeout(self._timeout_s), sending as answer:
+            async with time_limit(self._timeout_s), sending as answer:
                 return await answer.read()
         except TimeoutError as error:
             raise ProviderFailed(

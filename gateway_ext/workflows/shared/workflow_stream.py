@@ -14,6 +14,7 @@ from logging import Logger
 from pathlib import Path
 
 from common.tasks import until_first
+from common.time_limits import time_limit
 from gateway_ext.errors import BadWorkflowFile, QueueAway
 from gateway_ext.jobs.jetstream.connection.nats_link import NatsLink
 from gateway_ext.jobs.jetstream.connection.nats_requests import NatsRequests, RecordConflict
@@ -82,7 +83,7 @@ class WorkflowStream:
         """Write a message, and wait until this gateway's table has it."""
         seq = await wire.publish(self._subjects.of(workflow), encode(text))
         try:
-            async with asyncio.timeout(self._settings.answer_s), self._moved:
+            async with time_limit(self._settings.answer_s), self._moved:
                 await self._moved.wait_for(lambda: self._applied >= seq)
         except TimeoutError as error:
             raise QueueAway("the change was written, and not read back in time") from error

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import gpu_manager
 from common.liveness import LivenessTimes, until_frozen
+from common.time_limits import time_limit
 from gpu_manager.errors import NoWorker
 from gpu_manager.wire.frame_stream import FrameStream
 from gpu_manager.worker import worker_orders
@@ -209,7 +210,7 @@ class ForkServer:
         reading = asyncio.ensure_future(stream.read())
         frozen = asyncio.ensure_future(until_frozen(self._process.pid, None, self._liveness))
         try:
-            async with asyncio.timeout(within_s):
+            async with time_limit(within_s):
                 await asyncio.wait({reading, frozen}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
                 raise ConnectionLost(f"it {frozen.result()}")

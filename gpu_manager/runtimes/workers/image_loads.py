@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Coroutine, Iterator
 
+from common.time_limits import time_limit
 from gpu_manager.runtimes.runtime import LoadOrder, LoadSpan
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from gpu_manager.worker import worker_orders
@@ -49,7 +50,7 @@ async def load_within(
             over = asyncio.ensure_future(order.arrival.over())
             await asyncio.wait({loading, over}, return_when=asyncio.FIRST_COMPLETED)
             over.cancel()
-        async with asyncio.timeout(timeout_s):
+        async with time_limit(timeout_s):
             await loading
     finally:
         loading.cancel()

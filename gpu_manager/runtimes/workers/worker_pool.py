@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from common.time_limits import time_limit
 from gpu_manager.errors import NoWorker
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker, ForkServer
 from gpu_manager.worker import worker_orders
@@ -118,7 +119,7 @@ class Pool:
                 await self._adjust(spares, self._wanted(device), make)
             await self._adjust(self._forked, self._settings.forked, self._server.fork)
             try:
-                async with asyncio.timeout(self._settings.window_s):
+                async with time_limit(self._settings.window_s):
                     await self._wake.wait()
             except TimeoutError:
                 continue  # the demand may have fallen: adjust the number of spares

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import uvloop
 
+from common.time_limits import time_limit
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
 from gpufaas.load import arrivals, result_text
@@ -183,7 +184,7 @@ async def _load(
 async def _check_gateway(target: LoadTarget) -> None:
     """CommandError if no server accepts a connection."""
     try:
-        async with asyncio.timeout(_CONNECT_S):
+        async with time_limit(_CONNECT_S):
             _, writer = await asyncio.open_connection(
                 target.url.host, target.url.port, ssl=target.tls
             )

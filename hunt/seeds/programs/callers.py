@@ -11,6 +11,7 @@ from common.errors import NoResponse
 from common.http.asgi import Receive, Scope, Send, header_in, send_text
 from common.http.client import HttpClient, HttpConnection
 from common.http.server import serving
+from common.time_limits import time_limit
 from hunt.seeds.programs.gateway_program import PORT, WORKFLOW
 from hunt.seeds.surroundings import Surroundings
 from tests.kit.simulation.simulated_network import listener
@@ -109,7 +110,7 @@ class CallersProgram:
         self.calls[record.id] = record
         journal.note(f"{record.id} calls {path} at {gateway}{' later' if is_async else ''}")
         try:
-            async with asyncio.timeout(min(_PATIENCE_S, leaves_s)):
+            async with time_limit(min(_PATIENCE_S, leaves_s)):
                 record.status, record.why = await self._answered(record)
         except NoResponse as error:
             record.status, record.why = 0, str(error)

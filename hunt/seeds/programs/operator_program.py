@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from common.errors import NoResponse
+from common.time_limits import time_limit
 from hunt.seeds.programs.callers import HOST, CallersProgram
 from hunt.seeds.programs.gateway_program import workflow_text
 from hunt.seeds.programs.scheduler_program import SchedulerProgram
@@ -77,7 +78,7 @@ class OperatorProgram:
         assert life is not None, "it leads"
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with time_limit(_PATIENCE_S):
                 await self._around.network.travel(HOST, scheduler.name)
                 if life.alive:
                     life.start(_answering(work(service), answer), "an operator's change")
@@ -95,7 +96,7 @@ class OperatorProgram:
             gateway = f"g{chance.randrange(scenario.gateways)}"
             method = "PUT" if update else "POST"
             try:
-                async with asyncio.timeout(_PATIENCE_S):
+                async with time_limit(_PATIENCE_S):
                     status, body = await self._callers.ask(
                         gateway, method, "system/workflows", (), text
                     )

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from common.time_limits import time_limit
 from hunt.seeds.programs.callers import CallersProgram
 from hunt.seeds.surroundings import Surroundings
 
@@ -42,7 +43,7 @@ class ServiceProbe:
             task.add_done_callback(self._tasks.discard)
             try:
                 pause_s = max(_EVERY_S, (loop.passed_s - began_s) / _SELDOM)
-                async with asyncio.timeout(pause_s):
+                async with time_limit(pause_s):
                     await answered.wait()
             except TimeoutError:
                 continue

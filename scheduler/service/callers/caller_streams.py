@@ -10,6 +10,7 @@ from common.http.accepted_line import AcceptedLine
 from common.tasks import BackgroundTasks
 from common.telemetry.traces import trace_of
 from common.telemetry.work_context import ABOUT, Work
+from common.time_limits import time_limit
 from scheduler.api import Placement
 from scheduler.model.errors import BadValue, NotLeading, RequestWithdrawn, SchedulerError
 from scheduler.model.values import LeaseId, Request, RequestId
@@ -91,7 +92,7 @@ class CallerStreams:
         """Serve one line of a caller that is known, from its first frame to its end."""
         try:
             line.max_frame_bytes = MAX_FRAME_BYTES  # its first frame names all leases that it has
-            async with asyncio.timeout(GREETING_S):
+            async with time_limit(GREETING_S):
                 present = _checked(read_up(await line.receive()))
             line.confirm()
             line.max_frame_bytes = MAX_FRAME_BYTES

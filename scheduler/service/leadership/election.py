@@ -20,6 +20,7 @@ from math import inf
 from typing import NamedTuple, Self
 from uuid import uuid4
 
+from common.time_limits import time_limit
 from scheduler.model.errors import DatastoreError, Fenced, LeaseGone, StoreUnavailable
 from scheduler.service.leadership.process_identity import has_ended, name_of_this_process
 from scheduler.store.datastore import Fence, Store, StoreLease
@@ -227,7 +228,7 @@ class Leadership:
         """Refresh the lease until the leadership is lost."""
         while not self.lost.is_set():
             with suppress(TimeoutError):
-                async with asyncio.timeout(_REFRESH_S):
+                async with time_limit(_REFRESH_S):
                     await self._doubted.wait()
             try:
                 await self._stay()

@@ -9,6 +9,7 @@ from logging import DEBUG, WARNING, Logger
 from cache_manager.model.ids import NodeId
 from common.frames.frame_line import LineBroken
 from common.http.accepted_line import AcceptedLine
+from common.time_limits import time_limit
 from scheduler.model.errors import BadValue
 from scheduler.service.driver.driver import Driver
 from scheduler.service.nodes.attached_manager import AttachedManager
@@ -88,7 +89,7 @@ class NodeStreams:
         """Serve one connection of this node's manager, from the greeting to its end."""
         hello = None
         try:
-            async with asyncio.timeout(self._times.greeting_s):
+            async with time_limit(self._times.greeting_s):
                 hello = await self._greet(line, name)
             line.confirm()
             line.max_frame_bytes = MAX_MESSAGE_BYTES
@@ -174,7 +175,7 @@ class NodeStreams:
         loop = asyncio.get_running_loop()
         beats: asyncio.Task[None] | None = None
         try:
-            async with asyncio.timeout(self._times.silence_s) as patience:
+            async with time_limit(self._times.silence_s) as patience:
                 beats = loop.create_task(_beat(node, self._times, patience))
                 await line.pump(node.take)
         except LineBroken:

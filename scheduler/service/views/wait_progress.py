@@ -1,10 +1,11 @@
 """Progress lines for a waiting caller: where its request waits, and behind how many."""
 
-from asyncio import Queue, Task, get_running_loop, timeout
+from asyncio import Queue, Task, get_running_loop
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from common.time_limits import time_limit
 from scheduler.core.state.pending import Standing
 from scheduler.model.actions import EnqueueLocally
 from scheduler.model.values import RequestId
@@ -46,7 +47,7 @@ class WaitProgress:
         while True:
             await self._line(self._waits())
             try:
-                async with timeout(_REPEAT_S):
+                async with time_limit(_REPEAT_S):
                     decided = await self._decisions.get()
             except TimeoutError:
                 continue

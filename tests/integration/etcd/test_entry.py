@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
+from common.time_limits import time_limit
 from gpufaas.cli import EXIT_BAD_USE
 from gpufaas.commands.daemons.scheduler import etcd_settings
 from gpufaas.etcd.own_server import etcd_server
@@ -218,7 +219,7 @@ async def test_scheduler_ends_with_one_line_when_etcd_does_not_let_it_in(tmp_pat
             cwd=ROOT,
         )
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with time_limit(PATIENCE_S):
                 said = (await scheduler.communicate())[1].decode()
         finally:
             if scheduler.returncode is None:

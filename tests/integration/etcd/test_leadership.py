@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from common.time_limits import time_limit
 from scheduler.model.errors import Fenced
 from scheduler.service.leadership import election
 from scheduler.service.leadership.election import Leadership
@@ -49,7 +50,7 @@ async def candidate_process(world: EtcdWorld, name: str) -> AsyncIterator[Proces
 async def says(process: Process, wanted: str) -> str:
     """The line of the process that begins with this word."""
     assert process.stdout is not None
-    async with asyncio.timeout(PATIENCE_S):
+    async with time_limit(PATIENCE_S):
         while line := (await process.stdout.readline()).decode().strip():
             if line.startswith(wanted):
                 return line
@@ -191,7 +192,7 @@ async def test_a_leader_leads_on_when_etcd_was_frozen_and_another_scheduler_stan
         assert a.leading
         assert not waiting.done()
         await a.resign()
-        async with asyncio.timeout(PATIENCE_S):
+        async with time_limit(PATIENCE_S):
             assert await waiting > a.term
 
 
@@ -226,12 +227,12 @@ async def test_a_leader_that_is_cut_off_leads_on_until_it_hears_of_the_next_one(
         await a.campaign()
         stale = a.fence
         wire.cut()
-        async with asyncio.timeout(PATIENCE_S):
+        async with time_limit(PATIENCE_S):
             assert await b.campaign() > a.term
         assert a.leading
         await eventually(lambda: not a.confirmed, "a knows that etcd is away")
         wire.heal()
-        async with asyncio.timeout(PATIENCE_S):
+        async with time_limit(PATIENCE_S):
             await a.lost.wait()
         assert b.leading
         with pytest.raises(Fenced):
@@ -249,5 +250,5 @@ async def test_a_leader_that_is_cut_off_loses_when_it_is_told_of_a_higher_term(
         await a.campaign()
         wire.cut()
         a.saw(2)
-        async with asyncio.timeout(PATIENCE_S):
+        async with time_limit(PATIENCE_S):
             await a.lost.wait()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from common.time_limits import time_limit
 from scheduler.model.errors import StoreUnavailable
 from scheduler.store.datastore import KeyChanges
 from scheduler.store.etcd_channel import EtcdChannel, EtcdSettings
@@ -70,7 +71,7 @@ class Seen:
 
 
 async def within(seconds: float, event: asyncio.Event) -> None:
-    async with asyncio.timeout(seconds):
+    async with time_limit(seconds):
         await event.wait()
 
 
@@ -210,7 +211,7 @@ async def test_a_stream_counts_as_dead_when_no_heartbeat_comes_through_it(tmp_pa
         channel = EtcdChannel(EtcdSettings((world.url,)), LOG)
         watch = EtcdWatch(channel.calls, "/gpufaas/", "a key that nobody writes")
         with pytest.raises(StoreUnavailable, match="silent"):
-            async with asyncio.timeout(NOTICED_S), aclosing(watch.changes("m/", 1)) as found:
+            async with time_limit(NOTICED_S), aclosing(watch.changes("m/", 1)) as found:
                 await anext(found)
         await channel.close()
 

@@ -12,6 +12,7 @@ import httpx
 import nats
 import pytest
 
+from common.time_limits import time_limit
 from gateway_ext.errors import ClaimLost, QueueAway, QueueFailed
 from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
 from gateway_ext.jobs.execution.lane_fairness import LaneLimits
@@ -344,7 +345,7 @@ async def test_servers_that_went_back_in_time_are_believed_and_the_work_goes_on(
         shutil.copytree(tmp_path / "before", server.folder)
         server.start()
         await until_up(queue)
-        async with asyncio.timeout(PATIENCE_S):
+        async with time_limit(PATIENCE_S):
             jobs = await queue.claim([LANE] * 3, 1e12)
             assert {job.call.id for job in jobs} == {"again", "still"}
             for job in jobs:

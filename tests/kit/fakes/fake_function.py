@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.time_limits import time_limit
 from gateway_ext.model import Endpoint
 from tests.kit.waiting import eventually
 
@@ -46,7 +47,7 @@ class Got:
     async def pause(self, seconds: float) -> None:
         """Wait; ConnectionResetError as soon as the gateway has left."""
         try:
-            async with asyncio.timeout(seconds):
+            async with time_limit(seconds):
                 await self.reader.read(1)
         except TimeoutError:
             return

@@ -6,6 +6,8 @@ Each begins with its first line, as `POST / HTTP/1.1`, whose method and path a s
 import asyncio
 from typing import NamedTuple
 
+from common.time_limits import time_limit
+
 
 class HostileRequest(NamedTuple):
     """What follows the first line's path, and the statuses of which one must answer it."""
@@ -60,7 +62,7 @@ async def ask(address: tuple[str, int] | str, data: bytes) -> bytes:
         reader, writer = await asyncio.open_connection(*address[:2])
     writer.write(data)
     try:
-        async with asyncio.timeout(10):
+        async with time_limit(10):
             return await reader.read()
     finally:
         writer.close()

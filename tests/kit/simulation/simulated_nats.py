@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 
 from common.frames.frame_line import FrameLine, LineBroken
+from common.time_limits import time_limit
 from tests.kit.simulation.kept_streams import (
     Headers,
     KeptMessage,
@@ -47,7 +48,7 @@ class _Pushing:
         while True:
             self.said.clear()
             try:
-                async with asyncio.timeout(self._beat_s):
+                async with time_limit(self._beat_s):
                     await self.said.wait()
             except TimeoutError:
                 last = {"Nats-Last-Consumer": str(self._delivered), "Nats-Last-Stream": "0"}

@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from common.frames.frame_line import FrameLine, LineBroken
+from common.time_limits import time_limit
 from tests.kit.simulation.kept_streams import Headers, Reply
 from tests.kit.simulation.simulated_nats import MOST_BYTES, NATS_PORT, packed
 
@@ -93,7 +94,7 @@ class SimulatedNatsClient:
         self._answers[number] = answer
         self._line.send(packed((number, subject, payload, headers or {})))
         try:
-            async with asyncio.timeout(timeout):
+            async with time_limit(timeout):
                 found = await answer
         except TimeoutError:
             raise nats_errors.TimeoutError from None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nats.aio.client import Client
 
+from common.time_limits import time_limit
 from gateway_ext.errors import QueueAway, QueueFailed
 from gateway_ext.jobs.execution.retry_policy import BackOff
 from gateway_ext.jobs.jetstream.connection.nats_requests import FAILURES, NatsRequests, describe
@@ -64,14 +65,14 @@ class NatsLink:
     async def wait(self, within_s: float) -> bool:
         """Wait for a usable connection, at most this long."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
+            async with time_limit(within_s):
                 await self._up.wait()
         return self.up
 
     async def first_try(self, within_s: float) -> None:
         """Wait until a connection is usable, or the first one failed, at most this long."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
+            async with time_limit(within_s):
                 await self._tried.wait()
 
     async def until_up(self) -> None:
@@ -160,7 +161,7 @@ class NatsLink:
         secret = await asyncio.to_thread(_secret, settings)
         client = Client()
         try:
-            async with asyncio.timeout(settings.connect_s * len(settings.servers)):
+            async with time_limit(settings.connect_s * len(settings.servers)):
                 await client.connect(
                     list(settings.servers),
                     name="gpufaas gateway",
@@ -186,14 +187,14 @@ async def _until_closed(client: Client, closed: asyncio.Event) -> None:
     """Wait until the client is closed; its callback is missing where closing fails."""
     while not client.is_closed:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_CHECK_S):
+            async with time_limit(_CHECK_S):
                 await closed.wait()
                 return
 
 
 async def _disconnect(client: Client) -> None:
     with suppress(*FAILURES):
-        async with asyncio.timeout(_DISCONNECT_S):
+        async with time_limit(_DISCONNECT_S):
             await client.close()
 
 

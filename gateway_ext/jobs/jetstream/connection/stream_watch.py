@@ -8,6 +8,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
+from common.time_limits import time_limit
 from gateway_ext.errors import QueueAway
 from gateway_ext.jobs.jetstream.connection.nats_requests import FAILURES, NatsRequests, describe
 
@@ -76,7 +77,7 @@ class StreamWatch:
         """Wait for the next message or heartbeat of the server."""
         self._arrived.clear()
         try:
-            async with asyncio.timeout(_SILENT_S):
+            async with time_limit(_SILENT_S):
                 await self._arrived.wait()
         except TimeoutError as error:
             raise QueueAway(f"the servers were silent for {_SILENT_S:g} s") from error

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from common.time_limits import time_limit
 from gateway_ext.providers.docker.engine import json_lines
 from gateway_ext.providers.docker.engine.engine_transport import EngineRefused, EngineTransport
 
@@ -261,7 +262,7 @@ class EngineClient:
 async def _progress_within(quiet_s: float) -> AsyncIterator[asyncio.Timeout]:
     """Raise EngineRefused after `quiet_s`, unless the time-out is rescheduled before."""
     try:
-        async with asyncio.timeout(quiet_s) as until:
+        async with time_limit(quiet_s) as until:
             yield until
     except TimeoutError as error:
         raise EngineRefused(0, f"no progress for {quiet_s:g} s") from error

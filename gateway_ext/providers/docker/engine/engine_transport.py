@@ -5,7 +5,6 @@ ProviderFailed
 └── EngineRefused   it answered with an error
 """
 
-import asyncio
 import contextlib
 import json
 import ssl
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from common.time_limits import time_limit
 from gateway_ext.errors import BadRequest, ProviderFailed
 
 # Docker 20.10 supports 1.41; 1.47 is the newest version that was tested.
@@ -75,7 +75,7 @@ class EngineTransport:
         """The answer, read as JSON; None if it is empty."""
         async with self.stream(method, path, query, body, within_s=within_s) as content:
             try:
-                async with asyncio.timeout(within_s):
+                async with time_limit(within_s):
                     text = await content.read()
             except TimeoutError as error:
                 raise EngineAway(self.url, f"no answer within {within_s:g} s") from error
@@ -137,7 +137,7 @@ class EngineTransport:
         assert self._session is not None, "opened before"
         raw = body if isinstance(body, bytes) else None
         sent = headers or ({"Content-Type": "application/x-tar"} if raw else {})
-        async with asyncio.timeout(within_s):
+        async with time_limit(within_s):
             found = await self._session.request(
                 *(method, f"{self._base}{path}"),
                 params=query,

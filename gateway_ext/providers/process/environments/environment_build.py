@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
+from common.time_limits import time_limit
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.providers import folder_trees
 from gateway_ext.providers.folder_trees import TreeRefused
@@ -93,7 +94,7 @@ class EnvironmentBuilds:
         started = StartedProcess(launch(self._orders(wanted, uid)))
         pipe = OutputPipe(started.output, store)
         try:
-            async with asyncio.timeout(self._limits.timeout_s):
+            async with time_limit(self._limits.timeout_s):
                 await self._watch(wanted, uid, started)
         except TimeoutError as error:
             raise EnvironmentFailed(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.frames.frame_line import FrameLine, LineBroken
+from common.time_limits import time_limit
 from tests.kit.network.memory_transport import MemoryTransport
 from tests.kit.network.raw_line import framed
 from tests.kit.virtual_time import virtually
@@ -306,7 +307,7 @@ async def test_line_is_closed_at_the_end_of_its_context_at_once_when_the_other_e
     line, transport = a_line()
 
     async def wait_in_vain() -> None:
-        async with line, asyncio.timeout(0):
+        async with line, time_limit(0):
             await line.receive()
 
     with pytest.raises(TimeoutError):

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from common.time_limits import time_limit
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.errors import BadDeployment, Busy, UnknownFunction
 from gateway_ext.model import Deployment, Endpoint
@@ -197,7 +198,7 @@ async def test_waking_function_still_keeps_its_time_limit() -> None:
         call = asyncio.create_task(gateway.call())
         await eventually(lambda: len(gateway.woken) == 1)
         gateway.deploy(a_deployment(timeout="50ms"), fake)
-        async with asyncio.timeout(20):
+        async with time_limit(20):
             assert (await call).status == 504
 
 

@@ -12,6 +12,7 @@ from uuid import UUID
 import httpx
 import pytest
 
+from common.time_limits import time_limit
 from gateway_ext.errors import QueueFailed
 from gateway_ext.jobs.intake.async_intake import AsyncIntake
 from gateway_ext.jobs.intake.callback_addresses import CallbackRule
@@ -256,7 +257,7 @@ async def test_body_that_does_not_come_is_not_waited_for(
             pause_s=pause_s,
         )
         scope = {"method": "POST", "path": URL, "headers": [], "query_string": b""}
-        async with asyncio.timeout(60):
+        async with time_limit(60):
             await intake(scope, receive, send)
         assert sent[0]["status"] == 408
         assert (b"connection", b"close") in sent[0]["headers"]

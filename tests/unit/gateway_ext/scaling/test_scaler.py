@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 from common.telemetry.metrics import BoundedNames, page
+from common.time_limits import time_limit
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.errors import ProviderFailed, UnknownFunction
 from gateway_ext.model import Deployment, Endpoint, FunctionId
@@ -192,7 +193,7 @@ async def test_caller_who_leaves_during_a_cold_start_finds_the_function_ready_la
     async with a_stage(1, labels=SHORT) as stage:
         await put_to_sleep(stage)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.0):
+            async with time_limit(1.0):
                 await one_call(stage)
         await until(42.0)
         assert await one_call(stage) == pytest.approx(42.0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from common.time_limits import time_limit
 from gateway_ext.ui.chart_series import Series
 from gateway_ext.ui.page_state import SERIES, Json, PageState, Point
 from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
@@ -236,7 +237,7 @@ async def test_what_was_ordered_is_looked_at_at_once() -> None:
         await watcher.next()
         world.queue = {"length": 1}
         feed.soon()
-        async with asyncio.timeout(15.0):
+        async with time_limit(15.0):
             reported = await watcher.until("change")
         assert reported["queue"] == {"length": 1}
 

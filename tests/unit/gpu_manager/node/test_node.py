@@ -6,6 +6,7 @@ from typing import NoReturn
 import pytest
 
 from cache_manager.model.ids import MIB, Tier
+from common.time_limits import time_limit
 from gpu_manager.errors import LoadFailure, NoWorker, UnknownImage
 from gpu_manager.node.leases_in_force import EndReason, SessionKey
 from gpu_manager.runtimes.runtime import LoadOrder
@@ -193,7 +194,7 @@ async def test_load_fails_and_is_logged_when_the_system_refuses_what_it_needs(
         model = it.add(16)
         monkeypatch.setattr(it.runtime, "load", load)
         placement = await it.acquire(model)
-        async with asyncio.timeout(5.0):
+        async with time_limit(5.0):
             with pytest.raises(LoadFailure, match="can't start new thread"):
                 await it.node.when_loaded(placement)
 

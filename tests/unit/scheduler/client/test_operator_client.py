@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from cache_manager.model.ids import ModelId
+from common.time_limits import time_limit
 from scheduler.client import operator_client
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.errors import (
@@ -149,7 +150,7 @@ async def test_client_gives_up_when_the_leader_that_a_standby_names_is_out_of_re
         away = "http://127.0.0.1:9"
         standby.service.leader = LeaderInfo("s1", away, 5, "x")
         urls = (away, standby.url, third.url)
-        async with operator(*urls, patience_s=0.1) as client, asyncio.timeout(25):
+        async with operator(*urls, patience_s=0.1) as client, time_limit(25):
             with pytest.raises(SchedulerUnreachable, match="leads"):
                 await client.pinned()
 

@@ -8,6 +8,7 @@ import pytest
 
 from cache_manager.model.ids import NodeId
 from common.frames.frame_line import FrameLine, LineBroken
+from common.time_limits import time_limit
 from gpu_manager.worker.worker_orders import MAX_NUMBER
 from scheduler.service.leadership.term import first_lease
 from scheduler.store.memory_store import MemoryStore
@@ -78,7 +79,7 @@ async def test_leader_is_elected_above_the_term_that_a_caller_has_met() -> None:
                     return await term_of(line) > met
             return False
 
-        async with asyncio.timeout(20):
+        async with time_limit(20):
             while not await risen():
                 await asyncio.sleep(0.05)
         world.office = world.service.office()

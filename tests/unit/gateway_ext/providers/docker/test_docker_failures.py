@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from common.time_limits import time_limit
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
 from tests.kit.fakes.fake_engine import IMAGE
@@ -139,7 +140,7 @@ async def test_gateway_starts_and_looks_again_when_an_answer_makes_no_sense(tmp_
         (first,) = await there.ready()
         await there.provider.close()
         there.engine.failing["GET containers/json"] = (200, "this is no list")
-        async with asyncio.timeout(30):
+        async with time_limit(30):
             await there.another().start(there.heard)
         assert there.heard.endpoints[F] == []
         there.engine.failing.clear()
@@ -154,7 +155,7 @@ async def test_gateway_starts_when_what_is_nobodys_cannot_be_removed_quickly(
         labels = {"com.gpufaas.function": "old.openfaas-fn"}
         there.engine.containers["stray"] = {"Config": {"Labels": labels}, "State": {}}
         there.engine.held["DELETE containers/stray"] = asyncio.Event()
-        async with asyncio.timeout(30):
+        async with time_limit(30):
             await there.another().start(there.heard)
             await there.deploy()
         (name,) = await there.ready()

@@ -9,6 +9,7 @@ import pytest
 
 from common.http.asgi import App, Receive, Scope, Send
 from common.http.server_protocol import Limits
+from common.time_limits import time_limit
 from gpu_manager.attachment.attachment import Attachment
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.http.scheduler_server import listen, serving
@@ -70,7 +71,7 @@ async def open_count(peers: list[Peer]) -> int:
 
     async def is_open(reader: asyncio.StreamReader) -> bool:
         try:
-            async with asyncio.timeout(0.1):
+            async with time_limit(0.1):
                 while await reader.read(65536):
                     pass
         except TimeoutError:

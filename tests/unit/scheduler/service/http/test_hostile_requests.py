@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from common.telemetry.process_metrics import page
+from common.time_limits import time_limit
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.network.hostile_requests import ask, statuses_behind_an_upgrade
 from tests.kit.network.raw_line import UPGRADE, framed, raw_line
@@ -64,7 +65,7 @@ async def test_header_of_120_mib_is_cut_off_while_requests_are_served(piece: byt
         flood = asyncio.to_thread(sent_until_cut_off, address_of(world), begin, piece, 120 * MIB)
         flooding = asyncio.create_task(flood)
         while not flooding.done():
-            async with asyncio.timeout(30):
+            async with time_limit(30):
                 assert (await world.get("/readyz")).status == 200
         sent_bytes, answer = await flooding
         assert answer.startswith(b"HTTP/1.1 431 ")
