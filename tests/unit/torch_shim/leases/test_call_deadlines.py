@@ -9,7 +9,7 @@ import pytest
 
 from gpu_manager.api import FunctionIdentity
 from gpu_manager.node.leases_in_force import LeaseTimes
-from scheduler.model.events import Event, RequestArrived
+from scheduler.model.events import RequestArrived
 from scheduler.model.values import Request, RequestId
 from tests.kit.nodes.manager_client import SealedWeights
 from tests.kit.waiting import eventually
@@ -35,9 +35,15 @@ def offered(session: ManagerSession, image: SealedWeights) -> None:
     session.control.ask(FrameKind.UPLOAD, image.offer, (), [image.descriptor])
 
 
-def arrived(it: Scheduler) -> list[Event]:
+def arrived(it: Scheduler) -> list[RequestArrived]:
     """Every request that has come, also one that is over by now."""
     return [event for event in it.events if isinstance(event, RequestArrived)]
+
+
+def asks_for_long(it: Scheduler) -> bool:
+    """Whether a request has come that will not expire soon."""
+    soon_s = asyncio.get_running_loop().time() + 20.0
+    return any((event.request.deadline_s or 0.0) > soon_s for event in arrived(it))
 
 
 def test_time_is_left_inside_a_call_that_has_a_limit() -> None:
@@ -123,7 +129,7 @@ async def test_thread_that_asks_on_for_another_one_has_waited_as_long_as_the_que
             with pytest.raises(RemoteFailure) as failure:
                 await each
             assert failure.value.failure == FailureKind.EXPIRED
-        await eventually(lambda: it.driver.status().waiting == 2)
+        await eventually(lambda: asks_for_long(it), "the patient call has asked on")
         it.driver.release(held.lease)
         await patient
         assert not behind.done()
