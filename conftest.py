@@ -13,7 +13,7 @@ from xdist.remote import Producer
 from tests.kit.collected_warnings import CollectedWarnings
 from tests.kit.engines.docker_base_image import base_image
 from tests.kit.engines.docker_engine import Engine, engine
-from tests.kit.fakes.sealed_images import images_left, open_images
+from tests.kit.fakes.sealed_images import drop_images, images_left
 from tests.kit.scheduling import LongestFirst
 
 # Threads of OpenMP otherwise spin while they wait for each other. Where more processes compute than
@@ -89,10 +89,11 @@ def environment() -> Mapping[str, str]:
 @pytest.fixture(scope="module", autouse=True)
 def no_image_is_left() -> Iterator[None]:
     """A module closes the images that it opened: later ones count those that are open."""
-    before = open_images()  # of an earlier module that failed
     yield
-    left = images_left(before)
-    assert left <= 0, f"tests of this module left {left} images open"
+    left = images_left()
+    if left:
+        drop_images()
+    assert not left, f"tests of this module left {left} images open"
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from hypothesis import settings
 
 # In `brief` the other core repeats what the first one has passed.
-_SHORTER = {"ci": 3, "brief": 36}
+_SHORTER = {"ci": 3, "brief": 12}
 
 
 def life_length(steps: int) -> int:
