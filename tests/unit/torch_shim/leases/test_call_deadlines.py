@@ -3,19 +3,21 @@
 import asyncio
 import contextvars
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
 
 from gpu_manager.api import FunctionIdentity
+from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.node.leases_in_force import LeaseTimes
 from scheduler.model.events import RequestArrived
-from scheduler.model.values import Request, RequestId
+from scheduler.model.values import Placement, Request
 from tests.kit.nodes.manager_client import SealedWeights
 from tests.kit.waiting import eventually
 from tests.kit.worlds.callers_leases import given, uploaded
 from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of
-from tests.kit.worlds.joined_manager import joined, model_of
+from tests.kit.worlds.joined_manager import joined
 from torch_shim.call_deadline import seconds_left
 from torch_shim.errors import GpuUnavailable, RemoteFailure
 from torch_shim.leases import request_context
@@ -98,6 +100,15 @@ async def test_thread_that_asks_on_for_another_one_has_waited_as_long_as_the_que
     """Threads of one process share a question, which has the time of the call that asks it."""
     # A busy machine may hold a thread up between two questions.
     monkeypatch.setattr("gpu_manager.sessions.expired_questions._AT_ONCE_S", 60.0)
+    # What the manager asks for the session, before it becomes a time of the scheduler's clock.
+    asked: list[Request] = []
+    ask = Attachment.acquire
+
+    def noted(it: Attachment, request: Request) -> Awaitable[Placement]:
+        asked.append(request)
+        return ask(it, request)
+
+    monkeypatch.setattr(Attachment, "acquire", noted)
 
     def called(leases: ProcessLeases, left_s: float) -> int:
         def bring(_: ManagerSession) -> ModelImage:
@@ -120,11 +131,9 @@ async def test_thread_that_asks_on_for_another_one_has_waited_as_long_as_the_que
         leases = ProcessLeases(nodes)
 
         hurried = asyncio.ensure_future(asyncio.to_thread(called, leases, 1.0))
-        await eventually(lambda: len(arrived(it)) == 2, "the hurried call has asked")
+        await eventually(lambda: bool(asked), "the hurried call has asked")
         patient = asyncio.ensure_future(asyncio.to_thread(called, leases, 60.0))
         short = asyncio.ensure_future(asyncio.to_thread(called, leases, 0.1))
-        other = Request(RequestId("other"), "team/other", (model_of(image),))
-        behind = asyncio.ensure_future(it.driver.acquire(other))
         for each in (short, hurried):
             with pytest.raises(RemoteFailure) as failure:
                 await each
@@ -132,8 +141,8 @@ async def test_thread_that_asks_on_for_another_one_has_waited_as_long_as_the_que
         await eventually(lambda: asks_for_long(it), "the patient call has asked on")
         it.driver.release(held.lease)
         await patient
-        assert not behind.done()
-        behind.cancel()
+        assert len({request.id for request in asked}) >= 2
+        assert len({request.arrived_s for request in asked}) == 1
         nodes.close()
         image.close()
     await it.stop()
