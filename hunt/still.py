@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     with _busy(asked.busy):
         for number in range(1, asked.times + 1):
             chance = random.Random(asked.seed * 1000 + number)
-            words = asked.pytest or ["--numprocesses", str((os.cpu_count() or 1) + 1)]
+            words = asked.pytest or ["--numprocesses", str((os.cpu_count() or 1) + 2)]
             status, tests, took_s, stops = _round(number, words, chance, asked)
             failed.update(tests)
             broken += status != 0
