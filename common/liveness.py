@@ -27,9 +27,10 @@ class LivenessTimes:
     """When a process counts as frozen.
 
     It is looked at every `look_s`, and asked for an answer every `ask_s`. A stopped process is
-    frozen after `stopped_s`; one that answered before, and then neither answers nor uses the
-    processor, after `blocked_s`; one that never answers after its start, after `start_s`. If a look
-    comes `late_s` too late, the watching process was held up itself: all waits begin again.
+    frozen `stopped_s` after the first look that showed it; one that answered before, and then
+    neither answers nor uses the processor, after `blocked_s`; one that never answers after its
+    start, after `start_s`. If a look comes `late_s` too late, the watching process was held up
+    itself: all waits begin again.
     """
 
     look_s: float = 0.5
@@ -52,7 +53,8 @@ class LivenessRecord:
 
     def __init__(self, times: LivenessTimes, now_s: float) -> None:
         self._times = times
-        self._began_s = self._looked_s = self._stopped_s = self._blocked_s = now_s
+        self._began_s = self._looked_s = self._blocked_s = now_s
+        self._stopped_s = inf  # when a look first showed it stopped
         self._answered = False
         self._ticks = -1
 
@@ -65,8 +67,11 @@ class LivenessRecord:
         """Why the process counts as frozen; empty if it does not."""
         times = self._times
         if now_s - self._looked_s > times.look_s + times.late_s:
-            self._began_s = self._stopped_s = self._blocked_s = now_s
+            self._began_s = self._blocked_s = now_s
+            self._stopped_s = inf
         if look.state != _STOPPED:
+            self._stopped_s = inf
+        elif self._stopped_s == inf:
             self._stopped_s = now_s
         if look.ticks != self._ticks or look.state not in _SLEEPING:
             self._blocked_s = now_s

@@ -4,8 +4,10 @@
     python -m hunt.still --times 3 -- tests/unit/common tests/contract
 
 Beside them a few processes compute without end, and processes of the run, whichever they are, are
-stopped for up to five seconds, one after the other. A test that fails in any round fails by chance.
-What each round said is in out/still/; the seed decides who is stopped when, as far as it can.
+stopped for up to five seconds, one after the other; what a program of ours has started, for less
+than it takes to count as frozen (it would be killed). A test that fails in any round fails by
+chance. What each round said is in out/still/; the seed decides who is stopped when, as far as it
+can.
 """
 
 import argparse
@@ -21,12 +23,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from common.liveness import LivenessTimes
 from tests.kit.places import ROOT
 
 _OUT = ROOT / "out" / "still"
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_OURS = re.compile(r"(?:.*/)?gpufaas(?:\.\w+)*")
+_PROGRAM_WORDS = 4  # as in python -P -m gpufaas
 _COMPUTE = "while True: pass"
+_SHORTEST_FREEZE_S = 0.8 * LivenessTimes().stopped_s
+
+
+class _Process(NamedTuple):
+    pid: int
+    watched: bool  # by a program of ours, which takes it for frozen if it is stopped for long
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,9 +85,9 @@ def _round(
 
     def stop_some() -> None:
         while not over.wait(chance.expovariate(1 / asked.every)):
-            pids = _tree(run.pid)
-            if pids:
-                stops[0] += _stopped(chance.choice(pids), chance.uniform(0, asked.longest), over)
+            process = chance.choice(_tree(run.pid))
+            longest_s = _SHORTEST_FREEZE_S if process.watched else asked.longest
+            stops[0] += _stopped(process.pid, chance.uniform(0, longest_s), over)
 
     stopping = threading.Thread(target=stop_some)
     stopping.start()
@@ -109,7 +121,7 @@ def _stopped(pid: int, seconds: float, over: threading.Event) -> bool:
     return False
 
 
-def _tree(root: int) -> list[int]:
+def _tree(root: int) -> list[_Process]:
     """The process and all that came of it, as far as their parents live."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").iterdir():
@@ -117,12 +129,22 @@ def _tree(root: int) -> list[int]:
             with suppress(OSError):
                 parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
                 children.setdefault(int(parent), []).append(int(path.name))
-    found, ahead = list[int](), [root]
+    found, ahead = list[_Process](), [_Process(root, watched=False)]
     while ahead:
-        pid = ahead.pop()
-        found.append(pid)
-        ahead += children.get(pid, [])
+        process = ahead.pop()
+        found.append(process)
+        watched = process.watched or _is_ours(process.pid)
+        ahead += [_Process(pid, watched) for pid in children.get(process.pid, [])]
     return sorted(found)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether the process runs a program of ours: `gpufaas`, or a module of it."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return False
+    return any(_OURS.fullmatch(word) for word in command.split("\0")[:_PROGRAM_WORDS])
 
 
 @contextmanager

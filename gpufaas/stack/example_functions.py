@@ -26,6 +26,7 @@ from scheduler.service.http.access import ApiRole, token
 _STACK = Path("stack.yml")
 _READY_S = 600.0
 _TRACED_S, _PAUSE_S = 60.0, 0.5
+_TRIES = 3
 _ACCEPTED = {200, 202}
 _OK = 200
 _SHOWN = 160
@@ -45,7 +46,20 @@ class _Example:
 
 
 async def show_examples(plan: StackPlan) -> bool:
-    """Deploy and invoke all examples, then their workflow; whether every call succeeded."""
+    """Deploy and invoke all examples, then their workflow; whether every call succeeded.
+
+    If the gateway breaks a request off, as one that is started again does, all begins again.
+    """
+    for _ in range(_TRIES):
+        try:
+            return await _show_once(plan)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            print(f"\nthe gateway broke a request off ({why})", flush=True)
+    raise CommandError(f"the gateway broke off {_TRIES} requests; see {plan.folder.log('gateway')}")
+
+
+async def _show_once(plan: StackPlan) -> bool:
     if not _STACK.is_file():
         raise CommandError(f"there is no {_STACK} here; run it where the examples are")
     examples = [_example(name, entry) for name, entry in _functions().items()]

@@ -31,6 +31,17 @@ def test_stopped_process_is_frozen_within_two_seconds() -> None:
     assert "stopped" in verdicts(answered_once(), "T", seconds=2.0)
 
 
+def test_stop_counts_from_the_first_look_that_showed_it() -> None:
+    record = answered_once()
+    assert not record.look(ProcessLook("S", 7), 0.5)
+    assert not record.look(ProcessLook("T", 7), 1.8)  # stopped since the look before, or just now
+    assert not record.look(ProcessLook("T", 7), 2.3)
+    assert not record.look(ProcessLook("S", 7), 2.6)
+    assert not record.look(ProcessLook("T", 7), 2.9)
+    assert not record.look(ProcessLook("T", 7), 3.4)
+    assert "stopped by a signal 1.0 s ago" in record.look(ProcessLook("T", 7), 3.9)
+
+
 def test_stopped_process_is_frozen_even_if_it_never_answered() -> None:
     assert "stopped" in verdicts(LivenessRecord(TIMES, 0.0), "T", seconds=3.5)
 
