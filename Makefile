@@ -27,7 +27,7 @@ export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpufaas/mypy
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: long-lives long-seeds long-campaign long-soak long-papers help setup run test test-engines test-long tools soak soak-hour soak-streams lint format compat fuzz fuzz-parsers campaign seeds simulate reproduce bench bench-wake bench-full gpu gpu-kit gpu-rehearsal pictures lock clean FORCE
+.PHONY: long-lives long-cores long-seeds long-campaign long-soak long-papers help setup run test test-engines test-long tools soak soak-hour soak-streams lint format compat fuzz fuzz-parsers campaign seeds simulate reproduce bench bench-wake bench-full gpu gpu-kit gpu-rehearsal pictures lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
@@ -58,11 +58,16 @@ test-engines: setup tools ## Run the tests of real engines; what fails runs once
 
 # The third one, for a night: a part of every search, the whole of what the second ring samples.
 test-long: setup tools ## Run what takes hours: seeds, parsers, fuzz, faults, soak, programs of others, the papers
-	@$(MAKE) --keep-going long-lives long-seeds fuzz-parsers fuzz long-campaign long-soak long-papers compat
+	@$(MAKE) --keep-going long-lives long-cores long-seeds fuzz-parsers fuzz long-campaign long-soak long-papers compat
 
 long-lives: setup
 	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --numprocesses $(WORKERS) \
 	  --timeout 3600 tests/unit/cache_manager tests/unit/scheduler
+
+# What the core alone has to get right, on the core that other tests do not run where a compiler is.
+long-cores: setup
+	@GPUFAAS_COMPILED=off $(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 3600 \
+	  tests/scenarios tests/unit/cache_manager tests/unit/scheduler
 
 long-seeds:
 	@$(MAKE) seeds N=1000

@@ -54,10 +54,6 @@ settings.register_profile(
 settings.register_profile(
     "thorough", max_examples=1500, deadline=None, suppress_health_check=_QUIET
 )
-# A second run of what the first one has covered: tests/integration/test_both_cores.py.
-settings.register_profile(
-    "brief", max_examples=12, deadline=None, derandomize=True, suppress_health_check=_QUIET
-)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

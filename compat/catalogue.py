@@ -19,3 +19,19 @@ ENTRIES: tuple[Entry, ...] = (
     *recipe_entries(),
 )
 QUICK = tuple(entry for entry in ENTRIES if entry.quick)
+_DOZEN = {
+    "lstm_carried_state",
+    "packed_sequences",
+    "torch_functions spectra",
+    "function_transforms jacobian",
+    "control_flow",
+    "inplace_updates",
+    "hooks",
+    "selected_values",
+    "input_gradients",
+    "threaded_requests",
+    "save_and_load",
+    "training_recipes gan",
+}
+# Those that `make test` runs; `make test-engines` runs the other quick ones.
+DOZEN = tuple(entry for entry in ENTRIES if entry.name in _DOZEN)

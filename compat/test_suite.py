@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from compat.__main__ import main
-from compat.catalogue import ENTRIES, QUICK
+from compat.catalogue import DOZEN, ENTRIES, QUICK
 from compat.compare import differences, identical
 from compat.entries.vision import TABLE_1
 from compat.entry import GROUPS, PROGRAMS, Entry
@@ -49,6 +49,10 @@ def test_catalogue_has_table_1_at_both_batch_sizes() -> None:
 
 def test_quick_entries_hold_three_of_table_1_at_batch_32() -> None:
     assert sum(entry.program in TABLE_1 and entry.args[-1] == "32" for entry in QUICK) == 3
+
+
+def test_dozen_is_known() -> None:
+    assert len(DOZEN) == 12
 
 
 @pytest.mark.parametrize("path", sorted(PROGRAMS.glob("*.py")), ids=lambda path: path.stem)

@@ -2,14 +2,14 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from compat.entry import Entry
-from compat.run import Run, Settings
+from compat.run import Report, Run, Settings, run_entry, under_exec
 from gpufaas.local.shim_counts import summed_counts
 from scheduler.api import DecisionCounts
 from tests.kit.programs.warm_process import (
@@ -49,6 +49,18 @@ def warm(settings: Settings, modules: Sequence[str], under: Sequence[str] = ()) 
     threads = ("env", f"OMP_NUM_THREADS={settings.threads}")
     with warm_process(modules, (*threads, *under)) as process:
         yield Warm(process, settings)
+
+
+@contextmanager
+def both_ways(
+    settings: Settings, modules: Sequence[str]
+) -> Iterator[Callable[[Entry, Path], Report]]:
+    """Runs an entry plainly and under the shim, whose forks share a node, and compares the runs."""
+    with (
+        warm(settings, modules) as natively,
+        warm(settings, modules, under_exec(settings)) as under_shim,
+    ):
+        yield lambda entry, folder: run_entry(entry, folder, natively, under_shim)
 
 
 class WarmRunner:
