@@ -23,12 +23,12 @@ _PROGRAM = """
 import sys
 from mypyc.build import mypycify
 from setuptools import setup
-scratch, group, *sources = sys.argv[1:]
+level, scratch, group, *sources = sys.argv[1:]
 setup(
     name=group,
     packages=[],
     py_modules=[],
-    ext_modules=mypycify(sources, opt_level="3", target_dir=f"{scratch}/c", group_name=group),
+    ext_modules=mypycify(sources, opt_level=level, target_dir=f"{scratch}/c", group_name=group),
     script_args=["--quiet", "build_ext", "--build-lib", f"{scratch}/lib", "--build-temp", scratch],
 )
 """
@@ -97,7 +97,8 @@ def _need_compiler() -> None:
 
 def _compiled(scratch: Path) -> Path:
     """A folder with the extensions, flat, and the manifest."""
-    words = [sys.executable, "-c", _PROGRAM, str(scratch), _GROUP, *sources()]
+    level = optimisation(os.environ.get("CFLAGS", ""))  # noqa: TID251 (a program)
+    words = [sys.executable, "-c", _PROGRAM, level, str(scratch), _GROUP, *sources()]
     before = {source: digest(ROOT / source) for source in relied_on()}
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -112,6 +113,12 @@ def _compiled(scratch: Path) -> Path:
     manifest = {"suffix": SUFFIX, "modules": modules, "sources": before}
     (complete / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     return complete
+
+
+def optimisation(flags: str) -> str:
+    """How much the compiler optimises: as the last of these flags says, or as much as it can."""
+    said = [flag.removeprefix("-O") for flag in flags.split() if flag.startswith("-O")]
+    return said[-1] if said else "3"
 
 
 def _keep(complete: Path, kept: Path) -> None:

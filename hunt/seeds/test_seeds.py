@@ -1,4 +1,4 @@
-"""Fifty seeds of the simulated control plane; the second ring runs more, and plants defects."""
+"""Fifty seeds of the simulated control plane; `make test-long` runs a thousand."""
 
 from dataclasses import replace
 

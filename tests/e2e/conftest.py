@@ -40,7 +40,7 @@ def own(environment: Mapping[str, str]) -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def chaos_s() -> float:
     """How long things are killed."""
-    return float(os.environ.get("GPUFAAS_E2E_SECONDS", "15"))
+    return float(os.environ.get("GPUFAAS_E2E_SECONDS", "10"))
 
 
 @pytest.fixture

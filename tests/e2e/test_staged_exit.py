@@ -137,7 +137,7 @@ def test_books_are_right_when_the_manager_is_killed_between_any_two_steps(
     rest.deploy("steps", annotations=_of(up, "steps", 50, _QUICK))
     model = _model_of(leaving, "steps")
     first = rest.call("steps").json()
-    for passed_s in (0.1, 0.3, 0.5, 0.7, 0.9):
+    for passed_s in (0.1, 0.4, 0.8):
         time.sleep(passed_s)  # in another stage each time, or on the way to the next one
         _replaced(up, "gpu-manager")
         wait_until(lambda: _answers(rest, "steps") == first, "it answers", instead=up.said)

@@ -23,6 +23,7 @@ from scheduler.sim.replay.recording_reader import RecordingReader
 from scheduler.sim.replay.rerun import Rerun
 from tests.kit.cores.action_digest import lived
 from tests.kit.cores.builders import gpu, request
+from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.random_lives import LEAVING
 
 
@@ -95,7 +96,7 @@ def two_gpus(policy: str = "lb", **beginning: Any) -> Recording:
 
 def check_wild_life(policy: str, seed: int, others: Sequence[str]) -> None:
     """Record a wild life under this policy, compare it with others: no column loses a request."""
-    world = lived(policy, seed=seed, count=600)
+    world = lived(policy, seed=seed, count=life_length(900))
     begun = Beginning(
         VERSION, policy, "lru", standing=LEAVING.standing, exit_rule=LEAVING.exit_rule
     )

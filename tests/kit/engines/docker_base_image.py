@@ -47,7 +47,9 @@ _PIP = frozenset({"index-url", "extra-index-url", "trusted-host", "default-timeo
 def base_image(engine: Engine) -> str:
     """Its name, with the image in this Engine."""
     if not engine.has_image(BASE):
-        engine.docker("import", "--change", f"ENV PATH={_PATH}", base_file(), BASE)
+        # Nobody waits for what these images compute: the core is compiled in a quarter of the time.
+        environment = f"ENV PATH={_PATH} CFLAGS=-O0"
+        engine.docker("import", "--change", environment, base_file(), BASE)
     return BASE
 
 
