@@ -28,7 +28,7 @@ TIMM = {
         " tiny_vit_5m_224 mvitv2_tiny nest_tiny twins_svt_small visformer_tiny"
     ),
 }
-QUICK_OF_TABLE_1 = {("resnet18", 32), ("squeezenet1_1", 32), ("densenet121", 32)}
+QUICK_OF_TABLE_1 = {("resnet18", 32)}
 
 
 def table_1_entries() -> Iterator[Entry]:

@@ -15,7 +15,7 @@ MODULES = ("accelerate", "timm", "torch._dynamo", "torchvision", "transformers")
 
 pytestmark = [
     pytest.mark.timeout(400),  # of two runs, the longest of which takes 20 s on two cores
-    pytest.mark.group("compat", seconds=320),
+    pytest.mark.group("compat", seconds=150),
 ]
 
 

@@ -84,7 +84,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TwoNodes
         yield found
 
 
-@pytest.mark.parametrize("wire", ["tcp", "tls", "unix"])
+@pytest.mark.parametrize("wire", ["tls", "unix"])
 def test_function_computes_on_another_node_when_its_own_is_too_small(
     cluster: TwoNodes, wire: str
 ) -> None:
