@@ -55,6 +55,11 @@ class FunctionServer:
         """Serve calls from now on."""
         asyncio.run_coroutine_threadsafe(self._ready(handler), self._loop.result()).result()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether calls may have begun; any thread may ask."""
+        return self._calls is not None
+
     def stop(self) -> None:
         """Accept nothing more, finish the calls in progress, and end."""
         self._loop.result().call_soon_threadsafe(self._stopping.set)

@@ -98,7 +98,8 @@ def _serve(
 ) -> tuple[int, bool]:
     """Serve to the end; the exit code, and whether nothing of the handler still runs."""
     service = FunctionServer(settings)
-    _at_end_signals(lambda: os._exit(0))  # until there is something to finish
+    # Before it is ready there is nothing to finish.
+    _at_end_signals(lambda: service.stop() if service.is_ready else os._exit(0))
     service.start()
     if parent is None:
         service.listen(listener)
@@ -110,7 +111,6 @@ def _serve(
     if isinstance(handler, ListHandler) and not settings.takes_list:
         sys.stderr.write(f"handle_batch is given one call at a time: {_ASK_FOR_MORE}\n")
     service.ready(handler)
-    _at_end_signals(service.stop)
     if parent is not None and _may_listen(parent):
         service.listen(listener)
     return 0, service.wait()

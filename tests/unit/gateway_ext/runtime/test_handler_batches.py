@@ -25,6 +25,17 @@ def handle_batch(events, context):
     print("called with", len(events))
     return ["one"] * (len(events) - 1) or {"not": "a list"}
 """
+# The main thread makes the server ready, and goes on when the gate is there.
+READY_FOR_LONG = """
+import sys
+(server,) = (one for name, one in sys.modules.items() if name.endswith("function_server"))
+usual = server.FunctionServer.ready
+def ready(self, handler):
+    usual(self, handler)
+    while not Path("{gate}").exists():
+        time.sleep(0.01)
+server.FunctionServer.ready = ready
+"""
 
 
 @pytest.fixture
@@ -221,7 +232,20 @@ def test_call_that_waits_for_others_is_served_at_once_when_the_process_is_to_end
         running.call("/_/ready", method="GET")  # what came before has been read
         running.process.send_signal(signal.SIGTERM)
         assert answered_on(waiting).status == 200
-        assert running.process.wait(20) == 0
+        assert running.process.wait() == 0
+
+
+def test_call_is_served_when_the_process_is_to_end_in_the_moment_of_its_readiness(
+    tmp_path: Path,
+) -> None:
+    gate = tmp_path / "gate"
+    with served(HANDLER + READY_FOR_LONG.format(gate=gate), 2) as running:
+        waiting = sent_by(running, b"a")
+        running.call("/_/ready", method="GET")  # what came before has been read
+        running.process.send_signal(signal.SIGTERM)
+        assert answered_on(waiting).status == 200
+        gate.touch()
+        assert running.process.wait() == 0
 
 
 def test_reports_say_how_many_calls_were_in_the_list(pool: ThreadPoolExecutor) -> None:
