@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import gateway_ext.runtime
-from tests.kit.waiting import wait_until
+from tests.kit.waiting import PATIENCE_S, wait_until
 
 RUNTIME = Path(gateway_ext.runtime.__file__).parent
-_PATIENCE_S = 20.0
 
 
 class Answered(NamedTuple):
@@ -29,12 +28,12 @@ class Unix(http.client.HTTPConnection):
     """http.client over a Unix socket."""
 
     def __init__(self, path: str) -> None:
-        super().__init__("function", timeout=_PATIENCE_S)
+        super().__init__("function", timeout=PATIENCE_S)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(_PATIENCE_S)
+        self.sock.settimeout(PATIENCE_S)
         self.sock.connect(self._path)
 
 
@@ -71,7 +70,7 @@ class Running:
 
     def socket(self) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(_PATIENCE_S)
+        sock.settimeout(PATIENCE_S)
         sock.connect(self.path)
         return sock
 
@@ -88,7 +87,7 @@ class Running:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(_PATIENCE_S)
+        return self.process.wait()
 
 
 @contextlib.contextmanager

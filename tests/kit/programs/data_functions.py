@@ -103,7 +103,7 @@ class SharedNode:
         """Leave nothing of a test's data."""
         for function in self._functions.values():
             function.clear()
-        wait_until(lambda: not open_data(self.manager), "no memory is open", within_s=30.0)
+        wait_until(lambda: not open_data(self.manager), "no memory is open")
 
 
 @contextmanager

@@ -276,7 +276,7 @@ class LocalWorker:
     def join(self) -> None:
         """Wait until every channel's thread has ended."""
         for thread in self._threads:
-            thread.join(10)
+            thread.join()
             assert not thread.is_alive()
 
     def _note_run(self, lease: int, session: str, answer: CallAnswer) -> None:

@@ -98,7 +98,7 @@ async def test_process_that_stops_answering_is_frozen_unless_one_of_its_threads_
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", _WORKS_ASIDE, kind)
     try:
         watching = asyncio.create_task(until_frozen(process.pid, once, times))
-        done, _ = await asyncio.wait({watching}, timeout=30.0 if frozen else 3.0)
+        done, _ = await asyncio.wait({watching}, timeout=None if frozen else 3.0)
         assert bool(done) is frozen
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

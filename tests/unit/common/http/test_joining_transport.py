@@ -100,4 +100,4 @@ async def test_client_that_never_reads_its_answer_is_given_up(
         await asyncio.sleep(0.2)
         assert not wire.aborted.is_set()
     else:
-        await asyncio.wait_for(wire.aborted.wait(), 10)
+        await wire.aborted.wait()

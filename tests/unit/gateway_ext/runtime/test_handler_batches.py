@@ -137,7 +137,7 @@ def test_handler_of_lists_gets_one_call_at_a_time_unless_the_deployment_asks(
 def test_process_ends_when_the_deployment_asks_for_lists_and_the_handler_takes_none() -> None:
     single = "def handle(event, context):\n    return 'x'\n"
     with served(single, 2, ready=False) as running:
-        assert running.process.wait(20) == 1
+        assert running.process.wait() == 1
         assert "has no function `handle_batch`" in running.written()
 
 
@@ -223,7 +223,7 @@ def test_all_that_wait_are_served_when_the_process_is_to_end(
         gate.touch()
         assert [each.result().status for each in held] == [200, 200]
         assert answered_on(waiting).status == 200
-        assert running.process.wait(20) == 0
+        assert running.process.wait() == 0
 
 
 def test_call_that_waits_for_others_is_served_at_once_when_the_process_is_to_end() -> None:

@@ -99,7 +99,7 @@ async def test_async_run_whose_answer_finds_no_room_has_used_an_attempt(tmp_path
         async def is_dead() -> bool:
             return bool((await flows.world.get("/system/jobs/dead")).body)
 
-        await eventually(is_dead, "it is given up", within_s=30)
+        await eventually(is_dead, "it is given up")
         assert len(flows.got["b"]) == 2
 
 

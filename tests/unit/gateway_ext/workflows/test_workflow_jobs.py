@@ -84,7 +84,7 @@ async def test_workflow_whose_first_function_puts_it_off_has_used_no_attempt(
     ) as flows:
         await flows.deploy(CHAIN)
         await flows.call(path="/async-workflow/w")
-        await eventually(lambda: len(flows.got["a"]) > 1, "it is called again", within_s=20)
+        await eventually(lambda: len(flows.got["a"]) > 1, "it is called again")
         assert (await flows.world.get("/system/jobs/dead")).body == []
 
 

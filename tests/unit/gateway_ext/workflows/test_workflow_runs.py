@@ -158,7 +158,7 @@ async def test_failed_stage_is_the_answer_and_ends_the_others(tmp_path: Path) ->
 
         assert (said.status, said.body) == (422, {"e": 1})
         assert said.headers["x-workflow-stage"] == "right"
-        await asyncio.wait_for(slow_left.wait(), 10)
+        await slow_left.wait()
         assert flows.got["d"] == []
         (run,) = await flows.runs()
         assert (run["status"], run["running"]) == (422, False)
@@ -368,7 +368,7 @@ async def test_client_that_leaves_ends_the_calls(tmp_path: Path, slow: str) -> N
         calling = asyncio.create_task(flows.call())
         await eventually(lambda: bool(flows.got[slow]), "the stage is called")
         calling.cancel()
-        await asyncio.wait_for(left.wait(), 10)
+        await left.wait()
         await eventually_ended(flows, 499)
 
 

@@ -107,7 +107,7 @@ class Load:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(20)
+        self._thread.join()
 
     def _move(self) -> None:
         def passed(size_bytes: int) -> None:
@@ -220,7 +220,7 @@ def test_load_has_its_share_when_another_process_announces_calls_for_ever(
     hostile = Other(HOSTILE, gate, what)
     loading = threading.Thread(target=lambda: path.transfer("load").move(3 * BLOCK))
     loading.start()
-    loading.join(20.0)
+    loading.join()
     is_over = not loading.is_alive()
     hostile.stop()
     loading.join()
@@ -243,7 +243,7 @@ def test_process_that_keeps_the_path_is_killed_when_nothing_else_passes(
     wait_until(lambda: bool(found(killed, watch)), "the watch has found it")
 
     assert killed == [hostile.process.pid]
-    moving.join(10)
+    moving.join()
     assert not moving.is_alive()
     assert path_holder(gate) is None
     hostile.stop()

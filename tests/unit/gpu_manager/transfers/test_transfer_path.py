@@ -158,7 +158,7 @@ class Movers:
     def finish(self) -> list[str]:
         self.gate.open()
         for thread in self.threads:
-            thread.join(20)
+            thread.join()
         return self.passed
 
 

@@ -273,7 +273,7 @@ def test_waiting_ends_when_the_store_is_closed(tmp_path: Path, gate: PathGate) -
 
         with pytest.raises(ReadingGivenUp):
             request.wait()
-        closing.join(10)
+        closing.join()
         request.close()
         with pytest.raises(UnknownImage):
             store.request(DIGEST, TABLE)

@@ -117,7 +117,7 @@ def test_digest_is_the_same_when_the_interpreter_ends_and_starts_no_threads() ->
         "atexit.register(lambda: print(image_digest(storages)))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
     before, at_the_end = done.stdout.split()

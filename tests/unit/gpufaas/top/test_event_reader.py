@@ -37,7 +37,7 @@ class FakeGateway(GatewayApi):
         if self.streams:
             yield cast("Any", BytesIO(self.streams.pop(0)))
         else:
-            self.over.wait(20)
+            self.over.wait()
             yield cast("Any", BytesIO())
 
 

@@ -86,7 +86,7 @@ class Screen:
         until_s = time.monotonic() + PATIENCE_S
         while self.process.poll() is None and time.monotonic() < until_s:
             self._read(0.1)
-        status = self.process.wait(1.0)
+        status = self.process.wait()
         while self._read(0.2):  # a terminal gives a few KiB at a time
             pass
         return status

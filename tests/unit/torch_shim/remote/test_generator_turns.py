@@ -48,7 +48,7 @@ def test_thread_knows_the_state_that_it_sent_itself() -> None:
         pass
     assert turns.sent == sent
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: turns.sent).result(timeout=30) is None
+        assert pool.submit(lambda: turns.sent).result() is None
 
 
 def test_call_that_draws_nothing_waits_for_nobody() -> None:
@@ -59,4 +59,4 @@ def test_call_that_draws_nothing_waits_for_nobody() -> None:
             with turns.state(drawn_from=False) as sent:
                 assert sent is None
 
-        pool.submit(quiet).result(timeout=30)
+        pool.submit(quiet).result()

@@ -133,18 +133,18 @@ def test_tensor_is_shared_when_passed_to_another_process(shim: Snippet) -> None:
     import torch.multiprocessing as mp
     from torch_shim.tensors.write_epochs import mark_of
     def work(to, back):
-        x, weight = to.get(timeout=20)
+        x, weight = to.get()
         assert x.is_cuda and isinstance(weight, torch.nn.Parameter) and weight.is_cuda
         x.add_(1)
         back.put(torch.full((2,), 3.0).cuda())
-        to.get(timeout=20)
+        to.get()
     context = mp.get_context("fork")
     to, back = context.Queue(), context.Queue()
     child = context.Process(target=work, args=(to, back))
     child.start()
     x = torch.ones(3).cuda()
     to.put((x, torch.nn.Parameter(torch.zeros(2).cuda())))
-    answer = back.get(timeout=20)
+    answer = back.get()
     assert answer.is_cuda and answer.tolist() == [3, 3] and x.tolist() == [2, 2, 2]
     assert mark_of(x).untracked  # the other process writes unseen
     to.put(None)

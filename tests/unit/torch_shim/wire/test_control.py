@@ -181,7 +181,7 @@ def test_session_is_lost_when_the_manager_freezes_while_somebody_waits(kind: Fra
             asked = [pool.submit(found.ask, kind, {}) for _ in range(2)]
             for each in asked:
                 with pytest.raises(ConnectionLost, match="no sign of life"):
-                    each.result(timeout=60.0)
+                    each.result()
         assert found.lost is not None
         with pytest.raises(ConnectionLost, match="no sign of life"):
             found.notify(FrameKind.RELEASE, {"lease": 1})
@@ -305,7 +305,7 @@ def test_requests_beyond_what_a_manager_takes_at_once_wait_here(
             assert 2 <= it.heard.count(FrameKind.ACQUIRE) <= MANAGER_TAKES
             released.set()
             for each in asked:
-                assert each.result(timeout=60.0).fields == {}
+                assert each.result().fields == {}
         found.close()
 
 

@@ -49,7 +49,7 @@ def test_use_ends_with_the_last_reference_and_the_manager_is_told(asked: Asked) 
     first = asked.ask()
     assert asked.said == [BorrowData(3, "h")]
     asked.borrowing.answer(FOUND, ())
-    found = first.result(10)
+    found = first.result()
     assert found is not None
     assert (found.lent, found.about, found.same_gpu) == ((64, 8, b"token", -1), b"about", True)
     assert asked.given_back() == 0
@@ -61,14 +61,14 @@ def test_every_question_has_its_answer(asked: Asked) -> None:
     first, second = asked.ask(), asked.ask()
     asked.borrowing.answer(FOUND, ())
     asked.borrowing.answer(NONE, ())
-    assert [first.result(10) is None, second.result(10) is None] == [False, True]
+    assert [first.result() is None, second.result() is None] == [False, True]
 
 
 def test_what_comes_for_nobody_is_given_back_and_closed(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(borrowed_data, "_PATIENCE_S", 0.01)
-    assert asked.ask().result(10) is None
+    assert asked.ask().result() is None
     descriptor = os.memfd_create("late")
     asked.borrowing.answer(FOUND._replace(token=b""), (descriptor,))
     assert asked.given_back() == 1
@@ -83,7 +83,7 @@ def test_answer_with_both_a_token_and_a_descriptor_or_neither_is_none(
     waiting = asked.ask()
     descriptors = (os.memfd_create("both"),) if token else ()
     asked.borrowing.answer(FOUND._replace(token=token), descriptors)
-    assert waiting.result(10) is None
+    assert waiting.result() is None
     assert asked.given_back() == 1
 
 
@@ -91,7 +91,7 @@ def test_thread_that_tells_ends_when_the_model_has_left() -> None:
     asked = Asked()
     waiting = asked.ask()
     asked.borrowing.answer(FOUND, ())
-    waiting.result(10)
+    waiting.result()
     asked.close()
     wait_until(
         lambda: all(each.name != "borrowed" for each in threading.enumerate()), "it has ended"

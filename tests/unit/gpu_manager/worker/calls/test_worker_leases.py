@@ -19,7 +19,7 @@ def test_call_enters_when_the_order_that_admits_it_comes_after_it() -> None:
     leases.admit(2, "s")
     assert entering.is_alive()
     leases.admit(1, "s")
-    entering.join(10)
+    entering.join()
     assert not entering.is_alive()
 
 

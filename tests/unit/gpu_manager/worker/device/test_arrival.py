@@ -73,7 +73,7 @@ def test_emulated_gpu_has_the_bytes_that_were_written_while_it_loaded(
         assert not loaded
         os.pwrite(image, content[end - 4096 : end], end - 4096)
         os.write(writing, packed(end))
-    loading.join(10)
+    loading.join()
 
     assert bytes(loaded[0]) == content
     os.close(image)

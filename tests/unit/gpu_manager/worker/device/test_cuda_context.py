@@ -220,19 +220,19 @@ def test_image_is_copied_while_the_libraries_are_opened(monkeypatch: pytest.Monk
 
     def open_libraries(_: torch.device) -> None:
         opening.set()
-        assert copied.wait(10)
+        assert copied.wait()
 
     monkeypatch.setattr("gpu_manager.worker.device.cuda_context.use_libraries", open_libraries)
     warming = threading.Thread(target=device.warm)
     warming.start()
-    assert opening.wait(10)
+    assert opening.wait()
     descriptor = os.memfd_create("image")
     os.write(descriptor, bytes(range(64)))
 
     device.wait_for_copies()
     (only,) = device.load(ImageFile("d", [[0, 64]], 64, descriptor))
     copied.set()
-    warming.join(10)
+    warming.join()
 
     assert bytes(only) == bytes(range(64))
     assert device.overhead_bytes() == 500 * MIB

@@ -97,7 +97,7 @@ async def test_whole_bill_is_written_again_when_the_datastore_has_lost_it() -> N
         async def is_back() -> bool:
             return bool(json.loads(await store.get(day) or b"{}") == record)
 
-        await eventually(is_back, "the day that was over is written again", within_s=20)
+        await eventually(is_back, "the day that was over is written again")
         running.cancel()
 
 

@@ -69,12 +69,12 @@ def test_tracing_thread_goes_on_at_once_when_the_last_call_ends() -> None:
         pauses.begin_call()  # a part of the model
         inside.set()
         pauses.end_call()
-        ended.wait(10.0)
+        ended.wait()
         pauses.end_call()
 
     caller = threading.Thread(target=call)
     caller.start()
-    inside.wait(10.0)
+    inside.wait()
     threading.Timer(0.05, ended.set).start()
     with pauses.tracing():
         pauses.step()

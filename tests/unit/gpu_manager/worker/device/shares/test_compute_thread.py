@@ -89,7 +89,7 @@ def test_the_thread_keeps_nothing_of_what_it_gave_and_ends_when_the_model_leaves
     new = set(threading.enumerate()) - before
     (helper,) = (each for each in new if each.name == "compute")
     thread.end()
-    helper.join(10)
+    helper.join()
     assert not helper.is_alive()
     assert thread.run(lambda: 5, nothing) == 5
     thread.end()
