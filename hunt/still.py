@@ -33,7 +33,7 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 _OURS = re.compile(r"(?:.*/)?gpufaas(?:\.\w+)*")
 _PROGRAM_WORDS = 4  # as in python -P -m gpufaas
 _COMPUTE = "while True: pass"
-_SHORTEST_FREEZE_S = 0.8 * LivenessTimes().stopped_s
+_LONGEST_WATCHED_S = 0.8 * LivenessTimes().stopped_s
 
 
 class _Process(NamedTuple):
@@ -86,7 +86,7 @@ def _round(
     def stop_some() -> None:
         while not over.wait(chance.expovariate(1 / asked.every)):
             process = chance.choice(_tree(run.pid))
-            longest_s = _SHORTEST_FREEZE_S if process.watched else asked.longest
+            longest_s = _LONGEST_WATCHED_S if process.watched else asked.longest
             stops[0] += _stopped(process.pid, chance.uniform(0, longest_s), over)
 
     stopping = threading.Thread(target=stop_some)

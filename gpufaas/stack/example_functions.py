@@ -21,6 +21,7 @@ from gpufaas.remote.scheduler_api import SchedulerApi, request_story
 from gpufaas.stack.example_body import example_body
 from gpufaas.stack.example_workflow import show_workflow
 from gpufaas.stack.part_commands import StackPlan
+from gpufaas.stack.supervisor import Part
 from scheduler.service.http.access import ApiRole, token
 
 _STACK = Path("stack.yml")
@@ -50,13 +51,24 @@ async def show_examples(plan: StackPlan) -> bool:
 
     If the gateway breaks a request off, as one that is started again does, all begins again.
     """
+    gateway = plan.gateway()
     for _ in range(_TRIES):
         try:
             return await _show_once(plan)
         except (aiohttp.ClientError, TimeoutError) as error:
             why = str(error) or type(error).__name__
             print(f"\nthe gateway broke a request off ({why})", flush=True)
-    raise CommandError(f"the gateway broke off {_TRIES} requests; see {plan.folder.log('gateway')}")
+        await _until_ready(gateway)
+    raise CommandError(f"the gateway broke off {_TRIES} requests; see {gateway.log}")
+
+
+async def _until_ready(gateway: Part) -> None:
+    deadline_s = time.monotonic() + gateway.start_s
+    while not await gateway.ready():
+        if time.monotonic() > deadline_s:
+            text = f"the gateway is not ready after {gateway.start_s:g} s; see {gateway.log}"
+            raise CommandError(text)
+        await asyncio.sleep(_PAUSE_S)
 
 
 async def _show_once(plan: StackPlan) -> bool:

@@ -10,7 +10,16 @@ from gpufaas.errors import CommandError
 from gpufaas.stack import example_functions
 from gpufaas.stack.example_functions import show_examples
 
-PLAN: Any = SimpleNamespace(folder=SimpleNamespace(log="logs of the {}".format))
+
+def plan(*readiness: bool, start_s: float = 60.0) -> Any:
+    """One whose gateway is ready, or not, at each look."""
+    looks = list(readiness)
+
+    async def ready() -> bool:
+        return looks.pop(0)
+
+    gateway = SimpleNamespace(ready=ready, start_s=start_s, log="gateway.log")
+    return SimpleNamespace(gateway=lambda: gateway)
 
 
 @pytest.mark.parametrize(
@@ -28,16 +37,26 @@ async def test_examples_begin_again_after_a_request_was_broken_off(
         return True
 
     monkeypatch.setattr(example_functions, "_show_once", show_once)
-    assert await show_examples(PLAN)
+    monkeypatch.setattr(example_functions, "_PAUSE_S", 0.0)
+    assert await show_examples(plan(False, True, True))
     assert capsys.readouterr().out.count("the gateway broke a request off") == 2
+
+
+async def break_off(_plan: object) -> bool:
+    raise aiohttp.ServerDisconnectedError
 
 
 async def test_examples_end_in_words_when_the_gateway_always_breaks_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def show_once(_plan: object) -> bool:
-        raise aiohttp.ServerDisconnectedError
+    monkeypatch.setattr(example_functions, "_show_once", break_off)
+    with pytest.raises(CommandError, match=r"broke off 3 requests; see gateway\.log"):
+        await show_examples(plan(True, True, True))
 
-    monkeypatch.setattr(example_functions, "_show_once", show_once)
-    with pytest.raises(CommandError, match="broke off 3 requests; see logs of the gateway"):
-        await show_examples(PLAN)
+
+async def test_examples_end_in_words_when_the_gateway_does_not_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(example_functions, "_show_once", break_off)
+    with pytest.raises(CommandError, match="not ready after 0 s"):
+        await show_examples(plan(False, start_s=0.0))
