@@ -2,7 +2,6 @@
 
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -55,8 +54,7 @@ class ControlConnection:
         self.session = session
         self.welcome: dict[str, Any] = {}
         self.wire = FrameSocket(connect(address))
-        seconds = struct.pack("ll", _SEND_TIMEOUT_S, 0)
-        self.wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+        self.wire.send_timeout_s = _SEND_TIMEOUT_S
         self._sending = threading.Lock()
         self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
         self._waiting: dict[int, _SentRequest] = {}

@@ -2,6 +2,7 @@
 
 import array
 import os
+import select
 import socket
 import time
 from collections.abc import Sequence
@@ -57,6 +58,7 @@ class FrameSocket:
         self.local = carries_descriptors(connection)
         self.max_meta_bytes = MAX_META_BYTES
         self.max_body_bytes = MAX_BODY_BYTES
+        self.send_timeout_s: float | None = None  # for how long the peer may take no byte
         self.sent_bytes = 0
         self.received_bytes = 0
         self._ahead = bytearray(_READ_AHEAD_BYTES)
@@ -78,14 +80,10 @@ class FrameSocket:
         head = pack_frame(kind, meta, size, len(descriptors))
         self.sent_bytes += len(head) + size
         try:
-            if descriptors:
-                sent = socket.send_fds(self.socket, [head], list(descriptors))
-                if sent < len(head):
-                    self.socket.sendall(memoryview(head)[sent:])
-            else:
-                self.socket.sendall(head)
+            sent = self._send_some(head, descriptors) if descriptors else 0
+            self._send_all(head[sent:])
             for part in body:
-                self.socket.sendall(part)
+                self._send_all(part)
         except OSError as error:
             raise ConnectionLost(f"while writing {kind.name}: {error}") from error
 
@@ -107,6 +105,35 @@ class FrameSocket:
             os.close(descriptor)
         self._descriptors.clear()
         self.socket.close()
+
+    def _send_all(self, data: Buffer) -> None:
+        if self.send_timeout_s is None:
+            self.socket.sendall(data)
+            return
+        left = memoryview(data)
+        while left:
+            left = left[self._send_some(left) :]
+
+    def _send_some(self, data: Buffer, descriptors: Sequence[int] = ()) -> int:
+        """Send at least a byte; raise TimeoutError if the peer takes none for too long.
+
+        SO_SNDTIMEO is no such limit: it begins anew at each signal, as a profiler sends them.
+        """
+        control = []
+        if descriptors:
+            rights = array.array("i", descriptors)
+            control.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, rights))
+        if self.send_timeout_s is None:
+            return self.socket.sendmsg([data], control)
+        while True:
+            try:
+                return self.socket.sendmsg([data], control, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                room = select.poll()
+                room.register(self.socket, select.POLLOUT)
+                # Looks again: this process may have been stopped, and the peer has read meanwhile.
+                if not room.poll(self.send_timeout_s * 1000) and not room.poll(0):
+                    raise TimeoutError(f"no byte in {self.send_timeout_s:g} s") from None
 
     def _take_descriptors(self, count: int) -> tuple[int, ...]:
         """Return this frame's descriptors; those of the next frame may have been read already."""

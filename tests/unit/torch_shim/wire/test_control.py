@@ -1,6 +1,7 @@
 """A control connection whose manager is slow, frozen, old, or only accepts."""
 
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -261,6 +262,25 @@ def test_older_manager_is_waited_for_and_hears_nothing_that_it_does_not_know() -
     assert it.heard == [FrameKind.HELLO, FrameKind.ACQUIRE]
 
 
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """This thread gets a signal all the while, as a program does that is profiled."""
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    main, over = threading.get_ident(), threading.Event()
+
+    def send() -> None:
+        while not over.wait(0.05):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    yield
+    over.set()
+    sending.join()
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("signals")
 def test_session_is_lost_when_the_manager_takes_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_connection, "_SEND_TIMEOUT_S", 1)
     with fake_manager(FakeManager.stays, knows=KNOWS) as it:
