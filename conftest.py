@@ -42,11 +42,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # a worker's exit shall not take seconds
-        gc.unfreeze()  # or a library reports objects of its own as leaked, at the exit
-
-
 settings.register_profile(
     "ci", max_examples=60, deadline=None, derandomize=True, suppress_health_check=_QUIET
 )

@@ -42,6 +42,7 @@ class CollectedWarnings:
         done = yield
         if nextitem is None or nextitem.path != item.path:
             gc.collect()
+            gc.freeze()  # what is left stays: the next modules' collections shall not visit it
         return done
 
     @pytest.hookimpl(optionalhook=True)
@@ -53,6 +54,9 @@ class CollectedWarnings:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        # What outlived its module may have become garbage since; and a library says that objects
+        # of its own have leaked, if they stay frozen at the exit.
+        gc.unfreeze()
         gc.collect()
         sys.unraisablehook = self._usual
         if hasattr(self._config, "workeroutput"):
@@ -88,12 +92,14 @@ class CollectedWarnings:
 
 
 def _made_at(unraisable: "sys.UnraisableHookArgs") -> str:
-    """Where tracemalloc says that the object was made."""
+    """Where tracemalloc says that the object was made, or something that belongs to it."""
     objects = [unraisable.object]
     if unraisable.exc_traceback is not None:  # of a destructor in Python: its frame has the object
-        objects.append(unraisable.exc_traceback.tb_frame.f_locals.get("self"))
+        destroyed = unraisable.exc_traceback.tb_frame.f_locals.get("self")
+        # Python 3.11 does not find an object itself whose attributes are laid out with it.
+        objects = [destroyed, *getattr(destroyed, "__dict__", {}).values(), *objects]
     for each in objects:
-        made = None if each is None else tracemalloc.get_object_traceback(each)
+        made = tracemalloc.get_object_traceback(each)
         if made is not None:
             return "  made at\n" + "\n".join(made.format())
     return ""
