@@ -28,6 +28,11 @@ EMULATION = EmulatedTimes(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_fork_servers() -> None:
+    """None: weights are read from disk while the first worker's fork server is started."""
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[NodeThread]:
     """Host memory has room for one of the models."""

@@ -14,6 +14,11 @@ from tests.kit.waiting import eventually, wait_until
 pytestmark = pytest.mark.group("node", seconds=130)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_fork_servers() -> None:
+    """None: as they are started is how they are tested."""
+
+
 async def test_workers_live_on_when_others_were_given_up_while_they_were_made() -> None:
     server = ForkServer()
     impatient = asyncio.ensure_future(server.fork())

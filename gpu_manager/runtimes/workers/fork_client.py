@@ -188,13 +188,7 @@ class ForkServer:
             if self._pool is not None:  # its place is not the server's to see
                 passed.append(os.open(self._pool, os.O_RDONLY | os.O_CLOEXEC))
                 stack.callback(os.close, passed[-1])
-            self._process = subprocess.Popen(
-                _command(self._devices, passed),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=passed,
-                start_new_session=True,  # the manager handles a Ctrl-C at the terminal
-            )
+            self._process = self._launch(self._devices, passed)
         frame = await self._answer(stream, _START_TIMEOUT_S)
         frame.close_descriptors()
         ready = worker_orders.read(frame.kind, frame.meta)
@@ -203,6 +197,15 @@ class ForkServer:
         for missing in ready.missing:
             log.warning("workers run without this protection: %s", missing)
         return stream
+
+    def _launch(self, devices: str, passed: Sequence[int]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            _command(devices, passed),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=passed,
+            start_new_session=True,  # the manager handles a Ctrl-C at the terminal
+        )
 
     async def _answer(self, stream: FrameStream, within_s: float) -> Frame:
         """The server's next frame; ConnectionLost if the server freezes meanwhile."""

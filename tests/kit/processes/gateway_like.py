@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,8 +20,7 @@ from scheduler.model.events import Event, LeaseReleased
 from scheduler.model.values import LeaseId, Placement, Request, RequestId
 from scheduler.wire.lease_tokens import LeaseClaims, sign
 from tests.kit.nodes.node_thread import NodeThread, node_thread
-from tests.kit.places import ACTIVATE, ROOT
-from tests.kit.waiting import PATIENCE_S
+from tests.kit.programs.torch_forks import ForkedProgram
 
 # Serves requests in threads: so many calls, then so many seconds of work without the GPU, which
 # goes on until a file is there, where one is named.
@@ -89,13 +86,7 @@ class GatewayLike:
         self._loop = node.run(lambda _: asyncio.get_running_loop())
         # No command wants to see what an embedded node's scheduler decides.
         node.run(lambda it: setattr(it.driver, "_observer", self._note))
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._program = ForkedProgram(PROGRAM, environment)
         self._reading = threading.Thread(target=self._read)
         self._reading.start()
         self.used: Sequence[str] = ()
@@ -128,12 +119,9 @@ class GatewayLike:
         return len(ends) == self.asked
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._program.stdin.close()
         self._reading.join()
-        assert self._process.wait(PATIENCE_S) == 0
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        assert self._program.close() == 0
 
     async def _answered(
         self,
@@ -147,9 +135,8 @@ class GatewayLike:
         said: dict[str, object] = {"request": name, "addresses": self.node.address, "token": token}
         said |= {"calls": calls, "after_s": after_s, "until": str(until)}
         answer = self._waiting[name] = self._loop.create_future()
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(said) + "\n")
-        self._process.stdin.flush()
+        self._program.stdin.write(json.dumps(said) + "\n")
+        self._program.stdin.flush()
         found = await answer
         assert "error" not in found, found
         lease = None if given is None else given[1].lease
@@ -169,8 +156,7 @@ class GatewayLike:
         return sign(claims, self._secret)
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._program.stdout:
             found = json.loads(line)
             waiting = self._waiting.pop(found["request"])
             self._loop.call_soon_threadsafe(waiting.set_result, found)
@@ -196,7 +182,6 @@ def gateway_like(
     with node_thread(secret_file=secret_file, emulation=emulation, **more) as node:
         environment = {
             "PATH": os.defpath,
-            "PYTHONPATH": os.pathsep.join([str(ACTIVATE), str(ROOT)]),
             "GPUFAAS_ENABLED": "1",
             "GPUFAAS_ADDRESS": node.address,
             "GPUFAAS_CREDENTIAL": node.credential(),

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any, Self
@@ -12,31 +10,23 @@ from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_
 from gpufaas.local.held_ports import HeldPort
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.nodes.worker_client import FunctionClient
-from tests.kit.places import ACTIVATE, ROOT
 from tests.kit.processes.daemons import GPUFAAS, START_S, Daemon
+from tests.kit.programs.torch_forks import ForkedProgram
 
 
 class Program:
     """A function under the shim, which says a line for every line that it hears."""
 
     def __init__(self, source: str, environment: dict[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", source],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._program = ForkedProgram(source, environment)
 
     def hear(self) -> str:
         """The next line; empty where it has ended."""
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+        return self._program.stdout.readline().strip()
 
     def say(self, line: str = "") -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
+        self._program.stdin.write(line + "\n")
+        self._program.stdin.flush()
 
     def ask(self, line: str = "") -> str:
         """Say a line and hear one."""
@@ -44,8 +34,8 @@ class Program:
         return self.hear()
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self._program.process.kill()
+        self._program.close()
 
 
 class TwoNodes:
@@ -84,7 +74,6 @@ class TwoNodes:
         """A function whose own node's manager is at this address."""
         environment = {
             "PATH": os.defpath,
-            "PYTHONPATH": os.pathsep.join([str(ACTIVATE), str(ROOT)]),
             "GPUFAAS_ENABLED": "1",
             "GPUFAAS_ADDRESS": address,
             "GPUFAAS_CREDENTIAL": self.credential(name, tenant),

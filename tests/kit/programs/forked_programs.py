@@ -43,7 +43,7 @@ def main() -> NoReturn:
             _be(order)
         status = _ended(child, order.limit_s)
         print(Answer(status, _counted(counts)[len(before) :]).text(), flush=True)
-    _end(0)
+    end_python(0)
 
 
 def _be(order: Order) -> NoReturn:
@@ -66,10 +66,10 @@ def _be(order: Order) -> NoReturn:
     except BaseException:  # noqa: BLE001 - as the interpreter reports what a program raises
         traceback.print_exc()
         status = 1
-    _end(status)
+    end_python(status)
 
 
-def _end(status: int) -> NoReturn:
+def end_python(status: int) -> NoReturn:
     """What the interpreter does at its end, except for taking its modules apart (a second)."""
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - waits for threads
     atexit._run_exitfuncs()  # noqa: SLF001 - Python has no public name for it
