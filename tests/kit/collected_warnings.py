@@ -4,7 +4,7 @@ A process that nobody waited for, or a socket that nobody closed, warns when the
 it, and pytest blames the test that is under way then. Here the collector comes at the end of each
 module, what it finds is said with the module's name, and the module runs once more under
 tracemalloc, which knows where an object was made. If it is found there again, the run has failed;
-else an earlier module has made it, and it is only said.
+else an earlier module has made it, and it is only said, as is what the last collection finds.
 """
 
 import gc
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 _FRAMES = 12
+_AT_THE_END = "after the last test"
 
 
 class CollectedWarnings:
@@ -56,6 +57,7 @@ class CollectedWarnings:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         # What outlived its module may have become garbage since; and a library says that objects
         # of its own have leaked, if they stay frozen at the exit.
+        self._module = _AT_THE_END
         gc.unfreeze()
         gc.collect()
         sys.unraisablehook = self._usual
@@ -64,7 +66,7 @@ class CollectedWarnings:
             return
         is_failed = bool(self._found) and tracemalloc.is_tracing()
         if not tracemalloc.is_tracing():
-            for module in sorted({module for module, _ in self._found}):
+            for module in sorted({module for module, _ in self._found} - {_AT_THE_END}):
                 ran = _run_traced(module)
                 self._again[module] = ran.stdout[-6000:]
                 is_failed |= ran.returncode != pytest.ExitCode.OK
@@ -93,15 +95,15 @@ class CollectedWarnings:
 
 def _made_at(unraisable: "sys.UnraisableHookArgs") -> str:
     """Where tracemalloc says that the object was made, or something that belongs to it."""
-    objects = [unraisable.object]
+    objects = {"it": unraisable.object}
     if unraisable.exc_traceback is not None:  # of a destructor in Python: its frame has the object
         destroyed = unraisable.exc_traceback.tb_frame.f_locals.get("self")
         # Python 3.11 does not find an object itself whose attributes are laid out with it.
-        objects = [destroyed, *getattr(destroyed, "__dict__", {}).values(), *objects]
-    for each in objects:
+        objects = {"it": destroyed, **getattr(destroyed, "__dict__", {})}
+    for name, each in objects.items():
         made = tracemalloc.get_object_traceback(each)
         if made is not None:
-            return "  made at\n" + "\n".join(made.format())
+            return f"  {name} was made at\n" + "\n".join(made.format())
     return ""
 
 

@@ -81,10 +81,11 @@ class FrameSocket:
         self.sent_bytes += len(head) + size
         try:
             sent = self._send_some(head, descriptors) if descriptors else 0
-            self._send_all(head[sent:])
+            if sent < len(head):
+                self._send_all(memoryview(head)[sent:])
             for part in body:
                 self._send_all(part)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter if it was closed meanwhile
             raise ConnectionLost(f"while writing {kind.name}: {error}") from error
 
     def receive(self) -> Frame:
@@ -125,15 +126,18 @@ class FrameSocket:
             control.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, rights))
         if self.send_timeout_s is None:
             return self.socket.sendmsg([data], control)
+        is_over = False
         while True:
             try:
                 return self.socket.sendmsg([data], control, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                room = select.poll()
-                room.register(self.socket, select.POLLOUT)
-                # Looks again: this process may have been stopped, and the peer has read meanwhile.
-                if not room.poll(self.send_timeout_s * 1000) and not room.poll(0):
+                if is_over:
                     raise TimeoutError(f"no byte in {self.send_timeout_s:g} s") from None
+            room = select.poll()
+            room.register(self.socket, select.POLLOUT)
+            # A last attempt follows: a local socket whose peer has read some is not ready for long,
+            # and this process may have been stopped for all of the time.
+            is_over = not room.poll(self.send_timeout_s * 1000)
 
     def _take_descriptors(self, count: int) -> tuple[int, ...]:
         """Return this frame's descriptors; those of the next frame may have been read already."""

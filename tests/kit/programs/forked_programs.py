@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -58,9 +59,14 @@ def _be(order: Order) -> NoReturn:
         os.close(opened)
     sys.argv = [order.path, *order.arguments]
     sys.path[0] = str(Path(order.path).parent)
+    run_and_end(lambda: runpy.run_path(order.path, run_name="__main__"))
+
+
+def run_and_end(program: Callable[[], object]) -> NoReturn:
+    """Run a program, and end this process as the interpreter would."""
     status = 0
     try:
-        runpy.run_path(order.path, run_name="__main__")
+        program()
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:  # noqa: BLE001 - as the interpreter reports what a program raises

@@ -65,16 +65,13 @@ class ForkedProgram:
 
     def __init__(self, source: str, environment: Mapping[str, str]) -> None:
         (heard, ours_in), (ours_out, said) = os.pipe(), os.pipe()
-        order = {"source": source, "environment": dict(environment)}
-        try:
-            self.process = _forks().fork(order, (heard, said))
-        finally:
-            os.close(heard)
-            os.close(said)
         self.stdin, self.stdout = os.fdopen(ours_in, "w"), os.fdopen(ours_out)
+        order = {"source": source, "environment": dict(environment)}
+        with _closing(heard, said):
+            self.process = _torch_process().fork(order, (heard, said))
 
     def close(self) -> int:
-        """Hang up, wait for its end, and return its status."""
+        """Hang up, wait for its end, and return its status. What it says must be read before."""
         with suppress(BrokenPipeError):  # it did not hear all that was said
             self.stdin.close()
         status = self.process.wait()
@@ -85,20 +82,19 @@ class ForkedProgram:
 @contextmanager
 def forked_fork_servers() -> Iterator[None]:
     """Meanwhile runtimes of this process with emulated GPUs have such processes as fork servers."""
+    found = _torch_process()  # before a test counts descriptors, or a node's loop would wait
 
     def launch(_: ForkServer, devices: str, passed: Sequence[int]) -> ForkedProcess:
         assert devices == "cpu", "an emulated GPU's"
         nothing = os.open(os.devnull, os.O_RDWR)
-        try:
-            return _forks().fork({}, (nothing, nothing), passed)
-        finally:
-            os.close(nothing)
+        with _closing(nothing):
+            return found.fork({}, (nothing, nothing), passed)
 
     with mock.patch.object(ForkServer, "_launch", launch):
         yield
 
 
-class _Forks:
+class _TorchProcess:
     """The process that is forked."""
 
     def __init__(self) -> None:
@@ -110,37 +106,53 @@ class _Forks:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        atexit.register(self.close)
+        assert self._wire.recv(64), "the process that is forked has ended"
 
     def fork(
         self, order: Mapping[str, object], streams: tuple[int, int], passed: Sequence[int] = ()
     ) -> ForkedProcess:
         """A fork that does this, with these standard streams."""
-        with ExitStack() as stack:
-            status, written = os.pipe()
-            stack.callback(os.close, written)
-            on_failure = stack.enter_context(ExitStack())
+        status, written = os.pipe()
+        with _closing(written), ExitStack() as on_failure:
             on_failure.callback(os.close, status)
-            with self._asking:
-                given = [written, *streams, *passed]
-                socket.send_fds(self._wire, [json.dumps(order).encode()], given)
-                pid = self._wire.recv(64)
-            assert pid, "the process that is forked has ended"
+            pid = self._asked(json.dumps(order).encode(), [written, *streams, *passed])
             on_failure.pop_all()
-            return ForkedProcess(int(pid), status)
+        return ForkedProcess(pid, status)
 
     def close(self) -> None:
+        """Hang up: it ends, and all of its forks with it."""
         self._wire.close()
         self._process.wait()
 
+    def _asked(self, order: bytes, descriptors: Sequence[int]) -> int:
+        with self._asking:
+            try:
+                socket.send_fds(self._wire, [order], descriptors)
+                answer = self._wire.recv(64)
+            except BaseException:
+                self._wire.close()  # or the next one would take this one's answer for its own
+                raise
+        assert answer, "the process that is forked has ended"
+        return int(answer)
 
-_FOUND: list[_Forks] = []
+
+_STARTED: list[_TorchProcess] = []
 _STARTING = threading.Lock()
 
 
-def _forks() -> _Forks:
+def _torch_process() -> _TorchProcess:
     """The one of this test run's process, started when it is needed."""
     with _STARTING:
-        if not _FOUND:
-            _FOUND.append(_Forks())
-            atexit.register(_FOUND[0].close)
-        return _FOUND[0]
+        if not _STARTED:
+            _STARTED.append(_TorchProcess())
+        return _STARTED[0]
+
+
+@contextmanager
+def _closing(*descriptors: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for each in descriptors:
+            os.close(each)
