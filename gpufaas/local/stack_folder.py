@@ -15,7 +15,7 @@ from gpufaas.errors import AlreadyUp, CommandError
 _LONGEST_SOCKET = 100  # the kernel takes 107 bytes
 # Functions run as other users: they may reach their files in the folder, and list nothing.
 _PASSABLE = 0o711
-_MOMENT_S, _LOOK_S = 1.0, 0.02
+_LOOKS, _LOOK_S = 50, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +131,17 @@ class StackFolder:
 
 
 def _locked(lock: int) -> bool:
-    """Take the lock for this process alone; whoever only asks for `running` has it for a moment."""
-    deadline_s = time.monotonic() + _MOMENT_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline_s:
-                return False
+    """Take the lock for this process alone; whoever only asks for `running` has it for a moment.
+
+    Looks are counted, not time, of which much may pass while this process stands still.
+    """
+    for look in range(_LOOKS):
+        if look:
             time.sleep(_LOOK_S)
-        else:
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
+    return False
 
 
 def stack_folder(named: str | None, environment: Mapping[str, str]) -> StackFolder:

@@ -9,11 +9,13 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpufaas.cli import main
 from gpufaas.errors import AlreadyUp, StackFailed
+from gpufaas.local import stack_folder as stack_folder_module
 from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
 from gpufaas.stack.supervisor import Supervisor
 from tests.kit.waiting import eventually
@@ -43,13 +45,15 @@ def test_folder_is_held_once(tmp_path: Path) -> None:
         pass
 
 
-def test_folder_is_held_though_somebody_just_looks_whether_it_is(tmp_path: Path) -> None:
-    lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_SH)  # as `running` does
-    looking = threading.Timer(0.3, os.close, [lock])
-    looking.start()
+def test_folder_is_held_though_somebody_just_looks_whether_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)  # as `running` does
+    waits = SimpleNamespace(sleep=lambda _: os.close(looking))
+    monkeypatch.setattr(stack_folder_module, "time", waits)
     with StackFolder(tmp_path).held():
-        looking.join()
+        pass
 
 
 def test_folder_of_a_killed_holder_runs_nothing(tmp_path: Path) -> None:
