@@ -34,4 +34,5 @@ def _make_importable() -> None:
 if __name__ == "__main__":
     _make_importable()
     life = importlib.import_module(f"{_PACKAGE}.runtime.process_life")
-    sys.exit(life.main(os.environ, [sys.executable, *sys.orig_argv[1:]]))
+    code = life.main(os.environ, [sys.executable, *sys.orig_argv[1:]])
+    importlib.import_module(f"{_PACKAGE}.runtime.quick_end").end_process(code)

@@ -135,8 +135,8 @@ class FrameSocket:
                     raise TimeoutError(f"no byte in {self.send_timeout_s:g} s") from None
             room = select.poll()
             room.register(self.socket, select.POLLOUT)
-            # A last attempt follows: a local socket whose peer has read some is not ready for long,
-            # and this process may have been stopped for all of the time.
+            # A last attempt follows: a local socket is ready only with three quarters of its room
+            # free, and this process may have been stopped for all of the time.
             is_over = not room.poll(self.send_timeout_s * 1000)
 
     def _take_descriptors(self, count: int) -> tuple[int, ...]:

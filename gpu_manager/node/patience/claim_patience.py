@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 from scheduler.api import LeaseId
 
-_MOST_HALVINGS = 4
+MOST_HALVINGS = 4
 _MOST_FUNCTIONS = _MOST_ENDED = 1_024
 
 
@@ -34,7 +34,7 @@ class ClaimPatience:
         if len(self._ended) > _MOST_ENDED:
             self._ended.popitem(last=False)
         halvings = self._halvings.pop(function, 0)
-        self._halvings[function] = min(halvings + 1, _MOST_HALVINGS)
+        self._halvings[function] = min(halvings + 1, MOST_HALVINGS)
         if len(self._halvings) > _MOST_FUNCTIONS:
             self._halvings.popitem(last=False)
 

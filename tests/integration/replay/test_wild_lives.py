@@ -5,7 +5,7 @@ import pytest
 from scheduler import policies
 from tests.kit.cores.written_recordings import check_wild_life
 
-pytestmark = pytest.mark.group("wild_lives", seconds=60)
+pytestmark = pytest.mark.group("wild_lives", seconds=10)
 
 POLICIES = policies.available()
 

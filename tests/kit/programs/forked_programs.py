@@ -8,7 +8,6 @@ one a line out.
 
 # ruff: noqa: T201 - it answers on standard output
 
-import atexit
 import gc
 import importlib
 import json
@@ -17,12 +16,12 @@ import runpy
 import select
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from gateway_ext.runtime.quick_end import end_process
 from tests.kit.programs.warm_process import READY, Answer, Order
 
 
@@ -44,7 +43,7 @@ def main() -> NoReturn:
             _be(order)
         status = _ended(child, order.limit_s)
         print(Answer(status, _counted(counts)[len(before) :]).text(), flush=True)
-    end_python(0)
+    end_process(0)
 
 
 def _be(order: Order) -> NoReturn:
@@ -72,16 +71,7 @@ def run_and_end(program: Callable[[], object]) -> NoReturn:
     except BaseException:  # noqa: BLE001 - as the interpreter reports what a program raises
         traceback.print_exc()
         status = 1
-    end_python(status)
-
-
-def end_python(status: int) -> NoReturn:
-    """What the interpreter does at its end, except for taking its modules apart (a second)."""
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - waits for threads
-    atexit._run_exitfuncs()  # noqa: SLF001 - Python has no public name for it
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    end_process(status)
 
 
 def _ended(child: int, limit_s: float) -> int:

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from unittest import mock
 
+import pytest
+
 from gpu_manager.runtimes.workers.fork_client import ForkServer
 
 _FORKED = "tests.kit.programs.torch_process"
@@ -79,13 +81,20 @@ class ForkedProgram:
         return status
 
 
-@contextmanager
-def forked_fork_servers() -> Iterator[None]:
-    """Meanwhile runtimes of this process with emulated GPUs have such processes as fork servers."""
+@pytest.fixture(scope="module", autouse=True)
+def quick_fork_servers() -> Iterator[None]:
+    """Runtimes of a test's own process, with emulated GPUs, have such processes as fork servers.
+
+    For a folder's conftest.py; a module whose subject is the fork server replaces this fixture.
+    """
+    started = ForkServer._launch  # noqa: SLF001 - it is replaced
     found = _torch_process()  # before a test counts descriptors, or a node's loop would wait
 
-    def launch(_: ForkServer, devices: str, passed: Sequence[int]) -> ForkedProcess:
-        assert devices == "cpu", "an emulated GPU's"
+    def launch(
+        server: ForkServer, devices: str, passed: Sequence[int]
+    ) -> ForkedProcess | subprocess.Popen[bytes]:
+        if devices != "cpu":
+            return started(server, devices, passed)
         nothing = os.open(os.devnull, os.O_RDWR)
         with _closing(nothing):
             return found.fork({}, (nothing, nothing), passed)
@@ -100,9 +109,11 @@ class _TorchProcess:
     def __init__(self) -> None:
         self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._asking = threading.Lock()
+        descriptor = str(theirs.fileno())
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _FORKED, str(theirs.fileno())],
+                # As `gpu_manager/worker/__main__.py` and the shim set it before torch is imported.
+                ["env", "GOMP_SPINCOUNT=10000", sys.executable, "-m", _FORKED, descriptor],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )

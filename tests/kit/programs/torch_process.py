@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gateway_ext.runtime.quick_end import end_process
 from gpu_manager.worker import fork_server, sandbox
-from tests.kit.programs.forked_programs import end_python, run_and_end
+from tests.kit.programs.forked_programs import run_and_end
 from tests.kit.programs.warm_process import READY
 from torch_shim import start
 
@@ -39,7 +40,7 @@ def main(descriptor: int) -> NoReturn:
     while True:
         said, descriptors, _, _ = socket.recv_fds(wire, _MOST_BYTES, _MOST_DESCRIPTORS)
         if not said:
-            end_python(0)
+            end_process(0)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         pid = os.fork()
         if not pid:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 
+import pytest
 import torch
 
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
@@ -10,6 +11,11 @@ from gpu_manager.runtimes.runtime import LoadOrder
 from tests.kit.waiting import eventually
 from tests.kit.worlds.caller import DIGEST, sealed_image
 from tests.kit.worlds.worker_machine import Watcher, children_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_fork_servers() -> None:
+    """None: when they are started is what is tested."""
 
 
 async def test_no_process_runs_before_a_first_load_is_prepared_for() -> None:

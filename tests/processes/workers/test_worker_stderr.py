@@ -10,6 +10,11 @@ from gpu_manager.runtimes.workers.fork_client import ForkServer
 from gpu_manager.worker import worker_orders
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_fork_servers() -> None:
+    """None: they have the environment of the test."""
+
+
 @pytest.mark.parametrize(("variable", "heard"), [("1", True), ("", False)])
 async def test_words_of_a_worker_are_heard_only_when_its_standard_error_is_kept(
     variable: str,

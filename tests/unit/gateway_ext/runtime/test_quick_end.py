@@ -1,0 +1,38 @@
+"""What still runs when a function's process ends, and what does not."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import atexit, sys, threading
+from gateway_ext.runtime.quick_end import end_process
+
+class Left:
+    def __del__(self):
+        print("taken apart")
+
+left = Left()
+left.itself = left
+released = threading.Event()
+atexit.register(print, "registered first")
+atexit.register(print, "registered last")
+threading.Thread(target=lambda: (released.wait(), print("thread"))).start()
+print("end", end=" ")
+released.set()
+{more}
+end_process(3)
+"""
+
+
+@pytest.mark.parametrize("more", ["", "sys.stderr.close()"])
+def test_threads_end_and_what_is_registered_runs_when_the_process_ends(more: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(more=more)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.split("\n") == ["end thread", "registered last", "registered first", ""]
