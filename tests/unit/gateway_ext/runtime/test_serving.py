@@ -295,6 +295,19 @@ def test_process_finishes_calls_and_ends_with_0_when_it_is_asked_to_stop() -> No
         assert not os.path.exists(running.path)  # noqa: PTH110 - a plain string
 
 
+def test_what_the_handler_has_registered_runs_when_the_process_stops() -> None:
+    handler = """
+import atexit
+atexit.register(print, "the handler's own end")
+def handle(event, context):
+    return "done"
+"""
+    with runtime(handler) as running:
+        assert running.call().status == 200
+        assert running.stop() == 0
+        assert running.written() == "the handler's own end\n"
+
+
 def test_client_that_has_just_connected_is_refused_not_reset_when_the_process_stops() -> None:
     patient = (
         "import sys\n"
