@@ -49,12 +49,14 @@ test: setup ## Lint and run the tests that need Python alone (ARGS, if any, goes
 	[ $$tested = 0 ] && [ $$linted = 0 ]; }
 
 # The second one: Docker, Kubernetes, NATS, Prometheus, a browser, processes that are killed and
-# frozen. More processes than cores: most of these tests wait (tests/kit/scheduling.py).
-ENGINE_WORKERS ?= $(shell expr $$(nproc) + 3)
+# frozen. One process more than cores, as each of its tests starts several; and a test may take long,
+# as they compete.
+ENGINE_WORKERS ?= $(shell expr $$(nproc) + 1)
 ENGINES := tests/contract/test_job_queue.py tests/contract/test_job_letters.py tests/e2e tests/integration tests/processes bench/engine_tests hunt/engine_tests
 
 test-engines: setup tools ## Run the tests of real engines; what fails runs once more, alone (Debian as root, else it skips)
-	@$(BIN)/python -m tests.kit.second_run $(or $(ARGS),--numprocesses $(ENGINE_WORKERS) $(ENGINES))
+	@$(BIN)/python -m tests.kit.second_run --timeout 900 \
+	  $(or $(ARGS),--numprocesses $(ENGINE_WORKERS) $(ENGINES))
 
 # The third one, for a night: a part of every search, the whole of what the second ring samples.
 test-long: setup tools ## Run what takes hours: seeds, parsers, fuzz, faults, soak, programs of others, the papers

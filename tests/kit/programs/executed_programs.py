@@ -39,7 +39,7 @@ def kill_workers():
             os.kill(worker, signal.SIGKILL)
     return len(workers)
 """
-_MOST_S = 240  # less than pytest waits for a test; only a hang takes that long
+_MOST_S = 600  # less than pytest waits for a test of the second ring; only a hang takes that long
 _LAST_LINE = "the program has ended"
 _OF_THE_NODE = ("loads", "hits", "evictions")  # of all programs of a node together
 
