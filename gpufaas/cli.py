@@ -1,7 +1,6 @@
 """The `gpufaas` command: reads the arguments and hands over to one module a subcommand."""
 
 import argparse
-import gc
 import importlib
 import os
 import sys
@@ -13,6 +12,7 @@ from common.errors import CommonError
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
 from scheduler.model.errors import SchedulerError
+from torch_shim.collector_pause import without_collections
 
 EXIT_BAD_USE = 2
 
@@ -85,9 +85,9 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     named = _MODULES.get(arguments[0]) if arguments else None
     for name in [named] if named else dict.fromkeys(_MODULES.values()):
-        gc.disable()  # what an import makes stays: a tenth of a command's start
         try:
-            module = importlib.import_module(f"gpufaas.commands.{name}")
+            with without_collections():
+                module = importlib.import_module(f"gpufaas.commands.{name}")
         except ModuleNotFoundError as error:
             if named:
                 extra = _EXTRA.get(arguments[0], "gpu")
@@ -96,8 +96,6 @@ def _parser(arguments: Sequence[str]) -> _Parser:
                 ) from error
         else:
             module.add_parser(commands)
-        finally:
-            gc.enable()
     return parser
 
 

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 
 from gateway_ext.runtime.call_log import write_as_json, write_plainly
 from gateway_ext.runtime.gpu_placement import placements
@@ -37,6 +38,7 @@ class FunctionServer:
         self.read_timeout_s = settings.read_timeout_s
         self._settings = settings
         self._calls: HandlerCalls | None = None
+        self._waited_for = asyncio.Event()
         self._stopping = asyncio.Event()
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
         self._unfinished = False
@@ -62,10 +64,12 @@ class FunctionServer:
 
     def stop(self) -> None:
         """Accept nothing more, finish the calls in progress, and end."""
-        self._loop.result().call_soon_threadsafe(self._stopping.set)
+        with suppress(RuntimeError):  # told again: it has ended
+            self._loop.result().call_soon_threadsafe(self._stopping.set)
 
     def wait(self) -> bool:
-        """Wait for the end; False if calls were abandoned."""
+        """Wait for the end; False if calls were abandoned. It is called last."""
+        self._loop.result().call_soon_threadsafe(self._waited_for.set)
         # With a time limit, however long, so that signals are noticed.
         while self._thread.is_alive():
             self._thread.join(3600)
@@ -103,6 +107,7 @@ class FunctionServer:
         await self._stopping.wait()
         if self._calls is not None and self._calls.gathered is not None:
             self._calls.gathered.hurry()
+        await self._waited_for.wait()  # the loop is open for a `listen` that follows `stop`
         deadline_s = asyncio.get_running_loop().time() + self._settings.stop_timeout_s
         while self.connections and asyncio.get_running_loop().time() < deadline_s:
             self.catch_up()

@@ -17,6 +17,7 @@ from gateway_ext.runtime.function_server import FunctionServer
 from gateway_ext.runtime.handler import handler_module
 from gateway_ext.runtime.handler.handler_module import Handler, ListHandler
 from gateway_ext.runtime.listen_addresses import BadListenAddress, leave, listening
+from gateway_ext.runtime.quick_end import end_at_once
 from gateway_ext.runtime.runtime_settings import BadRuntimeSetting, RuntimeSettings
 from gateway_ext.runtime.serving_processes import Workers
 from gateway_ext.runtime.template import template_process
@@ -134,9 +135,7 @@ def _at_end_signals(step: Callable[[], None]) -> None:
 
 
 def _end(code: int, *, clean: bool) -> int:
-    """Exit at once if threads of the handler would keep the process running."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    """The exit code; no return if threads of the handler would keep the process running."""
     if not clean:
-        os._exit(code)
+        end_at_once(code)
     return code

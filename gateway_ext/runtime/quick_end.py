@@ -16,6 +16,11 @@ def end_process(code: int) -> NoReturn:
     """
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - waits for threads
     atexit._run_exitfuncs()  # noqa: SLF001 - Python has no public name for it
+    end_at_once(code)
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End without a wait for threads, and without what is registered with `atexit`."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody reads it, or it is closed
             stream.flush()

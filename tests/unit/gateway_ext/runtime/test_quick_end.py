@@ -1,5 +1,6 @@
 """What still runs when a function's process ends, and what does not."""
 
+import os
 import subprocess
 import sys
 
@@ -36,3 +37,23 @@ def test_threads_end_and_what_is_registered_runs_when_the_process_ends(more: str
     )
     assert (done.returncode, done.stderr) == (3, "")
     assert done.stdout.split("\n") == ["end thread", "registered last", "registered first", ""]
+
+
+def test_process_ends_at_once_with_a_running_thread_and_nobody_who_reads_its_output() -> None:
+    program = (
+        "import threading; from gateway_ext.runtime.quick_end import end_at_once; "
+        "threading.Thread(target=threading.Event().wait).start(); "
+        "print('unread'); end_at_once(3)"
+    )
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-E", "-c", program],  # `print` keeps its text: nothing says otherwise
+            stdout=writes,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(writes)
+    assert (done.returncode, done.stderr) == (3, b"")
