@@ -97,6 +97,7 @@ class Gateway:
             function_options.of,
             default_timeout_s=settings.timeout_s,
             default_max_wait_s=settings.max_wait_s,
+            default_shows_errors=settings.shows_errors,
         )
         self.functions = Functions(on_change=self._changed, options_of=options_of)
         self.credentials = _credentials(settings)

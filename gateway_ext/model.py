@@ -30,6 +30,12 @@ class FunctionId(NamedTuple):
         """The function's name in the scheduler and in GPU managers."""
         return f"{self.namespace}/{self.name}"
 
+    @property
+    def log_command(self) -> str:
+        """The command that shows its log."""
+        elsewhere = "" if self.namespace == DEFAULT_NAMESPACE else f" -n {self.namespace}"
+        return f"faas-cli logs {self.name}{elsewhere}"
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -57,6 +63,20 @@ class Deployment:
     read_only: bool = False
 
 
+class Troubles(NamedTuple):
+    """What keeps a function from being as it was deployed, for people; empty while nothing does.
+
+    `start` is why its newest version does not start, and need not be waited for; `template` why
+    its template is not warm.
+    """
+
+    start: str = ""
+    template: str = ""
+
+
+NO_TROUBLES = Troubles()
+
+
 class Usage(NamedTuple):
     """The resources that a function's instances use together."""
 
@@ -66,7 +86,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FunctionStatus:
-    """A function and its replicas; `trouble` is the reason why none runs, or empty.
+    """A function and its replicas; `trouble` is why it is not as it was deployed, or empty.
 
     `template` is the state of the process that its instances are forked from, if there may be one.
     """

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
@@ -148,3 +150,8 @@ class GatewaySettings:
     upstream_poll_s: float = 5.0
     upstream_timeout_s: float = 30.0
     upstream_strip: tuple[str, ...] = ("com.gpufaas.", "com.openfaas.scale.")
+
+    @property
+    def shows_errors(self) -> bool:
+        """Whether callers get the text of functions' errors: those of this machine may."""
+        return self.listen.rpartition(":")[0].strip("[]") in _LOOPBACK

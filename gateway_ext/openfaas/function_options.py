@@ -24,7 +24,15 @@ KEYS = frozenset(
     for name in (
         *("enabled", "model", "memory", "batch", "slo", "priority", "retry", "retries", "keep"),
         *("timeout", "workers", "concurrency", "queue", "max-wait", "path", "trouble", "template"),
-        *("template-state", "exit", "runtime", "share", "batch-handler", "batch-wait"),
+        *(
+            "template-state",
+            "show-errors",
+            "exit",
+            "runtime",
+            "share",
+            "batch-handler",
+            "batch-wait",
+        ),
         *own_terms.NAMES,
     )
 )
@@ -69,8 +77,9 @@ class FunctionOptions:
     `scale_target` is the load of one replica (calls in flight, or calls a second if `scale_type` is
     `rps`); another replica starts once `scale_proportion` of it is used. A call that is expected to
     wait for its turn longer than `max_wait_s`, or than half of `timeout_s`, is refused at once. Its
-    idle models leave by `exit_rule`, an empty one being the scheduler's own. `wishes` are for the
-    node's GPU manager, `terms` for the scheduler.
+    idle models leave by `exit_rule`, an empty one being the scheduler's own. With `shows_errors`
+    every caller gets the text of its errors. `wishes` are for the node's GPU manager, `terms` for
+    the scheduler.
     """
 
     gpu: bool = False
@@ -95,6 +104,7 @@ class FunctionOptions:
     queue: int = 100
     template: bool = True
     max_wait_s: float = _MAX_WAIT_S
+    shows_errors: bool = False
     exit_rule: str = ""
     wishes: GpuWishes = USUAL
     batches: HandlerBatches = _SINGLY
@@ -105,6 +115,8 @@ def of(
     deployment: Deployment,
     default_timeout_s: float = _TIMEOUT_S,
     default_max_wait_s: float = _MAX_WAIT_S,
+    *,
+    default_shows_errors: bool = False,
 ) -> FunctionOptions:
     """All options of a deployment; BadDeployment names the key and the value that is wrong."""
     _refuse_unknown(deployment)
@@ -126,6 +138,7 @@ def of(
         queue=read.ours("queue", _from_zero, 100),
         template=read.ours("template", _truth, True),
         max_wait_s=_max_wait_s(deployment, read, default_max_wait_s),
+        shows_errors=read.ours("show-errors", _truth, default_shows_errors),
         exit_rule=read.ours("exit", _exit_rule, ""),
         wishes=GpuWishes(
             read.ours("runtime", _runtime, ""),

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 
-from gateway_ext.model import Deployment
+from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options, quantities
 from gateway_ext.ports import Injection
 
@@ -49,7 +49,7 @@ def container_environment(
         **({"fprocess": deployment.process} if deployment.process else {}),
         **({"OMP_NUM_THREADS": str(limit)} if limit else {}),
     }
-    ours = runtime_settings(options) | without_shim_path(injected)
+    ours = runtime_settings(deployment.id, options) | without_shim_path(injected)
     return {**defaults, **deployment.environment, **ours, **_NO_DEVICES}
 
 
@@ -62,9 +62,16 @@ def runtime_defaults(options: function_options.FunctionOptions) -> dict[str, str
     return found
 
 
-def runtime_settings(options: function_options.FunctionOptions) -> dict[str, str]:
+def runtime_settings(
+    function: FunctionId, options: function_options.FunctionOptions
+) -> dict[str, str]:
     """Settings that a deployment may not override; CUDA finds no GPU in any function."""
-    ours = {"CUDA_VISIBLE_DEVICES": "", "GPUFAAS_WORKERS": str(options.workers)}
+    ours = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "GPUFAAS_WORKERS": str(options.workers),
+        "GPUFAAS_LOG_COMMAND": function.log_command,
+        "GPUFAAS_SHOW_ERRORS": str(int(options.shows_errors)),
+    }
     return ours | batch_settings(options)
 
 

@@ -58,6 +58,7 @@ def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> Proce
         base_python=Path(settings.base_python or sys.executable),
         visible=tuple(Path(folder) for folder in settings.visible),
         pip_environment=for_pip,
+        shows_errors=settings.shows_errors,
         drain_s=settings.drain_s,
         build=_build_limits(settings),
         template_idle_s=settings.template_idle_s,

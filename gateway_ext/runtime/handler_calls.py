@@ -17,7 +17,6 @@ from gateway_ext.runtime.call_deadlines import CallDeadlines
 from gateway_ext.runtime.call_log import LogLine
 from gateway_ext.runtime.gpu_placement import MODELS, NoPlacements
 from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent
-from gateway_ext.runtime.handler.handler_failure import failure_of
 from gateway_ext.runtime.handler.handler_module import Handle, Handler, ListHandler, runs_in_loop
 from gateway_ext.runtime.handler.handler_response import (
     HandlerResponse,
@@ -51,6 +50,7 @@ class HandlerCalls:
         self.gpu = gpu
         self.data = gpu.data
         self.log_line = log_line
+        self.errors = settings.errors
         self.loop = asyncio.get_running_loop()
         self.mailbox = LoopMailbox(self.loop)
         self.deadlines = CallDeadlines(self.loop, settings.exec_timeout_s)
@@ -370,7 +370,8 @@ class HandlerCall:
     def _fail(self, error: BaseException) -> None:
         if not self._end():
             return
-        status, why, logged = failure_of(error)
+        call_id = self.event.headers.get("x-call-id", "")
+        status, why, logged = self._calls.errors.failure(error, call_id)
         self.log_line(logged)
         if self._started:
             self._connection.break_off()

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -106,8 +105,8 @@ def _serve(
         service.listen(listener)
     try:
         handler = (load or partial(_loaded, settings))()
-    except BaseException:  # noqa: BLE001 - every error of the user's module is logged
-        sys.stderr.write("the handler cannot be imported\n" + traceback.format_exc())
+    except BaseException as error:  # noqa: BLE001 - every error of the user's module is logged
+        sys.stderr.write(settings.errors.import_failure(error))
         return 1, False
     if isinstance(handler, ListHandler) and not settings.takes_list:
         sys.stderr.write(f"handle_batch is given one call at a time: {_ASK_FOR_MORE}\n")

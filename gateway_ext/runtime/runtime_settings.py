@@ -4,6 +4,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from gateway_ext.runtime.handler.handler_failure import HandlerErrors
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PLAIN = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
@@ -47,6 +50,14 @@ class RuntimeSettings:
     log_json: bool = False
     takes_list: bool = False  # whether the deployment asks for a handler of lists
     batches: BatchSettings = BatchSettings()
+    shows_errors: bool = False
+    log_command: str = ""
+
+    @property
+    def errors(self) -> HandlerErrors:
+        """Describes the handler's errors."""
+        folder = str(Path(self.handler).absolute())
+        return HandlerErrors(folder, self.shows_errors, self.log_command)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "RuntimeSettings":
@@ -71,6 +82,8 @@ class RuntimeSettings:
                 wait_s=_time_s(environment, "GPUFAAS_BATCH_WAIT", 0.0),
                 repeats=environment.get("GPUFAAS_BATCH_REPEATS") != "0",
             ),
+            shows_errors=environment.get("GPUFAAS_SHOW_ERRORS") == "1",
+            log_command=environment.get("GPUFAAS_LOG_COMMAND", ""),
         )
 
 

@@ -47,7 +47,8 @@ class ProcessProviderSettings(ManagedSettings):
     `visible` are further folders that those users must reach although a folder above is closed to
     them. `pip_environment` has what pip needs to find packages: indexes, proxies, certificates.
     Templates of functions without instances end after `template_idle_s`, and all together take at
-    most `template_bytes` of memory; with 0 there are none.
+    most `template_bytes` of memory; with 0 there are none. With `shows_errors` the callers of a
+    function that says nothing about it get the text of its errors.
     """
 
     state: Path
@@ -64,3 +65,4 @@ class ProcessProviderSettings(ManagedSettings):
     build: BuildLimits = BuildLimits()
     template_idle_s: float = 3600.0
     template_bytes: int = 4 << 30
+    shows_errors: bool = False

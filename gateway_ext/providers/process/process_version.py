@@ -66,6 +66,7 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         self.template = FunctionTemplate(
             self._orders,
             processes,
+            changed,
             start_s=parts.settings.start_timeout_s,
             has_examples=examples.is_file(),
             refused=_template_refused(options, parts.settings),
@@ -82,7 +83,8 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
 
 def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrders:
     deployment = record.deployment
-    options = function_options.of(deployment)
+    shows_errors = parts.settings.shows_errors
+    options = function_options.of(deployment, default_shows_errors=shows_errors)
     injected = gpu_environment(parts.injection, deployment)
     cpus = _cpus(deployment)
     shim = [path for path in injected.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -145,7 +147,7 @@ def _environment(
         "OPENFAAS_SECRETS_DIR": secrets,
         "secret_mount_path": secrets,
         "GPUFAAS_HANDLER": str(build_folders.handler_of(record.build)),
-        **runtime_settings(options),
+        **runtime_settings(record.deployment.id, options),
     }
     paths = [one for one in (injected.get("PYTHONPATH"), own.get("PYTHONPATH")) if one]
     joined = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}

@@ -8,6 +8,7 @@ from gateway_ext.runtime.call_deadlines import CallDeadline, CallDeadlines
 from gateway_ext.runtime.gpu_placement import NoPlacements
 from gateway_ext.runtime.handler.handler_data import HandlerData
 from gateway_ext.runtime.handler.handler_event import HandlerEvent
+from gateway_ext.runtime.handler.handler_failure import HandlerErrors
 from gateway_ext.runtime.handler.handler_response import HandlerResponse
 from gateway_ext.runtime.handler_threads import HandlerThreads
 from gateway_ext.runtime.loop_mailbox import LoopMailbox
@@ -63,6 +64,7 @@ class BatchServices(Protocol):
     threads: HandlerThreads
     gpu: NoPlacements
     data: HandlerData
+    errors: HandlerErrors
     hostname: str
     in_threads: set[object]
 

@@ -6,7 +6,6 @@ in the loop. The calls of a batch share a lease: that of the first one.
 
 import asyncio
 import math
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
@@ -167,7 +166,7 @@ class BatchRun:
         return answer
 
     def _log_repeated(self, members: Sequence[BatchMember], error: BaseException) -> None:
-        text = "".join(traceback.format_exception(error)).rstrip()
+        text = self._services.errors.raised(error)
         members[0].log_line(
             f"raised in a batch of {len(members)} calls; each is made once more, alone\n{text}"
         )

@@ -38,7 +38,7 @@ def load(folder: Path, *, takes_list: bool = False) -> Handler:
     folder = folder.absolute()
     path = folder / "handler.py"
     if not path.is_file():
-        raise NoHandler(f"{path} does not exist")
+        raise NoHandler(f"{path.name} does not exist in the function's folder")
     sys.path.insert(0, str(folder))
     _package(folder)
     module = _run(f"{_PACKAGE}.handler", path)
@@ -49,7 +49,7 @@ def load(folder: Path, *, takes_list: bool = False) -> Handler:
         return ListHandler(of_list)
     if takes_list or not callable(handle):
         wanted = _HANDLE_LIST if takes_list else _HANDLE
-        raise NoHandler(f"{path} has no function `{wanted}`")
+        raise NoHandler(f"{path.name} has no function `{wanted}`")
     found: Handle = handle
     return found
 
@@ -74,7 +74,7 @@ def _package(folder: Path) -> None:
 def _run(name: str, path: Path, folders: list[str] | None = None) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folders)
     if spec is None or spec.loader is None:
-        raise NoHandler(f"{path} cannot be imported")
+        raise NoHandler(f"{path.name} is no module of Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

@@ -99,11 +99,20 @@ def _with_body(status: int, body: object) -> HandlerResponse:
 
 def _json(value: object) -> bytes:
     try:
-        return json.dumps(value).encode()
-    except (TypeError, ValueError) as error:
+        return json.dumps(value, default=_refuse).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadResponse(
             f"a handler cannot answer with {type(value).__name__}: {error}"
         ) from error
+
+
+def _refuse(value: object) -> object:
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in ("torch", "torch_shim") and hasattr(value, "tolist"):
+        remedy = "return x.tolist(), or let the caller send X-Gpu-Data: handle"
+        raise BadResponse(f"a tensor cannot be the answer: {remedy}")
+    remedy = ": return x.tolist()" if hasattr(value, "tolist") else ""
+    raise BadResponse(f"{kind.__name__} cannot be the answer, nor a part of it{remedy}")
 
 
 def _status_of(status: object) -> int:

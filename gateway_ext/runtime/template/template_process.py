@@ -11,13 +11,13 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from gateway_ext.runtime.handler import handler_module
+from gateway_ext.runtime.handler.handler_failure import HandlerErrors
 from gateway_ext.runtime.handler.handler_module import Handler
 from gateway_ext.runtime.template import example_calls, fork_obstacles, process_names
 from gateway_ext.runtime.template.control_line import ControlLine, ForkOrder
@@ -111,7 +111,8 @@ class Template:
         try:
             self._make_examples()
         except BadExample as error:
-            traceback.print_exception(error)
+            errors = HandlerErrors(str(self._folder.absolute()))
+            sys.stderr.write(f"{errors.raised(error)}\n")
             self._line.report(state="failed", why=str(error))
             os._exit(1)
         self._line.report(state="warmed", why="")
