@@ -6,12 +6,14 @@ from typing import NamedTuple, Protocol
 
 from common.gpu_wishes import GpuWishes
 from gateway_ext.model import (
+    NO_TROUBLES,
     Deployment,
     Endpoint,
     FunctionId,
     FunctionStatus,
     LogLine,
     Namespace,
+    Troubles,
 )
 
 
@@ -19,7 +21,12 @@ class FunctionListener(Protocol):
     """Receives a provider's changes; it is called in the event loop, and does not wait."""
 
     def function_is(
-        self, deployment: Deployment, endpoints: Sequence[Endpoint], *, wanted: int
+        self,
+        deployment: Deployment,
+        endpoints: Sequence[Endpoint],
+        *,
+        wanted: int,
+        troubles: Troubles = NO_TROUBLES,
     ) -> None:
         """A function has this deployment and these endpoints; `wanted` replicas were requested.
 

@@ -10,8 +10,15 @@ from gateway_ext.calls.call_limits import Turns
 from gateway_ext.calls.call_waits import CallWaits
 from gateway_ext.calls.learned_models import Learned
 from gateway_ext.calls.local_work import LocalWork
-from gateway_ext.errors import Busy, UnknownFunction
-from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
+from gateway_ext.errors import Busy, NoInstance, UnknownFunction
+from gateway_ext.model import (
+    DEFAULT_NAMESPACE,
+    NO_TROUBLES,
+    Deployment,
+    Endpoint,
+    FunctionId,
+    Troubles,
+)
 from gateway_ext.openfaas import function_options
 
 # Were calls let in that wait for all of their time limit, all of them would be worked on in vain.
@@ -69,9 +76,9 @@ class Function:
     """
 
     __slots__ = (
-        "id", "label", "deployment", "options", "endpoints", "wanted", "inflight", "unanswered",
-        "calls", "last_call_s", "gone", "learned", "local", "waits", "_instances", "_next",
-        "_turns", "_ready",
+        "id", "label", "deployment", "options", "endpoints", "wanted", "troubles", "inflight",
+        "unanswered", "calls", "last_call_s", "gone", "learned", "local", "waits", "_instances",
+        "_next", "_turns", "_ready",
     )  # fmt: skip
 
     def __init__(self, deployment: Deployment, options: function_options.FunctionOptions) -> None:
@@ -81,6 +88,7 @@ class Function:
         self.options = options
         self.endpoints: tuple[Endpoint, ...] = ()
         self.wanted = 0
+        self.troubles = NO_TROUBLES
         self.inflight = 0
         self.unanswered = 0
         self.calls = 0
@@ -152,6 +160,8 @@ class Function:
         if self.gone:  # while the call's body arrived, or since it was tried
             raise UnknownFunction(self.id)
         if not self._instances:  # waits for a start say nothing about those for a turn
+            if self.troubles.start:
+                raise self._does_not_start()
             return await self._turns.wait(most_waking, self.give_back)
         ahead, began_s = len(self._turns), time.monotonic()
         # Without a limit of its own, a function bounds the wait, and not how many calls wait.
@@ -190,13 +200,14 @@ class Function:
         deployment: Deployment,
         options: function_options.FunctionOptions,
         endpoints: Sequence[Endpoint],
+        troubles: Troubles = NO_TROUBLES,
     ) -> list[Instance]:
         """Adopt this deployment; returns the instances that take no new call."""
         if deployment != self.deployment:
             self.learned = Learned(self.id, options.models)
             self.local = LocalWork()
             self.waits = CallWaits()
-        self.deployment, self.options = deployment, options
+        self.deployment, self.options, self.troubles = deployment, options, troubles
         self.endpoints = tuple(endpoints)
         old = {instance.endpoint: instance for instance in self._instances}
         self._instances = [old[one] if one in old else Instance(one) for one in self.endpoints]
@@ -205,6 +216,8 @@ class Function:
             self._turns.hand_out(self._take)
         else:
             self._ready.clear()
+            if troubles.start:
+                self._turns.fail(self._does_not_start())
         return [instance for instance in old.values() if instance not in self._instances]
 
     def leave(self) -> list[Instance]:
@@ -215,6 +228,11 @@ class Function:
         self._ready.set()
         self._turns.fail(UnknownFunction(self.id))
         return left
+
+    def _does_not_start(self) -> NoInstance:
+        """The answer to a call that nothing can be expected to serve; the cause may be a secret."""
+        why = self.troubles.start if self.options.shows_errors else "it does not start"
+        return NoInstance(self.id, f"{why}; its log: {self.id.log_command}")
 
     def _take(self, avoid: Collection[Instance] = (), preferred: str = "") -> Instance | None:
         instances = self._instances
@@ -302,7 +320,12 @@ class Functions:
         return self._by_id.get(function)
 
     def function_is(
-        self, deployment: Deployment, endpoints: Sequence[Endpoint], *, wanted: int
+        self,
+        deployment: Deployment,
+        endpoints: Sequence[Endpoint],
+        *,
+        wanted: int,
+        troubles: Troubles = NO_TROUBLES,
     ) -> None:
         """A function has this deployment and these endpoints now."""
         function = self._by_id.get(deployment.id)
@@ -315,7 +338,7 @@ class Functions:
         else:
             options = self._options_of(deployment)
         function.wanted = wanted
-        self._retire(function.become(deployment, options, endpoints))
+        self._retire(function.become(deployment, options, endpoints, troubles))
         self._changed(function)
 
     def function_gone(self, function: FunctionId) -> None:

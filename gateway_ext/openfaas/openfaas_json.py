@@ -170,7 +170,7 @@ def _check_amounts(where: str, amounts: Resources) -> None:
 
 
 def status_json(status: FunctionStatus, invocations: float) -> Json:
-    """A function as responses show it; its trouble and its template's state are annotations."""
+    """A function as responses show it; its trouble is an annotation."""
     sent = deployment_json(status.deployment)
     sent["name"] = sent.pop("service")
     sent["labels"] = {**status.deployment.labels, _NAME_LABEL: status.deployment.id.name}
@@ -178,7 +178,7 @@ def status_json(status: FunctionStatus, invocations: float) -> Json:
     if status.trouble:
         sent["annotations"][function_options.TROUBLE] = status.trouble
     if status.template:
-        sent["annotations"][function_options.TEMPLATE_STATE] = status.template
+        sent["template"] = status.template  # no annotation: redeployments would seem to remove it
     sent["invocationCount"] = invocations
     sent["replicas"] = status.replicas
     sent["availableReplicas"] = status.available_replicas
@@ -274,7 +274,7 @@ def status_of(sent: Fields, namespace: str) -> FunctionStatus:
         created_at=created_at,
         usage=_usage(sent.inner("usage")),
         trouble=sent.mapping("annotations").get(function_options.TROUBLE, ""),
-        template=sent.mapping("annotations").get(function_options.TEMPLATE_STATE, ""),
+        template=sent.text("template"),
     )
 
 

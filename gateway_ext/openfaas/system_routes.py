@@ -4,6 +4,7 @@ import logging
 import platform
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 from starlette.applications import Starlette
@@ -102,7 +103,13 @@ class _Functions:
 
     async def list(self, request: Request) -> Response:
         found = await self._provider.functions(_namespace(request))
-        return shown([self._shown(status) for status in found])
+        return shown([self._shown(self._as_listed(status)) for status in found])
+
+    def _as_listed(self, status: FunctionStatus) -> FunctionStatus:
+        """faas-cli lists `replicas` alone: of a function in trouble, those that are there."""
+        if status.trouble and self._settings.role == "gateway":
+            return replace(status, replicas=status.available_replicas)
+        return status
 
     async def show(self, request: Request) -> Response:
         usage = request.query_params.get("usage", "").lower() in {"1", "t", "true"}

@@ -105,13 +105,38 @@ def _of_queue(whole: Mapping[str, Any]) -> Iterator[Json]:
 
 def _of_functions(functions: Iterable[Json]) -> Iterator[Json]:
     for function in functions:
-        if function["wanted"] and not function["replicas"] and function["waiting"]:
+        id_, log = function["id"], function["log_command"]
+        if function["trouble"]:
+            what = (
+                "has an instance that does not start" if function["replicas"] else "does not start"
+            )
+            yield _alert(
+                "warning",
+                "does-not-start",
+                id_,
+                f"{id_} {what}: {function['trouble']}",
+                f"see its log: {log}; then mend it and deploy it again",
+            )
+        elif (
+            function["wanted"]
+            and not function["replicas"]
+            and (function["waiting"] or function["late"])
+        ):
+            calls = "has calls that wait, and" if function["waiting"] else "was deployed, and"
             yield _alert(
                 "warning",
                 "no-replica",
-                function["id"],
-                f"{function['id']} has calls that wait, and nothing of it runs",
-                f"see why: faas-cli logs {function['name']}",
+                id_,
+                f"{id_} {calls} nothing of it runs",
+                f"see why: {log}",
+            )
+        if function["template_trouble"]:
+            yield _alert(
+                "warning",
+                "not-warm",
+                id_,
+                f"the first calls of {id_} run on the processor: {function['template_trouble']}",
+                "mend its example.json, and deploy it again",
             )
 
 

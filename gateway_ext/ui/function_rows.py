@@ -6,13 +6,15 @@ from typing import NamedTuple
 
 from gateway_ext.calls.function_table import Function
 from gateway_ext.metrics.call_counts import BOUNDS_S, GatewayMeters
-from gateway_ext.model import Deployment, Endpoint
+from gateway_ext.model import Deployment, Endpoint, Troubles
 from gateway_ext.ui.page_state import Json
 from gateway_ext.ui.shown_names import in_order
 
 # A rate is that of the last looks, which are about a second apart.
 _LOOKS = 10
 _P95 = 0.95
+# A function that has no instance for longer starts late.
+_LATE_S = 60.0
 
 
 class Billed(NamedTuple):
@@ -34,6 +36,8 @@ class _SeenFunction(NamedTuple):
     waiting: int
     endpoints: tuple[Endpoint, ...]
     wanted: int
+    troubles: Troubles
+    late: bool
     deployment: Deployment
     models: tuple[str, ...]
     local: tuple[str, ...]
@@ -49,6 +53,7 @@ class FunctionRows:
         self._meters = meters
         self._seen: dict[str, _SeenFunction] = {}
         self._rows: dict[str, Json] = {}
+        self._absent_since_s: dict[str, float] = {}  # those that want an instance and have none
         self._calls: deque[tuple[float, dict[str, int]]] = deque(maxlen=_LOOKS)
 
     def look(
@@ -59,15 +64,19 @@ class FunctionRows:
         functions = list(self._functions)
         kept = self._seen
         seen: dict[str, _SeenFunction] = {}
+        absent = [one.label for one in functions if one.wanted and not one.endpoints]
+        self._absent_since_s = {name: self._absent_since_s.get(name, now_s) for name in absent}
         changed: list[Function] = []
         for function in functions:
             label = function.label
             past, gpu_s = kept.get(label), gpu_seconds.get(label, 0.0)
             bill = billed.get(label, _NO_BILL)
-            if past is not None and past.billed == bill and _rests(function, past, gpu_s):
+            late = now_s - self._absent_since_s.get(label, now_s) > _LATE_S
+            rests = past is not None and past.late == late and past.billed == bill
+            if past is not None and rests and _rests(function, past, gpu_s):
                 seen[label] = past
                 continue
-            found = seen[label] = _seen(function, before.get(label), gpu_s, bill)
+            found = seen[label] = _seen(function, before.get(label), gpu_s, bill, late=late)
             if found != past:
                 changed.append(function)
         self._calls.append((now_s, {label: one.calls for label, one in seen.items()}))
@@ -95,6 +104,7 @@ def _rests(function: Function, past: _SeenFunction, gpu_s: float) -> bool:
         and past.gpu_s == gpu_s
         and past.endpoints is function.endpoints
         and past.wanted == function.wanted
+        and past.troubles == function.troubles
         and past.deployment is function.deployment
         and past.models is function.learned.models
         and past.local is function.local.lines
@@ -102,7 +112,7 @@ def _rests(function: Function, past: _SeenFunction, gpu_s: float) -> bool:
 
 
 def _seen(
-    function: Function, calls_before: int | None, gpu_s: float, billed: Billed
+    function: Function, calls_before: int | None, gpu_s: float, billed: Billed, *, late: bool
 ) -> _SeenFunction:
     calls = function.calls
     return _SeenFunction(
@@ -112,6 +122,8 @@ def _seen(
         function.waiting,
         function.endpoints,
         function.wanted,
+        function.troubles,
+        late,
         function.deployment,
         function.learned.models,
         function.local.lines,
@@ -132,6 +144,10 @@ def _row(
         "local": seen.local,
         "replicas": len(seen.endpoints),
         "wanted": seen.wanted,
+        "trouble": seen.troubles.start,
+        "late": seen.late,
+        "template_trouble": seen.troubles.template,
+        "log_command": function.id.log_command,
         "in_flight": seen.in_flight,
         "waiting": seen.waiting,
         "calls": seen.calls,

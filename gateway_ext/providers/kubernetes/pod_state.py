@@ -12,7 +12,11 @@ _STARTING = frozenset({"ContainerCreating", "PodInitializing"})
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """One pod; `trouble` is the reason why it is not ready, or empty."""
+    """One pod; `trouble` is the reason why it is not ready, or empty.
+
+    If it `stays` so, the cluster pauses between its attempts: its image cannot be pulled, or its
+    program ends again and again.
+    """
 
     function: FunctionId
     life: str
@@ -21,6 +25,7 @@ class PodState:
     ready: bool
     started: bool
     trouble: str
+    stays: bool = False
 
 
 def pod_state(found: Json) -> PodState:
@@ -36,16 +41,17 @@ def pod_state(found: Json) -> PodState:
         name=str(metadata["name"]),
         address=f"[{address}]" if ":" in address else address,
         ready=ready and bool(address) and not leaving,
-        started=any("containerID" in each for each in status.get("containerStatuses") or []),
+        started=any("containerID" in each for each in _containers(status)),
         trouble="" if ready or leaving else _trouble(status),
+        stays=not (ready or leaving) and any(map(_is_put_off, _containers(status))),
     )
 
 
 def _trouble(status: Json) -> str:
-    for each in status.get("containerStatuses") or []:
+    for each in _containers(status):
         waiting = each.get("state", {}).get("waiting", {})
         ended = each.get("lastState", {}).get("terminated", {})
-        if waiting and waiting.get("reason") not in _STARTING:
+        if _is_put_off(each):
             return _joined(_joined(waiting.get("reason"), waiting.get("message")), _end(ended))
         if ended:
             return _end(ended)
@@ -53,6 +59,15 @@ def _trouble(status: Json) -> str:
     if scheduled.get("status") == "False":
         return _joined(scheduled.get("reason"), scheduled.get("message"))
     return ""
+
+
+def _containers(status: Json) -> list[Json]:
+    return status.get("containerStatuses") or []
+
+
+def _is_put_off(container: Json) -> bool:
+    waiting = container.get("state", {}).get("waiting", {})
+    return bool(waiting) and waiting.get("reason") not in _STARTING
 
 
 def _end(ended: Json) -> str:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 from common.time_limits import time_limit
 from gateway_ext.errors import BadDeployment, UnknownFunction
-from gateway_ext.model import Deployment, Endpoint, FunctionId, FunctionStatus
+from gateway_ext.model import Deployment, Endpoint, FunctionId, FunctionStatus, Troubles
 from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.kubernetes.function_manifest import StoredFunction
 from gateway_ext.providers.kubernetes.pod_state import PodState
 
 log = logging.getLogger(__name__)
 
-_Report = tuple[Deployment, tuple[Endpoint, ...], int]
+_Report = tuple[Deployment, tuple[Endpoint, ...], int, Troubles]
 
 
 class WatchedFunctions:
@@ -121,14 +121,22 @@ class WatchedFunctions:
             if self._reported.pop(function, None) is not None:
                 self._listener.function_gone(function)
             return
-        now = (stored.deployment, self._endpoints(function), stored.wanted)
+        troubles = Troubles(self._start_trouble(function, stored))
+        now = (stored.deployment, self._endpoints(function), stored.wanted, troubles)
         if self._reported.get(function) == now:
             return
         self._reported[function] = now
         try:
-            self._listener.function_is(now[0], now[1], wanted=now[2])
+            self._listener.function_is(now[0], now[1], wanted=now[2], troubles=now[3])
         except BadDeployment as error:
             log.warning("%s was deployed by another gateway, and not served: %s", function, error)
+
+    def _start_trouble(self, function: FunctionId, stored: StoredFunction) -> str:
+        """Why no pod need be waited for; empty while one of them starts."""
+        pods = self.pods(function)
+        if not pods:
+            return stored.trouble
+        return pods[0].trouble if all(pod.stays for pod in pods) else ""
 
     def _endpoints(self, function: FunctionId) -> tuple[Endpoint, ...]:
         return tuple(

@@ -61,6 +61,11 @@ class ManagedFunction(ABC, Generic[R, V]):
         return ""
 
     @property
+    def template_trouble(self) -> str:
+        """Why what its instances are forked from is not warm; empty if nothing is wrong."""
+        return ""
+
+    @property
     def template_bytes(self) -> int:
         """The memory of what its instances are forked from."""
         return 0
@@ -100,7 +105,7 @@ class ManagedFunction(ABC, Generic[R, V]):
             available_replicas=self._rollout.available,
             created_at=self.record.created_at,
             usage=await self._usage() if usage else None,
-            trouble=self._rollout.trouble,
+            trouble=self._rollout.trouble or self.template_trouble,
             template=self.template_text(usage=usage),
         )
 

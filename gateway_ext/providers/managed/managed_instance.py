@@ -5,6 +5,18 @@ from typing import Protocol
 
 from gateway_ext.model import Endpoint
 
+_EXITED = "exited with "
+
+
+def exited_with(status: object) -> str:
+    """The reason of an end that the program itself chose."""
+    return f"{_EXITED}{status}"
+
+
+def chose_its_end(why: str) -> bool:
+    """Whether an instance that ended for this reason was neither killed nor stopped by others."""
+    return why.startswith(_EXITED)
+
 
 class ManagedInstance(Protocol):
     """One container or process that serves a function, from its start to its end."""

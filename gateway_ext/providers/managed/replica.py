@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 from common.tasks import error_of
 from gateway_ext.errors import GatewayError
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
-from gateway_ext.providers.managed.managed_instance import ManagedInstance
+from gateway_ext.providers.managed.managed_instance import ManagedInstance, chose_its_end
 from gateway_ext.providers.managed.managed_settings import ManagedSettings
 
 log = logging.getLogger(__name__)
@@ -34,12 +34,16 @@ class Replica(Generic[I]):
     ) -> None:
         self.instance: I | None = running
         self.trouble = ""
+        self.broken = ""  # why no instance need be waited for; empty while one may become ready
         self._running = running
         self._detached = False
         self._context = context
         self._make = make
         self._deaths = 0
+        self._was_ready = False  # the instance, whatever became of it
+        self._failed_starts = 0
         self._last_line = ""
+        self._output: list[str] = []  # of the start that failed last
         self._leaving = asyncio.Event()
         self._task = asyncio.create_task(self._keep_alive())
         self._task.add_done_callback(_log_failure)
@@ -86,17 +90,19 @@ class Replica(Generic[I]):
 
     async def _run_instance(self) -> str:
         """Run one instance to its end; returns the reason of the end."""
+        self._was_ready = False
         try:
             instance = await self._next_instance()
         except (GatewayError, OSError) as error:
+            self._last_line = ""
             return f"cannot be started: {error}"
         self.instance = instance
+        self._context.log.begin_start(instance.name, self._output)
         output = asyncio.create_task(instance.collect_output())
         try:
             within_s = self._context.settings.start_timeout_s
             if await instance.until_ready(within_s):
-                self.trouble = ""
-                self._context.changed()
+                self._note_ready(instance)
             else:
                 instance.kill(f"was not ready within {within_s:g} s")
             why = await asyncio.shield(instance.exited)
@@ -118,11 +124,32 @@ class Replica(Generic[I]):
     async def _collected(self, instance: I, output: asyncio.Task[None]) -> None:
         """Wait for the rest of its output; without it the next instance starts all the same."""
         try:
-            await output
-            # In a thread: the log may be full of another instance's lines.
-            self._last_line = await asyncio.to_thread(self._context.log.last_line, instance.name)
+            try:
+                await output
+            finally:
+                repeats = self._end_start(instance)
+            if not repeats:  # in a thread: the log may be full of another instance's lines
+                last_line = self._context.log.last_line
+                self._last_line = await asyncio.to_thread(last_line, instance.name)
         except OSError as error:  # such as too many open files
             log.warning("what %s left was not cleaned up: %s", instance.name, error)
+
+    def _end_start(self, instance: I) -> bool:
+        """Keep what a start that failed has written; whether it is what the one before wrote."""
+        start = self._context.log.end_start(instance.name)
+        if start is None:
+            return False
+        self._output = start.texts
+        if start.repeats:
+            again = f"ended again in the same way, {self._failed_starts + 1} times"
+            self._context.log.write(instance.name, f"{again}: {self._last_line}")
+        return start.repeats
+
+    def _note_ready(self, instance: I) -> None:
+        self.trouble = self.broken = ""
+        self._was_ready, self._failed_starts, self._output = True, 0, []
+        self._context.log.end_start(instance.name)
+        self._context.changed()
 
     async def _next_instance(self) -> I:
         if self._running is None:
@@ -135,7 +162,14 @@ class Replica(Generic[I]):
         times = "" if self._deaths == 1 else f", {self._deaths} times"
         last = self._last_line
         self.trouble = f"{why}{times}" + (f"; last words: {last[:300]}" if last else "")
-        log.warning("an instance %s; the next one starts in %g s", self.trouble, pause_s)
+        if not self._was_ready:
+            self._failed_starts += 1
+            # Whoever killed one need not kill the next one, too.
+            if chose_its_end(why) or self._failed_starts > 1:
+                self.broken = last[:300] or f"it {why}"
+        function = self._context.log.function
+        text = "%s: an instance %s; the next one starts in %g s"
+        log.warning(text, function, self.trouble, pause_s)
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -44,3 +44,8 @@ class ReplicaSet(ABC, Generic[I]):
     def trouble(self) -> str:
         """The problem of one replica; empty if there is none."""
         return next((replica.trouble for replica in self.replicas if replica.trouble), "")
+
+    @property
+    def broken(self) -> str:
+        """Why one replica does not start, and need not be waited for; empty if there is none."""
+        return next((replica.broken for replica in self.replicas if replica.broken), "")

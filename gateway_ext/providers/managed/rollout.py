@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from common.tasks import error_of, until_first
 from gateway_ext.errors import GatewayError
-from gateway_ext.model import Deployment, Endpoint
+from gateway_ext.model import Deployment, Endpoint, Troubles
 from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.managed.replica import Replica
 
@@ -34,6 +34,11 @@ class Version(Protocol):
         """The problem of one replica; empty if there is none."""
         ...
 
+    @property
+    def broken(self) -> str:
+        """Why one replica does not start, and need not be waited for; empty if there is none."""
+        ...
+
     def resize(self, wanted: int) -> Sequence[Replica[Any]]:
         """Change the number of replicas; returns the surplus ones, which get no new call."""
         ...
@@ -54,6 +59,11 @@ class RolloutOwner(Protocol[_V_contra]):
     @property
     def wanted(self) -> int:
         """The number of replicas."""
+        ...
+
+    @property
+    def template_trouble(self) -> str:
+        """Why what its instances are forked from is not warm; empty if nothing is wrong."""
         ...
 
     def note(self, text: str) -> None:
@@ -88,9 +98,9 @@ class Rollout(Generic[V]):
     def begin(self, make: Callable[[], Awaitable[V]]) -> None:
         """Make another version and replace the current one once the new one is ready."""
         before = self._making
-        if self.current is None:
-            self.notify()
+        self._failed = ""
         self._making = asyncio.create_task(self._replace(make, before))
+        self.notify()
         self._making.add_done_callback(self._made)
 
     def start_with(self, version: V) -> None:
@@ -113,6 +123,7 @@ class Rollout(Generic[V]):
         self._failed = why
         self._owner.note(why)
         log.warning("%s: %s", self._owner.deployment.id, why)
+        self.notify()
 
     async def stop(self, *, drain: bool) -> None:
         """End all instances; with `drain` they may finish their calls first."""
@@ -165,19 +176,31 @@ class Rollout(Generic[V]):
         coming = self.coming.trouble if self.coming else ""
         return coming or (self.current.trouble if self.current else "")
 
+    @property
+    def broken(self) -> str:
+        """Why the newest version does not start; empty while it may become ready soon."""
+        newest = self.coming or (None if self._makes else self.current)
+        return self._failed or (newest.broken if newest else "")
+
+    @property
+    def _makes(self) -> bool:
+        return self._making is not None and not self._making.done()
+
     def changed(self) -> None:
-        """Called when an instance became ready or stopped being ready."""
+        """Called when an instance became ready or stopped being so, or could not be started."""
         self._changed.set()
         if not self._stopped:
             self.notify()
 
     def notify(self) -> None:
         """Report deployment, endpoints and wanted replicas to the listener."""
-        current, wanted = self.current, self._owner.wanted
-        if current is None:
-            self._listener.function_is(self._owner.deployment, [], wanted=wanted)
-        else:
-            self._listener.function_is(current.deployment, current.endpoints, wanted=wanted)
+        current = self.current
+        self._listener.function_is(
+            self._owner.deployment if current is None else current.deployment,
+            [] if current is None else current.endpoints,
+            wanted=self._owner.wanted,
+            troubles=Troubles(self.broken, self._owner.template_trouble),
+        )
 
     async def _stop_making(self) -> None:
         self._stopped = True
@@ -198,7 +221,6 @@ class Rollout(Generic[V]):
             coming = await make()
         except (GatewayError, OSError) as error:
             self.report_failure(str(error))
-            self.notify()
             return
         self._failed = ""
         leaving = coming.resize(self._owner.wanted)
@@ -208,6 +230,7 @@ class Rollout(Generic[V]):
             self._end_surplus(leaving, coming)
             return
         self.coming = coming
+        self.notify()
         self._end_surplus(leaving, coming)
         await self._until_ready(coming)
         self._swap(self.current, coming)
@@ -216,6 +239,7 @@ class Rollout(Generic[V]):
         if (error := error_of(task)) is not None:
             self._failed = f"it could not be started: {error}"
             log.error("%s could not be started", self._owner.deployment.id, exc_info=error)
+            self.changed()
 
     async def _until_ready(self, coming: V) -> None:
         while len(coming.endpoints) < self._owner.wanted:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 from common.liveness import LivenessTimes, until_frozen
 from gateway_ext.model import Endpoint
 from gateway_ext.providers.managed.logs.output_pipe import OutputPipe
+from gateway_ext.providers.managed.managed_instance import exited_with
 from gateway_ext.providers.managed.readiness import (
     PollIntervals,
     answers_health,
@@ -220,5 +221,5 @@ def _listener(path: Path) -> socket.socket:
 
 def _described(status: int) -> str:
     if status >= 0:
-        return f"exited with {status}"
+        return exited_with(status)
     return f"was ended by {signal.Signals(-status).name}"

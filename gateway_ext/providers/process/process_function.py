@@ -109,6 +109,12 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         return f"{template.text}{memory}"
 
     @property
+    def template_trouble(self) -> str:
+        """Why the current version's template is not warm although it has example calls."""
+        current = self._rollout.current
+        return "" if current is None else current.template.bad_examples
+
+    @property
     def memory_bytes(self) -> int | None:
         """The most memory of one instance; None if there is no limit."""
         return memory_limit_bytes(self.record.deployment)

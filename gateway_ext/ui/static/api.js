@@ -29,6 +29,13 @@ export async function ask(path) {
   return answer.json();
 }
 
+/** Fetch lines of JSON. */
+export async function askLines(path) {
+  const answer = await answered(path, { cache: "no-store" });
+  const lines = (await answer.text()).split("\n").filter(Boolean);
+  return lines.map((line) => JSON.parse(line));
+}
+
 async function answered(path, how) {
   let answer;
   try {

@@ -1,12 +1,13 @@
 // Every function with its replicas and what it costs: only the rows in sight exist.
 
-import { ask, Refused } from "./api.js";
+import { ask, askLines, Refused } from "./api.js";
 import { open } from "./dialog.js";
 import { attribute, byId, facts, h, inUse, keyed, onceAFrame, setText, style, viewsOf } from "./dom.js";
 import { bytes, count, gibSeconds, gpuSeconds, rate, seconds, several, shortCount } from "./format.js";
 import { knownModels } from "./models.js";
 
 const SPARE_ROWS = 6;
+const LOG_LINES = 20;
 const natural = new Intl.Collator("en", { numeric: true }).compare;
 const COLUMNS = [
   { key: "name", title: "Function", text: true, show: (one) => one.name },
@@ -243,15 +244,19 @@ function openRow(row) {
 
 /** What is known of a function's instances, which costs too much to be part of every row. */
 async function instancesOf(one) {
-  const path = `../system/function/${encodeURIComponent(one.name)}`;
+  const [name, namespace] = [one.name, one.namespace].map(encodeURIComponent);
+  const log = `../system/logs?name=${name}&namespace=${namespace}&tail=${LOG_LINES}`;
   try {
-    const status = await ask(`${path}?namespace=${encodeURIComponent(one.namespace)}&usage=1`);
-    const said = status.annotations ?? {};
+    const [status, lines] = await Promise.all([
+      ask(`../system/function/${name}?namespace=${namespace}&usage=1`),
+      askLines(log),
+    ]);
     const memory = status.usage?.totalMemoryBytes;
     return {
       memory: memory ? bytes(memory) : null,
-      template: said["com.gpufaas.template-state"],
-      trouble: said["com.gpufaas.trouble"],
+      template: status.template,
+      trouble: (status.annotations ?? {})["com.gpufaas.trouble"],
+      log: lines.map((line) => line.text).join("\n"),
     };
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
@@ -295,5 +300,7 @@ function about(one, state, instances) {
     ["Cost", one.cost ?? null],
     ["Models", models.length ? h("ul", { class: "plain" }, ...models) : null],
     ["Without a GPU", local.length ? h("ul", { class: "plain" }, ...local) : null],
+    ["Its log", h("code", { class: "command", text: one.log_command })],
+    ["Last lines", instances.log ? h("pre", { class: "log", text: instances.log }) : null],
   ]);
 }

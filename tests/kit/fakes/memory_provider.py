@@ -22,6 +22,7 @@ from gateway_ext.model import (
     FunctionStatus,
     LogLine,
     Namespace,
+    Troubles,
     Usage,
 )
 from gateway_ext.ports import FunctionListener, LogQuery
@@ -48,6 +49,7 @@ class MemoryFunction:
     wanted: int = 1
     instances: list[FakeInstance] = field(default_factory=list)
     trouble: str = ""
+    template: str = ""
 
 
 class MemoryProvider:
@@ -120,6 +122,7 @@ class MemoryProvider:
             CREATED,
             Usage(12.5, 1024) if usage else None,
             running.trouble,
+            running.template,
         )
 
     async def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
@@ -207,10 +210,21 @@ class MemoryProvider:
             running.instances.append(await self._start(running.deployment, name))
         self._tell(running)
 
+    def spoil(self, function: FunctionId, trouble: str) -> None:
+        """From now on it does not start, for this reason."""
+        running = self._running(function)
+        running.trouble = trouble
+        self._tell(running)
+
     def _tell(self, running: MemoryFunction) -> None:
         if self._listener is not None:
             endpoints = [instance.endpoint for instance in running.instances]
-            self._listener.function_is(running.deployment, endpoints, wanted=running.wanted)
+            self._listener.function_is(
+                running.deployment,
+                endpoints,
+                wanted=running.wanted,
+                troubles=Troubles(running.trouble),
+            )
 
     async def _let_go(self, instances: list[FakeInstance]) -> None:
         if self._listener is not None:

@@ -51,7 +51,7 @@ async def page_world(
         parts = GatewayParts(
             invoke=_nothing,
             system=_system,
-            logs=_nothing,
+            logs=_logs,
             auth=Auth(CREDENTIALS) if auth else None,
             readiness=lambda: Readiness(True, "ready\n"),
             metrics=bytes,
@@ -80,6 +80,13 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
     await send_text(send, 404, f"nothing is at {scope['path']}")
 
 
+async def _logs(scope: Scope, receive: Receive, send: Send) -> None:
+    """The log of any function."""
+    del scope, receive
+    line = {"text": "Traceback (most recent call last):", "instance": "f-1"}
+    await send_response(send, 200, json.dumps(line).encode() + b"\n", [])
+
+
 async def _system(scope: Scope, receive: Receive, send: Send) -> None:
     """What a gateway says of the instances of a function that nobody has deployed."""
     del receive
@@ -87,7 +94,7 @@ async def _system(scope: Scope, receive: Receive, send: Send) -> None:
     status = {
         "name": name,
         "usage": {"cpu": 0.0, "totalMemoryBytes": 512 << 20},
-        "annotations": {"com.gpufaas.template-state": "warm, 411 MiB"},
+        "template": "warm, 411 MiB",
     }
     await send_response(
         send, 200, json.dumps(status).encode(), [(b"content-type", b"application/json")]

@@ -11,7 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway_ext.model import Deployment, Endpoint, FunctionId, LogLine
+from gateway_ext.model import (
+    NO_TROUBLES,
+    Deployment,
+    Endpoint,
+    FunctionId,
+    LogLine,
+    Troubles,
+)
 from gateway_ext.ports import Injection, LogQuery
 from gateway_ext.providers.process.process_provider import ProcessProvider
 from gateway_ext.providers.process.process_settings import ProcessProviderSettings
@@ -42,15 +49,22 @@ class Heard:
     def __init__(self) -> None:
         self.deployments: dict[FunctionId, Deployment] = {}
         self.endpoints: dict[FunctionId, list[Endpoint]] = {}
+        self.troubles: dict[FunctionId, Troubles] = {}
         self.gone: list[FunctionId] = []
         self.drained_names: list[str] = []
         self.drain: asyncio.Event | None = None
         self.least: dict[FunctionId, int] = {}  # endpoints, since there were some
 
     def function_is(
-        self, deployment: Deployment, endpoints: Sequence[Endpoint], *, wanted: int
+        self,
+        deployment: Deployment,
+        endpoints: Sequence[Endpoint],
+        *,
+        wanted: int,
+        troubles: Troubles = NO_TROUBLES,
     ) -> None:
         del wanted
+        self.troubles[deployment.id] = troubles
         self.deployments[deployment.id] = deployment
         self.endpoints[deployment.id] = list(endpoints)
         if deployment.id in self.least or endpoints:

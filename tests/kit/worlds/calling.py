@@ -18,7 +18,13 @@ from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
 from gateway_ext.metrics.call_counts import GatewayMeters
-from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, FunctionId
+from gateway_ext.model import (
+    DEFAULT_NAMESPACE,
+    NO_TROUBLES,
+    Deployment,
+    FunctionId,
+    Troubles,
+)
 from scheduler.api import (
     Estimate,
     LeaseId,
@@ -73,10 +79,16 @@ class Gateway:
     woken: list[Function] = field(default_factory=list)
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
-    def deploy(self, deployment: Deployment, *instances: FakeFunction, wanted: int = 1) -> Function:
+    def deploy(
+        self,
+        deployment: Deployment,
+        *instances: FakeFunction,
+        wanted: int = 1,
+        troubles: Troubles = NO_TROUBLES,
+    ) -> Function:
         """Say that the function is deployed so, and answers there."""
         endpoints = [one.endpoint for one in instances]
-        self.functions.function_is(deployment, endpoints, wanted=wanted)
+        self.functions.function_is(deployment, endpoints, wanted=wanted, troubles=troubles)
         function = self.functions.by_id(deployment.id)
         assert function is not None
         return function

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from common.time_limits import time_limit
 from gateway_ext.providers.docker.engine import json_lines
 from gateway_ext.providers.docker.engine.engine_transport import EngineRefused, EngineTransport
+from gateway_ext.providers.managed.managed_instance import exited_with
 
 OURS = "com.gpufaas.gateway"
 FUNCTION = "com.gpufaas.function"
@@ -301,7 +302,7 @@ def ended_with(status: str, error: str = "") -> str:
     if signal_number in {9, 15}:
         text = f"was ended by {'SIGKILL' if signal_number == 9 else 'SIGTERM'}"  # noqa: PLR2004
     else:
-        text = f"exited with {status or 'no status'}"
+        text = exited_with(status or "no status")
     return f"{text}: {error}" if error else text
 
 

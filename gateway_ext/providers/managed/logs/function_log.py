@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gateway_ext.model import FunctionId, LogLine
 from gateway_ext.ports import LogQuery
+from gateway_ext.providers.managed.logs.start_output import StartOutput
 
 log = logging.getLogger(__name__)
 
@@ -21,26 +22,40 @@ class FunctionLog:
     """The newest lines of one function, in two files that are filled in turn."""
 
     def __init__(self, function: FunctionId, folder: Path, limit_bytes: int) -> None:
-        self._function = function
+        self.function = function
         self._new = folder / "log.ndjson"
         self._old = folder / "log.old.ndjson"
         self._limit_bytes = limit_bytes // 2
         self._followers: set[_Follower] = set()
+        self._starts: dict[str, StartOutput] = {}
         self._failing = False
         self._file = self._new.open("ab", buffering=0)
 
     def write(self, instance: str, *texts: str) -> None:
         """Add lines that an instance has written now; nothing happens once the log is closed."""
         now = datetime.now(UTC)
-        self.add([LogLine(self._function, instance, now, text) for text in texts])
+        self.add([LogLine(self.function, instance, now, text) for text in texts])
 
     def add(self, lines: Sequence[LogLine]) -> None:
         """Add lines of one instance with their times; nothing happens once the log is closed."""
-        if self._file.closed:
-            return
-        self._append("".join(_encoded(lines)).encode())
-        for follower in self._followers:
-            follower.add(lines)
+        start = self._starts.get(lines[0].instance) if lines else None
+        if start is not None:
+            lines = start.pass_on(lines)
+        self._store(lines)
+
+    def begin_start(self, instance: str, before: Sequence[str]) -> None:
+        """Hold lines of this instance back while they repeat these, of a start that failed."""
+        self._starts[instance] = StartOutput(before)
+
+    def end_start(self, instance: str) -> StartOutput | None:
+        """Store what was held back, unless all of the start's output repeats the one before.
+
+        None if the start has ended already.
+        """
+        start = self._starts.pop(instance, None)
+        if start is not None and not start.repeats:
+            self._store(start.release())
+        return start
 
     async def read(self, query: LogQuery) -> AsyncIterator[LogLine]:
         """Yield the stored lines that the query selects and, with `follow`, new ones."""
@@ -75,16 +90,23 @@ class FunctionLog:
         for follower in self._followers:
             follower.end()
 
+    def _store(self, lines: Sequence[LogLine]) -> None:
+        if self._file.closed or not lines:
+            return
+        self._append("".join(_encoded(lines)).encode())
+        for follower in self._followers:
+            follower.add(lines)
+
     def _newest_of(self, instance: str) -> Iterator[LogLine]:
         """Lines of one instance, the newest first; lines of others are not decoded."""
         name = json.dumps(instance).encode()
         for text in reversed(self._raw()):
-            line = _decoded(self._function, text) if name in text else None
+            line = _decoded(self.function, text) if name in text else None
             if line is not None and line.instance == instance:
                 yield line
 
     def _selected(self, raw: list[bytes], query: LogQuery) -> list[LogLine]:
-        lines = (_decoded(self._function, text) for text in raw)
+        lines = (_decoded(self.function, text) for text in raw)
         wanted = (line for line in lines if line is not None and _wanted(line, query))
         if query.tail is None or query.tail < 0:
             return list(wanted)
@@ -102,7 +124,7 @@ class FunctionLog:
                 self._swap_files()
         except OSError as error:
             if not self._failing:
-                log.error("log lines of %s cannot be stored: %s", self._function, error)
+                log.error("log lines of %s cannot be stored: %s", self.function, error)
             self._failing = True
         else:
             self._failing = False

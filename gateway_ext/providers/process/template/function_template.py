@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from common.tasks import BackgroundTasks
@@ -43,26 +43,29 @@ class FunctionTemplate:
     """Forks instances of one version; without a usable template `fork` gives none.
 
     `refused` is why the version has no template any more; empty while it may have one.
+    `bad_examples` is why its example calls are not made again; `changed` is called when it changes.
     """
 
     def __init__(
         self,
         orders: LaunchOrders,
         place: TemplatePlace,
+        changed: Callable[[], None],
         *,
         start_s: float,
         has_examples: bool,
         refused: str = "",
     ) -> None:
         self.refused = refused
+        self.bad_examples = ""
         self.memory_bytes = 0
         self.used_s = time.monotonic()
         self.warm = False
         self._orders = orders
         self._place = place
+        self._changed = changed
         self._start_s = start_s
         self._has_examples = has_examples
-        self._bad_examples = ""  # why the example calls of this version are not made again
         self._run: TemplateRun | None = None
         self._keepers: set[TemplateKeeper] = set()  # those of earlier templates too
         # Why the template becomes the instance that it is asked for, and whether the next will too.
@@ -96,8 +99,8 @@ class FunctionTemplate:
             return f"none: {self.refused}"
         if self._run is None:
             return "starts" if self.busy else "none until an instance starts"
-        if self._bad_examples:
-            return f"imported, and not warm: {self._bad_examples}"
+        if self.bad_examples:
+            return f"imported, and not warm: {self.bad_examples}"
         return "warm" if self.warm else "imported"
 
     async def fork(self, name: str, listener: int) -> KeptProcess | None:
@@ -152,7 +155,9 @@ class FunctionTemplate:
         for task in (self._starting, self._warming):
             if task is not None:
                 task.cancel()
-        self._bad_examples = ""
+        if self.bad_examples:
+            self.bad_examples = ""
+            self._changed()
         self.give_up(why)
 
     async def close(self) -> None:
@@ -248,7 +253,7 @@ class FunctionTemplate:
         self._obstacle, self._is_for_good = report.why, report.state == "imported"
         self._run, self.warm = run, False
         self._watch(run)
-        if self._has_examples and not report.why and not self._bad_examples:
+        if self._has_examples and not report.why and not self.bad_examples:
             self._warming = self._tasks.start(self._make_examples())
 
     async def _make_examples(self) -> None:
@@ -285,8 +290,9 @@ class FunctionTemplate:
 
     def _refuse_examples(self, why: str) -> None:
         """Make the calls no more: the file is a part of this version, and so is its mistake."""
-        self._bad_examples = why
+        self.bad_examples = why
         self._note(f"is not warm: {why}; the calls are not made again")
+        self._changed()
 
     def _watch(self, run: TemplateRun) -> None:
         self._stop_watching()

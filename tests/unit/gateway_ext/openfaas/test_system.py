@@ -89,6 +89,26 @@ async def test_what_is_wrong_with_a_function_is_shown_and_not_taken_back(tmp_pat
         assert (deployed.annotations, deployed.labels) == ({}, {})
 
 
+async def test_list_has_no_replica_of_a_function_that_does_not_start(tmp_path: Path) -> None:
+    provider = MemoryProvider()
+    async with gateway_world(tmp_path, provider) as world:
+        await world.deploy("f")
+        provider.spoil(FunctionId("openfaas-fn", "f"), "exited with 1")
+        (listed,) = (await world.get("/system/functions")).body  # faas-cli shows its `replicas`
+        shown = (await world.get("/system/function/f")).body
+        assert (listed["replicas"], listed["availableReplicas"]) == (0, 0)
+        assert (shown["replicas"], shown["availableReplicas"]) == (1, 0)
+
+
+async def test_state_of_a_template_is_no_annotation(tmp_path: Path) -> None:
+    provider = MemoryProvider()
+    async with gateway_world(tmp_path, provider) as world:
+        await world.deploy("f")
+        provider.running[FunctionId("openfaas-fn", "f")].template = "warm"
+        shown = (await world.get("/system/function/f")).body
+        assert (shown["annotations"], shown["template"]) == ({}, "warm")
+
+
 async def test_faas_cli_deploys_by_put_then_post(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         body = {"service": "f", "image": "i"}

@@ -16,6 +16,7 @@ from cache_manager.model.ids import ModelId
 from gateway_ext.jobs.queue.job_tally import JobTally, QueueLimits
 from gateway_ext.jobs.queue.job_values import DeadLetter, JobNumber
 from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.model import FunctionId
 from gateway_ext.openfaas.basic_auth import BasicCredentials
 from gateway_ext.ui.cluster_source import PageSource
 from gateway_ext.ui.dead_letter_rows import DeadLetterRows
@@ -29,6 +30,7 @@ from scheduler.store.datastore import StoreLease
 from scheduler.store.memory_store import MemoryStore
 from tests.kit import waiting
 from tests.kit.cores.builders import gpu
+from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.nodes.fake_node import FakeNode, fake_node
 from tests.kit.waiting import eventually
 from tests.kit.worlds import gateway_world as gateways
@@ -107,6 +109,19 @@ async def test_state_joins_what_both_know(tmp_path: Path) -> None:
         assert decision["outcome"] == "completed"
         assert state["totals"]["misses"] == 1
         assert state["alerts"] == []
+
+
+async def test_alert_names_a_function_that_never_became_ready_until_it_is_mended(
+    tmp_path: Path,
+) -> None:
+    provider = MemoryProvider()
+    async with world(tmp_path, provider=provider) as both:
+        await both.gateway.deploy("reader")
+        provider.spoil(FunctionId("openfaas-fn", "reader"), "its handler cannot be imported")
+        (alert,) = (await both.state())["alerts"]
+        assert (alert["code"], alert["about"]) == ("does-not-start", "reader.openfaas-fn")
+        await both.gateway.deploy("reader")
+        assert (await both.state())["alerts"] == []
 
 
 async def test_functions_are_listed_by_id_whenever_they_were_deployed(tmp_path: Path) -> None:

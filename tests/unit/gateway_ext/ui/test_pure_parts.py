@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,7 +85,9 @@ def gpu(**more: Any) -> dict[str, Any]:
 
 
 def function(**more: Any) -> dict[str, Any]:
-    return {"id": "f.x", "name": "f", "wanted": 1, "replicas": 1, "waiting": 0} | more
+    replicas = {"wanted": 1, "replicas": 1, "waiting": 0, "late": False}
+    well = {"trouble": "", "template_trouble": "", "log_command": "faas-cli logs f -n x"}
+    return {"id": "f.x", "name": "f", **replicas, **well} | more
 
 
 def codes(*gpus: Any, functions: Any = (), **more: Any) -> list[str]:
@@ -112,8 +115,26 @@ def test_alerts_are_listed_the_worst_first() -> None:
     assert codes(gpu(), totals=thrashing) == ["thrashing"]
     assert codes(gpu(), totals=thrashing | {"requests": 5}) == []
     assert codes(gpu(), functions=[function(replicas=0, waiting=2)]) == ["no-replica"]
+    assert codes(gpu(), functions=[function(replicas=0, late=True)]) == ["no-replica"]
+    assert codes(gpu(), functions=[function(replicas=0)]) == []
     assert codes(gpu(), dead_letters={"count": 1, "why": ""}) == ["dead-letters"]
     assert codes(gpu(), dead_letters={"count": 0, "why": "it is away"}) == ["jobs-away"]
+
+
+@pytest.mark.parametrize("waiting", [0, 2])
+def test_alert_says_why_a_function_does_not_start_and_how_to_see_its_log(waiting: int) -> None:
+    broken = function(replicas=0, waiting=waiting, trouble="ValueError: no")
+    (alert,) = alerts(whole(), [gpu()], [broken])
+    assert (alert["code"], alert["text"]) == (
+        "does-not-start",
+        "f.x does not start: ValueError: no",
+    )
+    assert "faas-cli logs f -n x" in alert["what_to_do"]
+
+
+def test_alert_says_that_a_template_is_not_warm() -> None:
+    (alert,) = alerts(whole(), [gpu()], [function(template_trouble="it was answered 400")])
+    assert (alert["code"], "it was answered 400" in alert["text"]) == ("not-warm", True)
 
 
 def test_alerts_are_few_enough_to_read() -> None:

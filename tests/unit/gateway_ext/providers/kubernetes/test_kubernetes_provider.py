@@ -376,3 +376,16 @@ async def test_gateway_does_not_start_when_there_is_no_cluster() -> None:
     nobody = KubernetesProvider(KubernetesSettings(url="http://127.0.0.1:9"))
     with pytest.raises(ProviderFailed, match="cannot be reached"):
         await nobody.start(Heard())
+
+
+async def test_function_is_known_not_to_start_while_the_cluster_pauses_between_attempts(
+    cluster: FakeCluster,
+) -> None:
+    async with provider(cluster) as (there, heard):
+        await there.deploy(WANTED, update=False)
+        waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
+        await cluster.pod("f", "f-1", containerStatuses=[{"state": {"waiting": waiting}}])
+        await eventually(lambda: heard.troubles[F].start, "it does not start")
+        assert heard.troubles[F].start == "CrashLoopBackOff: back-off 10s"
+        await cluster.pod("f", "f-2")  # of another version, which starts
+        await eventually(lambda: not heard.troubles[F].start, "it may start")

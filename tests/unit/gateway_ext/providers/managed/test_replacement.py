@@ -5,7 +5,10 @@ import errno
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from gateway_ext.model import Endpoint, FunctionId
+from gateway_ext.ports import LogQuery
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.managed_settings import ManagedSettings
 from gateway_ext.providers.managed.replica import Replica, ReplicaContext
@@ -92,3 +95,123 @@ async def test_pauses_begin_anew_when_one_has_lived_long(tmp_path: Path) -> None
 @virtually
 async def test_instance_is_replaced_when_its_output_cannot_be_collected(tmp_path: Path) -> None:
     assert await _pauses([_SHORT_S] * 2, tmp_path, UncollectedInstance) == [0.5, 1.0]
+
+
+# -- starts that fail ----------------------------------------------------------------------------
+
+
+class StartingInstance(MortalInstance):
+    """An instance that writes some lines, and ends in this way before it is ready, or after it."""
+
+    def __init__(self, log: FunctionLog, name: str, why: str, *lines: str, ready: bool) -> None:
+        super().__init__(_LONG_S if not ready else _SHORT_S)
+        self.name = name
+        self.ready = ready
+        self._log = log
+        self._why = why
+        self._lines = lines
+
+    async def until_ready(self, within_s: float) -> bool:
+        del within_s
+        for line in self._lines:
+            self._log.write(self.name, line)
+        if not self.ready:
+            await asyncio.sleep(_SHORT_S)
+            self.kill(self._why)
+        return self.ready
+
+
+class Starts:
+    """A replica whose instances end as they are told here; the last way goes on for ever."""
+
+    def __init__(self, folder: Path, *ways: tuple[str, bool, tuple[str, ...]]) -> None:
+        self.log = FunctionLog(FunctionId("n", "f"), folder, 1 << 20)
+        self._ways = ways
+        self._count = 0
+        self.broken: list[str] = []
+        self.replica = Replica(ReplicaContext(self._note, self.log, _SETTINGS), self._make)
+
+    async def lines(self) -> list[str]:
+        return [line.text async for line in self.log.read(LogQuery(FunctionId("n", "f")))]
+
+    async def end(self) -> None:
+        await self.replica.stop()
+        self.log.close()
+
+    def _note(self) -> None:
+        if not self.broken or self.broken[-1] != self.replica.broken:
+            self.broken.append(self.replica.broken)
+
+    async def _make(self) -> MortalInstance:
+        why, ready, lines = self._ways[min(self._count, len(self._ways) - 1)]
+        self._count += 1
+        return StartingInstance(self.log, f"f-{self._count}", why, *lines, ready=ready)
+
+
+FAILS = ("exited with 1", False, ("Traceback", "ValueError: no"))
+WELL = ("exited with 1", True, ("it runs",))
+
+
+@virtually
+async def test_replica_is_broken_as_soon_as_its_program_ends_before_it_is_ready(
+    tmp_path: Path,
+) -> None:
+    starts = Starts(tmp_path, FAILS)
+    await until(1.4)
+    assert starts.broken[-1] == "ValueError: no"
+    await starts.end()
+
+
+@virtually
+async def test_replica_is_no_longer_broken_when_a_start_succeeds(tmp_path: Path) -> None:
+    starts = Starts(tmp_path, FAILS, WELL)
+    await until(2.0)
+    assert starts.broken[-1] == ""
+    await starts.end()
+
+
+@virtually
+async def test_replica_is_waited_for_when_it_was_ready_before_or_others_ended_it_once(
+    tmp_path: Path,
+) -> None:
+    killed = ("was ended by SIGKILL", False, ())
+    starts = Starts(tmp_path, WELL, killed, WELL, killed, killed)
+    await until(4.0)
+    assert starts.broken == [""]
+    await until(20.0)
+    assert starts.broken[-1] == "it was ended by SIGKILL", "twice, without being ready in between"
+    await starts.end()
+
+
+@virtually
+async def test_log_has_what_a_failing_start_writes_once_and_then_how_often(tmp_path: Path) -> None:
+    starts = Starts(tmp_path, FAILS)
+    await until(12.0)
+    lines = await starts.lines()
+    assert lines[:2] == list(FAILS[2])
+    assert lines[2:4] == [
+        f"ended again in the same way, {number} times: ValueError: no" for number in (2, 3)
+    ]
+    await starts.end()
+
+
+@virtually
+async def test_log_has_all_that_a_start_writes_when_it_differs_from_the_one_before(
+    tmp_path: Path,
+) -> None:
+    other = ("exited with 1", False, ("Traceback", "KeyError: 1"))
+    shorter = ("exited with 1", False, ("Traceback",))
+    starts = Starts(tmp_path, FAILS, other, shorter, WELL)
+    await until(8.0)
+    assert await starts.lines() == [*FAILS[2], *other[2], *shorter[2], *WELL[2]]
+    await starts.end()
+
+
+@virtually
+async def test_warning_names_the_function_whose_instance_has_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts = Starts(tmp_path, FAILS)
+    await until(1.4)
+    assert "f.n: an instance exited with 1" in caplog.text
+    await starts.end()

@@ -1,0 +1,73 @@
+"""Handlers that do not start, as processes: what is known of them, and what heals them."""
+
+import pytest
+
+from tests.kit.processes.process_functions import HELLO, World, template_text, world
+from tests.kit.waiting import eventually
+
+pytestmark = pytest.mark.group("real", seconds=60)
+
+BROKEN = {
+    "its-syntax": (
+        "def handle(event, context)\n",
+        "SyntaxError: expected ':' (handler.py, line 1)",
+    ),
+    "a-package": (
+        "import nix\n",
+        "ModuleNotFoundError: No module named 'nix' (handler.py, line 1)",
+    ),
+    "no-handle": ("x = 1\n", "NoHandler: handler.py has no function `handle`"),
+    "its-end": ("import os\nos._exit(3)\n", "it exited with 3"),
+    "last-words": ("import os\nprint('no licence', flush=True)\nos._exit(3)\n", "no licence"),
+}
+
+
+async def why(there: World, name: str) -> str:
+    """Wait until the function is known not to start; the reason."""
+    function = await there.deploy(name)
+    await eventually(lambda: there.heard.troubles[function].start, f"{name} does not start")
+    return there.heard.troubles[function].start
+
+
+async def test_reason_is_known_at_once_when_a_function_does_not_start() -> None:
+    async with world(first_pause_s=30.0) as there:
+        for name, (handler, expected) in BROKEN.items():
+            there.build(name, handler)
+            reason = await why(there, name)
+            assert reason.removeprefix("its handler cannot be imported: ") == expected
+        log = [line.text for line in await there.log(await there.deploy("a-package"))]
+        assert '  File "handler.py", line 1, in <module>' in log, "the author's own line and path"
+        assert not [line for line in log if "gateway_ext" in line or str(there.folder) in line]
+
+
+async def test_function_is_waited_for_again_as_soon_as_it_is_deployed_again() -> None:
+    async with world(first_pause_s=30.0) as there:
+        there.build("f", "import nix\n")
+        await why(there, "f")
+        there.build("f", HELLO)
+        f = await there.deploy("f", update=True)
+        assert not there.heard.troubles[f].start, "the next version may be fine"
+        await there.ready(f)
+
+
+async def test_next_start_is_waited_for_when_it_succeeds_without_a_deployment() -> None:
+    async with world() as there:
+        there.build("f", "import os\nos.stat('there')\n" + HELLO)
+        await why(there, "f")
+        (next((there.state / "functions").glob("f.*/build-*")) / "there").touch()
+        (f,) = there.heard.endpoints
+        await there.ready(f)
+        assert not there.heard.troubles[f].start
+
+
+async def test_template_is_in_trouble_when_its_example_is_not_answered_well() -> None:
+    async with world() as there:
+        handler = "def handle(event, context):\n    return {'statusCode': 400}\n"
+        (there.build("f", handler) / "example.json").write_text('{"body": {}}')
+        f = await there.deploy("f")
+        expected = "call 1 of example.json was answered 400"
+        await eventually(lambda: there.heard.troubles[f].template == expected, "the trouble")
+        assert expected in await template_text(there, f)
+        await there.ready(f)
+        status = await there.provider.function(f, usage=False)
+        assert (status.trouble, status.available_replicas) == (expected, 1)

@@ -1,0 +1,57 @@
+"""Calls of a function that does not start are refused at once; those of a slow one wait."""
+
+import asyncio
+
+import pytest
+
+from gateway_ext.model import Troubles
+from tests.kit.fakes.fake_function import a_function, says
+from tests.kit.waiting import eventually
+from tests.kit.worlds.calling import a_deployment, a_gateway
+
+pytestmark = pytest.mark.timeout(180, func_only=True)
+
+BROKEN = Troubles(start="its handler cannot be imported: SyntaxError: expected ':'")
+SHOWN = a_deployment(**{"show-errors": "true"})
+
+
+async def test_call_is_refused_at_once_with_the_cause_and_the_log_when_nothing_can_start() -> None:
+    async with a_gateway() as gateway:
+        gateway.deploy(SHOWN, troubles=BROKEN)
+        said = await gateway.call()
+        assert said.status == 503
+        assert BROKEN.start in said.body.decode()
+        assert "faas-cli logs echo" in said.body.decode()
+
+
+async def test_cause_is_not_told_to_strangers() -> None:
+    async with a_gateway() as gateway:
+        gateway.deploy(a_deployment(), troubles=BROKEN)
+        said = await gateway.call()
+        assert (said.status, "SyntaxError" in said.body.decode()) == (503, False)
+        assert "it does not start; its log: faas-cli logs echo" in said.body.decode()
+
+
+async def test_calls_that_wait_are_refused_as_soon_as_nothing_can_start() -> None:
+    async with a_gateway() as gateway:
+        function = gateway.deploy(SHOWN)
+        calls = [asyncio.create_task(gateway.call()) for _ in range(2)]
+        await eventually(lambda: function.waiting == len(calls), "slow starts are waited for")
+        gateway.deploy(SHOWN, troubles=BROKEN)
+        assert [(await call).status for call in calls] == [503, 503]
+
+
+async def test_call_waits_and_is_served_when_the_function_was_mended() -> None:
+    async with a_gateway() as gateway, a_function(says(b"well")) as instance:
+        gateway.deploy(SHOWN, troubles=BROKEN)
+        function = gateway.deploy(SHOWN)  # deployed again: it starts
+        call = asyncio.create_task(gateway.call())
+        await eventually(lambda: function.waiting == 1, "the call waits")
+        gateway.deploy(SHOWN, instance)
+        assert (await call).body == b"well"
+
+
+async def test_calls_are_served_by_what_still_runs_when_a_newer_version_does_not_start() -> None:
+    async with a_gateway() as gateway, a_function(says(b"old")) as instance:
+        gateway.deploy(SHOWN, instance, troubles=BROKEN)
+        assert (await gateway.call()).body == b"old"
