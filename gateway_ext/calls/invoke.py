@@ -19,6 +19,7 @@ from gateway_ext.calls.call_limits import CallPart, InvokeSettings
 from gateway_ext.calls.exchange import CallServices, Exchange, FunctionCall
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
+from gateway_ext.calls.local_work import tracing_line
 from gateway_ext.calls.upload import received
 from gateway_ext.errors import (
     BadRequest,
@@ -378,6 +379,8 @@ def _back(call: FunctionCall, connection: HttpConnection, meters: GatewayMeters)
         call.function.learned.saw(models)
     if local:
         call.function.local.saw(local)
+        if tracing := tracing_line(local):
+            back.append((call_headers.LOCAL, tracing))
     back += _ours(call)
     return back
 

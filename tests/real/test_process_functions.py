@@ -2,16 +2,20 @@
 
 import asyncio
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
-from gateway_ext.model import Endpoint
+from common.gpu_wishes import GpuWishes
+from gateway_ext.model import Endpoint, FunctionId
 from tests.kit.nodes.node_thread import node_thread
 from tests.kit.places import ROOT
 from tests.kit.processes.gpu_functions import FLAG, MODEL, TEMPLATE, Shim, answer
 from tests.kit.processes.process_functions import World, call, template_text, world
+from tests.kit.processes.runtime_process import Unix
 from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.group("real", seconds=60)
@@ -30,6 +34,41 @@ async def test_function_computes_on_the_nodes_gpu_and_a_plain_one_on_its_own_cpu
             assert found["scores"][0] == pytest.approx(expected["scores"][0], rel=1e-5, abs=1e-6)
             assert await template_text(there, gpu) == "imported", "its weights can be forked"
             assert node.pids(), "no model was loaded: it was computed in the function"
+
+
+async def test_templates_of_all_examples_are_warm() -> None:
+    functions = yaml.safe_load((ROOT / "stack.yml").read_text())["functions"]
+    with node_thread() as node:
+        async with world(Shim(node)) as there:
+            for name, entry in functions.items():
+                shutil.copytree(ROOT / entry["handler"], there.builds / name / "function")
+                gpu = "" if "com.gpufaas.enabled" in entry["annotations"] else FLAG
+                f = await there.deploy(name, process=gpu)
+                await eventually(lambda f=f: is_warm(there, f), f"{name} is warm")
+
+
+async def is_warm(there: World, function: FunctionId) -> bool:
+    """Whether its example calls were made; an error where they failed."""
+    text = await template_text(there, function)
+    assert "not warm" not in text, text
+    return text == "warm"
+
+
+async def test_answer_says_that_its_graph_was_traced_meanwhile() -> None:
+    class InBackground(Shim):
+        def environment(self, function: FunctionId, wishes: GpuWishes) -> Mapping[str, str]:
+            return {**super().environment(function, wishes), "GPUFAAS_TRACING": "background"}
+
+    with node_thread() as node:
+        async with world(InBackground(node)) as there:
+            there.build("f", MODEL)
+            (endpoint,) = await there.ready(await there.deploy("f", process=FLAG))
+            path = endpoint.address.removeprefix("unix:")
+            connection = Unix(path)
+            connection.request("POST", "/")
+            told = connection.getresponse().headers["X-Gpu-Local"]
+            connection.close()
+            assert told.startswith("tracing: this call ran on the processor")
 
 
 async def test_container_layout_serves_without_the_rest_of_the_project(tmp_path: Path) -> None:

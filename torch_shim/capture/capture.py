@@ -70,6 +70,7 @@ class Capture:
         if not is_full and function.stage is not Stage.TRACED:
             self._trace(root, function, module, args, kwargs)
             report.local_call("its graph is being traced", 0, root.name)
+            request_context.note_tracing()
             with request_context.timed_locally("its graph is being traced"):
                 return self._call_module(module, *args, **kwargs)
         return self._call_traced(root, function, module, args, kwargs)
@@ -92,6 +93,7 @@ class Capture:
             return answer
         # No graph's guards held: it ran eagerly.
         report.local_call("a graph for this way of calling it is being traced", 0, root.name)
+        request_context.note_tracing()
         if function.is_full():
             self._functions.separate(root, module)
         elif not (copied or is_plain(args, kwargs)):

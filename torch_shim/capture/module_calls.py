@@ -116,6 +116,7 @@ class ModuleCalls:
             if capture is not None:
                 return capture.call(root, module, args, kwargs)
             report.local_call("Dynamo is being imported", 0, root.name)
+            request_context.note_tracing()
             with request_context.timed_locally("Dynamo is being imported"):
                 return self._native(module, *args, **kwargs)
         finally:

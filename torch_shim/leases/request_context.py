@@ -29,6 +29,11 @@ from torch_shim.wire.call_timings import UNTIMED, CallTiming, Timings
 # The models of a request that are reported: all their digests have to fit into one header.
 _MOST_MODELS = 64
 _MOST_LEASES = 1 << 62
+# A function's gateway tells it the caller of the function, too, and no other line.
+_TRACING = (
+    "tracing: this call ran on the processor while its graph was traced; an example.json has that"
+    " done before the first call"
+)
 # A function has about one lease at a time from each gateway, for many requests.
 _MOST_TOKENS = 64
 
@@ -70,6 +75,7 @@ class RequestLease:
         self.token = token
         self.claims = claims_of(token)
         self.over = False  # True once the request is answered: later calls acquire their own lease
+        self.traces = False  # True once a module ran in the function while its graph was traced
         self.answered = False  # True once a GPU has answered a call
         self.models: dict[str, None] = {}  # the models called, in order of first use
         self._at_end: list[Callable[[], None]] = []
@@ -140,7 +146,9 @@ def used() -> list[str]:
 
 def told() -> list[str]:
     """Return lines about work that stays in the function, for the header X-Gpu-Local."""
-    return told_places.to_send()
+    found = _current.get()
+    tracing = [_TRACING] if found is not None and found.traces else []
+    return tracing + told_places.to_send()
 
 
 def timing_entries() -> list[str]:
@@ -164,6 +172,13 @@ def timed_locally(reason: str) -> Iterator[None]:
         if timing is not None:
             timing.ran_locally(reason)
         yield
+
+
+def note_tracing() -> None:
+    """Record that the current request runs in the function while a graph is traced for it."""
+    found = _current.get()
+    if found is not None:
+        found.traces = True
 
 
 def note_model(digest: str) -> None:

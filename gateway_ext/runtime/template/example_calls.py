@@ -1,8 +1,8 @@
 """Calls of the handler that its author wrote down in `example.json`, for the template to make.
 
 The file is one call or a list of them: `{"body": TEXT or any JSON, "method", "path", "headers"}`,
-with `body_base64` for bytes. Nothing else is ever called in the template: a call may have effects,
-and only its author knows that it may be repeated.
+with `body_base64` for bytes; JSON needs no header for its content type. Nothing else is ever called
+in the template: a call may have effects, and only its author knows that it may be repeated.
 """
 
 import asyncio
@@ -142,6 +142,10 @@ def _call(fields: Any) -> ExampleCall:
     if unknown:
         raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
     headers = {str(name): str(value) for name, value in fields.get("headers", {}).items()}
+    if not isinstance(fields.get("body", ""), str) and "content-type" not in map(
+        str.lower, headers
+    ):
+        headers["Content-Type"] = "application/json"
     method, path = str(fields.get("method", "POST")), str(fields.get("path", "/"))
     return ExampleCall(method, path, headers, _body(fields))
 

@@ -1,6 +1,8 @@
 """What functions report about work without a GPU is kept, within bounds."""
 
 from gateway_ext.calls.local_work import LocalWork
+from tests.kit.fakes.fake_function import a_function, says
+from tests.kit.worlds.calling import a_deployment, a_gateway
 
 
 def test_lines_are_kept_once_in_the_order_of_their_reports() -> None:
@@ -25,3 +27,16 @@ def test_hostile_report_is_bounded_and_printable() -> None:
     assert len(work.lines) == 20
     assert work.lines[0] == "?[2J?<script>"
     assert all(len(line) <= 240 and line.isascii() and line.isprintable() for line in work.lines)
+
+
+async def test_caller_is_told_that_a_graph_was_traced_and_no_line_of_the_functions_code() -> None:
+    told = "tracing: this call ran on the processor|app.py:3 it prints"
+    async with a_gateway() as gateway:
+        for header, expected in (
+            (told, "tracing: this call ran on the processor"),
+            ("app.py:3 it prints", None),
+        ):
+            async with a_function(says(headers=f"X-Gpu-Local: {header}\r\n")) as instance:
+                function = gateway.deploy(a_deployment(), instance)
+                assert (await gateway.call()).header("x-gpu-local") == expected
+                assert function.local.lines == ("app.py:3 it prints",)

@@ -20,12 +20,29 @@ def test_calls_are_read_with_their_defaults(tmp_path: Path) -> None:
     assert examples_in(tmp_path) == []
     assert listed(tmp_path, {"body": "text"}) == [ExampleCall("POST", "/", {}, b"text")]
     many = [
-        {"body": {"a": 1}, "method": "PUT", "path": "/x?y=1", "headers": {"A": "b"}},
+        {"body": "1", "method": "PUT", "path": "/x?y=1", "headers": {"A": "b"}},
         {"body_base64": "AAE="},
     ]
     assert listed(tmp_path, many) == [
-        ExampleCall("PUT", "/x?y=1", {"A": "b"}, b'{"a": 1}'),
+        ExampleCall("PUT", "/x?y=1", {"A": "b"}, b"1"),
         ExampleCall("POST", "/", {}, b"\0\1"),
+    ]
+
+
+def test_json_body_implies_its_content_type_unless_one_is_given(tmp_path: Path) -> None:
+    calls = [
+        {"body": {"pixels": []}},
+        {"body": [1], "headers": {"content-TYPE": "application/x-mine"}},
+        {"body": "text"},
+        {"body_base64": "AAAA"},
+    ]
+    (tmp_path / "example.json").write_text(json.dumps(calls))
+    found = [call.headers for call in examples_in(tmp_path)]
+    assert found == [
+        {"Content-Type": "application/json"},
+        {"content-TYPE": "application/x-mine"},
+        {},
+        {},
     ]
 
 
