@@ -19,7 +19,7 @@ from gateway_ext.runtime.listen_addresses import BadListenAddress, leave, listen
 from gateway_ext.runtime.quick_end import end_at_once
 from gateway_ext.runtime.runtime_settings import BadRuntimeSetting, RuntimeSettings
 from gateway_ext.runtime.serving_processes import Workers
-from gateway_ext.runtime.template import template_process
+from gateway_ext.runtime.template import example_calls, template_process
 
 _SET_DEATH_SIGNAL = 1
 _ASK_FOR_MORE = "the annotation com.gpufaas.batch-handler says how many it takes"
@@ -34,6 +34,8 @@ def main(environment: MutableMapping[str, str], command: Sequence[str]) -> int:
     _flush_lines(sys.stdout, sys.stderr)
     try:
         settings = RuntimeSettings.from_environment(environment)
+        if options.examples:
+            return _call_examples(settings)
         if template_process.VARIABLE in environment:
             return _serve_from_template(settings, environment)
         if options.worker is not None:
@@ -53,6 +55,7 @@ def main(environment: MutableMapping[str, str], command: Sequence[str]) -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="runtime", description="Serves one function.")
     parser.add_argument("--gpu", action="store_true", help="a mark for the gateway, without effect")
+    parser.add_argument("--examples", action="store_true", help="make the example calls, and end")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
@@ -75,6 +78,26 @@ def _work(settings: RuntimeSettings, options: argparse.Namespace) -> int:
     listener = listening(f"fd:{options.listener}")
     code, clean = _serve(settings, listener, parent=socket.socket(fileno=options.worker))
     return _end(code, clean=clean)
+
+
+def _call_examples(settings: RuntimeSettings) -> int:
+    """Make the calls of example.json, or else a call without a body; 1 if one fails."""
+    folder = Path(settings.handler)
+    try:
+        handler = _loaded(settings)
+    except BaseException as error:  # noqa: BLE001 - every error of the user's module is logged
+        sys.stderr.write(settings.errors.import_failure(error))
+        return 1
+    try:
+        calls = example_calls.examples_in(folder)
+        if not calls:
+            without = "an empty call is made; write a typical one there"
+            sys.stderr.write(f"there is no {example_calls.FILE}: {without}\n")
+        example_calls.make(handler, calls or [example_calls.EMPTY], settings.hostname)
+    except example_calls.BadExample as error:
+        sys.stderr.write(f"{settings.errors.raised(error.__cause__ or error)}\n")
+        return 1
+    return 0
 
 
 def _serve_from_template(settings: RuntimeSettings, environment: MutableMapping[str, str]) -> int:

@@ -32,10 +32,18 @@ class Checked:
 def as_text(checked: Checked) -> str:
     """The findings in groups, one line each, problems last."""
     found = [finding for finding in checked.findings if finding.seen is not FoundBy.BREAK]
+    local = [finding for finding in found if finding.rule.outcome is UseOutcome.LOCAL]
+    by_run = [finding for finding in local if finding.seen is FoundBy.RUN]
+    here = {(finding.file, finding.line) for finding in by_run}
+    redirected = of_outcome(found, UseOutcome.REDIRECTED)
     breaks = [finding for finding in checked.findings if finding.seen is FoundBy.BREAK]
     groups = [
-        ("redirected to the GPU", of_outcome(found, UseOutcome.REDIRECTED)),
-        ("answered in the function", of_outcome(found, UseOutcome.LOCAL)),
+        ("redirected to the GPU", [f for f in redirected if (f.file, f.line) not in here]),
+        (
+            "answered in the function",
+            of_outcome([f for f in local if f.seen is FoundBy.SOURCE], UseOutcome.LOCAL),
+        ),
+        ("runs on the CPU", of_outcome(by_run, UseOutcome.LOCAL)),
         ("graph breaks: a graph ends, a round trip more", of_outcome(breaks, UseOutcome.LOCAL)),
         ("heavy, on the function's own processor", of_outcome(found, UseOutcome.LOCAL, heavy=True)),
         ("cannot be done", of_outcome(found, UseOutcome.CANNOT)),
@@ -118,7 +126,7 @@ def _of_run(ran: TrialRun) -> Iterator[str]:
     yield f"ran in {ran.took_s:.1f} s, exit code {ran.code}"
     share = share_in_graphs(ran)
     if share is None:
-        yield "no call of a module was counted (processes that end by os._exit report nothing)"
+        yield "no module ran on the GPU (of processes that end by os._exit nothing is known)"
     else:
         here = _counted(ran.local_operators, "operator")
         yield (
@@ -126,7 +134,8 @@ def _of_run(ran: TrialRun) -> Iterator[str]:
             f"{_counted(ran.graph_calls, 'call')}, {here} here"
         )
     outside = outside_graphs(ran)
-    yield f"outside of graphs: {outside['calls']:,.0f} operators, {outside['seconds']:.3f} s"
+    calls, seconds = outside["calls"], outside["seconds"]
+    yield f"outside of graphs, on the CPU: {calls:,.0f} operators, {seconds:.3f} s"
 
 
 def _verdict(checked: Checked) -> str:
@@ -138,7 +147,11 @@ def _verdict(checked: Checked) -> str:
         *([f"{heavy} heavy on the function's own processor"] if heavy else []),
         *(["the program failed"] if failed else []),
     ]
-    return f"to change: {', '.join(wrong)}" if wrong else "nothing stands in the way"
+    if wrong:
+        return f"to change: {', '.join(wrong)}"
+    if checked.run is not None and not checked.run.graph_operators:
+        return "nothing ran on the GPU: compute in the forward of an nn.Module that is on 'cuda'"
+    return "nothing stands in the way"
 
 
 def _counted(count: int, what: str) -> str:

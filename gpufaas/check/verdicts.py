@@ -11,10 +11,12 @@ from gpufaas.check.trial_run import LocalGraph, OutsideOperator, TrialRun
 WANTED_SHARE = 0.95
 # CPU time of an operator's calls at one line from which a GPU would be worth its round trip.
 HEAVY_S = 0.01
+_NO_WORK = frozenset({"_has_compatible_shallow_copy_type"})  # part of moving a module
 
 
 def judge(ran: TrialRun) -> Iterator[Finding]:
     """The findings of the run, in addition to those of the source."""
+    nothing_on_gpu = not ran.graph_operators and not ran.code
     for refused in ran.refused:
         rule = UseRule(UseOutcome.CANNOT, "refused when it was called", refused.remedy)
         yield Finding(_absolute(refused.file), refused.line, refused.call, rule, FoundBy.RUN)
@@ -24,13 +26,14 @@ def judge(ran: TrialRun) -> Iterator[Finding]:
             what = f"{_times(entry.operators, 'operator')} of a module"
             yield Finding(_absolute(entry.file), entry.line, what, rule, FoundBy.RUN)
     for operator in ran.operators:
-        if is_heavy_operator(operator):
+        heavy = is_heavy_operator(operator)
+        if heavy or (nothing_on_gpu and operator.name not in _NO_WORK):
             what = f"{operator.name}: {_times(operator.calls, 'call')}, {operator.seconds:.2f} s"
             yield Finding(
                 _absolute(operator.file),
                 operator.line,
                 what,
-                local_rules.of_operator(),
+                local_rules.of_operator(heavy=heavy),
                 FoundBy.RUN,
             )
     for file, line, reason in ran.breaks:

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.group("check", seconds=50)
 
-CHECK = [sys.executable, "-m", "gpufaas.cli", "check", "--devices", "cpu:1", "--json"]
+CHECK = [sys.executable, "-P", "-m", "gpufaas.cli", "check", "--devices", "cpu:1", "--json"]
 
 GOOD = """\
 import torch
@@ -96,6 +96,37 @@ def test_check_shows_lines_of_what_stays_local_breaks_or_is_refused(tmp_path: Pa
     assert lines(said, outcome="cannot", seen="source") == [21]
     assert lines(said, outcome="cannot", seen="run", remedy="ask the node") == [24]
     assert {finding["file"] for finding in said["findings"]} == {str(path.resolve())}
+
+
+HANDLER = """\
+import json
+import torch
+from common import WIDTH
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Linear(WIDTH, 2).eval().to(device)
+
+def handle(event, context):
+    ones = torch.ones(json.loads(event.body)["rows"], WIDTH, device=device)
+    with torch.no_grad():
+        return {"scores": model(ones).tolist()}
+"""
+
+
+def test_check_calls_a_handler_with_its_example_beside_packages_named_as_ours(
+    tmp_path: Path,
+) -> None:
+    for name in ("common", "scheduler", "tests", "bench"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("WIDTH = 4\n", encoding="utf-8")
+    (tmp_path / "handler.py").write_text(HANDLER, encoding="utf-8")
+
+    said, errors = check(tmp_path / "handler.py", 1)
+    assert "there is no example.json: an empty call is made" in errors
+    assert 'File "handler.py", line 8, in handle' in errors
+
+    (tmp_path / "example.json").write_text('{"body": {"rows": 3}}', encoding="utf-8")
+    said, errors = check(tmp_path / "handler.py", 0)
+    assert (said["run"]["exit_code"], said["run"]["share_in_graphs"]) == (0, 1.0)
 
 
 def test_check_says_so_when_there_is_no_such_python(tmp_path: Path) -> None:

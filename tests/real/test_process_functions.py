@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ async def test_templates_of_all_examples_are_warm() -> None:
                 shutil.copytree(ROOT / entry["handler"], there.builds / name / "function")
                 gpu = "" if "com.gpufaas.enabled" in entry["annotations"] else FLAG
                 f = await there.deploy(name, process=gpu)
-                await eventually(lambda f=f: is_warm(there, f), f"{name} is warm")
+                await eventually(partial(is_warm, there, f), f"{name} is warm")
 
 
 async def is_warm(there: World, function: FunctionId) -> bool:

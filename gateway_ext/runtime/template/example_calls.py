@@ -39,6 +39,9 @@ class ExampleCall(NamedTuple):
     body: bytes
 
 
+EMPTY = ExampleCall("POST", "/", {}, b"")
+
+
 def examples_in(folder: Path) -> list[ExampleCall]:
     """The calls that the folder's file lists; none without a file."""
     path = folder / FILE

@@ -1,9 +1,10 @@
-"""`gpufaas check`: the outcome of each CUDA use of a program, by line."""
+"""`gpufaas check`: the outcome of each CUDA use of a program, or of a function, by line."""
 
 import argparse
 import sys
 from pathlib import Path
 
+from gateway_ext.providers.process.process_launch import RUNTIME
 from gpufaas.check.findings import without_repeats
 from gpufaas.check.project_files import read_project
 from gpufaas.check.report_text import Checked, as_json, as_text
@@ -14,6 +15,7 @@ from gpufaas.errors import CommandError
 from gpufaas.options.gpu_node import add_device_options, node_settings
 from gpufaas.options.subparsers import Commands
 
+_HANDLER = "handler.py"
 _EXEC_OPTIONS = (
     "devices",
     "gpu_memory",
@@ -36,15 +38,16 @@ def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser(
         "check",
-        help="which CUDA uses of a script work, which are slow, which cannot be done",
-        usage="gpufaas check [options] script.py [arguments]",
+        help="which CUDA uses of a script or a function work, are slow, or cannot be done",
+        usage="gpufaas check [options] script.py [arguments]\n"
+        "       gpufaas check [options] FOLDER/handler.py   its calls are those of example.json",
     )
     add_device_options(parser)
     add = parser.add_argument
     add("--static", action="store_true", help="only read the script, do not run it")
     add("--json", action="store_true", help="print one JSON object")
     add("--python", default=sys.executable, metavar="PROGRAM", help="what runs the script")
-    add("script", help="a Python script")
+    add("script", help="a Python script, or the handler.py of a function")
     add("arguments", nargs=argparse.REMAINDER, help="its arguments")
     parser.set_defaults(run=_run)
 
@@ -65,7 +68,12 @@ def _trial_run(options: argparse.Namespace) -> TrialRun:
     if not Path(options.script).is_file():
         raise CommandError(f"{options.script}: no such file")
     program = [options.python, options.script, *options.arguments]
-    return run_program(program, _exec_options(options), options.environment, quiet=options.json)
+    environment = dict(options.environment)
+    handler = Path(options.script).absolute()
+    if handler.name == _HANDLER:
+        program = [options.python, str(RUNTIME), "--examples"]
+        environment["GPUFAAS_HANDLER"] = str(handler.parent)
+    return run_program(program, _exec_options(options), environment, quiet=options.json)
 
 
 def _exec_options(options: argparse.Namespace) -> list[str]:

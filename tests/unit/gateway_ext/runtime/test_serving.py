@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from gateway_ext.tracing.reported_trace import thread_wait
 from tests.kit.places import ACTIVATE
-from tests.kit.processes.runtime_process import Running, runtime
+from tests.kit.processes.runtime_process import RUNTIME, Running, runtime
 from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.group("serving", seconds=40)
@@ -413,3 +415,33 @@ def _pids(running: Running, seen: set[bytes]) -> set[bytes]:
     assert answer.status == 201, answer
     seen.add(answer.body.rsplit(b": ", 1)[1].rstrip(b"}"))
     return seen
+
+
+HANDLE = "def handle(event, context): return"
+
+
+@pytest.mark.parametrize(
+    ("handler", "example", "code", "told"),
+    [
+        (f"{HANDLE} event.body", '{"body": "x"}', 0, ""),
+        (f"{HANDLE} event.body", "", 0, "an empty call is made"),
+        (f"{HANDLE} 1 / 0", "{}", 1, "line 1, in handle"),
+        (HANDLE + " {'statusCode': 400}", "{}", 1, "answered 400"),
+        ("import nix", "{}", 1, "its handler cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_example_calls_are_made_once_when_asked_for(
+    tmp_path: Path, handler: str, example: str, code: int, told: str
+) -> None:
+    (tmp_path / "handler.py").write_text(handler)
+    if example:
+        (tmp_path / "example.json").write_text(example)
+    done = subprocess.run(
+        [sys.executable, str(RUNTIME), "--examples"],
+        env={"GPUFAAS_HANDLER": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, told in done.stderr) == (code, True), done.stderr
+    assert str(tmp_path) not in done.stderr

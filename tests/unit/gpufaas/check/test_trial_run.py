@@ -205,3 +205,18 @@ def test_json_has_place_reason_and_remedy_of_each_finding() -> None:
     assert found["why"]
     assert found["remedy"]
     assert (answer["passes"], answer["run"]["share_in_graphs"]) == (True, 0.5)
+
+
+def test_text_says_what_runs_on_the_cpu_when_nothing_ran_on_the_gpu() -> None:
+    file = str(Path("app.py").resolve())
+    moved = Finding(file, 9, "sparse.cuda()", UseRule(UseOutcome.REDIRECTED))
+    run = ran(
+        graph_calls=0,
+        graph_operators=0,
+        operators=[OutsideOperator("app.py", 9, "mm", 3, 0.001, 0.0001)],
+    )
+    text = as_text(checked(moved, *judge(run), run=run))
+    assert "runs on the CPU: 1" in text
+    assert "redirected to the GPU" not in text, "the same line"
+    assert "nothing stands in the way" not in text
+    assert text.splitlines()[-1].startswith("nothing ran on the GPU")
