@@ -1,17 +1,31 @@
-"""`gpufaas explain`: a request's placement decisions and their outcomes."""
+"""`gpufaas explain`: why a call or a request was placed where it was, and its outcome."""
 
 import argparse
 import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
 
+from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
 from gpufaas.output.request_text import request_text
-from gpufaas.remote.scheduler_api import add_scheduler_options, request_story, scheduler_api
+from gpufaas.remote.gateway_api import GatewayApi, add_gateway_options, gateway_api
+from gpufaas.remote.scheduler_api import (
+    SchedulerApi,
+    add_scheduler_options,
+    request_story,
+    scheduler_api,
+)
+
+_LOCAL, _REQUEST, _LEASE, _GPU = "gpufaas.local", "gpufaas.request", "gpufaas.lease", "gpufaas.gpu"
 
 
 def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
-    parser = commands.add_parser("explain", help="why a request was placed where it was")
-    parser.add_argument("request", nargs="?", help="its id; without one, the latest ids")
+    parser = commands.add_parser("explain", help="why a call was placed where it was")
+    which = "the X-Call-Id of an answer, or a request's id; without one, the latest requests"
+    parser.add_argument("request", nargs="?", metavar="CALL", help=which)
+    add_gateway_options(parser)
     add_scheduler_options(parser)
     parser.set_defaults(run=_run)
 
@@ -19,9 +33,58 @@ def add_parser(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     scheduler = scheduler_api(options)
     if options.request is None:
-        found = scheduler.get("/explain")
-        print(json.dumps(found) if options.json else "\n".join(found))
+        found = scheduler.get("/explain?named=true")
+        print(json.dumps(found) if options.json else "\n".join(map(_latest, found)))
         return 0
-    found = request_story(scheduler, options.request)
-    print(json.dumps(found, indent=1) if options.json else request_text(found))
+    told = explanation(scheduler, gateway_api(options), options.request)
+    one = told["requests"][0] if len(told.get("requests", ())) == 1 else told
+    print(json.dumps(one, indent=1) if options.json else call_text(told))
     return 0
+
+
+def explanation(scheduler: SchedulerApi, gateway: GatewayApi, call: str) -> dict[str, Any]:
+    """What is known of a call or a request: its `requests`, else the `spans` of its trace."""
+    try:
+        return {"requests": [request_story(scheduler, call)]}
+    except CommandError as unknown:
+        try:
+            spans = gateway.get(f"/system/traces/{quote(call, safe='')}")["spans"]
+        except CommandError as error:
+            raise CommandError(f"{unknown}; and the gateway: {error}") from error
+    requests = dict.fromkeys(span["attributes"].get(_REQUEST) for span in spans)
+    stories = [_remembered(scheduler, request) for request in requests if request]
+    found = [story for story in stories if story is not None]
+    return {"requests": found} if found else {"spans": spans}
+
+
+def call_text(told: dict[str, Any]) -> str:
+    """An explanation for people."""
+    if "requests" in told:
+        return "\n".join(map(request_text, told["requests"]))
+    return "\n".join(_without_request(told["spans"]))
+
+
+def _latest(request: dict[str, Any]) -> str:
+    return f"{request['arrived_ago_s']:9.1f} s ago  {request['function']}  {request['request']}"
+
+
+def _remembered(scheduler: SchedulerApi, request: str) -> dict[str, Any] | None:
+    """A request that the call's function made, unless the scheduler has forgotten it."""
+    try:
+        return request_story(scheduler, request)
+    except CommandError:
+        return None
+
+
+def _without_request(spans: list[dict[str, Any]]) -> Iterator[str]:
+    """Where a call ran that no request is known of."""
+    yield spans[0]["name"]
+    attributes = [span["attributes"] for span in spans]
+    for reason in dict.fromkeys(filter(None, (one.get(_LOCAL) for one in attributes))):
+        yield f"  by the function's own processor: {reason}; no GPU was asked for"
+    leases = [one for one in attributes if one.get(_LEASE)]
+    for lease in dict.fromkeys(one[_LEASE] for one in leases):
+        gpu = next((one[_GPU] for one in leases if one[_LEASE] == lease and _GPU in one), "its GPU")
+        yield f"  on {gpu} under lease {lease}, which stood from an earlier call"
+    if not leases and not any(one.get(_LOCAL) for one in attributes):
+        yield "  it used no GPU"

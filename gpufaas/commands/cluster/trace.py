@@ -26,6 +26,7 @@ _WORDS: Sequence[tuple[str, str]] = (
     ("gpufaas.first_byte_s", "first byte after {:ms}"),
     ("gpufaas.outcome", "{}"),
     ("gpufaas.rule", "{}"),
+    ("gpufaas.request", "request {}"),
     ("gpufaas.lease", "lease {}"),
     ("gpufaas.gpu", "{}"),
     ("gpufaas.node", "on {}"),

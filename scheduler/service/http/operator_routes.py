@@ -17,7 +17,7 @@ from scheduler.service.leadership.term import Office
 from scheduler.service.views import cluster_report
 from scheduler.service.views.call_use import used_by
 from scheduler.service.views.cluster_report import ClusterShown, QueueShown
-from scheduler.service.views.explanation import RequestShown, explained
+from scheduler.service.views.explanation import LatestShown, RequestShown, explained
 from scheduler.service.views.model_rests import model_rests
 
 _SHOWN = 100
@@ -90,8 +90,14 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
         return bill(found.buckets, found.settings, by, now_unix_s - last_s, now_unix_s)
 
     @get("/explain", tags=["explain"], dependencies=view, summary="The latest requests")
-    async def latest(most: Annotated[int, Query(ge=0, le=_MOST_SHOWN)] = _SHOWN) -> list[str]:
-        return [record.request.id for record in service.office().history.latest(most)]
+    async def latest(
+        most: Annotated[int, Query(ge=0, le=_MOST_SHOWN)] = _SHOWN, *, named: bool = False
+    ) -> Sequence[str] | Sequence[LatestShown]:
+        office = service.office()
+        now_s, records = office.clock.now_s(), office.history.latest(most)
+        if named:
+            return [LatestShown.of(record, now_s) for record in records]
+        return [record.request.id for record in records]
 
     @get(
         "/explain/{request:path}",

@@ -1,6 +1,7 @@
 """The answer of /explain: why a request was placed where it was, and the measured times."""
 
 from dataclasses import dataclass
+from typing import Self
 
 from cache_manager.http.residency_routes import ModelRest
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
@@ -63,6 +64,21 @@ class DecisionShown:
     came: LeaseShown | None
     more_slots: tuple[SlotId, ...] = ()
     configuration: ConfigurationStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LatestShown:
+    """One of the latest requests: whose it is, and when it came."""
+
+    request: RequestId
+    function: str
+    arrived_ago_s: float
+
+    @classmethod
+    def of(cls, record: RequestRecord, now_s: float) -> Self:
+        """The request of a record."""
+        request = record.request
+        return cls(request.id, request.function, now_s - record.arrived_s)
 
 
 @dataclass(frozen=True, slots=True)

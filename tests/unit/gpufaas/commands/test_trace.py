@@ -64,7 +64,7 @@ def test_spans_of_the_scheduler_are_below_the_lease_that_asked_for_them() -> Non
         f"call c/1, trace {TRACE}",
         "       began         took",
         "    0.000 ms    10.000 ms  call f [gateway] status 200",
-        "    1.000 ms     2.000 ms    lease [gateway] hit: no",
+        "    1.000 ms     2.000 ms    lease [gateway] request r0, hit: no",
         "    2.000 ms     1.000 ms      schedule [scheduler]",
         "    2.000 ms     1.000 ms        queue [scheduler]",
     ]

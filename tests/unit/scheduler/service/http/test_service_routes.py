@@ -186,6 +186,9 @@ async def test_explanation_names_candidates_and_what_came() -> None:
         assert (came["run_s"], came["runs"], came["loaded_from"]) == (0.25, 1, {"bert": "absent"})
         assert came["held_s"] >= 0
         assert (await world.get("/explain")).body == ["team/r0"]
+        (named,) = (await world.get("/explain?named=true")).body
+        assert (named["request"], named["function"]) == ("team/r0", shown["function"])
+        assert named["arrived_ago_s"] >= 0
 
 
 async def test_decision_is_explained_without_candidates_when_there_are_too_many_slots() -> None:

@@ -1,0 +1,72 @@
+"""`gpufaas explain` takes the id that callers have, whatever the call did."""
+
+from typing import Any
+
+import pytest
+
+from gpufaas.commands.cluster.explain import call_text, explanation
+from gpufaas.errors import CommandError
+from gpufaas.options.http_url import http_url
+from gpufaas.remote.gateway_api import GatewayApi
+from gpufaas.remote.scheduler_api import SchedulerApi
+
+
+class FakeScheduler(SchedulerApi):
+    """One that remembers these requests."""
+
+    def __init__(self, *requests: str) -> None:
+        super().__init__((), "")
+        self._requests = requests
+
+    def get(self, path: str, **query: object) -> Any:
+        del query
+        if path == "/explain":
+            return list(self._requests)
+        request = path.removeprefix("/explain/")
+        if request not in self._requests:
+            raise CommandError(f"no request among the latest: {request}")
+        return {"request": request}
+
+
+class FakeGateway(GatewayApi):
+    """One that remembers the call `c1`, whose spans have these attributes."""
+
+    def __init__(self, *attributes: dict[str, Any]) -> None:
+        super().__init__(http_url("http://gateway", "gateway"), "")
+        self._spans = [{"name": "call f.n", "attributes": one} for one in ({}, *attributes)]
+
+    def get(self, path: str) -> Any:
+        if path != "/system/traces/c1":
+            raise CommandError("call is unknown")
+        return {"spans": self._spans}
+
+
+@pytest.mark.parametrize("request_id", ["c1", "c1~2af0", "n/f/session/1"])
+def test_call_is_explained_by_its_id_whatever_the_request_was_called(request_id: str) -> None:
+    gateway = FakeGateway({"gpufaas.request": request_id}, {"gpufaas.request": "forgotten"})
+    told = explanation(FakeScheduler(request_id), gateway, "c1")
+    assert told == {"requests": [{"request": request_id}]}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "text"),
+    [
+        (
+            {"gpufaas.local": "its graph is being traced"},
+            "own processor: its graph is being traced",
+        ),
+        ({"gpufaas.lease": 7, "gpufaas.gpu": "vm/cpu:0"}, "on vm/cpu:0 under lease 7"),
+        ({"gpufaas.lease": 0}, "it used no GPU"),
+    ],
+)
+def test_call_without_a_request_of_its_own_says_where_it_ran(
+    attributes: dict[str, Any], text: str
+) -> None:
+    told = call_text(explanation(FakeScheduler(), FakeGateway(attributes), "c1"))
+    assert told.startswith("call f.n\n")
+    assert text in told
+
+
+def test_call_that_nobody_knows_is_refused_with_what_both_say() -> None:
+    with pytest.raises(CommandError, match=r"no request among .*; and the gateway: call is unkn"):
+        explanation(FakeScheduler(), FakeGateway(), "c2")
