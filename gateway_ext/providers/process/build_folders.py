@@ -1,5 +1,6 @@
 """Builds: the folder that a deployment names, and a copy of it that never changes."""
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -24,11 +25,14 @@ _PART_BYTES = 1 << 20
 def find(deployment: Deployment, settings: ProcessProviderSettings) -> Path:
     """The folder with the handler.py; BadDeployment names every place that was searched.
 
+    Of a build and the folder of its name in a root, which it was made of, the newer one is taken:
+    faas-cli does not make a build anew.
     A folder is accepted only if it lies, links followed, in one of the roots or in the folder of
     builds: the right to deploy must not be the right to run any file of the machine.
     """
     allowed = [folder.resolve() for folder in (*settings.roots, settings.builds)]
     looked: list[str] = []
+    found: list[Path] = []
     for place in _places(deployment, settings):
         folder = _handler_in(place.resolve())
         if folder is None:
@@ -36,9 +40,14 @@ def find(deployment: Deployment, settings: ProcessProviderSettings) -> Path:
         elif not any(folder.is_relative_to(root) for root in allowed):
             looked.append(f"{place.absolute()} (outside of the folders that deployments may name)")
         else:
-            return folder
+            found.append(folder)
+    if found:
+        return found[0] if PATH in deployment.annotations else max(found, key=_changed_ns)
     meant = f"{deployment.id} (image {deployment.image})"
-    raise BadDeployment(f"there is no build of {meant}; looked at " + ", ".join(looked))
+    not_run = f"; fprocess is not run here: `handle` in {_HANDLER} is called"
+    places = ", ".join(looked)
+    why = not_run if deployment.process else ""
+    raise BadDeployment(f"there is no build of {meant}; looked at {places}{why}")
 
 
 def copy(folder: Path, into: Path, gid: int | None, most_bytes: int) -> Path:
@@ -82,7 +91,22 @@ def _places(deployment: Deployment, settings: ProcessProviderSettings) -> list[P
         return [Path(named)] if Path(named).is_absolute() else [r / named for r in settings.roots]
     image = deployment.image.rpartition("/")[2].partition("@")[0].partition(":")[0]
     names = [name for name in (image, deployment.id.name) if name not in ("", ".", "..")]
-    return [settings.builds / name for name in dict.fromkeys(names)]
+    folders = (settings.builds, *settings.roots)
+    return [folder / name for folder in folders for name in dict.fromkeys(names)]
+
+
+def _changed_ns(folder: Path) -> int:
+    """When a file in the folder was written last, as far as it can be read."""
+    newest_ns = 0
+    with contextlib.suppress(OSError), contextlib.ExitStack() as exits:
+        top = folder_trees.open_folder(folder)
+        exits.callback(os.close, top)
+        for entry in folder_trees.entries(
+            top, most=_MOST_FILES, levels=_MOST_LEVELS, skip=_is_ignored
+        ):
+            if entry.is_file:
+                newest_ns = max(newest_ns, entry.status.st_mtime_ns)
+    return newest_ns
 
 
 def _handler_in(place: Path) -> Path | None:

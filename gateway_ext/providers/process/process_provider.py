@@ -96,7 +96,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         async with self._deploying:
             self._check(deployment, update=update)
             present = self._functions.get(deployment.id)
-            source = build_folders.find(deployment, self._settings)
+            source = await asyncio.to_thread(build_folders.find, deployment, self._settings)
             before = present.record if present is not None else await self._new_record(deployment)
             try:
                 folder, uid = before.folder, before.uid

@@ -89,6 +89,14 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
         now_unix_s = time.time()
         return bill(found.buckets, found.settings, by, now_unix_s - last_s, now_unix_s)
 
+    _add_explanations(routes, service, view)
+    return routes
+
+
+def _add_explanations(routes: APIRouter, service: OperatorService, view: Sequence[Any]) -> None:
+    """The latest requests, the reasons of their placements, and their spans."""
+    get = routes.get
+
     @get("/explain", tags=["explain"], dependencies=view, summary="The latest requests")
     async def latest(
         most: Annotated[int, Query(ge=0, le=_MOST_SHOWN)] = _SHOWN, *, named: bool = False
@@ -126,8 +134,6 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
         if not spans:
             raise UnknownName("request among the latest:", request)
         return {"request": request, "spans": [plain_span(span) for span in spans]}
-
-    return routes
 
 
 def _add_policy(

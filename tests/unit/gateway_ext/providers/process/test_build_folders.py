@@ -3,11 +3,14 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway_ext.errors import BadDeployment
+from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.providers.process import build_folders
+from gateway_ext.providers.process.process_settings import ProcessProviderSettings
 
 MOST = 1 << 20
 
@@ -118,3 +121,59 @@ def test_build_is_refused_when_a_folder_above_it_became_a_link(tmp_path: Path) -
     (tmp_path / "allowed").symlink_to(secret)
     with pytest.raises(BadDeployment, match="was changed during the deployment"):
         copied(tmp_path / "allowed" / "source", tmp_path)
+
+
+# -- which folder is meant -----------------------------------------------------------------------
+
+
+def handler_in(folder: Path, written_s: int) -> Path:
+    folder.mkdir(parents=True)
+    path = folder / "handler.py"
+    path.touch()
+    os.utime(path, (written_s, written_s))
+    return folder
+
+
+def deployed(tmp_path: Path, image: str = "f:latest", **more: Any) -> Path:
+    roots = (tmp_path / "root",)
+    settings = ProcessProviderSettings(tmp_path, builds=tmp_path / "build", roots=roots)
+    deployment = Deployment(FunctionId("openfaas-fn", "f"), image, **more)
+    return build_folders.find(deployment, settings)
+
+
+@pytest.mark.parametrize("newer", ["build", "source"])
+def test_source_is_taken_when_it_is_newer_than_its_build(tmp_path: Path, newer: str) -> None:
+    folders = {
+        "build": handler_in(tmp_path / "build" / "f" / "function", 2 if newer == "build" else 1),
+        "source": handler_in(tmp_path / "root" / "f", 1 if newer == "build" else 2),
+    }
+    assert deployed(tmp_path) == folders[newer]
+
+
+def test_source_is_taken_when_there_is_no_build(tmp_path: Path) -> None:
+    source = handler_in(tmp_path / "root" / "f", 1)
+    assert deployed(tmp_path) == source
+
+
+def test_module_in_a_folder_of_the_source_makes_it_newer_and_a_cache_does_not(
+    tmp_path: Path,
+) -> None:
+    build = handler_in(tmp_path / "build" / "f" / "function", 5)
+    source = handler_in(tmp_path / "root" / "f", 1)
+    handler_in(source / "__pycache__", 9)
+    assert deployed(tmp_path) == build
+    handler_in(source / "parts", 9)
+    assert deployed(tmp_path) == source
+
+
+def test_folder_that_a_deployment_names_is_taken_whatever_else_there_is(tmp_path: Path) -> None:
+    handler_in(tmp_path / "build" / "f" / "function", 5)
+    named = handler_in(tmp_path / "root" / "named", 1)
+    assert deployed(tmp_path, annotations={"com.gpufaas.path": "named"}) == named
+
+
+def test_refusal_says_that_no_fprocess_is_run(tmp_path: Path) -> None:
+    with pytest.raises(BadDeployment, match="fprocess is not run here"):
+        deployed(tmp_path, process="python index.py")
+    with pytest.raises(BadDeployment, match=r"there is no build of f\.openfaas-fn"):
+        deployed(tmp_path)
