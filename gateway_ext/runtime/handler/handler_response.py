@@ -100,6 +100,8 @@ def _with_body(status: int, body: object) -> HandlerResponse:
 def _json(value: object) -> bytes:
     try:
         return json.dumps(value, default=_refuse).encode()
+    except BadResponse:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise BadResponse(
             f"a handler cannot answer with {type(value).__name__}: {error}"
