@@ -116,6 +116,8 @@ def test_arrow_keys_lead_through_tables_and_charts(opened: Opener) -> None:
         assert "Namespace" in page.text("dialog[open]")
         page.until("document.querySelector('dialog').innerText.includes('warm, 411 MiB')")
         assert "512 MiB" in page.text("dialog[open]")
+        assert "faas-cli logs " in page.text("dialog[open]")
+        assert page.text("dialog[open] pre") == "Traceback (most recent call last):"
         page.press("Escape")
         page.until(f"{IS_CLOSED} && {FOCUS}.ariaRowIndex === '3'")
         tab_to(page, "button.decision")
