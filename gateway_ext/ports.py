@@ -31,7 +31,8 @@ class FunctionListener(Protocol):
         """A function has this deployment and these endpoints; `wanted` replicas were requested.
 
         Called at every change, also if no instance is ready (no endpoints). An endpoint that is
-        left out gets no new call from the moment of this call.
+        left out gets no new call from the moment of this call. `troubles` are those of now: while
+        it does not start, and has no endpoint, its calls are refused.
         """
         ...
 

@@ -12,6 +12,8 @@ _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 _PLAIN = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
+_ERRORS = HandlerErrors("function")
+
 
 class BadRuntimeSetting(ValueError):
     """An environment variable has an invalid value."""
@@ -50,14 +52,7 @@ class RuntimeSettings:
     log_json: bool = False
     takes_list: bool = False  # whether the deployment asks for a handler of lists
     batches: BatchSettings = BatchSettings()
-    shows_errors: bool = False
-    log_command: str = ""
-
-    @property
-    def errors(self) -> HandlerErrors:
-        """Describes the handler's errors."""
-        folder = str(Path(self.handler).absolute())
-        return HandlerErrors(folder, self.shows_errors, self.log_command)
+    errors: HandlerErrors = _ERRORS
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "RuntimeSettings":
@@ -82,8 +77,11 @@ class RuntimeSettings:
                 wait_s=_time_s(environment, "GPUFAAS_BATCH_WAIT", 0.0),
                 repeats=environment.get("GPUFAAS_BATCH_REPEATS") != "0",
             ),
-            shows_errors=environment.get("GPUFAAS_SHOW_ERRORS") == "1",
-            log_command=environment.get("GPUFAAS_LOG_COMMAND", ""),
+            errors=HandlerErrors(
+                str(Path(environment.get("GPUFAAS_HANDLER") or "function").absolute()),
+                shows_text=environment.get("GPUFAAS_SHOW_ERRORS") == "1",
+                log_command=environment.get("GPUFAAS_LOG_COMMAND", ""),
+            ),
         )
 
 

@@ -109,12 +109,14 @@ def _json(value: object) -> bytes:
 
 
 def _refuse(value: object) -> object:
+    """Say what to do instead; called for what JSON has not, wherever it is in the answer."""
     kind = type(value)
-    if kind.__module__.partition(".")[0] in ("torch", "torch_shim") and hasattr(value, "tolist"):
+    package = str(kind.__module__).partition(".")[0]
+    if package in ("torch", "torch_shim") and hasattr(value, "tolist"):
         remedy = "return x.tolist(), or let the caller send X-Gpu-Data: handle"
         raise BadResponse(f"a tensor cannot be the answer: {remedy}")
     remedy = ": return x.tolist()" if hasattr(value, "tolist") else ""
-    raise BadResponse(f"{kind.__name__} cannot be the answer, nor a part of it{remedy}")
+    raise BadResponse(f"a handler cannot answer with {kind.__name__}{remedy}")
 
 
 def _status_of(status: object) -> int:

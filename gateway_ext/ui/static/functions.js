@@ -236,31 +236,40 @@ function openRow(row) {
   };
   refresh(feed.state);
   open({ title: one.name, content, className: "narrow", refresh });
-  instancesOf(one).then((found) => {
-    instances = found;
-    refresh(feed.state);
-  });
+  for (const asked of [instancesOf(one), logOf(one)])
+    asked.then((found) => {
+      instances = { ...instances, ...found };
+      refresh(feed.state);
+    });
 }
 
 /** What is known of a function's instances, which costs too much to be part of every row. */
 async function instancesOf(one) {
   const [name, namespace] = [one.name, one.namespace].map(encodeURIComponent);
-  const log = `../system/logs?name=${name}&namespace=${namespace}&tail=${LOG_LINES}`;
   try {
-    const [status, lines] = await Promise.all([
-      ask(`../system/function/${name}?namespace=${namespace}&usage=1`),
-      askLines(log),
-    ]);
+    const status = await ask(`../system/function/${name}?namespace=${namespace}&usage=1`);
     const memory = status.usage?.totalMemoryBytes;
     return {
       memory: memory ? bytes(memory) : null,
       template: status.template,
       trouble: (status.annotations ?? {})["com.gpufaas.trouble"],
-      log: lines.map((line) => line.text).join("\n"),
     };
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     return { trouble: error.message };
+  }
+}
+
+/** The end of a function's log. */
+async function logOf(one) {
+  const [name, namespace] = [one.name, one.namespace].map(encodeURIComponent);
+  const path = `../system/logs?name=${name}&namespace=${namespace}&tail=${LOG_LINES}`;
+  try {
+    const lines = await askLines(path);
+    return { log: lines.map((line) => line.text).join("\n") };
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    return { log: error.message };
   }
 }
 
