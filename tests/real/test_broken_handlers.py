@@ -50,6 +50,17 @@ async def test_function_is_waited_for_again_as_soon_as_it_is_deployed_again() ->
         await there.ready(f)
 
 
+async def test_older_version_serves_while_the_newer_one_does_not_start() -> None:
+    async with world(first_pause_s=30.0) as there:
+        there.build("f", HELLO)
+        f = await there.deploy("f")
+        (endpoint,) = await there.ready(f)
+        there.build("f", "import nix\n")
+        await there.deploy("f", update=True)
+        await eventually(lambda: there.heard.troubles[f].start, "the newer one does not start")
+        assert there.heard.endpoints[f] == [endpoint]
+
+
 async def test_next_start_is_waited_for_when_it_succeeds_without_a_deployment() -> None:
     async with world() as there:
         there.build("f", "import os\nos.stat('there')\n" + HELLO)

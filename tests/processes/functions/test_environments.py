@@ -58,10 +58,12 @@ async def test_failure_to_install_is_in_the_status_and_the_log_and_can_be_mended
 
         await eventually(trouble, "the trouble of the environment")
         assert "there-is-no-such-thing" in await trouble()
+        assert "there-is-no-such-thing" in there.heard.troubles[f].start
         assert any("there-is-no-such-thing" in line.text for line in await there.log(f))
         assert environments(there) == []
         there.build("f")
         await there.deploy("f", update=True)
+        assert not there.heard.troubles[f].start, "what was mended is waited for"
         await there.ready(f)
         assert await trouble() == ""
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_ext.metrics.call_counts import BOUNDS_S
-from gateway_ext.model import FunctionId
+from gateway_ext.calls.function_table import Functions
+from gateway_ext.metrics.call_counts import BOUNDS_S, GatewayMeters
+from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.ui.attention import alerts
-from gateway_ext.ui.function_rows import percentile
+from gateway_ext.ui.function_rows import FunctionRows, percentile
 from gateway_ext.ui.page_state import PageState
 from gateway_ext.ui.shown_names import full_name, natural, short_model, shown_function
 from gateway_ext.ui.state_changes import changes
@@ -140,3 +141,19 @@ def test_alert_says_that_a_template_is_not_warm() -> None:
 def test_alerts_are_few_enough_to_read() -> None:
     silent = [gpu(id=f"g{number}", state="silent") for number in range(200)]
     assert len(codes(*silent)) == 50
+
+
+def test_function_is_late_when_it_has_had_no_instance_for_a_minute() -> None:
+    functions = Functions()
+    rows = FunctionRows(functions, GatewayMeters())
+    deployment = Deployment(FunctionId("x", "f"), "image")
+
+    def late(now_s: float) -> bool:
+        return bool(rows.look({}, {}, now_s)["f.x"]["late"])
+
+    functions.function_is(deployment, [], wanted=1)
+    assert [late(0.0), late(59.0), late(61.0)] == [False, False, True]
+    functions.function_is(deployment, [Endpoint("f-1", "unix:/f")], wanted=1)
+    assert not late(62.0)
+    functions.function_is(deployment, [], wanted=0)
+    assert not late(200.0), "nobody wants one"

@@ -2,14 +2,16 @@
 
 import asyncio
 import errno
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from gateway_ext.model import Endpoint, FunctionId
+from gateway_ext.model import Endpoint, FunctionId, LogLine
 from gateway_ext.ports import LogQuery
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
+from gateway_ext.providers.managed.logs.start_output import StartOutput
 from gateway_ext.providers.managed.managed_settings import ManagedSettings
 from gateway_ext.providers.managed.replica import Replica, ReplicaContext
 from tests.kit.virtual_time import until, virtually
@@ -215,3 +217,14 @@ async def test_warning_names_the_function_whose_instance_has_ended(
     await until(1.4)
     assert "f.n: an instance exited with 1" in caplog.text
     await starts.end()
+
+
+def test_output_beyond_what_is_remembered_is_never_held_back() -> None:
+    long = "x" * (256 << 10)
+    start = StartOutput(["first", long])
+    first, rest = (
+        LogLine(FunctionId("n", "f"), "f-1", datetime.now(UTC), text) for text in ("first", long)
+    )
+    assert start.pass_on([first]) == ()
+    assert start.pass_on([rest]) == [first, rest]
+    assert (start.repeats, start.texts) == (False, [])
