@@ -57,7 +57,7 @@ class ServedModel:
         self.urgency = urgency
         self.leases = AdmittedLeases(self._ended, self._claimed)
         self.relief = MemoryRequests(number, tell)
-        self.executor = Executor(device, table, self.leases, self.relief.ask, together)
+        self.executor = Executor(device, self.leases, self.relief.ask, together)
         self._programs = Programs(table)
         self._tell = tell
         self._ran = CallSums(number, self.executor.single.usage, tell)

@@ -91,7 +91,6 @@ class OperatorTable:
 
     def __init__(self, device: torch.device) -> None:
         replaced = Replacements(device)
-        self.reset = replaced.reset
         self._adapted = replaced.on_emulated_gpu
         named = {**_common(), **_checked(replaced.table())}
         self._named = {name: self._adapted(name, found) for name, found in named.items()}

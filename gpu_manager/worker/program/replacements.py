@@ -45,15 +45,6 @@ class Replacements:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._open: list[torch.autocast] = []  # modes entered and not left; one call runs at a time
-
-    def reset(self) -> None:
-        """Leave what a call that failed had entered, so that the next one begins afresh."""
-        while self._open:
-            self._exit_autocast(self._open[-1])
-        functorch = torch._C._functorch  # noqa: SLF001 - torch has no public way to ask
-        while functorch.get_dynamic_layer_stack_depth():
-            functorch.pop_dynamic_layer_stack()
 
     def table(self) -> dict[str, Operator]:
         """Every replaced operator by its name in programs."""
@@ -65,7 +56,7 @@ class Replacements:
             "t:torch.autograd.grad_mode._enter_inference_mode": _nothing,
             "t:torch.autograd.grad_mode._exit_inference_mode": _nothing,
             "t:torch.amp.autocast_mode._enter_autocast": self._enter_autocast,
-            "t:torch.amp.autocast_mode._exit_autocast": self._exit_autocast,
+            "t:torch.amp.autocast_mode._exit_autocast": _exit_autocast,
         }
         table.update(_vmap_helpers())
         table.update(dict.fromkeys(_GROUPED_PRODUCTS, _grouped_product))
@@ -110,13 +101,12 @@ class Replacements:
         cached = cache_enabled if isinstance(cache_enabled, bool) else None
         mode = torch.autocast(kind, dtype, enabled is not False, cached)
         mode.__enter__()  # type: ignore[no-untyped-call] # torch gives it no types
-        self._open.append(mode)
         return mode
 
-    def _exit_autocast(self, mode: torch.autocast | None) -> None:
-        if mode is not None:
-            self._open.remove(mode)
-            mode.__exit__(None, None, None)
+
+def _exit_autocast(mode: object) -> None:
+    if isinstance(mode, torch.autocast):
+        mode.__exit__(None, None, None)
 
 
 def _same(tensor: torch.Tensor, *_: object) -> torch.Tensor:
