@@ -6,10 +6,10 @@ import torch
 
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.calls.calls_together import CallNeeds
+from gpu_manager.worker.calls.thread_modes import Mode
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, ChannelState
 from gpu_manager.worker.program.tensor_specs import DTYPES
-from gpu_manager.worker.program.thread_modes import Mode
 from torch_shim.wire.arithmetic import Arithmetic, read_arithmetic
 from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import FailureKind

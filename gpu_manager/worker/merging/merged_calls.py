@@ -9,6 +9,7 @@ import torch
 from gpu_manager.worker.call_errors import CallRefused, ContextLost, OutOfMemory
 from gpu_manager.worker.calls.channel_call import CallAnswer
 from gpu_manager.worker.calls.single_call import SingleCalls, refuse_reshaped, versions_of
+from gpu_manager.worker.calls.thread_modes import computing
 from gpu_manager.worker.merging import merged_run
 from gpu_manager.worker.merging.attention_rules import attention_rules
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
@@ -28,7 +29,6 @@ from gpu_manager.worker.merging.unmerged_reasons import REFUSALS, reason_of
 from gpu_manager.worker.program.channel_state import TensorInput
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun
-from gpu_manager.worker.program.thread_modes import computing
 from torch_shim.wire.protocol import FailureKind
 
 SMALLEST = 2  # calls in a group

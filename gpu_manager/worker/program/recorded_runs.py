@@ -6,6 +6,7 @@ runs step by step for ever, and is counted.
 """
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,6 @@ from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, InputStorage, TensorInput
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.tensor_specs import TensorSpec, identity, view
-from gpu_manager.worker.program.thread_modes import Mode
 
 # Runs step by step before a recording: libraries pick their kernels, and many calls never recur.
 _RUNS_BEFORE = 2
@@ -59,9 +59,9 @@ class Graphs:
         self._never: set[str] = set()
 
     def run(
-        self, program: BuiltProgram, binding: Binding | None, inputs: Inputs, mode: Mode
+        self, program: BuiltProgram, binding: Binding | None, inputs: Inputs, mode: Hashable
     ) -> ProgramRun:
-        """The program's outputs for these inputs; the thread computes in this mode already."""
+        """The program's outputs for these inputs; the thread computes in this `mode` already."""
         recorder = self._device.recorder
         if recorder is None or program.random or program.digest in self._never:
             return self._step_by_step(program, inputs)
@@ -146,7 +146,7 @@ def _held(sent: list[TensorInput]) -> list[InputStorage]:
     return list(found.values())
 
 
-def _key(program: BuiltProgram, binding: Binding | None, inputs: Inputs, mode: Mode) -> Any:
+def _key(program: BuiltProgram, binding: Binding | None, inputs: Inputs, mode: Hashable) -> Any:
     """Equal for calls that differ in the content of tensors alone."""
     order = {id(held): number for number, held in enumerate(_held(inputs.sent))}
     tensors = tuple(

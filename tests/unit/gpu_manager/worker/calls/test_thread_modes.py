@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from gpu_manager.worker.call_errors import ContextLost
-from gpu_manager.worker.program.thread_modes import Mode, computing
+from gpu_manager.worker.calls.thread_modes import Mode, computing
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
-from tests.unit.gpu_manager.worker.merging.crowd import Crowd, merging_pays
 from torch_shim.wire.arithmetic import Arithmetic, use_arithmetic
 from torch_shim.wire.programs import Named, Ref
 
@@ -79,21 +78,6 @@ def test_call_computes_in_float32_when_one_before_left_its_modes(
             assert (grad, ones.dtype) == (False, torch.float32)
             half, _, _ = caller.call(LOOK, x, options=AUTOCAST).outputs
             assert half.dtype is torch.bfloat16
-
-
-@pytest.mark.parametrize("options", [PLAIN, AUTOCAST], ids=["plain", "under autocast"])
-def test_group_computes_in_float32_when_one_before_failed_in_autocast(
-    options: tuple[Any, ...],
-) -> None:
-    """The program leaves autocast unless its matrix is singular."""
-    what = program(ENTERS, step("t:torch.linalg.inv", Ref(0)), step(EXIT, Ref(1)), output=[Ref(2)])
-    product = program(step("o:matmul", Ref(0), Ref(0)), output=[Ref(1)])
-    good, bad = torch.eye(4), torch.zeros(4, 4)
-    with Crowd(merging_pays(LocalWorker()), 3) as crowd:
-        for _ in range(6):
-            crowd.call(what, [good, bad, good], options=options)
-            for (found,) in crowd.call(product, [torch.randn(4, 4)] * 3):
-                assert found.dtype is torch.float32
 
 
 class Ended(BaseException):

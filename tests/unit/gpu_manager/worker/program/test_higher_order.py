@@ -15,9 +15,9 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.calls.thread_modes import leave_modes
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
-from gpu_manager.worker.program.thread_modes import leave_modes
 from tests.kit.worlds.caller import program, step
 from torch_shim.capture.encode import NotShippable, encode
 from torch_shim.wire.programs import PartName, Program, ProgramPart, Ref, Tuple, unpack
