@@ -57,7 +57,7 @@ def leave_modes() -> None:
         torch.autocast_decrement_nesting()
     for _ in range(-entered):
         torch.autocast_increment_nesting()
-    torch.set_grad_enabled(False)
+    torch._C._set_grad_enabled(False)  # noqa: SLF001 - the public one makes an object
 
 
 def _check_process(mode: Mode) -> None:
