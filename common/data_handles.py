@@ -21,7 +21,8 @@ def new_handle(node: str, worker: str = "") -> str:
 
     A worker's name begins with random characters.
     """
-    assert _NODE.fullmatch(node), f"node {node!r} has a name that no handle can carry"
+    if not _NODE.fullmatch(node):
+        raise ValueError(f"node {node!r:.300}: use letters, digits, '.', '_' and '-' in its name")
     before, behind = around_secret(node, worker)
     behind = behind or secrets.token_urlsafe(_TAG_BYTES)
     return f"{before}{secrets.token_urlsafe(SECRET_BYTES)}{behind}"

@@ -140,7 +140,8 @@ def _address(url: str) -> _Address:
 def _request_head(path: str, headers: Mapping[str, str]) -> bytes:
     lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     lines += ["Connection: Upgrade", f"Upgrade: {PROTOCOL.decode()}"]
-    assert not any("\r" in line or "\n" in line for line in lines), "it would be another header"
+    if any("\r" in line or "\n" in line for line in lines):
+        raise ValueError("a header is one line: give a token or a path without line breaks")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 

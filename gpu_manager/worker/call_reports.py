@@ -11,6 +11,7 @@ from gpu_manager.worker.usage.model_usage import ModelUsage
 
 _INTERVAL_S = 0.02  # between two reports about calls of one lease
 _MERGES_INTERVAL_S = 0.5
+_MOST_NEVER = 512  # programs and reasons why they are never merged, in one report: as below
 _MOST_RECORDS = 12  # in one report of what was learned, which has room for a thousand numbers
 _PATIENCE_S = 10.0  # for an answer to pressure: the manager's own patience is shorter
 
@@ -99,19 +100,17 @@ class MergeSums:
             self._told_s = time.monotonic()
             now = self._counts.copy()
             added = now.changes_since(self._told)
-            if added:
-                self._told = now
-                self._tell(
-                    worker_orders.CallsMerged(
-                        self._model,
-                        added.groups,
-                        added.calls,
-                        added.compared,
-                        list(map(str, added.singly)),
-                        list(added.singly.values()),
-                        [str(part) for pair in added.forbidden.items() for part in pair],
-                    )
-                )
+            if not added:
+                return
+            self._told = now
+            never = [str(part) for pair in added.forbidden.items() for part in pair]
+            sums = added.groups, added.calls, added.compared
+            reasons, singly = list(map(str, added.singly)), list(added.singly.values())
+            some, more = never[:_MOST_NEVER], never[_MOST_NEVER:]
+            self._tell(worker_orders.CallsMerged(self._model, *sums, reasons, singly, some))
+            for begin in range(0, len(more), _MOST_NEVER):
+                some = more[begin : begin + _MOST_NEVER]
+                self._tell(worker_orders.CallsMerged(self._model, 0, 0, 0, [], [], some))
 
 
 class LearnedMerges:

@@ -34,6 +34,7 @@ from torch_shim.wire.frame_socket import Frame
 # Says how data can be opened: the model's number, the handle, and None where it cannot be.
 LendAnswer = Callable[[int, str, LentStorage | None], None]
 
+_MOST_TEXT = 500  # characters of a note: it may say what a function sent
 _LEAVING_S = 2.0  # calls under way may last longer than anybody waits for
 
 
@@ -57,7 +58,7 @@ class ServedModel:
         self.urgency = urgency
         self.leases = AdmittedLeases(self._ended, self._claimed)
         self.relief = MemoryRequests(number, tell)
-        self.executor = Executor(device, table, self.leases, self.relief.ask, together)
+        self.executor = Executor(device, self.leases, self.relief.ask, together)
         self._programs = Programs(table)
         self._tell = tell
         self._ran = CallSums(number, self.executor.single.usage, tell)
@@ -185,4 +186,4 @@ class ServedModel:
         self._tell(worker_orders.CallsClaimed(self.number, lease, session))
 
     def _note(self, text: str, trace: str = "") -> None:
-        self._tell(worker_orders.Note(text, trace))
+        self._tell(worker_orders.Note(text[:_MOST_TEXT], trace))

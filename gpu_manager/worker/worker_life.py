@@ -253,7 +253,8 @@ class _WorkerLife:
         """Say something to the manager; when it cannot hear any more, the worker is over."""
         try:
             with self._sending:
-                self._wire.send(worker_orders.KINDS[type(order)], list(order), (), descriptors)
+                fields = worker_orders.report_fields(order)
+                self._wire.send(worker_orders.KINDS[type(order)], fields, (), descriptors)
         except WireError:
             os._exit(0)
 

@@ -5,6 +5,7 @@ number that the manager gives each model of a worker, from 1; no number is given
 read what a tenant sent, so the manager checks the types of whatever comes back from one.
 """
 
+import math
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from gpu_manager.worker import data_orders
@@ -15,6 +16,7 @@ from torch_shim.wire.protocol import FrameKind
 
 # No number in an order is negative, and none is larger than any count of bytes (or not a number).
 MAX_NUMBER = 1 << 62
+_LARGEST = math.nextafter(MAX_NUMBER, 0.0)
 
 
 class Warm(NamedTuple):
@@ -365,6 +367,11 @@ def admitting(
     return AdmitCalls(model, lease, owner, *several_divided, *slots, terms.batch, terms.vcpus)
 
 
+def report_fields(report: WorkerOrder) -> list[Any]:
+    """A report as it travels: numbers that a program made too large are the largest there are."""
+    return [_bounded(value) for value in report]
+
+
 def read(kind: FrameKind, meta: Any) -> WorkerOrder:
     """The order that a frame carries; BadFrame unless every field is of its type."""
     order = _TYPES.get(kind)
@@ -377,6 +384,14 @@ def read(kind: FrameKind, meta: Any) -> WorkerOrder:
         if not _fits(value, expected):
             raise BadFrame(f"{kind.name}: {name} is {shown(value)}")
     return order(*meta)
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_bounded(each) for each in value]
+    if type(value) is float:
+        return min(value, _LARGEST) if value > 0 else 0.0  # which is what NaN becomes as well
+    return max(0, min(value, MAX_NUMBER - 1)) if type(value) is int else value
 
 
 def _fits(value: Any, expected: Any) -> bool:

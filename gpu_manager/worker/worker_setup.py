@@ -64,7 +64,6 @@ class WorkerSetup:
 
     def give_table(self, table: OperatorTable) -> None:
         """Keep the operators of a model that has left: making others takes milliseconds."""
-        table.reset()
         self._table = table
 
     def overhead_bytes(self) -> int:

@@ -38,9 +38,6 @@ class Table(Protocol):
     def find(self, name: str) -> Callable[..., Any] | None:
         """What one stands for."""
 
-    def reset(self) -> None:
-        """Leave what an operator entered."""
-
 
 class Cases:
     """The names of a table, and the arguments of their cases."""

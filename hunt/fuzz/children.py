@@ -20,6 +20,7 @@ import torch
 
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.calls.model_memory import OPERATOR_ERRORS
+from gpu_manager.worker.calls.thread_modes import leave_modes
 from hunt.fuzz.arguments import NotStorable
 from hunt.fuzz.cases import Case, Cases
 from hunt.fuzz.merged_cases import Differs
@@ -152,7 +153,7 @@ def _digest(cases: Cases, case: Case) -> int:
     except BaseException:  # noqa: BLE001 - that is what is looked for
         return _FAILED_OTHERWISE
     finally:
-        cases.table.reset()
+        leave_modes()
     found = hashlib.blake2b(digest_size=8)
     try:
         for tensor in _tensors([given, arguments]):

@@ -32,9 +32,6 @@ class PlantedTable:
         found: Callable[..., Any] = globals()[f"_{name.rpartition('.')[2]}"]
         return found
 
-    def reset(self) -> None:
-        """Nothing lasts."""
-
 
 def _memory(count: int) -> torch.Tensor:
     return torch.ones(count, dtype=torch.uint8)

@@ -23,8 +23,9 @@ _RANDOM = names(
 
 def draws(name: str, node: fx.Node) -> bool:
     """Whether the step may draw random numbers; a dropout in evaluation mode does not."""
-    short = name.rpartition(":")[2].rpartition(".")[2]
-    if short not in _RANDOM and not (short == "default" and "dropout" in name):
+    place = name.rpartition(":")[2]
+    short = place.partition(".")[0] if "::" in name else place.rpartition(".")[2]
+    if short not in _RANDOM:
         return False
     if short.startswith("scaled_dot_product"):
         return bool(argument(node, 4, "dropout_p", 0.0) != 0.0)

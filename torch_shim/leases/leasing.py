@@ -124,8 +124,7 @@ class ProcessLeases:
         """Claim a lease on another node."""
         session = self._nodes.reach(found.addresses, found.node)
         model = bring(session)
-        lease = session.acquire(model.digest, batch, found.token)
-        assert isinstance(lease, ModelLease), "a token is for one node"
+        lease = session.acquire_here(model.digest, batch, found.token)
         request = request_context.claims_of(found.token).request
         self._nodes.own.report_claimed(found.number, request)
         return SessionLease(session, model, lease)

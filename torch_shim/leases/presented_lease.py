@@ -180,9 +180,8 @@ class PresentedLease:
         if lease is None or not session.holds(lease):
             if lease is not None:
                 session.forget_worker(self._claims.gpu, model.digest)
-            found = session.acquire(model.digest, batch, self._token, lease=self._joined)
-            assert isinstance(found, ModelLease), "a named lease is on the session's node"
-            lease = self._claimed.leases[model.digest] = found
+            lease = session.acquire_here(model.digest, batch, self._token, lease=self._joined)
+            self._claimed.leases[model.digest] = lease
         return SessionLease(session, model, lease, self)
 
     def _is_last(self) -> bool:
@@ -219,11 +218,10 @@ class PresentedLease:
         try:
             there = self._nodes.reach(found.addresses, found.node)
             digest = bring(there).digest
-            lease = there.acquire(digest, batch, found.token)
+            lease = there.acquire_here(digest, batch, found.token)
         except (RemoteFailure, WireError):
             session.release(found.number, self._claims.request)
             raise
-        assert isinstance(lease, ModelLease), "a token is for one node"
         session.report_claimed(found.number, self._claims.request)
         self._claimed.session, self._token = there, found.token
         self._claimed.leases[digest] = lease

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_shim import call_deadline
-from torch_shim.errors import ConnectionLost, ManagerUnreachable, QuotaUsedUp, RemoteFailure
+from torch_shim.errors import (
+    BadFrame,
+    ConnectionLost,
+    ManagerUnreachable,
+    QuotaUsedUp,
+    RemoteFailure,
+)
 from torch_shim.process_report import report
 from torch_shim.wire import call_timings
 from torch_shim.wire.control_connection import ControlConnection, ManagerAnswer
@@ -187,6 +193,15 @@ class ManagerSession:
         if token is not None:
             self._note_worker(str(answer.fields["gpu"]), digest, worker)
         return ModelLease(answer.fields["lease"], digest, self._peer(worker), self.name)
+
+    def acquire_here(
+        self, digest: str, batch: int, token: str | None, *, lease: int | None = None
+    ) -> ModelLease:
+        """Acquire the lease of a token for this node; BadFrame where the node names another one."""
+        found = self.acquire(digest, batch, token, lease=lease)
+        if not isinstance(found, ModelLease):
+            raise BadFrame(f"node {found.node!r:.80} instead of the lease on this one")
+        return found
 
     def lease_ahead(self, number: int, gpu: str, digest: str) -> ModelLease | None:
         """A lease that a token names, without asking for it, if its worker should know it.

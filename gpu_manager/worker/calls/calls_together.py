@@ -17,7 +17,7 @@ from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.device.gpu_turns import GpuTurns, NoTurns
 from gpu_manager.worker.device.shares.slot_turns import NoSlotTurns, SlotTurns
 from gpu_manager.worker.shared_memory.published_data import PublishedData
-from torch_shim.wire.arithmetic import Arithmetic, use_arithmetic
+from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force, use_arithmetic
 from torch_shim.wire.protocol import FailureKind
 
 # After this time in one turn, further calls wait for the next one: other processes wait, too.
@@ -131,16 +131,18 @@ class CallsTogether:
         return (needs.arithmetic, needs.default_dtype) == (self._arithmetic, self._dtype)
 
     def _use(self, needs: CallNeeds) -> None:
-        if needs.arithmetic != self._arithmetic:
+        """Set what the process has once, whatever it was: nobody else relies on it now."""
+        if needs.arithmetic != arithmetic_in_force():
             use_arithmetic(needs.arithmetic)
-            self._arithmetic = needs.arithmetic
+        self._arithmetic = needs.arithmetic
+        torch._C._set_deterministic_fill_uninitialized_memory(True)  # noqa: SLF001 - no public function
         self._use_dtype(needs.default_dtype)
 
     def _use_dtype(self, dtype: torch.dtype) -> None:
-        if dtype is self._dtype:
-            return
-        try:
-            torch.set_default_dtype(dtype)
-        except TypeError as error:
-            raise CallRefused(FailureKind.BAD_FRAME, f"{dtype} cannot be the default") from error
+        if dtype is not torch.get_default_dtype():
+            try:
+                torch.set_default_dtype(dtype)
+            except TypeError as error:
+                detail = f"{dtype} cannot be the default"
+                raise CallRefused(FailureKind.BAD_FRAME, detail) from error
         self._dtype = dtype

@@ -6,9 +6,9 @@ import torch
 
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.calls.calls_together import CallNeeds
+from gpu_manager.worker.calls.thread_modes import Mode
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, ChannelState
-from gpu_manager.worker.program.recorded_runs import Mode
 from gpu_manager.worker.program.tensor_specs import DTYPES
 from torch_shim.wire.arithmetic import Arithmetic, read_arithmetic
 from torch_shim.wire.bounded_msgpack import shown
@@ -74,8 +74,10 @@ def read_call(meta: Any, channel: ChannelState) -> GraphCall:
         raise CallRefused(FailureKind.BAD_FRAME, "CALL has five fields, the lease first")
     lease, number, binding, inputs, options = meta
     program = channel.program(number)
-    bound = channel.binding(number, binding)
-    return GraphCall(lease, number, program, bound, inputs, read_options(options))
+    bound, read = channel.binding(number, binding), read_options(options)
+    if program.random and read.rng is None:
+        raise CallRefused(FailureKind.BAD_FRAME, "a program that draws has a generator's state")
+    return GraphCall(lease, number, program, bound, inputs, read)
 
 
 def read_options(options: Any) -> Options:

@@ -13,9 +13,9 @@ from gpu_manager.worker.calls.graph_call import GraphCall
 from gpu_manager.worker.calls.lease_terms import LeaseTerms
 from gpu_manager.worker.calls.model_memory import ModelMemory
 from gpu_manager.worker.calls.results import Packer
+from gpu_manager.worker.calls.thread_modes import computing
 from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.worker_device import WorkerDevice
-from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import TensorInput
 from gpu_manager.worker.program.inputs import InputReader, Inputs
@@ -34,7 +34,6 @@ class SingleCalls:
     def __init__(
         self,
         device: WorkerDevice,
-        table: OperatorTable,
         leases: AdmittedLeases,
         memory: ModelMemory,
         images: dict[str, DeviceImage],
@@ -46,7 +45,6 @@ class SingleCalls:
         self._slowed = 1.0  # times as long as that on the slots of the lease
         self._defers = False  # emulated time passes after the call, while others of the model run
         self._owed_s = 0.0
-        self._table = table
         self._leases = leases
         self._images = images
         self.usage = ModelUsage(emulated=device.device.type == "cpu")
@@ -169,13 +167,6 @@ class SingleCalls:
                 time.sleep(least_s - spent_s)
         return max(spent_s, least_s)
 
-    def entered_and_left(self, work: Callable[[], Found]) -> Found:
-        """Run a program, and leave what it entered and did not leave: its thread's modes."""
-        try:
-            return work()
-        finally:
-            self._table.reset()
-
     def tidy(self, program: BuiltProgram, before: list[int]) -> None:
         """After a run: renew constants that it wrote to."""
         if program.constants and versions_of(program.constants) != before:
@@ -216,9 +207,8 @@ class SingleCalls:
         def seeded() -> ProgramRun:
             if call.options.rng is not None:
                 self._seed(call.options.rng)
-            return self.entered_and_left(
-                lambda: self.memory.graphs.run(call.program, call.binding, inputs, mode)
-            )
+            with computing(self.device.device, mode):
+                return self.memory.graphs.run(call.program, call.binding, inputs, mode)
 
         return self.memory.run(call, inputs, shapes, seeded)
 

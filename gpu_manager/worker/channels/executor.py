@@ -20,7 +20,6 @@ from gpu_manager.worker.lending.lent_memory import IDLE_S
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
 from gpu_manager.worker.merging.likeness import Likenesses
 from gpu_manager.worker.merging.merged_calls import MergedCalls
-from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, ChannelState, KeptStorages
 from gpu_manager.worker.program.inputs import InputReader
@@ -36,7 +35,6 @@ class Executor:
     def __init__(
         self,
         device: WorkerDevice,
-        table: OperatorTable,
         leases: AdmittedLeases,
         ask_relief: AskRelief,
         together: CallsTogether,
@@ -49,7 +47,7 @@ class Executor:
         self.data = DataInWorker(device, self._gate, together.published)
         self.memory = ModelMemory(device, self.data, self._gate, ask_relief, together)
         self.sessions = self.memory.sessions
-        self.single = SingleCalls(device, table, leases, self.memory, self.images)
+        self.single = SingleCalls(device, leases, self.memory, self.images)
         self.merged = MergedCalls(self.single)
         self._leases = leases
         self._likenesses = Likenesses()

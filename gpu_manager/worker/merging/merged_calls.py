@@ -9,6 +9,7 @@ import torch
 from gpu_manager.worker.call_errors import CallRefused, ContextLost, OutOfMemory
 from gpu_manager.worker.calls.channel_call import CallAnswer
 from gpu_manager.worker.calls.single_call import SingleCalls, refuse_reshaped, versions_of
+from gpu_manager.worker.calls.thread_modes import computing
 from gpu_manager.worker.merging import merged_run
 from gpu_manager.worker.merging.attention_rules import attention_rules
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
@@ -27,7 +28,7 @@ from gpu_manager.worker.merging.step_run import WritesElsewhere
 from gpu_manager.worker.merging.unmerged_reasons import REFUSALS, reason_of
 from gpu_manager.worker.program.channel_state import TensorInput
 from gpu_manager.worker.program.inputs import Inputs
-from gpu_manager.worker.program.recorded_runs import ProgramRun, computing
+from gpu_manager.worker.program.recorded_runs import ProgramRun
 from torch_shim.wire.protocol import FailureKind
 
 SMALLEST = 2  # calls in a group
@@ -317,8 +318,8 @@ class MergedCalls:
         memory, expected = self._single.memory, set[int]()
 
         def work() -> Found:
-            with computing(self._single.device, call.options.mode()):
-                return self._single.entered_and_left(lambda: how(program, group.inputs, outputs))
+            with computing(self._single.device.device, call.options.mode()):
+                return how(program, group.inputs, outputs)
 
         try:
             found, need_bytes = memory.attempt(shapes, work)

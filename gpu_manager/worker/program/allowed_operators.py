@@ -19,6 +19,7 @@ from gpu_manager.worker.program import higher_order, numpy_functions
 from gpu_manager.worker.program.argument_checks import checked
 from gpu_manager.worker.program.replacements import Replacements
 from gpu_manager.worker.program.reviewed_operators import OF_LIBRARIES, is_reviewed
+from gpu_manager.worker.program.written_tensors import noting_writes, operator_at
 
 Operator = Callable[..., Any]
 
@@ -91,7 +92,6 @@ class OperatorTable:
 
     def __init__(self, device: torch.device) -> None:
         replaced = Replacements(device)
-        self.reset = replaced.reset
         self._adapted = replaced.on_emulated_gpu
         named = {**_common(), **_checked(replaced.table())}
         self._named = {name: self._adapted(name, found) for name, found in named.items()}
@@ -106,7 +106,7 @@ class OperatorTable:
             if found is None:
                 found = self._overload(name[2:])
                 if found is not None:
-                    found = self._adapted(name, checked(name, found))
+                    found = self._adapted(name, _checked_one(name, found))
                     self._registered[name] = found
         return found
 
@@ -145,7 +145,11 @@ def _common() -> dict[str, Operator]:
 
 
 def _checked(operators: dict[str, Operator]) -> dict[str, Operator]:
-    return {name: checked(name, found) for name, found in operators.items()}
+    return {name: _checked_one(name, found) for name, found in operators.items()}
+
+
+def _checked_one(name: str, operator: Operator) -> Operator:
+    return noting_writes(name, checked(name, operator))
 
 
 def _is_allowed(namespace: str, short: str) -> bool:
@@ -181,7 +185,7 @@ def _listed() -> Iterator[tuple[str, Operator]]:
     for name in _ATTRIBUTES:
         yield f"g:{name}", _attribute(name)
     for path, names in _MORE_FUNCTIONS.items():
-        space = _resolve(path)
+        space = operator_at(path)
         for name in names:
             found = getattr(space, name, None)
             if found is not None:
@@ -208,7 +212,7 @@ def _functions() -> Iterator[tuple[str, Operator]]:
     table = get_overridable_functions()
     listed = {id(found) for functions in table.values() for found in functions}
     for path in _TABLE_NAMESPACES:
-        space = _resolve(path)
+        space = operator_at(path)
         for name in filter(is_reviewed, dir(space)):
             found = getattr(space, name)
             if id(found) in listed:
@@ -217,7 +221,7 @@ def _functions() -> Iterator[tuple[str, Operator]]:
         if hasattr(torch, name):
             yield f"t:torch.{name}", getattr(torch, name)
     for path in _NATIVE_NAMESPACES:
-        space = _resolve(path)
+        space = operator_at(path)
         for name in filter(is_reviewed, dir(space)):
             yield f"t:{path}.{name}", getattr(space, name)
 
@@ -232,10 +236,3 @@ def _methods() -> Iterator[tuple[str, Operator]]:
         found = getattr(torch.Tensor, name, None)
         if found is not None:
             yield f"m:{name}", found
-
-
-def _resolve(path: str) -> Any:
-    found: Any = torch
-    for part in path.split(".")[1:]:
-        found = getattr(found, part, None)
-    return found

@@ -14,6 +14,12 @@ import torch
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.tensor_specs import DTYPES
+from gpu_manager.worker.program.written_tensors import (
+    PROGRAM,
+    WRITING,
+    may_write,
+    noting_failed_writes,
+)
 from gpu_manager.worker.shared_memory.borrowing_operators import may_borrow
 from gpu_manager.worker.usage.counted_operators import OperatorCounts, Run, counting
 from torch_shim.wire.programs import (
@@ -63,9 +69,6 @@ class BuiltProgram:
         self.steps = len(program.steps)
         self.operators = frozenset(step.operator for step in program.steps)
         self.has_parts = bool(program.parts)
-        # Whether it reads large inputs where the function has them; a GPU has a copy in any case.
-        self.reads_only = may_borrow(program)
-        self.borrows = table.device.type == "cpu" and self.reads_only
         self.source = program
         # Whether calls of it run as one only if their inputs have the same shapes, kept ones too.
         self.merges_equal_shapes = False
@@ -74,15 +77,20 @@ class BuiltProgram:
         self.constants = self.fresh_constants()
         parts = _Parts(program.parts, table)
         writer = _Writer(program, len(program.constants), table, parts)
-        self.run: Run = writer.function()
+        self._run: Run = writer.function()
+        self.run: Run = noting_failed_writes(self._run)
         self._operator_names = writer.operator_names
+        # Whether it reads large inputs where the function has them; a GPU has a copy in any case.
+        self.reads_only = may_borrow(program) and not writer.writing_lines
+        self.borrows = table.device.type == "cpu" and self.reads_only
         self.counts: OperatorCounts | None = None  # of a run, once one was counted
 
     def counted_run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """A run whose operators are counted; those in parts are not."""
         counts = OperatorCounts()
         names = {} if self.has_parts else self._operator_names
-        found = counting(self.run, names, counts)(inputs, self.constants)
+        run = noting_failed_writes(counting(self._run, names, counts))
+        found = run(inputs, self.constants)
         self.counts = counts
         return found
 
@@ -92,7 +100,9 @@ class BuiltProgram:
 
     def some_steps(self, steps: ProgramPart) -> Run:
         """A function of some of its steps: `run(inputs, ())` gives the output's leaves in order."""
-        return _Writer(steps, 0, self._table, _Parts((), self._table)).function()
+        return noting_failed_writes(
+            _Writer(steps, 0, self._table, _Parts((), self._table)).function()
+        )
 
 
 class _Parts:
@@ -138,6 +148,7 @@ class _Writer:
         self._parts = parts
         self._device = table.device
         self.operator_names: dict[str, str] = {}  # in the table: operators, as programs name them
+        self.writing_lines: dict[int, list[str]] = {}  # what each may write to
         self._values: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
         self._defined = program.inputs + constants
@@ -159,12 +170,15 @@ class _Writer:
                 lines.append(f" {''.join(f'v{start + n},' for n in range(count))} = {names}")
         for number, step in enumerate(program.steps):
             lines.append(f" v{first + number} = {self._call(step)}")
+            if may_write(step):
+                used = references([step.arguments, list(step.named.values())])
+                self.writing_lines[len(lines)] = [f"v{number}" for number in used]
             self._defined += 1
             lines += [f" v{spent} = None" for spent in self._spent_after(first + number)]
         lines.append(f" return {self._output(flat=flat)}")
-        code = compile("\n".join(lines), "<program>", "exec", dont_inherit=True, optimize=2)
+        code = compile("\n".join(lines), PROGRAM, "exec", dont_inherit=True, optimize=2)
         # The builtins stay: torch itself imports modules through those of its caller.
-        space = dict(self._values)
+        space = {**self._values, WRITING: self.writing_lines}
         exec(code, space)
         run: Run = space["run"]
         return run

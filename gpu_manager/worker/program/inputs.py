@@ -70,8 +70,9 @@ class Inputs:
         return [entry for entry, before, now in pairs if before != now]
 
     def note_restored(self) -> None:
-        """What was written to them was taken back."""
-        self._versions = self._now()
+        """What was written to them was taken back; nobody takes back what is an image's."""
+        now = zip(self.given, self._versions, self._now(), strict=True)
+        self._versions = [new if entry.held.image is None else old for entry, old, new in now]
 
     def refuse_if_written(self) -> None:
         """CallRefused where a program has written to some, and ended before it was done."""

@@ -8,13 +8,29 @@ from typing import Any
 
 import torch
 
-from gpu_manager.worker.program.requirements import require, require_values, require_within
 from torch_shim.operators.padded_encoder import LAYER_WEIGHTS, layer_arguments
 
 _STATIC = slice(21, 23)  # keys and values given to torch.nn.functional's attention
 _ENCODER_ARGUMENTS = 15  # weights, and what lies between them
 _HEADS_ARGUMENTS = 4  # the weights of attention alone
 _LSTM_GATES, _GRU_GATES, _PLAIN_GATES = 4, 3, 1
+
+
+def require(holds: object, what: str, *values: object) -> None:
+    """Raise ValueError with this text, which has room for the values, unless it holds."""
+    if not holds:
+        raise ValueError(what.format(*values))
+
+
+def require_values(hold: torch.Tensor, what: str) -> None:
+    """Have the device assert it: on a GPU that costs no wait, and ends the worker."""
+    torch._assert_async(hold.all(), what)  # noqa: SLF001 - torch has no public one
+
+
+def require_within(indices: torch.Tensor, size: int, what: str) -> None:
+    """Every index is one of so many things."""
+    if indices.numel():
+        require_values((indices >= 0) & (indices < size), what)
 
 
 def attention(

@@ -5,6 +5,7 @@ conversions of one number, and a few sums: each is made of operators that were r
 """
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,15 +39,22 @@ def table() -> Iterator[tuple[str, Callable[..., Any]]]:
     listed = (*_ufuncs._unary, *_ufuncs._binary)  # noqa: SLF001 - torch's own lists
     ufuncs = (name for name in listed if hasattr(numpy, name) and is_reviewed(name))
     for name in (*ufuncs, *_OTHERWISE_NAMED, *_CONVERSIONS, *_FUNCTIONS):
-        yield f"n:{name}", functools.partial(_run, getattr(numpy, name))
+        found = getattr(numpy, name)
+        yield f"n:{name}", functools.partial(_run, found, _place_of_out(found))
     for name in _OPERATORS:
         yield f"n:operator.{name}", functools.partial(_operate, getattr(operator, name))
 
 
-def _run(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    if "out" in named:
+def _run(function: Callable[..., Any], place: int, *arguments: Any, **named: Any) -> Any:
+    """`place` is where the function takes an output that is given."""
+    if "out" in named or (place < len(arguments) and arguments[place] is not None):
         raise ValueError("an output that is given")
     return _as_tensor(function(*arguments, **named))
+
+
+def _place_of_out(function: Callable[..., Any]) -> int:
+    parameters = [*inspect.signature(function).parameters]
+    return parameters.index("out") if "out" in parameters else len(parameters)
 
 
 def _operate(function: Callable[..., Any], *arguments: Any) -> Any:

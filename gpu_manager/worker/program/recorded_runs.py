@@ -6,7 +6,7 @@ runs step by step for ever, and is counted.
 """
 
 from collections import OrderedDict
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,22 +17,11 @@ from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, InputStorage, TensorInput
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.tensor_specs import TensorSpec, identity, view
-from torch_shim.wire.arithmetic import Arithmetic
 
 # Runs step by step before a recording: libraries pick their kernels, and many calls never recur.
 _RUNS_BEFORE = 2
 _MOST_RECORDINGS = 32
 _MOST_KEYS = 4096
-
-_AS_IT_IS = nullcontext()
-
-
-class Mode(NamedTuple):
-    """What changes the numbers that a program computes, beside its inputs."""
-
-    autocast: tuple[torch.dtype, bool] | None
-    default_dtype: torch.dtype
-    arithmetic: Arithmetic = Arithmetic()
 
 
 class ProgramRun(NamedTuple):
@@ -70,29 +59,29 @@ class Graphs:
         self._never: set[str] = set()
 
     def run(
-        self, program: BuiltProgram, binding: Binding | None, inputs: Inputs, mode: Mode
+        self, program: BuiltProgram, binding: Binding | None, inputs: Inputs, mode: Hashable
     ) -> ProgramRun:
-        """The program's outputs for these inputs."""
+        """The program's outputs for these inputs; the thread computes in this `mode` already."""
         recorder = self._device.recorder
         if recorder is None or program.random or program.digest in self._never:
-            return self._step_by_step(program, inputs, mode)
+            return self._step_by_step(program, inputs)
         key = _key(program, binding, inputs, mode)
         recorded = self._recorded.get(key)
         if recorded is not None:
             self._recorded.move_to_end(key)
             return self._replay(recorded, inputs)
         if self._runs.get(key, 0) < self._runs_before:
-            return self._watched(key, program, inputs, mode)
+            return self._watched(key, program, inputs)
         try:
-            recorded = self._record(program, binding, inputs, mode)
+            recorded = self._record(program, binding, inputs)
         except CannotRecord as error:
             self._refuse(program, str(error))
-            return self._step_by_step(program, inputs, mode)
+            return self._step_by_step(program, inputs)
         except torch.OutOfMemoryError:
             # No other model should leave for a recording: its program runs without one.
             self._refuse(program, "no memory for a recording")
             self._device.release()
-            return self._step_by_step(program, inputs, mode)
+            return self._step_by_step(program, inputs)
         self._recorded[key] = recorded
         self.recorded += 1
         if len(self._recorded) > _MOST_RECORDINGS:
@@ -104,16 +93,15 @@ class Graphs:
         self._recorded.clear()
         self._runs.clear()
 
-    def _step_by_step(self, program: BuiltProgram, inputs: Inputs, mode: Mode) -> ProgramRun:
-        with computing(self._device, mode):
-            if program.counts is None:
-                return ProgramRun(program.counted_run(inputs.values), {}, lasting=True)
-            return ProgramRun(program.run(inputs.values, program.constants), {}, lasting=True)
+    def _step_by_step(self, program: BuiltProgram, inputs: Inputs) -> ProgramRun:
+        if program.counts is None:
+            return ProgramRun(program.counted_run(inputs.values), {}, lasting=True)
+        return ProgramRun(program.run(inputs.values, program.constants), {}, lasting=True)
 
-    def _watched(self, key: Any, program: BuiltProgram, inputs: Inputs, mode: Mode) -> ProgramRun:
+    def _watched(self, key: Any, program: BuiltProgram, inputs: Inputs) -> ProgramRun:
         """A run before the recording, which shows whether one would be right."""
         before = [constant._version for constant in program.constants]  # noqa: SLF001 - autograd's
-        run = self._step_by_step(program, inputs, mode)
+        run = self._step_by_step(program, inputs)
         after = [constant._version for constant in program.constants]  # noqa: SLF001 - counter
         if inputs.changed() or before != after:
             self._refuse(program, "writes to an input or constant")
@@ -121,9 +109,7 @@ class Graphs:
             self._runs[key] = self._runs.get(key, 0) + 1
         return run
 
-    def _record(
-        self, program: BuiltProgram, binding: Binding | None, inputs: Inputs, mode: Mode
-    ) -> _Recorded:
+    def _record(self, program: BuiltProgram, binding: Binding | None, inputs: Inputs) -> _Recorded:
         recorder = self._device.recorder
         assert recorder is not None
         stand_ins: dict[int, torch.UntypedStorage] = {}
@@ -137,8 +123,7 @@ class Graphs:
                 storage = stand_ins[id(entry.held)] = entry.held.storage.clone()  # type: ignore[no-untyped-call] # torch gives it no types
             values[entry.position] = view(storage, entry.spec)
             positions.setdefault(identity(storage), entry.position)
-        with computing(self._device, mode):
-            recording, outputs = recorder.record(lambda: program.run(values, program.constants))
+        recording, outputs = recorder.record(lambda: program.run(values, program.constants))
         run = ProgramRun(outputs, positions, lasting=False)
         reads = (binding, program.constants)
         return _Recorded(recording, list(stand_ins.values()), run, reads)
@@ -155,21 +140,13 @@ class Graphs:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
 
-def computing(device: WorkerDevice, mode: Mode) -> AbstractContextManager[object]:
-    """In which a program computes as this mode says."""
-    if mode.autocast is None:
-        return _AS_IT_IS
-    dtype, cache = mode.autocast
-    return torch.autocast(device.device.type, dtype, cache_enabled=cache)
-
-
 def _held(sent: list[TensorInput]) -> list[InputStorage]:
     """The storages that travelled, each once, in the order of the first input in them."""
     found = {id(entry.held): entry.held for entry in sent if entry.held.image is None}
     return list(found.values())
 
 
-def _key(program: BuiltProgram, binding: Binding | None, inputs: Inputs, mode: Mode) -> Any:
+def _key(program: BuiltProgram, binding: Binding | None, inputs: Inputs, mode: Hashable) -> Any:
     """Equal for calls that differ in the content of tensors alone."""
     order = {id(held): number for number, held in enumerate(_held(inputs.sent))}
     tensors = tuple(

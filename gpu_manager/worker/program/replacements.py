@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 
 from gpu_manager.worker.program.argument_checks import short_name
 from torch_shim.missing_kernels import substitution
@@ -14,19 +13,6 @@ Operator = Callable[..., Any]
 _PREDISPATCH = "t:torch._functorch.predispatch."
 _FUNCTORCH = "t:torch._C._functorch."
 
-# Where each form of batch normalisation takes its running statistics; torch writes to them
-# without raising their version, which is how changed inputs are found. The sixth argument is
-# `training`.
-_BATCH_NORMS = {
-    "t:torch.nn.functional.batch_norm": (1, 2),
-    "t:torch.batch_norm": (3, 4),
-    "t:torch.native_batch_norm": (3, 4),
-    "a:aten::batch_norm": (3, 4),
-    "a:aten::native_batch_norm": (3, 4),
-    "a:aten::_native_batch_norm_legit": (3, 4),
-    "a:aten::_batch_norm_with_update": (3, 4),
-}
-_TRAINING = 5
 _OF_TORCH = "tma"  # how names of functions, methods and registered operators begin
 
 # The product of mixture-of-experts layers; the last are transformers' own for other dtypes.
@@ -38,6 +24,8 @@ _GROUPED_PRODUCTS = (
     "a:transformers::grouped_mm_fallback",
     "a:transformers::grouped_mm_fallback.default",
 )
+# A view whose schema says nothing of that: it would have a version of its own.
+_VIEWS_UNSAID = ("a:aten::_unsafe_view", "a:aten::_unsafe_view.default")
 
 
 class Replacements:
@@ -45,15 +33,6 @@ class Replacements:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._open: list[torch.autocast] = []  # modes entered and not left; one call runs at a time
-
-    def reset(self) -> None:
-        """Leave what a call that failed had entered, so that the next one begins afresh."""
-        while self._open:
-            self._exit_autocast(self._open[-1])
-        functorch = torch._C._functorch  # noqa: SLF001 - torch has no public way to ask
-        while functorch.get_dynamic_layer_stack_depth():
-            functorch.pop_dynamic_layer_stack()
 
     def table(self) -> dict[str, Operator]:
         """Every replaced operator by its name in programs."""
@@ -65,12 +44,11 @@ class Replacements:
             "t:torch.autograd.grad_mode._enter_inference_mode": _nothing,
             "t:torch.autograd.grad_mode._exit_inference_mode": _nothing,
             "t:torch.amp.autocast_mode._enter_autocast": self._enter_autocast,
-            "t:torch.amp.autocast_mode._exit_autocast": self._exit_autocast,
+            "t:torch.amp.autocast_mode._exit_autocast": _exit_autocast,
         }
         table.update(_vmap_helpers())
         table.update(dict.fromkeys(_GROUPED_PRODUCTS, _grouped_product))
-        for name, (mean, variance) in _BATCH_NORMS.items():
-            table.update(_noting(name, mean, variance))
+        table.update(dict.fromkeys(_VIEWS_UNSAID, torch.Tensor.view))
         return table
 
     def on_emulated_gpu(self, name: str, operator: Operator) -> Operator:
@@ -110,13 +88,12 @@ class Replacements:
         cached = cache_enabled if isinstance(cache_enabled, bool) else None
         mode = torch.autocast(kind, dtype, enabled is not False, cached)
         mode.__enter__()  # type: ignore[no-untyped-call] # torch gives it no types
-        self._open.append(mode)
         return mode
 
-    def _exit_autocast(self, mode: torch.autocast | None) -> None:
-        if mode is not None:
-            self._open.remove(mode)
-            mode.__exit__(None, None, None)
+
+def _exit_autocast(mode: object) -> None:
+    if isinstance(mode, torch.autocast):
+        mode.__exit__(None, None, None)
 
 
 def _same(tensor: torch.Tensor, *_: object) -> torch.Tensor:
@@ -195,34 +172,3 @@ def _products_one_by_one(
         for number, (start, end) in enumerate(groups):
             made[number] = first[:, start:end] @ second[start:end]
     return made
-
-
-def _noting(name: str, mean: int, variance: int) -> dict[str, Operator]:
-    """A batch normalisation that raises the versions of the statistics it wrote to."""
-    if name.startswith("t:"):
-        path = name[2:].split(".")[1:]
-        original: Any = torch
-        for part in path:
-            original = getattr(original, part)
-        return {name: _noted(original, mean, variance)}
-    packet = getattr(torch.ops.aten, name.rpartition("::")[2])
-    table = {name: _noted(packet, mean, variance)}
-    for overload in packet.overloads():
-        if overload.endswith("out"):
-            continue  # no graph has these
-        table[f"{name}.{overload}"] = _noted(getattr(packet, overload), mean, variance)
-    return table
-
-
-def _noted(original: Operator, mean: int, variance: int) -> Operator:
-    def batch_norm(*arguments: Any, **named: Any) -> Any:
-        result = original(*arguments, **named)
-        training = arguments[_TRAINING] if len(arguments) > _TRAINING else named.get("training")
-        if training:
-            for position, name in ((mean, "running_mean"), (variance, "running_var")):
-                found = arguments[position] if len(arguments) > position else named.get(name)
-                if isinstance(found, torch.Tensor):
-                    increment_version(found)
-        return result
-
-    return batch_norm

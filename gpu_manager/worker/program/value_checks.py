@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gpu_manager.worker.program import layer_checks
-from gpu_manager.worker.program.requirements import require, require_values, require_within
+from gpu_manager.worker.program.layer_checks import require, require_values, require_within
 
 _INTERPOLATIONS = _PADDINGS = _REDUCTIONS = range(3)
 _MOST_ELEMENTS = 1 << 48

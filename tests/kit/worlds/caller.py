@@ -246,9 +246,7 @@ class LocalWorker:
         self.device = CpuArithmetic()
         self.leases = AdmittedLeases(self.ended.append, lambda *_: None)
         self.table = OperatorTable(self.device.device)
-        self.executor = Executor(
-            self.device, self.table, self.leases, self._relieve, CallsTogether()
-        )
+        self.executor = Executor(self.device, self.leases, self._relieve, CallsTogether())
         self.programs = Programs(self.table)
         if weights:
             descriptor, self.weights, total = sealed_image(*weights)

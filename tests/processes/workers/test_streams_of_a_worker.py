@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from tests.kit.worlds.caller import (
 )
 from tests.kit.worlds.worker_machine import LONG, Machine, pid_of, until_it_computes
 from torch_shim.errors import ConnectionLost
-from torch_shim.wire.programs import DeviceName, Ref
+from torch_shim.wire.programs import DeviceName, Named, Program, Ref
 
 MIB = 1 << 20
 SLOW_S = 8.0  # longer than a busy machine holds a process up
@@ -119,6 +119,33 @@ def test_calls_of_two_models_run_at_the_same_time(machine: Machine) -> None:
 
     with ExitStack() as stack:
         machine.run(scene(*callers(machine, stack, slow, quick)))
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        program(step("t:torch.zeros", [1 << 60]), step("m:numel", Ref(1)), output=[Ref(2)]),
+        program(step("t:torch.empty", [1 << 61], dtype=Named("dtype", "uint8")), output=[1]),
+        program(step("m:expand", Ref(0), 1 << 60), output=[Ref(1)]),
+        program(step("m:expand", Ref(0), 1 << 60), step("m:squeeze_", Ref(1)), output=[1]),
+    ],
+    ids=["zeros", "bytes", "an expanded output", "expanded in place"],
+)
+def test_process_goes_on_when_a_program_asks_for_absurdly_much(
+    machine: Machine, absurd: Program
+) -> None:
+    """And the tenant's other models in it."""
+    machine.watcher.relief = PressureAnswer(1 << 30, retry=False)
+    first, second = shared(machine, "a"), shared(machine, "b")
+    with ExitStack() as stack:
+        one, two = callers(machine, stack, first, second)
+        for _ in range(6):  # the first reports of what a model uses come with these
+            with suppress(CallFailed):
+                machine.call(one, absurd, torch.ones(1))
+        assert torch.equal(machine.call(one, DOUBLE, torch.ones(2)).outputs[0], torch.ones(2) * 2)
+        assert torch.equal(machine.call(two, DOUBLE, torch.ones(2)).outputs[0], torch.ones(2) * 2)
+    assert machine.watcher.deaths == []
+    assert pid_of(first) == pid_of(second)
 
 
 def test_random_numbers_are_those_of_each_call_when_two_models_draw(machine: Machine) -> None:

@@ -290,6 +290,22 @@ async def test_line_is_encrypted_and_the_server_checked_where_its_url_is_https(
             line.send(b"last")
 
 
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/\r\nX-Admin: yes", {}),
+        ("/known", {"Authorization": "Bearer a\nX-Admin: yes"}),
+        ("/known", {"X\r\nX-Admin": "yes"}),
+    ],
+)
+async def test_line_is_refused_when_a_header_would_be_two(
+    path: str, headers: dict[str, str]
+) -> None:
+    async with server() as url:
+        with pytest.raises(ValueError, match="a header is one line"):
+            await dial(url, path, headers, MOST)
+
+
 async def test_line_fails_when_the_other_host_acknowledges_nothing_any_more() -> None:
     """Its signs of life keep the kernel from probing an idle connection."""
     found: list[int] = []

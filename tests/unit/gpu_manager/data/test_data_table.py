@@ -26,6 +26,12 @@ def test_handle_names_its_node_and_cannot_be_guessed() -> None:
     assert new_handle("node", "0123abcd.1").endswith("0123")
 
 
+@pytest.mark.parametrize("node", ["", "a b", "a/b", "a\n", "x" * 254])
+def test_handle_is_refused_when_the_name_of_its_node_would_not_be_read(node: str) -> None:
+    with pytest.raises(ValueError, match="in its name"):
+        new_handle(node)
+
+
 @pytest.mark.parametrize(
     "text", ["", "node", "node.short", f"a b.{'x' * 32}", f"node.{'x' * 31}/", "x" * 5000]
 )

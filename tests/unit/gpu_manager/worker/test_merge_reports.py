@@ -3,6 +3,17 @@
 from gpu_manager.worker import worker_orders
 from gpu_manager.worker.call_reports import MergeSums
 from gpu_manager.worker.merging.merge_records import MergeCounts, Singly
+from torch_shim.wire.protocol import pack_frame, read_header, unpack_meta
+
+
+def travelled(report: worker_orders.WorkerOrder) -> worker_orders.CallsMerged:
+    """The report as the manager reads it."""
+    kind, fields = worker_orders.KINDS[type(report)], worker_orders.report_fields(report)
+    packed = pack_frame(kind, fields)
+    header = read_header(packed, 64 << 10, 0)
+    found = worker_orders.read(kind, unpack_meta(kind, packed[-header.meta_bytes :]))
+    assert isinstance(found, worker_orders.CallsMerged)
+    return found
 
 
 def test_only_what_was_added_is_reported() -> None:
@@ -23,6 +34,18 @@ def test_only_what_was_added_is_reported() -> None:
         worker_orders.CallsMerged(3, 1, 8, 4, ["slower"], [2], ["d", "differs"]),
         worker_orders.CallsMerged(3, 0, 0, 0, ["slower", "left_over"], [1, 1], []),
     ]
+
+
+def test_each_report_has_room_when_many_programs_are_never_merged() -> None:
+    told: list[worker_orders.WorkerOrder] = []
+    counts = MergeCounts()
+    counts.groups = 1
+    counts.forbidden = {f"{number:064x}": Singly.WRITES for number in range(1024)}
+    MergeSums(3, counts, told.append).flush()
+    arrived = [travelled(report) for report in told]
+    assert [report.groups for report in arrived] == [1, 0, 0, 0]
+    never = [part for report in arrived for part in report.never[::2]]
+    assert never == list(counts.forbidden)
 
 
 def test_reports_are_no_more_frequent_than_they_need_be() -> None:

@@ -75,6 +75,29 @@ def test_orders_are_the_same_when_they_have_travelled() -> None:
     assert wrong == []
 
 
+def test_reports_are_read_when_a_program_has_made_their_numbers_absurd() -> None:
+    wrong = []
+    for number in (1 << 80, -1, 1 << 62, 2.0**90, -0.5, float("inf"), float("-inf"), float("nan")):
+        for order in EXAMPLES:
+            absurd = type(order)(*(_with(value, number) for value in order))
+            kind, fields = worker_orders.KINDS[type(order)], worker_orders.report_fields(absurd)
+            assert pack_frame(kind, fields)
+            if isinstance(found := outcome(worker_orders.read, kind, fields), Exception):
+                wrong.append((absurd, found))
+    assert wrong == []
+
+
+def test_reports_are_as_they_were_when_their_numbers_are_possible() -> None:
+    assert [type(order)(*worker_orders.report_fields(order)) for order in EXAMPLES] == EXAMPLES
+
+
+def _with(value: Any, number: float) -> Any:
+    """The field with this number in the place of each of the same type."""
+    if isinstance(value, list):
+        return [_with(each, number) for each in value]
+    return number if type(value) is type(number) else value
+
+
 def test_every_order_has_an_example() -> None:
     assert {type(order) for order in EXAMPLES} == set(worker_orders.KINDS)
     assert len(set(worker_orders.KINDS.values())) == len(worker_orders.KINDS)

@@ -10,6 +10,8 @@ import torch
 from tests.kit.worlds.caller import (
     CallFailed,
     LocalWorker,
+    program,
+    step,
 )
 from tests.unit.gpu_manager.worker.calls.put_data import (
     DOUBLE,
@@ -23,7 +25,10 @@ from tests.unit.gpu_manager.worker.calls.put_data import (
     storage_of,
     total,
 )
+from torch_shim.wire.programs import ProgramStep, Ref
 from torch_shim.wire.protocol import FailureKind, FrameKind
+
+F = "t:torch.nn.functional."
 
 
 def test_other_session_computes_with_the_same_memory_when_it_took_what_was_put() -> None:
@@ -37,13 +42,24 @@ def test_other_session_computes_with_the_same_memory_when_it_took_what_was_put()
         assert mine.storage.data_ptr() == theirs.storage.data_ptr()
 
 
-def test_others_see_no_write_when_a_program_writes_to_what_it_took() -> None:
+WRITING = {
+    "add_": (step("m:add_", Ref(0), 1), 7.0),
+    "hardtanh by position": (step(F + "hardtanh", Ref(0), 0.0, 1.0, True), 1.0),
+    "normalize by position": (step(F + "normalize", Ref(0), 1.0, 0, 1e-12, Ref(0)), 1 / SIZE),
+}
+
+
+@pytest.mark.parametrize(("writes", "after"), WRITING.values(), ids=WRITING)
+def test_others_see_no_write_when_a_program_writes_to_what_it_took(
+    writes: ProgramStep, after: float
+) -> None:
+    what = program(writes, step("m:sum", Ref(0)), output=[Ref(2)])
     worker = LocalWorker()
     with worker.connect("b", 1 << 20) as other, worker.connect("a", 1 << 20) as one:
         worker.leases.admit(8, "b")
         published(one)
         other.ask(FrameKind.TAKE, [HANDLE, TAKEN])
-        assert total(other, GROW, lease=8) == 7.0 * SIZE
+        assert total(other, what, lease=8) == pytest.approx(after * SIZE)
         other.ask(FrameKind.TAKE, [HANDLE, TAKEN + 1])
         assert total(other, key=TAKEN + 1, lease=8) == 6.0 * SIZE
 

@@ -12,7 +12,7 @@ from tests.kit.waiting import wait_until
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import FIRST_LEASE, Crowd, merging_pays
 from torch_shim.wire.arithmetic import Arithmetic
-from torch_shim.wire.programs import Constant, Program, Ref, Slice, Tuple, digest_of
+from torch_shim.wire.programs import Constant, Named, Program, Ref, Slice, Tuple, digest_of
 from torch_shim.wire.protocol import FrameKind
 
 F = "t:torch.nn.functional."
@@ -309,3 +309,22 @@ def test_calls_of_a_program_that_an_earlier_worker_forbade_run_singly() -> None:
     assert merged(worker) == (0, 0)
     assert set(singly(worker)) == {Singly.DIFFERS}
     assert not worker.executor.merged.counts.compared
+
+
+@pytest.mark.parametrize("autocast", [None, ["bfloat16", True]])
+def test_group_computes_in_float32_when_one_before_failed_in_autocast(autocast: Any) -> None:
+    """The program leaves autocast unless a matrix is singular."""
+    amp, half = "t:torch.amp.autocast_mode.", Named("dtype", "bfloat16")
+    what = program(
+        step(f"{amp}_enter_autocast", "cuda", half, True, None),
+        step("t:torch.linalg.inv", Ref(0)),
+        step(f"{amp}_exit_autocast", Ref(1)),
+        output=[Ref(2)],
+    )
+    product = program(step("o:matmul", Ref(0), Ref(0)), output=[Ref(1)])
+    good, bad = torch.eye(4), torch.zeros(4, 4)
+    with Crowd(merging_pays(LocalWorker()), 3) as crowd:
+        for _ in range(6):
+            crowd.call(what, [good, bad, good], options=(autocast, None, [], None))
+            for (found,) in crowd.call(product, [torch.randn(4, 4)] * 3):
+                assert found.dtype is torch.float32

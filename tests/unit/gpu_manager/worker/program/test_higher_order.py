@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.calls.thread_modes import leave_modes
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
 from tests.kit.worlds.caller import program, step
@@ -106,7 +107,7 @@ def _computes_the_same(graph: torch.fx.GraphModule, arguments: Any, expected: An
     inputs = [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]
     with torch.no_grad():
         found = built.run(inputs, built.constants)
-    TABLE.reset()
+    leave_modes()
     torch.testing.assert_close(list(found), list(expected), rtol=0, atol=0)
     return sent
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.calls.thread_modes import leave_modes
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.argument_checks import short_name
 from gpu_manager.worker.program.build import BuiltProgram
@@ -163,7 +164,7 @@ def _computes_the_same(graph: torch.fx.GraphModule, arguments: Any, expected: An
     built = BuiltProgram("d", encode(graph), TABLE)
     with torch.no_grad():
         found = built.run([_plain(argument) for argument in arguments], built.constants)
-    TABLE.reset()
+    leave_modes()
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -252,7 +253,7 @@ def test_autocast_is_left_when_a_program_never_leaves_it() -> None:
     enter("cuda", torch.bfloat16, True, None)
     assert torch.is_autocast_enabled("cpu")
     assert torch.get_autocast_dtype("cpu") is torch.bfloat16
-    TABLE.reset()
+    leave_modes()
     assert not torch.is_autocast_enabled("cpu")
 
 
@@ -281,7 +282,7 @@ def test_vmap_is_left_when_a_program_never_leaves_it() -> None:
     begin = TABLE.find("t:torch._functorch.predispatch._vmap_increment_nesting")
     assert begin is not None
     begin(3, "error")
-    TABLE.reset()
+    leave_modes()
     functorch = torch._C._functorch  # noqa: SLF001 - the only way to see it
     assert functorch.get_dynamic_layer_stack_depth() == 0
 
