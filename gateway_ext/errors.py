@@ -19,7 +19,7 @@ GatewayError
 │   ├── NamespaceExists
 │   └── JobExists
 ├── Unsupported           this provider has no such operation
-├── TooLarge              a body beyond the limit, or all data of a workflow's run
+├── TooLarge              a body beyond a limit, or all data of a workflow's run
 ├── TooSlow               a body that did not arrive in time
 ├── WorkflowsBusy         too many workflows run, or hold too much: try again after `retry_after_s`
 ├── StageFailed           a stage of a workflow failed; it has the answer for the caller
@@ -154,11 +154,10 @@ class Unsupported(GatewayError):
 
 
 class TooLarge(GatewayError):
-    """A body beyond the limit, or all data of a workflow's run."""
+    """A body beyond a limit, or all data of a workflow's run."""
 
-    def __init__(self, limit_bytes: int, what: str = "the body is") -> None:
-        super().__init__(f"{what} larger than {limit_bytes} bytes")
-        self.limit_bytes = limit_bytes
+    def __init__(self, limit: int, what: str = "the body is", unit: str = "bytes") -> None:
+        super().__init__(f"{what} larger than {limit} {unit}")
 
 
 class TooSlow(GatewayError):

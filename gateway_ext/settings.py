@@ -79,9 +79,10 @@ class GatewaySettings:
     queue_prefix: str = "gpufaas"
 
     # Workflows: how many may run at a time, how large a request or the answer of a stage may be,
-    # and how much all of them may hold.
+    # how much of it the gateway itself reads as JSON or joins, and how much all of them may hold.
     workflow_runs: int = 1_000
     workflow_answer_bytes: int = 16 << 20
+    workflow_json_bytes: int = 1 << 20
     workflow_held_bytes: int = 1 << 30
 
     # Scaling: how often functions are looked at.
