@@ -7,6 +7,7 @@ GatewayError
 │   └── WrongMethod       the path does not support that method
 ├── NotAllowed            missing or wrong credentials
 ├── CrossSite             a browser's request from another site's page
+├── WrongHost             a request in the name of a host for which the gateway does not answer
 ├── Unknown
 │   ├── UnknownFunction
 │   ├── UnknownWorkflow
@@ -75,6 +76,17 @@ class NotAllowed(GatewayError):
 
 class CrossSite(GatewayError):
     """A browser sent the request from another site's page, with stored credentials."""
+
+
+class WrongHost(GatewayError):
+    """The gateway does not answer in the name of this host."""
+
+    def __init__(self, host: bytes) -> None:
+        shown = ascii(host[:100].decode("latin-1"))
+        super().__init__(
+            f"the gateway does not answer for the host {shown}: if it is to, name it in"
+            " allowed_hosts of [gateway]"
+        )
 
 
 class Unknown(GatewayError):

@@ -17,7 +17,7 @@ from common.http.client import HttpClient
 from common.http.server import listen, serving
 from common.telemetry.metrics import MetricFamily, gauge
 from gateway_ext import build_identity
-from gateway_ext.calls.browser_guard import BrowserGuard, FunctionHosts
+from gateway_ext.calls.browser_guard import BrowserGuard, HostNames
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
@@ -33,6 +33,7 @@ from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import FunctionId
 from gateway_ext.openfaas import function_options
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials, credentials_in
+from gateway_ext.openfaas.cross_site import AnsweredHosts
 from gateway_ext.openfaas.logs_route import Logs
 from gateway_ext.openfaas.system_routes import make_system
 from gateway_ext.ports import Capacity, Provider
@@ -149,7 +150,7 @@ class Gateway:
         leasing = None if self._leases is None else GpuLeasing(self._leases, self.meters)
         client, meters = HttpClient(invocation.client), self.meters
         auth = None if self.credentials is None else Auth(self.credentials)
-        hosts = FunctionHosts(settings.function_hosts)
+        hosts = HostNames(settings.function_hosts)
         meters.add(self.tracer.families)
         meters.add(self._template_families)
         invoke = Invoke(
@@ -191,6 +192,7 @@ class Gateway:
             traces=TraceRoutes(self.tracer),
             page=await self._page(jobs, workflows, exits),
             function_hosts=hosts,
+            hosts=AnsweredHosts(address_text(*self.address), _allowed_hosts(settings), hosts),
         )
         return make_app(parts)
 
@@ -253,8 +255,13 @@ def _check(settings: GatewaySettings) -> None:
     except BadAddress as error:
         raise BadRequest(f"listen: {error}") from error
     check_queue(settings)
-    FunctionHosts(settings.function_hosts)
+    HostNames(settings.function_hosts)
+    _allowed_hosts(settings)
     CallbackRule(allowed=settings.callback_allowed)
+
+
+def _allowed_hosts(settings: GatewaySettings) -> HostNames:
+    return HostNames(settings.allowed_hosts, "allowed_hosts")
 
 
 def _credentials(settings: GatewaySettings) -> BasicCredentials | None:

@@ -42,6 +42,9 @@ class GatewaySettings:
     # The number of functions with metrics of their own; whether metrics need credentials.
     metric_names: int = 1_000
     metrics_auth: bool = False
+    # Names of hosts by which clients reach the gateway, beside addresses and loopback's own names;
+    # `*` is every name. None: on loopback no other, elsewhere every name.
+    allowed_hosts: tuple[str, ...] = ()
     # Hosts that serve functions alone, whose pages are then not sandboxed; `*` is every host.
     function_hosts: tuple[str, ...] = ()
 

@@ -32,11 +32,11 @@ _EVERY_HOST = "*"
 _NAME = itemgetter(0)
 
 
-class FunctionHosts:
-    """The hosts that serve functions alone; with a port, or for any port; `*` is every host."""
+class HostNames:
+    """The hosts that a setting lists; with a port, or for any port; `*` is every host."""
 
-    def __init__(self, hosts: Iterable[str] = ()) -> None:
-        self._hosts = frozenset(map(_host, hosts))
+    def __init__(self, hosts: Iterable[str] = (), setting: str = "function_hosts") -> None:
+        self._hosts = frozenset(_host(host, setting) for host in hosts)
         self.every = _EVERY_HOST.encode() in self._hosts
 
     def __bool__(self) -> bool:
@@ -61,10 +61,10 @@ class BrowserGuard:
 
     def __init__(
         self,
-        hosts: FunctionHosts | None = None,
+        hosts: HostNames | None = None,
         is_ours: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
-        self._hosts = FunctionHosts() if hosts is None else hosts
+        self._hosts = HostNames() if hosts is None else hosts
         self.is_ours = is_ours
 
     def admit(self, asked: RequestHeaders) -> None:
@@ -91,10 +91,10 @@ class BrowserGuard:
         return headers
 
 
-def _host(entry: str) -> bytes:
+def _host(entry: str, setting: str) -> bytes:
     """A host as browsers name it in a request; BadRequest if it is none."""
     if not entry.isascii() or not entry.strip() or "/" in entry:
-        raise BadRequest(f"function_hosts: {entry!r} is no host; write it as in functions.example")
+        raise BadRequest(f"{setting}: {entry!r} is no host; write it as in functions.example")
     return entry.lower().encode()
 
 

@@ -1,9 +1,21 @@
-"""Refuses requests that another site's page makes a browser send with stored credentials; pure."""
+"""Refuses requests that another site's page makes a browser send; pure.
 
+With stored credentials, or to a name of that site which leads to this machine (DNS rebinding).
+"""
+
+import re
 from collections.abc import Iterable
 
-from gateway_ext.errors import CrossSite
+from gateway_ext.calls.browser_guard import HostNames
+from gateway_ext.errors import CrossSite, WrongHost
 
+_PORT = rb"(?::\d{1,5})?"
+_LOOPBACK = re.compile(rb"(?:localhost|127(?:\.\d{1,3}){1,3}|\[::1\])" + _PORT, re.IGNORECASE)
+# Nobody can have an address lead elsewhere.
+_ADDRESS = re.compile(
+    rb"(?:localhost|\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-f:.]+\])" + _PORT, re.IGNORECASE
+)
+_SCHEME = b"x-forwarded-proto"  # of a request to a proxy that speaks TLS
 _OURS = frozenset({b"same-origin", b"none"})  # none: a person typed the address
 
 # Of every answer that only an administrator gets: no page shows, frames, embeds or runs it.
@@ -15,18 +27,47 @@ FOR_NO_PAGE: tuple[tuple[bytes, bytes], ...] = (
 )
 
 
+class AnsweredHosts:
+    """The hosts in whose names a gateway that listens at `address` answers.
+
+    On loopback these are loopback's own and those listed. Elsewhere all, or, where names are
+    listed, these, loopback's and every address. Those `of_functions` need not be listed again.
+    """
+
+    def __init__(self, address: str, listed: HostNames, of_functions: HostNames) -> None:
+        self._listed = listed
+        self._of_functions = HostNames() if of_functions.every else of_functions
+        self._is_local = _LOOPBACK.fullmatch(address.encode()) is not None
+        self.every = listed.every or not (listed or self._is_local)
+
+    def check(self, host: bytes) -> None:
+        """WrongHost if a Host header names another host; programs may leave it out."""
+        if self.every or not host or host in self._listed or host in self._of_functions:
+            return
+        if not (_LOOPBACK if self._is_local else _ADDRESS).fullmatch(host):
+            raise WrongHost(host)
+
+
 def refuse_other_sites(headers: Iterable[tuple[bytes, bytes]], *, reading: bool = False) -> None:
     """CrossSite if a browser's headers name another site; programs send neither header.
 
     A link on another site's page may lead here if the request only reads. The origin of a
     sandboxed page, `null`, is another site too.
     """
-    found = dict(headers)
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        found[name] = found[name] + b", " + value if name in found else value
+    site = found.get(b"sec-fetch-site", b"none")
     followed = reading and (
         found.get(b"sec-fetch-mode") == b"navigate" and found.get(b"sec-fetch-dest") == b"document"
     )
-    if not followed and found.get(b"sec-fetch-site", b"none") not in _OURS:
+    if not followed and site not in _OURS:
         raise CrossSite("another site's page sent the request")
     origin = found.get(b"origin")
-    if origin is not None and origin.partition(b"://")[2] != found.get(b"host"):
+    if origin is None:
+        return
+    scheme, _, host = origin.partition(b"://")
+    # What a browser itself calls the same origin has the same scheme, whatever is in between.
+    is_ours = site == b"same-origin" or scheme == found.get(_SCHEME, b"http").partition(b",")[0]
+    if host != found.get(b"host") or not is_ours:
         raise CrossSite(f"the page of {origin.decode(errors='replace')} sent the request")
