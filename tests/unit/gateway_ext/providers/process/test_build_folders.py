@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import BadDeployment
+from gateway_ext.model import Deployment, FunctionId
+from gateway_ext.openfaas.function_options import PATH
 from gateway_ext.providers.process import build_folders
+from gateway_ext.providers.process.process_settings import ProcessProviderSettings
 
 MOST = 1 << 20
+ID = FunctionId("openfaas-fn", "f")
 
 
 def source(folder: Path) -> Path:
@@ -118,3 +122,37 @@ def test_build_is_refused_when_a_folder_above_it_became_a_link(tmp_path: Path) -
     (tmp_path / "allowed").symlink_to(secret)
     with pytest.raises(BadDeployment, match="was changed during the deployment"):
         copied(tmp_path / "allowed" / "source", tmp_path)
+
+
+def test_refusal_does_not_tell_whether_a_handler_is_outside(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    source(outside)
+    (root / "function").symlink_to(outside / "source")
+    (root / "link").symlink_to(outside / "source")
+    (root / "circle").symlink_to("circle")
+    names = [outside / "source", outside / "nothing", root, "link", "circle", "../outside/source"]
+    assert {refusal(root, str(name)) for name in names} == {refusal(root, "nothing")}
+
+
+@pytest.mark.parametrize(
+    "name", ["a\0b", "a" * 5000, "a/" * 5000, "a\nb", "\udcff", "/proc/self/mem"]
+)
+def test_path_that_is_none_is_refused_as_any_other(tmp_path: Path, name: str) -> None:
+    assert refusal(tmp_path, name) == refusal(tmp_path, "nothing")
+    assert refusal(tmp_path, image=name) == refusal(tmp_path, image="nothing")
+
+
+def refusal(root: Path, path: str = "", image: str = "i") -> str:
+    """What is said about a path or an image, without the text that was sent."""
+    settings = ProcessProviderSettings(root / "state", builds=root / "builds", roots=(root,))
+    named = {PATH: path} if path else {}
+    with pytest.raises(BadDeployment) as refused:
+        build_folders.find(Deployment(ID, image, annotations=named), settings)
+    text = str(refused.value)
+    assert text.isprintable()
+    assert len(text) < 1500
+    before, looked, after = text.partition("; looked at ")
+    assert looked
+    return before.partition("(image")[0] + after.partition(": handler.py")[2]
