@@ -17,13 +17,14 @@ from common.http.client import HttpClient
 from common.http.server import listen, serving
 from common.telemetry.metrics import MetricFamily, gauge
 from gateway_ext import build_identity
-from gateway_ext.calls.browser_guard import BrowserGuard, HostNames
+from gateway_ext.calls.browser_guard import BrowserGuard
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
 from gateway_ext.errors import BadRequest
 from gateway_ext.gateway_app import GatewayParts, Readiness, make_app
+from gateway_ext.host_names import AnsweredHosts, HostNames
 from gateway_ext.jobs.async_jobs import AsyncJobs, jobs_of
 from gateway_ext.jobs.intake.callback_addresses import CallbackRule
 from gateway_ext.jobs.queue_choice import check_queue
@@ -33,7 +34,6 @@ from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import FunctionId
 from gateway_ext.openfaas import function_options
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials, credentials_in
-from gateway_ext.openfaas.cross_site import AnsweredHosts
 from gateway_ext.openfaas.logs_route import Logs
 from gateway_ext.openfaas.system_routes import make_system
 from gateway_ext.ports import Capacity, Provider

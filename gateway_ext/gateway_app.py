@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from common.http.asgi import App, Message, Receive, Scope, Send, header_in, send_response, send_text
 from common.telemetry import process_metrics
-from gateway_ext.calls.browser_guard import HostNames
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import CrossSite, NotAllowed, WrongHost
+from gateway_ext.host_names import AnsweredHosts, HostNames
 from gateway_ext.metrics.api_counts import ApiMeters
 from gateway_ext.openfaas.basic_auth import Auth
-from gateway_ext.openfaas.cross_site import FOR_NO_PAGE, AnsweredHosts, refuse_other_sites
+from gateway_ext.openfaas.cross_site import FOR_NO_PAGE, refuse_other_sites
 
 _ABOUT = b"gpufaas: OpenFaaS functions on shared GPUs. Functions answer at /function/NAME.\n"
 _METRICS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]

@@ -163,6 +163,12 @@ def read_response(headers: Iterable[Header]) -> ResponseHeaders:
     return ResponseHeaders(back, models, trace_report, local)
 
 
+def call_id_in(value: bytes) -> bytes:
+    """A client's id of its call, without what no log and no terminal can show."""
+    text = value[:_CALL_ID_BYTES].decode("latin-1")
+    return "".join(filter(str.isprintable, text)).encode("latin-1")
+
+
 def _is_own(name: bytes) -> bool:
     """Whether no client's header of this name reaches a function as it is."""
     return name in _READ or name.startswith(_GPU)
@@ -178,7 +184,7 @@ def _note(found: RequestHeaders, name: bytes, value: bytes) -> None:
     elif name == b"transfer-encoding":
         found.chunked = True
     elif name == CALL_ID:
-        found.call_id = value[:_CALL_ID_BYTES]
+        found.call_id = call_id_in(value)
     elif name in _HELD:
         found.held += ((name, value),)
     elif name == _TRACE:

@@ -1,20 +1,9 @@
-"""Refuses requests that another site's page makes a browser send; pure.
+"""Refuses requests that another site's page makes a browser send with stored credentials; pure."""
 
-With stored credentials, or to a name of that site which leads to this machine (DNS rebinding).
-"""
-
-import re
 from collections.abc import Iterable
 
-from gateway_ext.calls.browser_guard import HostNames
-from gateway_ext.errors import CrossSite, WrongHost
+from gateway_ext.errors import CrossSite
 
-_PORT = rb"(?::\d{1,5})?"
-_LOOPBACK = re.compile(rb"(?:localhost|127(?:\.\d{1,3}){1,3}|\[::1\])" + _PORT, re.IGNORECASE)
-# Nobody can have an address lead elsewhere.
-_ADDRESS = re.compile(
-    rb"(?:localhost|\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-f:.]+\])" + _PORT, re.IGNORECASE
-)
 _SCHEME = b"x-forwarded-proto"  # of a request to a proxy that speaks TLS
 _OURS = frozenset({b"same-origin", b"none"})  # none: a person typed the address
 
@@ -25,27 +14,6 @@ FOR_NO_PAGE: tuple[tuple[bytes, bytes], ...] = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 )
-
-
-class AnsweredHosts:
-    """The hosts in whose names a gateway that listens at `address` answers.
-
-    On loopback these are loopback's own and those listed. Elsewhere all, or, where names are
-    listed, these, loopback's and every address. Those `of_functions` need not be listed again.
-    """
-
-    def __init__(self, address: str, listed: HostNames, of_functions: HostNames) -> None:
-        self._listed = listed
-        self._of_functions = HostNames() if of_functions.every else of_functions
-        self._is_local = _LOOPBACK.fullmatch(address.encode()) is not None
-        self.every = listed.every or not (listed or self._is_local)
-
-    def check(self, host: bytes) -> None:
-        """WrongHost if a Host header names another host; programs may leave it out."""
-        if self.every or not host or host in self._listed or host in self._of_functions:
-            return
-        if not (_LOOPBACK if self._is_local else _ADDRESS).fullmatch(host):
-            raise WrongHost(host)
 
 
 def refuse_other_sites(headers: Iterable[tuple[bytes, bytes]], *, reading: bool = False) -> None:

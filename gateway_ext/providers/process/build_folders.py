@@ -38,8 +38,8 @@ def find(deployment: Deployment, settings: ProcessProviderSettings) -> Path:
     meant = f"{deployment.id} (image {_shown(deployment.image)})"
     looked = ", ".join(_shown(str(place.absolute())) for place in places)
     raise BadDeployment(
-        f"there is no build of {meant}; looked at {looked}: {_HANDLER} or {_PACKAGE}/{_HANDLER} must"
-        " be there, and not outside of the folders that deployments may name"
+        f"there is no build of {meant}; looked at {looked}: {_HANDLER} or {_PACKAGE}/{_HANDLER}"
+        " must be there, and not outside of the folders that deployments may name"
     )
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway_ext.calls.browser_guard import HostNames
 from gateway_ext.errors import CrossSite, WrongHost
-from gateway_ext.openfaas.cross_site import AnsweredHosts, refuse_other_sites
+from gateway_ext.host_names import AnsweredHosts, HostNames
+from gateway_ext.openfaas.cross_site import refuse_other_sites
 
 HOST = (b"host", b"gpus.example:8080")
 
