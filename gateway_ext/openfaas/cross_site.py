@@ -36,6 +36,8 @@ def refuse_other_sites(headers: Iterable[tuple[bytes, bytes]], *, reading: bool 
         return
     scheme, _, host = origin.partition(b"://")
     # What a browser itself calls the same origin has the same scheme, whatever is in between.
-    is_ours = site == b"same-origin" or scheme == found.get(_SCHEME, b"http").partition(b",")[0]
+    is_ours = (
+        site == b"same-origin" or scheme == found.get(_SCHEME, b"http").partition(b",")[0].lower()
+    )
     if host != found.get(b"host") or not is_ours:
         raise CrossSite(f"the page of {origin.decode(errors='replace')} sent the request")

@@ -1,11 +1,20 @@
 """What strangers send as JSON, and the gateway itself reads: once, and no more than a bound."""
 
+import asyncio
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from common.telemetry.traces import TraceContext
+from gateway_ext.calls.invoke import Invoke
 from gateway_ext.workflows.plan.conditions import Unmeetable, condition
-from gateway_ext.workflows.plan.stage_inputs import StageAnswer
+from gateway_ext.workflows.plan.stage_inputs import StageAnswer, workflow_request
+from gateway_ext.workflows.plan.workflow_file import read_workflow
+from gateway_ext.workflows.run.live_run import LiveRun
+from gateway_ext.workflows.run.run_history import RunRecord
+from gateway_ext.workflows.run.run_limits import RunLimits, RunShare
+from gateway_ext.workflows.run.stage_calls import RunServices
 from tests.kit.fakes.fake_function import says
 from tests.kit.worlds.workflow_world import says_json, workflow_world
 
@@ -15,6 +24,7 @@ COMPARES = "  only: {function: a, when: request.json.x == 1 or request.json.y ==
 JOINS = "  first: {function: a}\n  last: {function: b, after: [request, first]}"
 EACH = "  only: {function: a, each: true}"
 BOMB = b"[" + b"[]," * 100_000 + b"[]]"
+TRACE = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 JSON = {"Content-Type": "application/json"}
 
 
@@ -75,3 +85,19 @@ def test_answer_is_decoded_once_however_often_it_is_compared() -> None:
     assert conditions[0].holds({"a": answer})
     with pytest.raises(Unmeetable, match=r"a: \[\] > 1.0"):  # nothing of the array is kept
         conditions[1].holds({"a": answer})
+
+
+async def test_client_that_leaves_ends_the_wait_for_its_json_to_be_read() -> None:
+    plan = read_workflow("workflow: w\nstages:\n" + COMPARES)
+    limits = RunLimits(9, 1 << 30, 1 << 30, 1 << 20)
+    services = RunServices(cast(Invoke, None), limits)
+    request = workflow_request("c", [], b"", b'"' + b"x" * 100_000 + b'"')
+    run = LiveRun(services, plan, request, TRACE, RunShare(limits), RunRecord(plan.id, "c"))
+    async with services.reading:  # as another run does, for as long as it decodes
+        answering = asyncio.create_task(run.answer())
+        done, _ = await asyncio.wait({answering}, timeout=0)
+        assert not done
+        answering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answering
+    assert not services.reading.locked()
