@@ -19,6 +19,7 @@ STATUSES: Sequence[tuple[type[errors.GatewayError], int]] = (
     (errors.BadRequest, 400),
     (errors.NotAllowed, 401),
     (errors.CrossSite, 403),
+    (errors.WrongHost, 421),
     (errors.Unknown, 404),
     (errors.Conflict, 409),
     (errors.Unsupported, 501),

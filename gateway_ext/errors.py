@@ -7,6 +7,7 @@ GatewayError
 │   └── WrongMethod       the path does not support that method
 ├── NotAllowed            missing or wrong credentials
 ├── CrossSite             a browser's request from another site's page
+├── WrongHost             a request in the name of a host for which the gateway does not answer
 ├── Unknown
 │   ├── UnknownFunction
 │   ├── UnknownWorkflow
@@ -19,7 +20,7 @@ GatewayError
 │   ├── NamespaceExists
 │   └── JobExists
 ├── Unsupported           this provider has no such operation
-├── TooLarge              a body beyond the limit, or all data of a workflow's run
+├── TooLarge              a body beyond a limit, or all data of a workflow's run
 ├── TooSlow               a body that did not arrive in time
 ├── WorkflowsBusy         too many workflows run, or hold too much: try again after `retry_after_s`
 ├── StageFailed           a stage of a workflow failed; it has the answer for the caller
@@ -75,6 +76,17 @@ class NotAllowed(GatewayError):
 
 class CrossSite(GatewayError):
     """A browser sent the request from another site's page, with stored credentials."""
+
+
+class WrongHost(GatewayError):
+    """The gateway does not answer in the name of this host."""
+
+    def __init__(self, host: bytes) -> None:
+        shown = ascii(host[:100].decode("latin-1"))
+        super().__init__(
+            f"the gateway does not answer for the host {shown}: if it is to, name it in"
+            " allowed_hosts of [gateway]"
+        )
 
 
 class Unknown(GatewayError):
@@ -154,11 +166,10 @@ class Unsupported(GatewayError):
 
 
 class TooLarge(GatewayError):
-    """A body beyond the limit, or all data of a workflow's run."""
+    """A body beyond a limit, or all data of a workflow's run."""
 
-    def __init__(self, limit_bytes: int, what: str = "the body is") -> None:
-        super().__init__(f"{what} larger than {limit_bytes} bytes")
-        self.limit_bytes = limit_bytes
+    def __init__(self, limit: int, what: str = "the body is", unit: str = "bytes") -> None:
+        super().__init__(f"{what} larger than {limit} {unit}")
 
 
 class TooSlow(GatewayError):

@@ -17,13 +17,14 @@ from common.http.client import HttpClient
 from common.http.server import listen, serving
 from common.telemetry.metrics import MetricFamily, gauge
 from gateway_ext import build_identity
-from gateway_ext.calls.browser_guard import BrowserGuard, FunctionHosts
+from gateway_ext.calls.browser_guard import BrowserGuard
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
 from gateway_ext.errors import BadRequest
 from gateway_ext.gateway_app import GatewayParts, Readiness, make_app
+from gateway_ext.host_names import AnsweredHosts, HostNames
 from gateway_ext.jobs.async_jobs import AsyncJobs, jobs_of
 from gateway_ext.jobs.intake.callback_addresses import CallbackRule
 from gateway_ext.jobs.queue_choice import check_queue
@@ -150,7 +151,7 @@ class Gateway:
         leasing = None if self._leases is None else GpuLeasing(self._leases, self.meters)
         client, meters = HttpClient(invocation.client), self.meters
         auth = None if self.credentials is None else Auth(self.credentials)
-        hosts = FunctionHosts(settings.function_hosts)
+        hosts = HostNames(settings.function_hosts)
         meters.add(self.tracer.families)
         meters.add(self._template_families)
         invoke = Invoke(
@@ -192,6 +193,7 @@ class Gateway:
             traces=TraceRoutes(self.tracer),
             page=await self._page(jobs, workflows, exits),
             function_hosts=hosts,
+            hosts=AnsweredHosts(address_text(*self.address), _allowed_hosts(settings), hosts),
         )
         return make_app(parts)
 
@@ -254,8 +256,13 @@ def _check(settings: GatewaySettings) -> None:
     except BadAddress as error:
         raise BadRequest(f"listen: {error}") from error
     check_queue(settings)
-    FunctionHosts(settings.function_hosts)
+    HostNames(settings.function_hosts)
+    _allowed_hosts(settings)
     CallbackRule(allowed=settings.callback_allowed)
+
+
+def _allowed_hosts(settings: GatewaySettings) -> HostNames:
+    return HostNames(settings.allowed_hosts, "allowed_hosts")
 
 
 def _credentials(settings: GatewaySettings) -> BasicCredentials | None:

@@ -7,16 +7,17 @@ from typing import NamedTuple
 
 from common.http.asgi import App, Message, Receive, Scope, Send, header_in, send_response, send_text
 from common.telemetry import process_metrics
-from gateway_ext.calls.browser_guard import FunctionHosts
 from gateway_ext.error_statuses import headers_of, status_of
-from gateway_ext.errors import CrossSite, NotAllowed
+from gateway_ext.errors import CrossSite, NotAllowed, WrongHost
+from gateway_ext.host_names import AnsweredHosts, HostNames
 from gateway_ext.metrics.api_counts import ApiMeters
 from gateway_ext.openfaas.basic_auth import Auth
 from gateway_ext.openfaas.cross_site import FOR_NO_PAGE, refuse_other_sites
 
 _ABOUT = b"gpufaas: OpenFaaS functions on shared GPUs. Functions answer at /function/NAME.\n"
 _METRICS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
-_HEALTH = frozenset({"/healthz", "/readyz", "/metrics", "/"})
+_PROBES = frozenset({"/healthz", "/readyz"})
+_HEALTH = _PROBES | {"/metrics", "/"}
 # The server leaves the body of an answer to HEAD out.
 _READ = frozenset({"GET", "HEAD"})
 _ADMINISTRATORS = frozenset({"system", "ui"})
@@ -36,7 +37,8 @@ class GatewayParts:
     `jobs` has /async-function, /async-workflow and /system/jobs, `workflow` has /workflow,
     `workflow_routes` has /system/workflows and /system/workflow, `page` has /ui, `traces` has
     /system/traces, if they are given. Without `auth` every client may do everything.
-    `function_hosts` serve functions and workflows alone.
+    `function_hosts` serve functions and workflows alone. Only probes are answered in the names of
+    other hosts than `hosts`.
     """
 
     invoke: App
@@ -52,7 +54,8 @@ class GatewayParts:
     traces: App | None = None
     workflow: App | None = None
     workflow_routes: App | None = None
-    function_hosts: FunctionHosts = field(default_factory=FunctionHosts)
+    function_hosts: HostNames = field(default_factory=HostNames)
+    hosts: AnsweredHosts | None = None
 
 
 def make_app(parts: GatewayParts) -> App:
@@ -65,7 +68,21 @@ def make_app(parts: GatewayParts) -> App:
             return invoke(scope, receive, send)
         return rest(scope, receive, send)
 
-    return app
+    return app if parts.hosts is None or parts.hosts.every else _for_hosts(parts.hosts, app)
+
+
+def _for_hosts(hosts: AnsweredHosts, app: App) -> App:
+    """The application for requests in the names of these hosts, and for probes."""
+
+    def checked(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        try:
+            hosts.check(header_in(scope, b"host"))
+        except WrongHost as error:
+            if scope["path"] not in _PROBES:
+                return send_text(send, status_of(error), str(error))
+        return app(scope, receive, send)
+
+    return checked
 
 
 class _Rest:

@@ -44,6 +44,9 @@ class GatewaySettings:
     # The number of functions with metrics of their own; whether metrics need credentials.
     metric_names: int = 1_000
     metrics_auth: bool = False
+    # Names of hosts by which clients reach the gateway, beside addresses and loopback's own names;
+    # `*` is every name. None: on loopback no other, elsewhere every name.
+    allowed_hosts: tuple[str, ...] = ()
     # Hosts that serve functions alone, whose pages are then not sandboxed; `*` is every host.
     function_hosts: tuple[str, ...] = ()
 
@@ -81,9 +84,10 @@ class GatewaySettings:
     queue_prefix: str = "gpufaas"
 
     # Workflows: how many may run at a time, how large a request or the answer of a stage may be,
-    # and how much all of them may hold.
+    # how much of it the gateway itself reads as JSON or joins, and how much all of them may hold.
     workflow_runs: int = 1_000
     workflow_answer_bytes: int = 16 << 20
+    workflow_json_bytes: int = 1 << 20
     workflow_held_bytes: int = 1 << 30
 
     # Scaling: how often functions are looked at.

@@ -30,7 +30,7 @@ class LoadFigures:
 
 def http_post(path: str, more: str = "", body: bytes = _JSON) -> bytes:
     """The bytes of a POST request; `more` is further header lines."""
-    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n{more}"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -3,12 +3,13 @@
 A browser sends an administrator's credentials for /ui and /system to every path of the host.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import itemgetter
 
 from common.http.asgi import Header
 from gateway_ext.calls.call_headers import RequestHeaders
-from gateway_ext.errors import BadRequest, CrossSite
+from gateway_ext.errors import CrossSite
+from gateway_ext.host_names import HostNames
 
 # Without `allow-same-origin` a document's origin is its own: it equals no other, not even that of
 # its next page. A sandbox of the function's own can only add to this one.
@@ -28,26 +29,7 @@ _HOST_WIDE = frozenset(
         *(b"service-worker-allowed", b"strict-transport-security"),
     }
 )
-_EVERY_HOST = "*"
 _NAME = itemgetter(0)
-
-
-class FunctionHosts:
-    """The hosts that serve functions alone; with a port, or for any port; `*` is every host."""
-
-    def __init__(self, hosts: Iterable[str] = ()) -> None:
-        self._hosts = frozenset(map(_host, hosts))
-        self.every = _EVERY_HOST.encode() in self._hosts
-
-    def __bool__(self) -> bool:
-        return bool(self._hosts)
-
-    def __contains__(self, host: bytes) -> bool:
-        if not self._hosts or self.every:
-            return self.every
-        host = host.lower()
-        name, colon, port = host.rpartition(b":")
-        return host in self._hosts or bool(colon and port.isdigit() and name in self._hosts)
 
 
 class BrowserGuard:
@@ -61,10 +43,10 @@ class BrowserGuard:
 
     def __init__(
         self,
-        hosts: FunctionHosts | None = None,
+        hosts: HostNames | None = None,
         is_ours: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
-        self._hosts = FunctionHosts() if hosts is None else hosts
+        self._hosts = HostNames() if hosts is None else hosts
         self.is_ours = is_ours
 
     def admit(self, asked: RequestHeaders) -> None:
@@ -89,13 +71,6 @@ class BrowserGuard:
             headers = _without_host_wide(headers, site)
         headers += SANDBOX
         return headers
-
-
-def _host(entry: str) -> bytes:
-    """A host as browsers name it in a request; BadRequest if it is none."""
-    if not entry.isascii() or not entry.strip() or "/" in entry:
-        raise BadRequest(f"function_hosts: {entry!r} is no host; write it as in functions.example")
-    return entry.lower().encode()
 
 
 def _without_host_wide(headers: list[Header], site: bytes) -> list[Header]:

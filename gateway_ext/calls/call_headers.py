@@ -23,6 +23,8 @@ REPORTED = frozenset({MODELS, GPU_TRACE, LOCAL})
 _TRACE, _STATE = TRACEPARENT.encode(), TRACESTATE.encode()
 _GPU = b"x-gpu-"
 _GPU_LENGTH = len(_GPU)
+# What reads headers as variables, as CGI does, takes this sign for a dash.
+_UNDERSCORE = b"_"
 _HOP_BY_HOP = frozenset(
     {
         *(b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"),
@@ -77,14 +79,19 @@ def read_request(headers: Iterable[Header]) -> RequestHeaders:
     """Read the headers of a request, whose names are in lower case."""
     found = RequestHeaders()
     add = found.lines.extend
+    data: list[bytes] = []
     for name, value in headers:
         if name in _READ:
             _note(found, name, value)
+        elif _UNDERSCORE in name and _is_own(name.replace(_UNDERSCORE, b"-")):
+            continue
         elif name[:_GPU_LENGTH] != _GPU:
             add((name, b": ", value, b"\r\n"))
         elif name == DATA:
-            found.near = found.near or _node_of_data(value)
+            data.append(value)
             add((name, b": ", value, b"\r\n"))
+    if data:
+        found.near = _node_of_data(b",".join(data))
     if found.chunked:
         found.length = None
     if found.named:
@@ -156,6 +163,17 @@ def read_response(headers: Iterable[Header]) -> ResponseHeaders:
     return ResponseHeaders(back, models, trace_report, local)
 
 
+def call_id_in(value: bytes) -> bytes:
+    """A client's id of its call, without what no log and no terminal can show."""
+    text = value[:_CALL_ID_BYTES].decode("latin-1")
+    return "".join(filter(str.isprintable, text)).encode("latin-1")
+
+
+def _is_own(name: bytes) -> bool:
+    """Whether no client's header of this name reaches a function as it is."""
+    return name in _READ or name.startswith(_GPU)
+
+
 def _note(found: RequestHeaders, name: bytes, value: bytes) -> None:
     if name in _KEPT:
         setattr(found, _KEPT[name], value)
@@ -166,7 +184,7 @@ def _note(found: RequestHeaders, name: bytes, value: bytes) -> None:
     elif name == b"transfer-encoding":
         found.chunked = True
     elif name == CALL_ID:
-        found.call_id = value[:_CALL_ID_BYTES]
+        found.call_id = call_id_in(value)
     elif name in _HELD:
         found.held += ((name, value),)
     elif name == _TRACE:

@@ -214,5 +214,4 @@ def _request_id(call_id: str, attempt: int, *, own_id: bool) -> RequestId:
     """
     if own_id:
         return RequestId(f"{call_id}~{attempt + 1}" if attempt else call_id)
-    plain = "".join(letter for letter in call_id[:_CALL_ID_LETTERS] if letter.isprintable())
-    return RequestId(f"{plain}~{secrets.token_hex(6)}")
+    return RequestId(f"{call_id[:_CALL_ID_LETTERS]}~{secrets.token_hex(6)}")

@@ -5,6 +5,7 @@ from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
 
+from gateway_ext.bounded_json import MOST_ELEMENTS, read_json
 from gateway_ext.errors import BadRequest
 
 _MOST_NUMBER = (1 << 63) - 1
@@ -18,9 +19,9 @@ class Fields:
         self._where = where
 
     @classmethod
-    def of(cls, body: bytes) -> "Fields":
+    def of(cls, body: bytes, most_elements: int = MOST_ELEMENTS) -> "Fields":
         """The object in a request's body."""
-        return cls(_object(parsed(body), "the body"))
+        return cls(_object(parsed(body, most_elements), "the body"))
 
     def text(self, name: str) -> str:
         """A text; empty if the field is missing."""
@@ -107,10 +108,10 @@ class Fields:
         return BadRequest(f"{self._where}{name} must be {wanted}, and is {_shown(value)}")
 
 
-def parsed(body: bytes) -> Any:
+def parsed(body: bytes, most_elements: int = MOST_ELEMENTS) -> Any:
     """The JSON in a body; every text in it can be encoded as UTF-8."""
+    value = read_json(body, len(body), most_elements=most_elements)
     try:
-        value = json.loads(body.decode())
         if b"\\u" in body:  # only an escape can hold half a surrogate pair, which UTF-8 cannot
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ LogLine = Callable[[str, str, str], None]
 def write_plainly(text: str, call_id: str, trace_id: str) -> None:
     """A plain line."""
     del trace_id
-    _write(f"[{call_id}] {text}")
+    _write(f"[{''.join(filter(str.isprintable, call_id))}] {text}")
 
 
 def write_as_json(text: str, call_id: str, trace_id: str) -> None:

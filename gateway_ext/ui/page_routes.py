@@ -1,6 +1,5 @@
 """The routes below /ui: the page's files, its state and feed, and its orders."""
 
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -16,6 +15,7 @@ from common.tasks import until_first
 from gateway_ext.errors import BadRequest, CrossSite, GatewayError, UnknownJob
 from gateway_ext.openfaas.cross_site import refuse_other_sites
 from gateway_ext.openfaas.json_answers import body_of, done, failed, shown
+from gateway_ext.openfaas.json_fields import parsed
 from gateway_ext.ui.page_source import Source
 from gateway_ext.ui.static_files import PAGE, SAFE, SAFE_HEADERS, StaticFiles
 from gateway_ext.ui.watcher_feed import WatcherFeed
@@ -177,10 +177,7 @@ def _policy(body: bytes) -> tuple[str, Mapping[str, float]]:
 
 def _object(body: bytes) -> dict[str, Any]:
     """The fields of the body; none if the body is empty."""
-    try:
-        sent = json.loads(body) if body else {}
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is no JSON: {error}") from error
+    sent = parsed(body) if body else {}
     if not isinstance(sent, dict):
         raise BadRequest("the body is no JSON object")
     return sent

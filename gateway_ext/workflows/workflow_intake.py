@@ -14,7 +14,7 @@ from common.http.asgi import (
 )
 from common.tasks import until_first
 from gateway_ext.calls.browser_guard import BrowserGuard
-from gateway_ext.calls.call_headers import CALL_ID, DURATION, START_TIME
+from gateway_ext.calls.call_headers import CALL_ID, DURATION, START_TIME, call_id_in
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import (
     BadRequest,
@@ -34,7 +34,6 @@ from gateway_ext.workflows.workflow_table import Workflows
 
 PREFIX = b"/workflow/"
 
-_CALL_ID_BYTES = 256
 _OURS = frozenset({CALL_ID, START_TIME, DURATION})
 
 
@@ -134,7 +133,7 @@ async def _send_body(answer: WorkflowAnswer, send: Send) -> None:
 
 
 def _call_id(scope: Scope) -> str:
-    return header_in(scope, CALL_ID)[:_CALL_ID_BYTES].decode("latin-1") or str(uuid4())
+    return call_id_in(header_in(scope, CALL_ID)).decode("latin-1") or str(uuid4())
 
 
 def _with_client(scope: Scope) -> list[Header]:

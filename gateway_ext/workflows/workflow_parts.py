@@ -57,7 +57,10 @@ async def workflow_parts(
 ) -> AsyncIterator[WorkflowParts]:
     """Read the stored workflows, and make the parts that run them; the context ends them."""
     limits = RunLimits(
-        settings.workflow_runs, settings.workflow_held_bytes, settings.workflow_answer_bytes
+        settings.workflow_runs,
+        settings.workflow_held_bytes,
+        settings.workflow_answer_bytes,
+        settings.workflow_json_bytes,
     )
     history = RunHistory()
 

@@ -25,7 +25,7 @@ class DataItem:
     belongs to it. The bytes are in a `file` in memory, in an open file on `disk`, or only with the
     worker of `hosted`, which may have them beside a file, too. `readers` counts for each session
     how often it was let read the file. A file is `spoilt` for later data if somebody may read it
-    of whom nothing more is heard.
+    of whom nothing more is heard. `wished` by a caller, it gives way to what functions keep.
     """
 
     handle: str
@@ -41,6 +41,7 @@ class DataItem:
     hosted: HostedModel | None = None
     readers: Counter[SessionKey] = field(default_factory=Counter)
     spoilt: bool = False
+    wished: bool = False
 
     @property
     def function(self) -> str:

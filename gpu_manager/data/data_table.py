@@ -4,6 +4,7 @@ import asyncio
 import heapq
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.data_handles import new_handle
@@ -17,25 +18,31 @@ from gpu_manager.runtimes.runtime import HostedModel
 
 log = logging.getLogger(__name__)
 
+_WISHED = 4  # so much (1/N) of a tenant's pieces may be what callers asked for
 _ASIDE = 4  # so much (1/N) of a tenant's bounds is set aside for its workers at most
 _MOST_OUTDATED = 1024  # times at which data would have ended that was dropped
 
 
 @dataclass(frozen=True, slots=True)
 class NewData:
-    """What a function says about data that it puts; it lives for the usual time without one."""
+    """What a function says about data that it puts; it lives for the usual time without one.
+
+    It is `wished` if the function's caller asked for it, who may be anybody.
+    """
 
     size_bytes: int
     about: bytes
     lifetime_s: float | None = None
     parts: tuple[str, ...] = ()
+    wished: bool = False
 
 
 class DataTable:
     """Every piece of data of one node, between its put and its end. Used on one loop.
 
     A handle that is unknown, another tenant's, or of data that has gone is NoSuchData, whichever
-    it is.
+    it is. Callers' wishes have a share of a tenant's pieces, and end, the oldest first, before a
+    function's own data is refused.
     """
 
     def __init__(self, node: str, limits: DataLimits, room: DataRoom) -> None:
@@ -43,6 +50,7 @@ class DataTable:
         self.room = room
         self.node = node
         self._items: dict[str, DataItem] = {}
+        self._wishes: dict[str, DataItem] = {}  # those of the items that callers asked for
         self._bytes: Counter[str] = Counter()  # by tenant
         self._counts: Counter[str] = Counter()
         self._aside: dict[str, tuple[int, int]] = {}  # by tenant: bytes and pieces for workers
@@ -72,7 +80,7 @@ class DataTable:
         """Make room for data that `owner` will fill; NoRoomForData beyond a bound."""
         item = self._add(tenant, owner, new)
         try:
-            file = await self.room.file_for(item.function, new.size_bytes)
+            file = await self.file_for(item)
         except BaseException:
             self._remove(item)
             raise
@@ -81,6 +89,16 @@ class DataTable:
             raise NoSuchData
         item.file = file
         return item
+
+    async def file_for(self, item: DataItem) -> DataFile:
+        """Return memory for the item's bytes; NoRoomForData if no wish can give way any more."""
+        while True:
+            try:
+                return await self.room.file_for(item.function, item.size_bytes)
+            except NoRoomForData:
+                too_large = item.size_bytes > self.limits.memory_bytes
+                if too_large or not self._end_wish(item, lambda wish: wish.is_here):
+                    raise
 
     def put_on_worker(
         self, tenant: str, owner: SessionKey, new: NewData, hosted: HostedModel
@@ -223,34 +241,72 @@ class DataTable:
         self, tenant: str, owner: SessionKey, new: NewData, *, worker: str = "", handle: str = ""
     ) -> DataItem:
         limits, size = self.limits, new.size_bytes
-        aside_bytes, aside_pieces = self.set_aside_for(tenant)
         for part in new.parts:
             if self.find(tenant, part).parts:
                 raise DataFailed("a part of data has parts itself")
-        count, all_count = (
-            self._counts[tenant] + aside_pieces,
-            len(self._items) + self._aside_pieces,
-        )
-        if count >= limits.most_of_a_tenant or all_count >= limits.most:
-            detail = f"{tenant} has {self._counts[tenant]} pieces of {len(self._items)}"
-            raise NoRoomForData(size, limits.bytes_of_a_tenant, detail)
-        if self._bytes[tenant] + aside_bytes + size > limits.bytes_of_a_tenant:
-            most = limits.bytes_of_a_tenant
-            detail = f"{tenant} has {self._bytes[tenant]} bytes of {most} already"
-            raise NoRoomForData(size, most, detail)
         lifetime_s = limits.lifetime_s if new.lifetime_s is None else new.lifetime_s
         expires_s = self._loop.time() + min(lifetime_s, limits.most_lifetime_s)
         handle = handle or new_handle(self.node, worker)
         item = DataItem(handle, tenant, owner, size, new.about, new.parts, expires_s)
+        item.wished = new.wished
+        self._make_room(item)
         self._items[handle] = item
+        if item.wished:
+            self._wishes[handle] = item
         self._bytes[tenant] += size
         self._counts[tenant] += 1
         self._end_at(expires_s, handle)
         return item
 
+    def _make_room(self, item: DataItem) -> None:
+        """Have room for an item within all bounds; NoRoomForData if wishes leave too little."""
+        if item.wished:
+            self._make_room_among_wishes(item)
+        while detail := self._lack_in_tenant(item):
+            if not self._end_wish(item, lambda wish: wish.tenant == item.tenant):
+                raise NoRoomForData(item.size_bytes, self.limits.bytes_of_a_tenant, detail)
+        while len(self._items) + self._aside_pieces >= self.limits.most:
+            if not self._end_wish(item):
+                detail = f"all namespaces together have {len(self._items)} pieces"
+                raise NoRoomForData(item.size_bytes, self.limits.bytes_of_a_tenant, detail)
+
+    def _make_room_among_wishes(self, item: DataItem) -> None:
+        """End a tenant's oldest wishes beyond their share."""
+        wishes = [wish for wish in self._wishes.values() if wish.tenant == item.tenant]
+        pieces = sum(1 + len(wish.parts) for wish in (*wishes, item))
+        for wish in wishes:
+            if pieces <= self.limits.most_of_a_tenant // _WISHED:
+                return
+            pieces -= 1 + len(wish.parts)
+            self.end(wish)
+
+    def _lack_in_tenant(self, item: DataItem) -> str:
+        """How a tenant would have too much with this item; empty if it would not."""
+        tenant, limits = item.tenant, self.limits
+        aside_bytes, aside_pieces = self.set_aside_for(tenant)
+        if self._counts[tenant] + aside_pieces >= limits.most_of_a_tenant:
+            return f"{tenant} has {self._counts[tenant]} pieces"
+        if self._bytes[tenant] + aside_bytes + item.size_bytes > limits.bytes_of_a_tenant:
+            most = limits.bytes_of_a_tenant
+            return f"{tenant} has {self._bytes[tenant]} bytes of {most} already"
+        return ""
+
+    def _end_wish(self, item: DataItem, helps: Callable[[DataItem], bool] = lambda _: True) -> bool:
+        """End the oldest wish that helps and may give way to this item; False if there is none."""
+        for wish in self._wishes.values():
+            if (
+                wish is not item
+                and helps(wish)
+                and not (item.wished and wish.tenant != item.tenant)
+            ):
+                self.end(wish)
+                return True
+        return False
+
     def _remove(self, item: DataItem) -> None:
         if self._items.pop(item.handle, None) is None:
             return
+        self._wishes.pop(item.handle, None)
         item.stage = DataStage.GONE
         tenant = item.tenant
         self._bytes[tenant] -= item.size_bytes

@@ -130,7 +130,7 @@ class WorkerData:
         hosted = item.hosted
         if hosted is None or hosted.closed.done():
             raise NoSuchData
-        file = await self._table.room.file_for(item.function, item.size_bytes)
+        file = await self._table.file_for(item)
         try:
             copied = await self._copy(hosted, item, file)
         except BaseException:

@@ -198,7 +198,8 @@ def _new_data(fields: Fields) -> NewData:
     if len(parts) > MOST_PARTS:
         raise BadFrame(f"data has at most {MOST_PARTS} parts")
     lifetime_s = read.seconds_or_none(fields, "lifetime_s")
-    return NewData(read.whole(fields, "size"), about, lifetime_s, parts)
+    wished = read.flag(fields, "wished", default=False)
+    return NewData(read.whole(fields, "size"), about, lifetime_s, parts, wished)
 
 
 def _handle(fields: Fields) -> str:

@@ -26,10 +26,10 @@ def request(meta: Meta) -> tuple[int, Fields]:
 
 
 def text(fields: Fields, name: str, most: int = _MOST_CHARACTERS) -> str:
-    """Return a short string."""
+    """Return a short string, which logs and traces can show."""
     value = fields.get(name)
-    if not isinstance(value, str) or len(value) > most:
-        raise BadFrame(f"{name} is not a short string")
+    if not isinstance(value, str) or len(value) > most or not value.isprintable():
+        raise BadFrame(f"{name} is not a short printable string")
     return value
 
 

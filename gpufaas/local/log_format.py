@@ -17,6 +17,20 @@ _CALL = re.compile(r"call (\S+): ")
 _FACTS = ("call_id", "trace_id", "function", "request", "lease")
 
 
+# Others' texts are in messages: no control character of theirs reaches a terminal.
+_ESCAPED = {
+    code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"
+}
+
+
+class PlainLines(logging.Formatter):
+    """A message a line, whose further lines are indented: no message can look like two."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging calls it
+        """The line without a traceback."""
+        return super().formatMessage(record).translate(_ESCAPED).replace("\n", "\n    ")
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line, with the call, request and lease in fields."""
 
@@ -33,7 +47,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             fields["trace"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
+        return json.dumps(fields, ensure_ascii=False).translate(_ESCAPED)
 
 
 def configure_logs(level: str, form: str, plain: str = PLAIN) -> None:
@@ -41,7 +55,7 @@ def configure_logs(level: str, form: str, plain: str = PLAIN) -> None:
     if form not in FORMATS:
         raise CommandError(f"log_format: {form!r}: one of {', '.join(FORMATS)} is expected")
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(plain))
+    handler.setFormatter(JsonLines() if form == "json" else PlainLines(plain))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gpufaas.output.foreign_text import printable
 from scheduler.model.values import Explanation, SlotCandidate
 
 _MOST_CANDIDATES = 16
@@ -68,6 +69,7 @@ def _row(candidate: SlotCandidate, why: Explanation) -> str:
 
 def request_text(request: dict[str, Any]) -> str:
     """A request with all its decisions and their outcomes."""
+    request = printable(request)
     lines = [
         f"{request['request']}  function {request['function']}, "
         f"models {', '.join(request['models'])}, {request['arrived_ago_s']:.1f} s ago",

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpufaas.top.styled_text import DIM, StyledText, block_style, plain
+from gpufaas.output.foreign_text import plain
+from gpufaas.top.styled_text import DIM, StyledText, block_style
 
 _STEPS = "▁▂▃▄▅▆▇█"
 _FREE, _TAKEN = "·", "▒"

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpufaas.output.foreign_text import plain as clean
 from gpufaas.top.bars import sparkline
 from gpufaas.top.live_state import State
 from gpufaas.top.number_format import clock, rate, seconds, share
@@ -21,7 +22,6 @@ from gpufaas.top.styled_text import (
     cut,
     padded,
 )
-from gpufaas.top.styled_text import plain as clean
 
 _KEYS = "q quit   ←→ or 1-6 list   ↑↓ PgUp PgDn select   Enter open   Esc close"
 _SPARK = 24

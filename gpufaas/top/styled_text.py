@@ -21,11 +21,6 @@ _RESET = "\x1b[0m"
 _BLOCKS = (67, 73, 108, 110, 138, 139, 144, 146, 173, 174, 179, 180, 72, 96, 103, 131)
 
 
-def plain(text: object) -> str:
-    """Foreign text without control characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text))
-
-
 def block_style(name: str) -> str:
     """The colour of a model's block, which depends on its name alone."""
     return f"30;48;5;{_BLOCKS[crc32(name.encode()) % len(_BLOCKS)]}"

@@ -13,17 +13,21 @@ MOST_S = 1e9
 MOST_WHOLE = (1 << 63) - 1  # messages and records carry no larger number
 
 
+def is_name(text: str) -> bool:
+    """Whether a caller may name something so: logs, traces and terminals show it."""
+    return 0 < len(text) <= LONGEST_NAME and text.isprintable()
+
+
 def check_request(request: Request) -> Request:
     """The request as it came, its times relative to now; MalformedRequest says what is wrong."""
     if not 0 < len(request.models) <= MOST_MODELS:
         raise MalformedRequest(f"models: from 1 to {MOST_MODELS} names")
-    for name in (request.id, request.function, *request.models):
-        if not 0 < len(name) <= LONGEST_NAME:
-            raise MalformedRequest(f"a name has from 1 to {LONGEST_NAME} characters")
-    if any(len(text) > LONGEST_NAME for text in (request.application, request.stage)):
-        raise MalformedRequest(f"a name has at most {LONGEST_NAME} characters")
-    if request.near is not None and not 0 < len(request.near) <= LONGEST_NAME:
-        raise MalformedRequest(f"near: a name of 1 to {LONGEST_NAME} characters")
+    if not all(map(is_name, (request.id, request.function, *request.models))):
+        raise MalformedRequest(f"a name has from 1 to {LONGEST_NAME} printable characters")
+    if not all(not text or is_name(text) for text in (request.application, request.stage)):
+        raise MalformedRequest(f"a name has at most {LONGEST_NAME} printable characters")
+    if request.near is not None and not is_name(request.near):
+        raise MalformedRequest(f"near: a name of 1 to {LONGEST_NAME} printable characters")
     if not 1 <= request.batch <= MOST_WHOLE or abs(request.priority) > MOST_WHOLE:
         raise MalformedRequest(f"batch, priority: at most {MOST_WHOLE}")
     if request.exit_rule and not exits.is_rule(request.exit_rule[:LONGEST_NAME]):
@@ -38,8 +42,8 @@ def check_request(request: Request) -> Request:
 def check_report(report: LeaseUsed) -> LeaseUsed:
     """The report as it came, its times relative to now; BadValue if it is out of bounds."""
     names = [use.request for use in report.uses] + [end.request for end in report.ends]
-    if any(not 0 < len(name) <= LONGEST_NAME for name in (report.function, *names)):
-        raise BadValue(f"a name in a report has from 1 to {LONGEST_NAME} characters")
+    if not all(map(is_name, (report.function, *names))):
+        raise BadValue(f"a name in a report has from 1 to {LONGEST_NAME} printable characters")
     if any(len(use.parent) > LONGEST_NAME for use in report.uses):
         raise BadValue(f"a trace in a report has at most {LONGEST_NAME} characters")
     times = [end.ended_s for end in report.ends]

@@ -173,7 +173,9 @@ def _scheduler(up: Stack) -> tuple[str, ...]:
 def _left_after_first_piece(up: Stack, path: str) -> Iterator[None]:
     """A caller who has read the first piece of an answer, and hangs up at the end."""
     with socket.create_connection(("127.0.0.1", up.port), timeout=PATIENCE_S) as caller:
-        caller.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nX-Call-Id: {CALL}\r\n\r\n".encode())
+        caller.sendall(
+            f"GET {path} HTTP/1.1\r\nHost: localhost\r\nX-Call-Id: {CALL}\r\n\r\n".encode()
+        )
         received = b""
         while b"\r\n\r\n" not in received or received.endswith(b"\r\n\r\n"):
             received += caller.recv(1000)

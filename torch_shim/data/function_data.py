@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_shim.data.got_values import GotValue, taken_tensor
-from torch_shim.data.node_requests import NodeRequests
+from torch_shim.data.node_requests import NodeRequests, PutTerms
 from torch_shim.data.value_layout import (
     Describer,
     Leaf,
@@ -42,20 +42,20 @@ class FunctionData:
     def __init__(self, nodes: Callable[[], Nodes]) -> None:
         self._requests = NodeRequests(nodes)
 
-    def put(self, value: Any, lifetime_s: float | None = None) -> str:
+    def put(self, value: Any, terms: PutTerms) -> str:
         """Put a value, as it is now, for the functions of this namespace; return its handle."""
         self._requests.flush()
         if isinstance(value, torch.Tensor):
-            part = self._stay(value.detach(), lifetime_s)
+            part = self._stay(value.detach(), terms)
             if part is not None:
                 return part.handle
         parts: list[str] = []
-        describer = Describer(partial(self._part, parts, lifetime_s))
+        describer = Describer(partial(self._part, parts, terms._replace(wished=False)))
         try:
             about = describer.describe(value)
             fill = partial(_fill, describer.file_leaves)
             size_bytes = describer.size_bytes
-            return self._requests.put(size_bytes, about, lifetime_s, describer.parts, fill)
+            return self._requests.put(size_bytes, about, terms, describer.parts, fill)
         except BaseException:
             for handle in parts:
                 with contextlib.suppress(DataUnavailable):
@@ -91,19 +91,17 @@ class FunctionData:
 
     # -- what stays with its worker -------------------------------------------------------------
 
-    def _part(
-        self, parts: list[str], lifetime_s: float | None, tensor: torch.Tensor
-    ) -> PartLeaf | None:
+    def _part(self, parts: list[str], terms: PutTerms, tensor: torch.Tensor) -> PartLeaf | None:
         """Put a tensor of a larger value by itself, if a worker of this node has its bytes."""
         if len(parts) >= MOST_PARTS:
             return None
-        part = self._stay(tensor, lifetime_s, only=self._requests.nodes.own)
+        part = self._stay(tensor, terms, only=self._requests.nodes.own)
         if part is not None:
             parts.append(part.handle)
         return part
 
     def _stay(
-        self, tensor: torch.Tensor, lifetime_s: float | None, only: ManagerSession | None = None
+        self, tensor: torch.Tensor, terms: PutTerms, only: ManagerSession | None = None
     ) -> PartLeaf | None:
         """Have a worker publish a tensor that it has; None if the bytes are to be sent."""
         if type(tensor) is not CudaTensor:
@@ -122,14 +120,14 @@ class FunctionData:
         found = self._requests.nodes.holding(mark.key, content)
         if found is None or not found[0].passes_data or only not in (None, found[0]):
             return None
-        return self._publish(tensor, mark.key, found, lifetime_s)
+        return self._publish(tensor, mark.key, found, terms)
 
     def _publish(
         self,
         tensor: torch.Tensor,
         key: int,
         held: tuple[ManagerSession, WorkerPeer, int],
-        lifetime_s: float | None,
+        terms: PutTerms,
     ) -> PartLeaf | None:
         session, peer, epoch = held
         size_bytes = write_epochs.storage_of(tensor).nbytes()
@@ -137,11 +135,13 @@ class FunctionData:
         about = pack_tensor(TensorLayout(dtype, shape, strides, offset, True), size_bytes)
         handle = ""
         try:
-            if peer.puts_alone:
+            if peer.puts_alone and not terms.wished:  # the manager must know of a wish
                 with contextlib.suppress(RemoteFailure), peer.channel_for(None) as channel:
                     if channel is not None:
-                        return PartLeaf(channel.put(key, epoch, about, lifetime_s), size_bytes)
-            handle = self._requests.put_on_worker(session, size_bytes, about, lifetime_s, peer.name)
+                        return PartLeaf(
+                            channel.put(key, epoch, about, terms.lifetime_s), size_bytes
+                        )
+            handle = self._requests.put_on_worker(session, size_bytes, about, terms, peer.name)
             with peer.channel_for(None) as channel:
                 if channel is not None:
                     channel.publish(key, epoch, handle, about)
@@ -180,9 +180,9 @@ def connect(nodes: Callable[[], Nodes]) -> None:
     _connected[:] = [FunctionData(nodes)]
 
 
-def put(value: Any, lifetime_s: float | None = None) -> str:
+def put(value: Any, lifetime_s: float | None = None, *, wished: bool = False) -> str:
     """See FunctionData; DataUnavailable in a process without a GPU manager."""
-    return _data().put(value, lifetime_s)
+    return _data().put(value, PutTerms(lifetime_s, wished))
 
 
 def get(handle: str) -> Any:

@@ -31,6 +31,13 @@ _REFUSALS = {FailureKind.NO_DATA, FailureKind.NO_ROOM, FailureKind.NOT_ALLOWED, 
 Fill = Callable[[Buffer], None]
 
 
+class PutTerms(NamedTuple):
+    """How long data lives, and whether the function's caller wished for it, who may be anybody."""
+
+    lifetime_s: float | None = None
+    wished: bool = False
+
+
 class FoundData(NamedTuple):
     """What a manager says of data: a descriptor of its file, or the worker that has it alone.
 
@@ -60,11 +67,11 @@ class NodeRequests:
         return self._nodes()
 
     def put(
-        self, size_bytes: int, about: bytes, lifetime_s: float | None, parts: list[str], fill: Fill
+        self, size_bytes: int, about: bytes, terms: PutTerms, parts: list[str], fill: Fill
     ) -> str:
         """Put bytes into this node's memory; return the handle."""
         session = self.nodes.own
-        fields = _fields(size_bytes, about, lifetime_s) | ({"parts": parts} if parts else {})
+        fields = _fields(size_bytes, about, terms) | ({"parts": parts} if parts else {})
         try:
             answer = _control(session).ask(FrameKind.PUT, fields)
             handle: str = answer.fields["handle"]
@@ -83,11 +90,11 @@ class NodeRequests:
         session: ManagerSession,
         size_bytes: int,
         about: bytes,
-        lifetime_s: float | None,
+        terms: PutTerms,
         worker: str,
     ) -> str:
         """Note data that a worker of this manager has; RemoteFailure if it cannot be."""
-        fields = _fields(size_bytes, about, lifetime_s) | {"worker": worker}
+        fields = _fields(size_bytes, about, terms) | {"worker": worker}
         handle: str = session.control.ask(FrameKind.PUT, fields).fields["handle"]
         return handle
 
@@ -184,9 +191,11 @@ def _control(session: ManagerSession) -> ControlConnection:
     return control
 
 
-def _fields(size_bytes: int, about: bytes, lifetime_s: float | None) -> dict[str, object]:
+def _fields(size_bytes: int, about: bytes, terms: PutTerms) -> dict[str, object]:
     fields: dict[str, object] = {"size": size_bytes, "about": about}
-    return fields if lifetime_s is None else fields | {"lifetime_s": float(lifetime_s)}
+    if terms.lifetime_s is not None:
+        fields["lifetime_s"] = float(terms.lifetime_s)
+    return fields | ({"wished": True} if terms.wished else {})
 
 
 def _fill_file(descriptor: int, size_bytes: int, fill: Fill) -> None:

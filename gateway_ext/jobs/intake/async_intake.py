@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from common.http.asgi import Header, Receive, Scope, Send, send_response, send_text
 from common.telemetry.traces import SpanKind
-from gateway_ext.calls.call_headers import DATA
+from gateway_ext.calls.call_headers import DATA, call_id_in
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import (
     BadRequest,
@@ -24,7 +24,6 @@ from gateway_ext.jobs.queue.job_values import AsyncCall
 from gateway_ext.model import FunctionId
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, trace_headers_in
 
-_CALL_ID_BYTES = 256
 _DROPPED = frozenset(
     {
         *(b"connection", b"content-length", b"expect", b"keep-alive", b"te", b"trailer"),
@@ -163,7 +162,7 @@ class AsyncIntake:
         url = values.get(b"x-callback-url", b"").decode("latin-1")
         return _Headers(
             kept=[*kept, *_forwarded(scope, values)],
-            call_id=values.get(b"x-call-id", b"")[:_CALL_ID_BYTES].decode("latin-1"),
+            call_id=call_id_in(values.get(b"x-call-id", b"")).decode("latin-1"),
             callback_url=self._callback_rule.checked(url) if url else "",
         )
 

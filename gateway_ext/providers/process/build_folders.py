@@ -20,6 +20,7 @@ _IGNORED = frozenset({"__pycache__", ".git", ".venv"})
 _MOST_FILES, _MOST_LEVELS = 100_000, 64
 _MOST_REQUIREMENTS_BYTES = 1 << 20
 _PART_BYTES = 1 << 20
+_MOST_SHOWN = 300  # characters of what was sent, in a refusal
 
 
 def find(deployment: Deployment, settings: ProcessProviderSettings) -> Path:
@@ -28,26 +29,23 @@ def find(deployment: Deployment, settings: ProcessProviderSettings) -> Path:
     Of a build and the folder of its name in a root, which it was made of, the newer one is taken:
     faas-cli does not make a build anew.
     A folder is accepted only if it lies, links followed, in one of the roots or in the folder of
-    builds: the right to deploy must not be the right to run any file of the machine.
+    builds: the right to deploy must not be the right to run any file of the machine, nor to learn
+    what is outside.
     """
     allowed = [folder.resolve() for folder in (*settings.roots, settings.builds)]
-    looked: list[str] = []
-    found: list[Path] = []
-    for place in _places(deployment, settings):
-        folder = _handler_in(place.resolve())
-        if folder is None:
-            looked.append(f"{place.absolute()} (no {_HANDLER}, nor {_PACKAGE}/{_HANDLER})")
-        elif not any(folder.is_relative_to(root) for root in allowed):
-            looked.append(f"{place.absolute()} (outside of the folders that deployments may name)")
-        else:
-            found.append(folder)
+    places = _places(deployment, settings)
+    handlers = (_handler_in(place, allowed) for place in places)
+    found = [folder for folder in handlers if folder is not None]
     if found:
         return found[0] if PATH in deployment.annotations else max(found, key=_changed_ns)
-    meant = f"{deployment.id} (image {deployment.image})"
+    meant = f"{deployment.id} (image {_shown(deployment.image)})"
+    looked = ", ".join(_shown(str(place.absolute())) for place in places)
     not_run = f"; fprocess is not run here: `handle` in {_HANDLER} is called"
-    places = ", ".join(looked)
-    why = not_run if deployment.process else ""
-    raise BadDeployment(f"there is no build of {meant}; looked at {places}{why}")
+    raise BadDeployment(
+        f"there is no build of {meant}; looked at {looked}: {_HANDLER} or {_PACKAGE}/{_HANDLER}"
+        " must be there, and not outside of the folders that deployments may name"
+        f"{not_run if deployment.process else ''}"
+    )
 
 
 def copy(folder: Path, into: Path, gid: int | None, most_bytes: int) -> Path:
@@ -109,10 +107,19 @@ def _changed_ns(folder: Path) -> int:
     return newest_ns
 
 
-def _handler_in(place: Path) -> Path | None:
-    for folder in (place / _PACKAGE, place):
-        if (folder / _HANDLER).is_file():
-            return folder.resolve()
+def _shown(sent: str) -> str:
+    return ascii(sent[:_MOST_SHOWN])[1:-1]
+
+
+def _handler_in(place: Path, allowed: list[Path]) -> Path | None:
+    """The folder there that has a handler and is inside of the allowed ones."""
+    try:
+        for folder in ((place / _PACKAGE).resolve(), place.resolve()):
+            inside = any(folder.is_relative_to(root) for root in allowed)
+            if inside and (folder / _HANDLER).is_file():
+                return folder
+    except (OSError, ValueError, RuntimeError):  # no path, too long, closed, links in a circle
+        return None
     return None
 
 

@@ -4,7 +4,8 @@ import json
 import threading
 from pathlib import Path
 
-from gateway_ext.errors import BadRequest, ProviderFailed
+from gateway_ext.bounded_json import MOST_OF_PROVIDERS
+from gateway_ext.errors import BadRequest, ProviderFailed, TooLarge
 from gateway_ext.model import FunctionId
 from gateway_ext.openfaas.json_fields import Fields
 from gateway_ext.providers.atomic_file import put
@@ -44,7 +45,7 @@ class ExtrasFile:
 
 def _read(path: Path) -> dict[FunctionId, Extras]:
     try:
-        sent = Fields.of(path.read_bytes())
+        sent = Fields.of(path.read_bytes(), MOST_OF_PROVIDERS)
         found = {}
         for each in sent.many("functions"):
             fields = Fields(each)
@@ -52,7 +53,7 @@ def _read(path: Path) -> dict[FunctionId, Extras]:
             found[function] = extras_of(fields)
     except FileNotFoundError:
         return {}
-    except (BadRequest, AttributeError) as error:
+    except (BadRequest, TooLarge, AttributeError) as error:
         raise ProviderFailed(f"{path} is damaged: {error}; move it away to continue") from error
     return found
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from gateway_ext.bounded_json import MOST_OF_PROVIDERS
 from gateway_ext.errors import (
     BadDeployment,
     BadRequest,
@@ -17,6 +18,7 @@ from gateway_ext.errors import (
     NamespaceExists,
     ProviderFailed,
     SecretExists,
+    TooLarge,
     UnknownFunction,
     UnknownNamespace,
     UnknownSecret,
@@ -114,7 +116,7 @@ class UpstreamProvider:
         missing = UnknownNamespace(namespace)
         answer = await self._http.call("GET", "/system/functions", _in(namespace), missing=missing)
         with _upstream_fault("its functions"):
-            found = openfaas_json.objects(_list(json_fields.parsed(answer)), "functions")
+            found = openfaas_json.objects(_list(answer), "functions")
             statuses = [openfaas_json.status_of(sent, namespace) for sent in found]
         statuses = [self._completed(status) for status in statuses]
         return sorted(statuses, key=lambda status: status.deployment.id)
@@ -155,7 +157,7 @@ class UpstreamProvider:
     async def secrets(self, namespace: str) -> Sequence[str]:
         answer = await self._http.call("GET", "/system/secrets", _in(namespace))
         with _upstream_fault("its secrets"):
-            found = openfaas_json.objects(_list(json_fields.parsed(answer)), "secrets")
+            found = openfaas_json.objects(_list(answer), "secrets")
             return sorted(each.required("name") for each in found)
 
     async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
@@ -221,7 +223,7 @@ class UpstreamProvider:
         except (Unsupported, UnknownNamespace):
             return [DEFAULT_NAMESPACE]
         with _upstream_fault("its namespaces"):
-            found = _list(json_fields.parsed(answer))
+            found = _list(answer)
             if not all(isinstance(name, str) for name in found):
                 raise BadRequest("namespaces must be texts")
             return sorted({*found, DEFAULT_NAMESPACE})
@@ -312,7 +314,7 @@ def _upstream_fault(what: str) -> Iterator[None]:
     """Raise ProviderFailed for a bad answer: the other provider's fault, not the caller's."""
     try:
         yield
-    except BadRequest as error:
+    except (BadRequest, TooLarge) as error:
         raise ProviderFailed(f"the upstream provider does not give {what}: {error}") from error
 
 
@@ -320,8 +322,9 @@ def _in(namespace: str) -> dict[str, str]:
     return {"namespace": namespace}
 
 
-def _list(value: Any) -> list[Any]:
+def _list(answer: bytes) -> list[Any]:
     """The list in an answer; Go writes null for an empty one."""
+    value = json_fields.parsed(answer, MOST_OF_PROVIDERS)
     if not isinstance(value, list | None):
         raise BadRequest("a list is expected")
     return value or []

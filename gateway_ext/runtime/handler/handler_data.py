@@ -42,9 +42,9 @@ class SentHeaders(Protocol):
 class HandlerData:
     """Data in a function without a GPU: there is none."""
 
-    def put(self, value: object, lifetime_s: float | None = None) -> str:
-        """Put a value for other functions; return its handle."""
-        del value, lifetime_s
+    def put(self, value: object, lifetime_s: float | None = None, *, wished: bool = False) -> str:
+        """Put a value for other functions, or as the caller wished; return its handle."""
+        del value, lifetime_s, wished
         raise NoPassedData("this function has no GPU")
 
     def get(self, handle: str) -> object:
@@ -83,7 +83,7 @@ class HandlerData:
         return self._answer(status, returned.get("headers"), returned.get("body"))
 
     def _answer(self, status: int, headers: object, body: object) -> object:
-        handle = self.put(body)
+        handle = self.put(body, wished=True)
         given = headers.items() if isinstance(headers, Mapping) else headers
         pairs = list(given) if isinstance(given, Iterable) else []
         kept = [pair for pair in pairs if str(pair[0]).lower() not in _OURS]
@@ -101,9 +101,9 @@ class ShimData(HandlerData):
     def __init__(self) -> None:
         self._module: ModuleType | None = None
 
-    def put(self, value: object, lifetime_s: float | None = None) -> str:
-        """Put a value for other functions; return its handle."""
-        handle: str = self._shim().put(value, lifetime_s)
+    def put(self, value: object, lifetime_s: float | None = None, *, wished: bool = False) -> str:
+        """Put a value for other functions, or as the caller wished; return its handle."""
+        handle: str = self._shim().put(value, lifetime_s, wished=wished)
         return handle
 
     def get(self, handle: str) -> object:

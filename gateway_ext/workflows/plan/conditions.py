@@ -9,10 +9,12 @@ import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, Protocol, TypeAlias
 
 MOST_CHARACTERS = 1_000
 MOST_COMPARISONS = 32
+_GARBAGE = 502
 
 _NAME = r"[a-zA-Z0-9_][-a-zA-Z_0-9]*"
 _TEXT = r'"(?:[^"\\]|\\.)*"'
@@ -33,6 +35,8 @@ _SIGNS: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+# Steps into a JSON value: fields and places.
+JsonPath: TypeAlias = tuple[str | int, ...]
 _PARTS = 3  # of a comparison: what, how, with what
 _ORDERS = frozenset({"<", "<=", ">", ">="})
 
@@ -42,7 +46,11 @@ class BadCondition(ValueError):
 
 
 class Unmeetable(Exception):
-    """An answer has nothing that the condition could compare."""
+    """An answer has nothing that could be compared or joined; `status` is the workflow's."""
+
+    def __init__(self, why: str, status: int = _GARBAGE) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class ReadAnswer(Protocol):
@@ -53,15 +61,15 @@ class ReadAnswer(Protocol):
         """The status; None of the request."""
         ...
 
-    def json(self) -> Any:
-        """The body's value; Unmeetable if the body is not JSON."""
+    def at(self, path: JsonPath) -> Any:
+        """What is there in the body's value; Unmeetable if the body is not JSON."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
     source: str
-    path: tuple[str | int, ...] | None  # into the JSON value; None: the status
+    path: JsonPath | None  # into the JSON value; None: the status
     sign: str
     constant: str | float | bool | None
 
@@ -82,10 +90,7 @@ class _Comparison:
             return None
         if self.path is None:
             return answer.status
-        value = answer.json()
-        for step in self.path:
-            value = _inner(value, step)
-        return value
+        return answer.at(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +101,22 @@ class Condition:
     sources: frozenset[str]
     _any_of: tuple[tuple[_Comparison, ...], ...]
 
+    def paths(self, source: str) -> Iterator[JsonPath]:
+        """What it compares of the JSON of a source."""
+        for each in chain.from_iterable(self._any_of):
+            if each.source == source and each.path is not None:
+                yield each.path
+
     def holds(self, answers: Mapping[str, ReadAnswer]) -> bool:
         """Whether it is met; skipped stages are missing in `answers`, and all of theirs is null."""
         return any(all(each.holds(answers) for each in group) for group in self._any_of)
+
+
+def value_at(value: Any, path: JsonPath) -> Any:
+    """What is there; None for nothing. Of an array or an object nothing but its kind is kept."""
+    for step in path:
+        value = _inner(value, step)
+    return type(value)() if isinstance(value, dict | list) else value
 
 
 def condition(text: str, sources: Collection[str]) -> Condition:
@@ -152,7 +170,7 @@ def _comparison(tokens: list[tuple[str, str]], sources: Collection[str]) -> _Com
     return _Comparison(source, path, tokens[1][1], _constant(*tokens[2]))
 
 
-def _operand(text: str, sources: Collection[str]) -> tuple[str, tuple[str | int, ...] | None]:
+def _operand(text: str, sources: Collection[str]) -> tuple[str, JsonPath | None]:
     head = re.match(_NAME, text)
     assert head is not None  # the text is a token
     steps = list(_STEP.finditer(text, head.end()))
@@ -217,4 +235,4 @@ def _kind(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(value, default=str)[:60]
+    return json.dumps(value)[:60]

@@ -1,20 +1,23 @@
 """What a stage gets of the request and of the stages before it: as it is, or joined; pure."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from common.data_handles import node_of
 from common.http.asgi import Header
+from gateway_ext.bounded_json import read_json
 from gateway_ext.calls.call_headers import DATA, MOST_DATA
-from gateway_ext.workflows.plan.conditions import Unmeetable
+from gateway_ext.error_statuses import status_of
+from gateway_ext.errors import BadRequest, GatewayError, TooLarge
+from gateway_ext.workflows.plan.conditions import JsonPath, Unmeetable, value_at
 from gateway_ext.workflows.plan.workflow_values import REQUEST, PlannedStage
 
 HANDLE_WISH = b"handle"
 CONTENT_TYPE = b"content-type"
 MOST_ELEMENTS = 256
-_OK = 200
+_OK, _GARBAGE = 200, 502
 _JSON = b"application/json"
 JSON_TYPE: Header = (CONTENT_TYPE, _JSON)
 # Of the request's headers, what the gateway writes itself for every stage, and what the client
@@ -29,14 +32,19 @@ _NOT_FOR_STAGES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StageAnswer:
-    """The whole answer of a stage, or the request, which has no status; `data` are its handles."""
+    """The whole answer of a stage, or the request, which has no status; `data` are its handles.
+
+    Its JSON is decoded once, by `read`, and of that only what conditions compare is kept.
+    """
 
     status: int | None
     body: bytes
     content_type: bytes = b""
     data: tuple[bytes, ...] = ()
+    _values: Mapping[JsonPath, Any] = field(default_factory=dict, compare=False)
+    _refusal: BadRequest | TooLarge | None = field(default=None, compare=False)
 
     @property
     def is_json(self) -> bool:
@@ -44,24 +52,62 @@ class StageAnswer:
         kind = self.content_type.partition(b";")[0].strip().lower()
         return kind == _JSON or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
-    def json(self) -> Any:
-        """The value of the body; Unmeetable if the body is not JSON."""
+    def read(self, paths: Collection[JsonPath], most_bytes: int) -> None:
+        """Decode the JSON of the body, if anybody wants it; errors come when it is used."""
         try:
-            return json.loads(self.body.decode(), parse_constant=_refuse)
-        except (ValueError, RecursionError) as error:
-            raise Unmeetable(f"its answer is not JSON: {str(error)[:200]}") from error
+            if paths or self.is_json:
+                value = self._decoded(most_bytes)
+                self._values = {path: value_at(value, path) for path in paths}
+            elif len(self.body) > most_bytes:
+                raise TooLarge(most_bytes, f"to be joined {self._name} is")
+        except (BadRequest, TooLarge) as error:
+            self._refusal = error
+
+    def check(self) -> None:
+        """Unmeetable if it is too large to be read, or is not JSON and says so."""
+        if self._refusal is not None and (self.is_json or isinstance(self._refusal, TooLarge)):
+            raise self._unmeetable(self._refusal)
+
+    def at(self, path: JsonPath) -> Any:
+        """What `read` found there; Unmeetable if the body is not JSON."""
+        if self._refusal is not None:
+            raise self._unmeetable(self._refusal)
+        return self._values[path]
 
     def embedded(self) -> bytes:
-        """The answer within JSON: its own JSON, its text, or its bytes in base64."""
+        """The answer within JSON: its own JSON, which was read, or its text."""
+        self.check()
         if self.is_json:
-            self.json()  # what is not JSON would spoil the whole
             return self.body
         try:
             return json.dumps(self.body.decode()).encode()
         except UnicodeDecodeError as error:
             raise Unmeetable(
-                f"its answer is neither JSON nor text, and cannot be joined: {error}"
+                f"{self._name} is neither JSON nor text, and cannot be joined: {error}"
             ) from error
+
+    def elements(self, most_bytes: int) -> list[Any]:
+        """The elements of a JSON array, of a bounded number."""
+        try:
+            value = self._decoded(most_bytes)
+            if not isinstance(value, list):
+                raise BadRequest("what it is to be called for each element of is no array")
+            if len(value) > MOST_ELEMENTS:
+                raise BadRequest(f"it would be called for more than {MOST_ELEMENTS} elements")
+        except (BadRequest, TooLarge) as error:
+            raise self._unmeetable(error) from error
+        return value
+
+    @property
+    def _name(self) -> str:
+        return "the request" if self.status is None else "its answer"
+
+    def _decoded(self, most_bytes: int) -> Any:
+        return read_json(self.body, most_bytes, self._name)
+
+    def _unmeetable(self, error: GatewayError) -> Unmeetable:
+        status = status_of(error) if self.status is None else _GARBAGE
+        return Unmeetable(str(error), status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +179,15 @@ def joined(answers: Mapping[str, StageAnswer]) -> bytes:
     return b"{" + b",".join(parts) + b"}"
 
 
-def each_input(sent: StageInput, *, passes_handles: bool = False) -> list[StageInput]:
+def each_input(
+    sent: StageInput, status: int | None, most_bytes: int, *, passes_handles: bool = False
+) -> list[StageInput]:
     """The input of each call of a stage that is called for each element of its input.
 
-    A stage that `passes_handles` has a handle of each answer, which the next one gets in a header.
+    `status` is that of the answer which is its input, None of the request. A stage that
+    `passes_handles` has a handle of each answer, which the next one gets in a header.
     """
-    value = StageAnswer(None, sent.body).json()
-    if not isinstance(value, list):
-        raise Unmeetable("what it is to be called for each element of is no array")
-    if len(value) > MOST_ELEMENTS:
-        raise Unmeetable(f"it would be called for more than {MOST_ELEMENTS} elements")
+    value = StageAnswer(status, sent.body).elements(most_bytes)
     if passes_handles and len(value) > MOST_DATA:
         raise Unmeetable(f"of {len(value)} elements it would pass on more than {MOST_DATA} handles")
     kept = [header for header in sent.headers if header[0] != CONTENT_TYPE]
@@ -181,7 +226,3 @@ def _handles_in(headers: Iterable[Header]) -> tuple[bytes, ...]:
         if node_of(item.decode("latin-1")) is None:
             raise Unmeetable("its X-Gpu-Data is no handle of data")
     return tuple(found)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")

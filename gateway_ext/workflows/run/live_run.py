@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
 from contextlib import aclosing
 
 from common.telemetry.traces import TraceContext
@@ -19,7 +18,7 @@ from gateway_ext.workflows.plan.stage_inputs import (
 from gateway_ext.workflows.plan.workflow_values import REQUEST, PlannedStage, WorkflowPlan
 from gateway_ext.workflows.run.run_history import RunRecord
 from gateway_ext.workflows.run.run_limits import RunShare
-from gateway_ext.workflows.run.stage_calls import RunServices, StageCalls, computed
+from gateway_ext.workflows.run.stage_calls import RunServices, StageCalls
 from gateway_ext.workflows.run.workflow_answers import (
     STAGE_HEADER,
     Body,
@@ -56,11 +55,13 @@ class LiveRun:
 
         StageFailed has the answer if a stage failed.
         """
+        await self._calls.check(REQUEST, self._request.answer)
         last = self._plan.last
         if len(last) > 1:
             await self._run(self._plan.graph.order)
             found = {name: self._answers[name] for name in last if name in self._answers}
-            body = await computed(last[0], found, lambda: joined(found))
+            size_bytes = sum(len(each.body) for each in found.values())
+            body = await self._calls.computed(last[0], size_bytes, lambda: joined(found))
             return WorkflowAnswer(200, [JSON_TYPE], whole_body(body))
         (name,) = last
         await self._run([each for each in self._plan.graph.order if each != name])
@@ -123,7 +124,9 @@ class LiveRun:
                 raise
             kinds = [value for key, value in failure.headers if key == CONTENT_TYPE]
             body = str(failure).encode() if failure.body is None else failure.body
-            self._answers[name] = StageAnswer(failure.status, body, kinds[0] if kinds else b"")
+            answer = StageAnswer(failure.status, body, kinds[0] if kinds else b"")
+            await self._calls.read(name, answer)
+            self._answers[name] = answer
         finally:
             self._record.stage(name).ended_s = time.monotonic()
 
@@ -132,7 +135,8 @@ class LiveRun:
         present = {name: self._answers[name] for name in stage.sources if name in self._answers}
         due = bool(present)
         if due and stage.when is not None:
-            due = await computed(stage.name, present, lambda: _holds(stage, present))
+            condition = stage.when
+            due = await self._calls.computed(stage.name, 0, lambda: condition.holds(present))
         if not due:
             self._record.stage(stage.name).skipped = True
         return due
@@ -145,10 +149,12 @@ class LiveRun:
         def made() -> StageInput:
             return stage_input(stage, self._request, self._answers, wants_handle=wants_handle)
 
-        sources = {name: self._answers[name] for name in stage.sources if name in self._answers}
-        sent = await computed(stage.name, sources, made)
-        if len(stage.sources) > 1:  # else it is the body of an answer that is held
-            self._calls.hold(stage, len(sent.body))
+        if len(stage.sources) == 1:  # it is the body of an answer that is held
+            return made()
+        sources = [self._answers[name] for name in stage.sources if name in self._answers]
+        size_bytes = sum(len(each.body) for each in sources)
+        sent = await self._calls.computed(stage.name, size_bytes, made)
+        self._calls.hold(stage, len(sent.body))
         return sent
 
     async def _noted(self, stage: PlannedStage, body: Body) -> Body:
@@ -163,8 +169,3 @@ class LiveRun:
             raise
         finally:
             record.ended_s = time.monotonic()
-
-
-def _holds(stage: PlannedStage, answers: Mapping[str, StageAnswer]) -> bool:
-    assert stage.when is not None  # the caller looked
-    return stage.when.holds(answers)

@@ -31,12 +31,16 @@ class RunShare:
 
 
 class RunLimits:
-    """How many workflows may run, how much all of them and how much one answer may hold."""
+    """How many workflows may run, how much all of them and how much one answer may hold.
 
-    def __init__(self, runs: int, most_bytes: int, answer_bytes: int) -> None:
+    The gateway itself reads, compares and joins bodies of at most `json_bytes`.
+    """
+
+    def __init__(self, runs: int, most_bytes: int, answer_bytes: int, json_bytes: int) -> None:
         self.most_runs = runs
         self.most_bytes = most_bytes
         self.answer_bytes = answer_bytes
+        self.json_bytes = json_bytes
         self.running = 0
         self.held_bytes = 0
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from random import uniform
@@ -14,7 +14,7 @@ from gateway_ext import error_statuses
 from gateway_ext.calls.call_limits import CallPart
 from gateway_ext.calls.invoke import PREFIX, Invoke, StreamedResponse
 from gateway_ext.errors import GatewayError, StageFailed, WorkflowsBusy
-from gateway_ext.workflows.plan.conditions import Unmeetable
+from gateway_ext.workflows.plan.conditions import JsonPath, Unmeetable
 from gateway_ext.workflows.plan.stage_budgets import stage_budgets
 from gateway_ext.workflows.plan.stage_inputs import (
     CONTENT_TYPE,
@@ -24,31 +24,32 @@ from gateway_ext.workflows.plan.stage_inputs import (
     listed,
     stage_answer,
 )
-from gateway_ext.workflows.plan.workflow_values import PlannedStage, WorkflowPlan
+from gateway_ext.workflows.plan.workflow_values import REQUEST, PlannedStage, WorkflowPlan
 from gateway_ext.workflows.run.run_history import RunRecord
-from gateway_ext.workflows.run.run_limits import RunShare
+from gateway_ext.workflows.run.run_limits import RunLimits, RunShare
 from gateway_ext.workflows.run.workflow_answers import TEXT
 
 Result = TypeVar("Result")
 
 _FAILURES, _SERVER_ERRORS = 400, 500
-_TOO_LONG, _TOO_MANY, _GARBAGE = 504, 429, 502
+_OK, _TOO_LONG, _TOO_MANY, _GARBAGE = 200, 504, 429, 502
 _LEAST_BACKOFF_S, _MOST_BACKOFF_S = 0.1, 30.0
 _MOST_DOUBLINGS = 10
 _AT_A_TIME = 16  # calls of a stage that is called for each element
-# Larger bodies are parsed and joined in a thread.
-_LARGE_BYTES = 256 << 10
+# Larger bodies are read and joined in a thread, one at a time: a decoder stops all threads.
+_LARGE_BYTES = 64 << 10
 # What a failed stage's answer keeps of its headers.
 _OF_FAILURES = frozenset({CONTENT_TYPE, b"retry-after"})
 
 
 @dataclass(frozen=True, slots=True)
 class RunServices:
-    """What every run uses: the path of calls, the bound of an answer, the times of stages."""
+    """What every run uses: the path of calls, its bounds, the times of stages."""
 
     invoke: Invoke
-    answer_bytes: int
+    limits: RunLimits
     mean_s: Callable[[WorkflowPlan], Mapping[str, float]] = field(default=lambda _: {})
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class StageCalls:
@@ -114,10 +115,14 @@ class StageCalls:
 
         The first failure is the stage's, and ends the other calls.
         """
-        array = StageAnswer(None, sent.body)
         passes_handles = stage.by_handle and bool(self._plan.graph.after(stage.name))
-        inputs = await computed(
-            stage.name, {"": array}, lambda: each_input(sent, passes_handles=passes_handles)
+        status = None if stage.sources == (REQUEST,) else _OK
+        inputs = await self.computed(
+            stage.name,
+            len(sent.body),
+            lambda: each_input(
+                sent, status, self._services.limits.json_bytes, passes_handles=passes_handles
+            ),
         )
         places = asyncio.Semaphore(_AT_A_TIME)
 
@@ -128,9 +133,10 @@ class StageCalls:
         calls = [asyncio.create_task(called(item)) for item in inputs]
         try:
             found = await asyncio.gather(*calls)
-            read = {str(at): each for at, each in enumerate(found)}
-            whole = await computed(stage.name, read, lambda: listed(found))
+            size_bytes = sum(len(each.body) for each in found)
+            whole = await self.computed(stage.name, size_bytes, lambda: listed(found))
             self.hold(stage, len(whole.body))
+            await self.check(stage.name, whole)
             return whole
         finally:
             for call in calls:
@@ -139,6 +145,30 @@ class StageCalls:
             # The elements' answers are in the whole one, or nobody reads them.
             answers = [each for each in ended if isinstance(each, StageAnswer)]
             self._share.give_back(sum(len(each.body) for each in answers))
+
+    async def check(self, name: str, answer: StageAnswer) -> None:
+        """Read an answer, or the request; StageFailed if later stages cannot use it."""
+        await self.read(name, answer)
+        await self.computed(name, 0, answer.check)
+
+    async def read(self, name: str, answer: StageAnswer) -> None:
+        """Decode what the gateway itself needs of an answer, to compare or to join it."""
+        last = self._plan.last
+        after = [stage for stage in self._plan.stages.values() if name in stage.sources]
+        paths = {path for stage in after if stage.when for path in stage.when.paths(name)}
+        is_joined = any(len(stage.sources) > 1 for stage in after)
+        if paths or is_joined or (name in last and len(last) > 1):
+            await self._decode(name, answer, paths)
+
+    async def computed(self, stage: str, size_bytes: int, compute: Callable[[], Result]) -> Result:
+        """Compute something of so many bytes, in a thread if they are many."""
+        try:
+            if size_bytes <= _LARGE_BYTES:
+                return compute()
+            async with self._services.reading:
+                return await asyncio.to_thread(compute)
+        except Unmeetable as error:
+            raise StageFailed(stage, error.status, str(error), headers=[TEXT]) from error
 
     def hold(self, stage: PlannedStage, size_bytes: int) -> None:
         """Take room for what was computed for a stage, or by it; StageFailed if there is none."""
@@ -209,9 +239,16 @@ class StageCalls:
             found = stage_answer(response.status, response.headers, body)
         except Unmeetable as error:
             raise StageFailed(stage.name, _GARBAGE, str(error), headers=[TEXT]) from error
-        if found.is_json and self._is_read(stage.name):
-            await computed(stage.name, {stage.name: found}, found.json)
+        if stage.each:  # it will be an element of an array
+            await self._decode(stage.name, found, ())
+            await self.computed(stage.name, 0, found.check)
+        else:
+            await self.check(stage.name, found)
         return found
+
+    async def _decode(self, name: str, answer: StageAnswer, paths: Collection[JsonPath]) -> None:
+        most_bytes = self._services.limits.json_bytes
+        await self.computed(name, len(answer.body), lambda: answer.read(paths, most_bytes))
 
     async def _failure(self, stage: PlannedStage, response: StreamedResponse) -> StageFailed:
         body = await self._read(stage, response)
@@ -220,7 +257,7 @@ class StageCalls:
         return StageFailed(stage.name, response.status, why, headers=kept, body=body)
 
     async def _read(self, stage: PlannedStage, response: StreamedResponse) -> bytes:
-        most_bytes = self._services.answer_bytes
+        most_bytes = self._services.limits.answer_bytes
         parts = bytearray()
         try:
             async with aclosing(response.body) as pieces:
@@ -235,39 +272,12 @@ class StageCalls:
             raise
         return bytes(parts)
 
-    def _is_read(self, name: str) -> bool:
-        """Whether the gateway itself reads the stage's answer, to join it or for a condition."""
-        after = [self._plan.stages[each] for each in self._plan.graph.after(name)]
-        one = self._plan.stages[name]
-        return (
-            not after
-            or one.each
-            or any(
-                len(each.sources) > 1
-                or each.each
-                or (each.when is not None and name in each.when.sources)
-                for each in after
-            )
-        )
-
     def _budget_s(self, name: str) -> float | None:
         """The stage's part of the time that is left until the workflow's SLO; at least 1 ms."""
         if self._plan.slo_s is None:
             return None
         left_s = self._record.began_s + self._plan.slo_s - time.monotonic()
         return max(0.001, left_s * self._budgets[name])
-
-
-async def computed(
-    stage: str, read: Mapping[str, StageAnswer], compute: Callable[[], Result]
-) -> Result:
-    """Compute something of these answers, in a thread if they are large."""
-    try:
-        if sum(len(each.body) for each in read.values()) > _LARGE_BYTES:
-            return await asyncio.to_thread(compute)
-        return compute()
-    except Unmeetable as error:
-        raise StageFailed(stage, _GARBAGE, str(error), headers=[TEXT]) from error
 
 
 def _failed(stage: PlannedStage, error: GatewayError, *, called: bool) -> StageFailed:

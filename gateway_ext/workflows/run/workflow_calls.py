@@ -30,7 +30,7 @@ class WorkflowCalls:
     ) -> None:
         self.limits = limits
         self.history = history
-        self._services = RunServices(invoke, limits.answer_bytes, history.mean_s)
+        self._services = RunServices(invoke, limits, history.mean_s)
         self._meters = meters
         self._tracer: CallTracer = invoke.tracer
 

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
+from gpufaas.output.foreign_text import plain, printable
 from gpufaas.output.request_text import request_text
 from gpufaas.remote.gateway_api import GatewayApi, add_gateway_options, gateway_api
 from gpufaas.remote.scheduler_api import (
@@ -61,11 +62,12 @@ def call_text(told: dict[str, Any]) -> str:
     """An explanation for people."""
     if "requests" in told:
         return "\n".join(map(request_text, told["requests"]))
-    return "\n".join(_without_request(told["spans"]))
+    return "\n".join(_without_request(printable(told["spans"])))
 
 
 def _latest(request: dict[str, Any]) -> str:
-    return f"{request['arrived_ago_s']:9.1f} s ago  {request['function']}  {request['request']}"
+    function, name = plain(request["function"]), plain(request["request"])
+    return f"{request['arrived_ago_s']:9.1f} s ago  {function}  {name}"
 
 
 def _remembered(scheduler: SchedulerApi, request: str) -> dict[str, Any] | None:

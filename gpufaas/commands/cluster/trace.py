@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
+from gpufaas.output.foreign_text import printable
 from gpufaas.remote.gateway_api import GatewayApi, add_gateway_options, gateway_api
 from gpufaas.remote.scheduler_api import SchedulerApi, add_scheduler_options, in_path, scheduler_api
 
@@ -61,7 +62,7 @@ def _run(options: argparse.Namespace) -> int:
     gateway = gateway_api(options)
     if options.call is None:
         found = gateway.get(_PATH)
-        print(json.dumps(found) if options.json else "\n".join(_latest(found)))
+        print(json.dumps(found) if options.json else "\n".join(_latest(printable(found))))
         return 0
     story = request_trace(gateway, scheduler_api(options), options.call)
     print(json.dumps(story, indent=1) if options.json else "\n".join(trace_text(story)))
@@ -87,6 +88,7 @@ def request_trace(gateway: GatewayApi, scheduler: SchedulerApi, call_id: str) ->
 
 def trace_text(story: Shown) -> Iterator[str]:
     """The spans as a tree, one line each: begin, duration, name and attributes."""
+    story = printable(story)
     spans: Sequence[Shown] = sorted(story["spans"], key=lambda span: span["begin_ns"])
     known = {span["span_id"] for span in spans}
     roots = [span for span in spans if span["parent_id"] not in known]

@@ -1,7 +1,7 @@
 """What gateways keep in streams and tables, and workflows: jobs, results, files, conditions."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from gateway_ext.jobs.jetstream.records.job_record import JobRecord, RecordState
 from gateway_ext.jobs.queue.job_values import AsyncCall, CallResult, JobKind, JobNumber
 from gateway_ext.model import FunctionId
 from gateway_ext.workflows.plan import stage_inputs
-from gateway_ext.workflows.plan.conditions import BadCondition, Unmeetable, condition
+from gateway_ext.workflows.plan.conditions import BadCondition, Condition, Unmeetable, condition
 from gateway_ext.workflows.plan.stage_inputs import StageAnswer, StageInput
 from gateway_ext.workflows.plan.workflow_file import read_workflow
 from gateway_ext.workflows.shared import workflow_messages
@@ -50,6 +50,7 @@ _CONDITIONS = (
     "detect.json.a.b[3] >= -1.5e3",
     "crop.json == null and detect.json.x == true",
 )
+_JSON_BYTES = 1 << 20
 _JSON_ANSWER = {"found": [{"sure": 0.75}], "a": {"b": [1, 2, 3, 4]}, "x": True, "a b": "x"}
 
 
@@ -140,10 +141,9 @@ def _workflows() -> list[Target]:
 
 
 def _condition() -> Target:
-    answer = StageAnswer(200, json.dumps(_JSON_ANSWER).encode(), b"application/json")
-
     def meets(data: bytes) -> bool | None:
         found = condition(data.decode("utf-8", "replace"), ("detect", "crop"))
+        answer = _answer(json.dumps(_JSON_ANSWER).encode(), [found])
         try:
             return found.holds({"detect": answer, "crop": answer})
         except Unmeetable:
@@ -157,12 +157,22 @@ def _condition() -> Target:
     )  # fmt: skip
 
 
+def _answer(data: bytes, conditions: Iterable[Condition]) -> StageAnswer:
+    """An answer that was read for these conditions."""
+    answer = StageAnswer(200, data, b"application/json")
+    sources = ("detect", "crop")
+    answer.read(
+        {path for each in conditions for name in sources for path in each.paths(name)}, _JSON_BYTES
+    )
+    return answer
+
+
 def _stages() -> list[Target]:
     """Answers of a workflow's stages: asked by conditions, passed on element by element, joined."""
     conditions = [condition(text, ("detect", "crop")) for text in _CONDITIONS]
 
     def asked(data: bytes) -> None:
-        answer = StageAnswer(200, data, b"application/json")
+        answer = _answer(data, conditions)
         for each in conditions:
             try:
                 each.holds({"detect": answer, "crop": answer})
@@ -170,16 +180,16 @@ def _stages() -> list[Target]:
                 continue
 
     def passed_on(data: bytes) -> list[StageInput]:
-        joined = stage_inputs.joined({"a": StageAnswer(200, data, b"application/json")})
+        joined = stage_inputs.joined({"a": _answer(data, [])})
         assert json.loads(joined) == {"a": json.loads(data)}
-        return stage_inputs.each_input(StageInput([], b"", data))
+        return stage_inputs.each_input(StageInput([], b"", data), 200, _JSON_BYTES)
 
     def encode(found: list[StageInput]) -> bytes:
         return b"[" + b",".join(each.body for each in found) + b"]"
 
     seeds = [b'[1, "a", {"b": [null, 2.5]}]', json.dumps(_JSON_ANSWER).encode()]
-    reads = ("gateway_ext/workflows/plan/stage_inputs.py",)
-    who, bound = "functions, as stages of a workflow", "the gateway's bound on a stage's answer"
+    reads = ("gateway_ext/workflows/plan/stage_inputs.py", "gateway_ext/bounded_json.py")
+    who, bound = "functions, as stages of a workflow", "1 MiB, by a setting; 100,000 elements"
     return [
         Target(
             "stage-answer", asked, (), lambda: seeds, InputForm.JSON, reads, who, bound,

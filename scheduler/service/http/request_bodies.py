@@ -9,7 +9,7 @@ from cache_manager.tiers import exits
 from scheduler.model.errors import MalformedRequest
 from scheduler.model.events import LeaseReleased
 from scheduler.model.values import LeaseId, Request, RequestId
-from scheduler.service.request_bounds import LONGEST_NAME, MOST_MODELS, MOST_S, MOST_WHOLE
+from scheduler.service.request_bounds import LONGEST_NAME, MOST_MODELS, MOST_S, MOST_WHOLE, is_name
 
 _ACQUIRE = frozenset(
     {
@@ -116,8 +116,9 @@ def _name(fields: Fields, field: str) -> str:
 
 
 def _checked_name(field: str, value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
-        raise MalformedRequest(f"{field}: a text of 1 to {LONGEST_NAME} characters is expected")
+    if not isinstance(value, str) or not is_name(value):
+        wanted = f"a text of 1 to {LONGEST_NAME} printable characters"
+        raise MalformedRequest(f"{field}: {wanted} is expected")
     return value
 
 

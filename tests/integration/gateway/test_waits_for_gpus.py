@@ -17,7 +17,7 @@ from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway, answer_of
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
 BERT = 64 * "b"
-_SLOW = b"POST /function/echo HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n1234"
+_SLOW = b"POST /function/echo HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n1234"
 
 
 @dataclass

@@ -21,7 +21,7 @@ def _of(name: str, rest: bytes, *statuses: int) -> HostileRequest:
     return HostileRequest(name, rest, frozenset(statuses))
 
 
-_BEGIN = b" HTTP/1.1\r\nHost: x\r\n"
+_BEGIN = b" HTTP/1.1\r\nHost: localhost\r\n"
 REFUSED = (
     _of("length-of-5001-zeros", _BEGIN + b"Content-Length: %b2\r\n\r\nhi" % (b"0" * 5000), 400),
     _of("length-of-5001-nines", _BEGIN + b"Content-Length: %b\r\n\r\n" % (b"9" * 5001), 400),

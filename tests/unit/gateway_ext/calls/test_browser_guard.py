@@ -3,9 +3,10 @@
 import pytest
 
 from common.http.asgi import Header
-from gateway_ext.calls.browser_guard import SANDBOX, BrowserGuard, FunctionHosts
+from gateway_ext.calls.browser_guard import SANDBOX, BrowserGuard
 from gateway_ext.calls.call_headers import RequestHeaders, read_request
 from gateway_ext.errors import BadRequest, CrossSite
+from gateway_ext.host_names import HostNames
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials
 
 OURS = BasicCredentials("admin", "secret")
@@ -49,7 +50,7 @@ def test_credentials_for_the_function_reach_it() -> None:
 def test_service_worker_is_refused_except_at_a_host_of_functions() -> None:
     with pytest.raises(CrossSite, match="service worker"):
         admitted(WORKER)
-    free = BrowserGuard(FunctionHosts(["gpus.example"]))
+    free = BrowserGuard(HostNames(["gpus.example"]))
     assert admitted(WORKER, guard=free) == b"service-worker: script\r\n"
 
 
@@ -97,16 +98,16 @@ def test_headers_for_the_whole_host_are_dropped_and_others_are_not() -> None:
 def test_hosts_of_functions_are_named_with_or_without_a_port(
     hosts: tuple[str, ...], host: bytes, *, found: bool
 ) -> None:
-    assert (host in FunctionHosts(hosts)) is found
+    assert (host in HostNames(hosts)) is found
 
 
 @pytest.mark.parametrize("host", ["", " ", "https://functions.example", "f\u00fcr.example"])
 def test_entry_that_is_no_host_is_refused(host: str) -> None:
     with pytest.raises(BadRequest, match="function_hosts"):
-        FunctionHosts([host])
+        HostNames([host])
 
 
 def test_answers_at_a_host_of_functions_stay_as_they_are() -> None:
     headers = [(b"set-cookie", b"a=1; Path=/"), (b"clear-site-data", b'"*"')]
-    guard = BrowserGuard(FunctionHosts(["gpus.example:8080"]))
+    guard = BrowserGuard(HostNames(["gpus.example:8080"]))
     assert guard.confine(list(headers), HOST, SITE) == headers

@@ -49,6 +49,34 @@ async def test_handle_of_an_answer_reaches_the_caller_and_nothing_else_of_the_gp
 
 
 @pytest.mark.parametrize(
+    "sent", [(ONE, "nonsense"), ("handle", "handles"), [ONE] * 17, [f"{ONE},{ONE}"] * 9]
+)
+async def test_call_is_refused_when_any_of_its_data_headers_is_wrong(sent: list[str]) -> None:
+    async with a_gateway() as gateway, a_function(says()) as fake:
+        gateway.deploy(a_deployment("", enabled="true"), fake)
+        answer = await gateway.call(headers=[f"X-Gpu-Data: {one}" for one in sent])
+        assert answer.status == 400
+        assert not fake.got
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("X_Gpu_Lease", "x-gpu_lease", "X_GPU-ADDRESS", "x_gpu_data", "X_Call_Id", "x_start_time"),
+        *("X_Forwarded_For", "Content_Length", "Transfer_Encoding", "Proxy_Authorization"),
+    ],
+)
+async def test_header_that_cgi_would_take_for_the_gateways_own_reaches_no_function(
+    name: str,
+) -> None:
+    async with a_gateway() as gateway, a_function(says()) as fake:
+        gateway.deploy(a_deployment(""), fake)
+        assert (await gateway.call(headers=[f"{name}: 1", "x_own: 1"])).status == 200
+        assert fake.got[0].header(name) is None
+        assert fake.got[0].header("x_own") == "1"
+
+
+@pytest.mark.parametrize(
     "sent", ["nonsense", f"{ONE},", f"{ONE},{ONE}x", "handles", ",".join([ONE] * 17), "n.short"]
 )
 async def test_call_is_refused_when_its_data_is_no_list_of_handles(sent: str) -> None:

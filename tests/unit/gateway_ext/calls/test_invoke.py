@@ -115,6 +115,19 @@ async def test_call_is_named_timed_and_forwarded() -> None:
         assert fake.got[1].header("x-forwarded-host") == "gw"
 
 
+@pytest.mark.parametrize(
+    ("sent", "kept"),  # sent as UTF-8, and read as Latin-1
+    [("a\x9b2Jb", "aÂ2Jb"), ("é\x85\xad", "Ã©ÂÂ"), ("a" * 300, "a" * 256)],
+)
+async def test_clients_id_of_a_call_holds_nothing_that_a_terminal_obeys(
+    sent: str, kept: str
+) -> None:
+    async with a_gateway() as gateway, a_function(says()) as fake:
+        gateway.deploy(a_deployment(), fake)
+        answer = await gateway.call(headers=[f"X-Call-Id: {sent}"])
+        assert answer.header("x-call-id") == fake.got[0].header("x-call-id") == kept
+
+
 async def test_connections_to_instances_are_used_again() -> None:
     async with a_gateway() as gateway, a_function(says()) as fake:
         gateway.deploy(a_deployment(), fake)

@@ -20,10 +20,12 @@ class Kept(HandlerData):
 
     def __init__(self) -> None:
         self.values: dict[str, object] = {}
+        self.wished: list[str] = []
 
-    def put(self, value: object, lifetime_s: float | None = None) -> str:
+    def put(self, value: object, lifetime_s: float | None = None, *, wished: bool = False) -> str:
         del lifetime_s
         handle = f"node.{len(self.values):032}"
+        self.wished += [handle] if wished else []
         self.values[handle] = value
         return handle
 
@@ -93,6 +95,7 @@ def test_result_is_exchanged_for_its_handle() -> None:
     (handle,) = kept.values
     assert kept.values[handle] == [1, 2]
     assert answer.status == 200
+    assert kept.wished == [handle]
     assert json.loads(answer.body) == {"data": handle}
     assert dict(answer.headers) == {"X-Gpu-Data": handle, "Content-Type": "application/json"}
 

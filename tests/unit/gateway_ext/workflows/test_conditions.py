@@ -9,8 +9,10 @@ import pytest
 
 from gateway_ext.workflows.plan.conditions import (
     BadCondition,
+    JsonPath,
     Unmeetable,
     condition,
+    value_at,
 )
 from tests.kit.outcomes import instead_of, outcome
 
@@ -20,9 +22,9 @@ class Answer:
     status: int | None
     body: str
 
-    def json(self) -> Any:
+    def at(self, path: JsonPath) -> Any:
         try:
-            return json.loads(self.body)
+            return value_at(json.loads(self.body), path)
         except ValueError as error:
             raise Unmeetable("no JSON") from error
 

@@ -46,9 +46,11 @@ async def test_stage_is_called_for_each_element_and_answers_in_their_order(tmp_p
     [
         (b"[1, 2]", 200, "[1,2]"),
         (b"[]", 200, "[]"),
-        (b"{}", 502, "is no array"),
-        (b"x", 502, "not JSON"),
-        (b"[" + b"1," * 300 + b"1]", 502, "more than 256 elements"),
+        (b"{}", 400, "is no array"),
+        (b"x", 400, "the request is not JSON"),
+        (b"[" + b"1," * 300 + b"1]", 400, "more than 256 elements"),
+        (b"[" + b" " * (1 << 20) + b"]", 413, "the request is larger than 1048576 bytes"),
+        (b"[1" + b",1" * 100_000 + b"]", 413, "the request is larger than 100000 elements"),
     ],
 )
 async def test_last_stage_may_be_called_for_each_element_of_the_request(

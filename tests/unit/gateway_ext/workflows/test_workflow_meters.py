@@ -10,7 +10,7 @@ STAYS = WorkflowId("dev", "stays")
 
 def test_run_that_outlives_its_workflow_leaves_no_metric() -> None:
     plans = {STAYS: "a plan"}
-    meters = WorkflowMeters(RunLimits(9, 9, 9), 3, plans.get)
+    meters = WorkflowMeters(RunLimits(9, 9, 9, 9), 3, plans.get)
     for number in range(10):
         gone = WorkflowId("dev", f"w{number}")
         plans[gone] = "another"

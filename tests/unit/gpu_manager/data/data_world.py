@@ -32,9 +32,11 @@ async def put(
     tenant: str = "team",
     parts: tuple[str, ...] = (),
     owner: SessionKey = ONE,
+    *,
+    wished: bool = False,
 ) -> DataItem:
     """Data with this content, which is there to be read."""
-    new = NewData(len(content), b"about", lifetime_s, parts)
+    new = NewData(len(content), b"about", lifetime_s, parts, wished)
     item = await it.put(tenant, owner, new)
     assert item.file is not None
     os.pwrite(item.file.descriptor, content, 0)

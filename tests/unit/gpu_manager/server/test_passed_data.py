@@ -62,6 +62,13 @@ async def test_another_function_of_the_tenant_gets_what_one_has_put() -> None:
         os.close(descriptor)
 
 
+async def test_manager_knows_what_a_function_puts_because_its_caller_asked() -> None:
+    async with manager() as it:
+        one = await it.client()
+        wished, own = await put(one, b"wished", wished=True), await put(one, b"own")
+        assert [table(it).find("team", handle).wished for handle in (wished, own)] == [True, False]
+
+
 async def test_all_handles_that_are_of_no_use_are_refused_with_the_same_words() -> None:
     async with manager() as it:
         one, stranger = await it.client(), await it.client(tenant="strangers")

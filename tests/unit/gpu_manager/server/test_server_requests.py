@@ -17,6 +17,7 @@ from tests.kit.nodes.manager_client import (
     weights,
 )
 from tests.kit.waiting import eventually
+from torch_shim.errors import ConnectionLost
 from torch_shim.wire.protocol import FrameKind
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
@@ -45,6 +46,19 @@ async def test_lease_comes_with_a_channel_to_its_worker() -> None:
         channel.sendall(b"hello")
         assert served[2].recv(5) == b"hello"
         channel.close()
+        image.close()
+
+
+@pytest.mark.parametrize("name", ["r\n0", "\x1b[2J", "\x9b", "\u202e"])
+async def test_connection_closes_when_a_request_has_a_name_that_would_change_a_terminal(
+    name: str,
+) -> None:
+    async with manager() as it:
+        image = weights(b"model")
+        client = await it.client()
+        await client.upload(image)
+        with pytest.raises(ConnectionLost):
+            await client.acquire(image.digest, request=name)
         image.close()
 
 

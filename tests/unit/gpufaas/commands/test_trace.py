@@ -76,6 +76,12 @@ def test_requests_that_the_scheduler_has_forgotten_are_named() -> None:
     assert list(trace_text(story))[-1] == missing
 
 
+def test_foreign_names_reach_no_terminal_as_they_are() -> None:
+    evil = CALL | {"name": "call\x1b[2J\r\n", "attributes": {"gpufaas.call_id": "\x9b"}}
+    story = request_trace(FakeGateway(evil), FakeScheduler(), "c/1")
+    assert all(line.isprintable() for line in trace_text(story))
+
+
 def test_failure_is_shown() -> None:
     failed = a_span("call f", 1, 0, 0, 1, error="status 502")
     story = request_trace(FakeGateway(failed), FakeScheduler(), "c/1")

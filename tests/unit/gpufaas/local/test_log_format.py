@@ -9,7 +9,7 @@ import pytest
 from common.telemetry.traces import TraceContext
 from common.telemetry.work_context import ABOUT, Work
 from gpufaas.errors import CommandError
-from gpufaas.local.log_format import JsonLines, configure_logs
+from gpufaas.local.log_format import PLAIN, JsonLines, PlainLines, configure_logs
 
 TRACE = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 
@@ -80,3 +80,17 @@ def test_a_line_about_another_request_is_not_about_the_work_at_hand() -> None:
 def test_an_unknown_form_is_refused() -> None:
     with pytest.raises(CommandError, match="log_format: 'xml'"):
         configure_logs("info", "xml")
+
+
+@pytest.mark.parametrize("text", ["a\rb", "\x1b[2J", "\x9b2J", "\x7f", "\x08"])
+def test_a_message_holds_no_control_character(text: str) -> None:
+    record = logging.LogRecord("gateway", logging.INFO, "f.py", 1, "call %s: gone", (text,), None)
+    for form in (PlainLines(PLAIN), JsonLines()):
+        assert form.format(record).isprintable()
+
+
+def test_a_message_cannot_look_like_two() -> None:
+    record = logging.LogRecord("gateway", logging.INFO, "f.py", 1, "call %s: gone", ("a\nb",), None)
+    first, second = PlainLines(PLAIN).format(record).splitlines()
+    assert first.endswith("gateway: call a")
+    assert second == "    b: gone"

@@ -7,12 +7,13 @@ from itertools import product
 from typing import Any
 
 from gateway_ext.ui.chart_series import Series
+from gpufaas.output.foreign_text import plain
 from gpufaas.top.bars import memory_bar, sparkline
 from gpufaas.top.live_state import changed, natural
 from gpufaas.top.number_format import seconds
 from gpufaas.top.panels import PANELS
 from gpufaas.top.screen import ScreenView, frame, full_listing, rows_of, selected_index
-from gpufaas.top.styled_text import StyledText, cut, padded, painted, plain
+from gpufaas.top.styled_text import StyledText, cut, padded, painted
 from gpufaas.top.terminal import pressed_keys
 from tests.kit.outcomes import outcome
 from tests.kit.page.generated_cluster import GeneratedCluster, empty

@@ -9,10 +9,12 @@ import pytest
 
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment, FunctionId
+from gateway_ext.openfaas.function_options import PATH
 from gateway_ext.providers.process import build_folders
 from gateway_ext.providers.process.process_settings import ProcessProviderSettings
 
 MOST = 1 << 20
+ID = FunctionId("openfaas-fn", "f")
 
 
 def source(folder: Path) -> Path:
@@ -177,3 +179,37 @@ def test_refusal_says_that_no_fprocess_is_run(tmp_path: Path) -> None:
         deployed(tmp_path, process="python index.py")
     with pytest.raises(BadDeployment, match=r"there is no build of f\.openfaas-fn"):
         deployed(tmp_path)
+
+
+def test_refusal_does_not_tell_whether_a_handler_is_outside(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    source(outside)
+    (root / "function").symlink_to(outside / "source")
+    (root / "link").symlink_to(outside / "source")
+    (root / "circle").symlink_to("circle")
+    names = [outside / "source", outside / "nothing", root, "link", "circle", "../outside/source"]
+    assert {refusal(root, str(name)) for name in names} == {refusal(root, "nothing")}
+
+
+@pytest.mark.parametrize(
+    "name", ["a\0b", "a" * 5000, "a/" * 5000, "a\nb", "\udcff", "/proc/self/mem"]
+)
+def test_path_that_is_none_is_refused_as_any_other(tmp_path: Path, name: str) -> None:
+    assert refusal(tmp_path, name) == refusal(tmp_path, "nothing")
+    assert refusal(tmp_path, image=name) == refusal(tmp_path, image="nothing")
+
+
+def refusal(root: Path, path: str = "", image: str = "i") -> str:
+    """What is said about a path or an image, without the text that was sent."""
+    settings = ProcessProviderSettings(root / "state", builds=root / "builds", roots=(root,))
+    named = {PATH: path} if path else {}
+    with pytest.raises(BadDeployment) as refused:
+        build_folders.find(Deployment(ID, image, annotations=named), settings)
+    text = str(refused.value)
+    assert text.isprintable()
+    assert len(text) < 1500
+    before, looked, after = text.partition("; looked at ")
+    assert looked
+    return before.partition("(image")[0] + after.partition(": handler.py")[2]

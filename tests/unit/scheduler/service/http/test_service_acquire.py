@@ -162,6 +162,8 @@ async def test_wanting_a_lease_is_refused_when_the_request_has_ended() -> None:
         (b'{"request": "r0", "function": "f", "models": []}', "models"),
         (b'{"request": "r0", "function": "f", "models": [3]}', "models"),
         (b'{"request": "", "function": "f", "models": ["m"]}', "request"),
+        (b'{"request": "r\\u001b[2J", "function": "f", "models": ["m"]}', "printable"),
+        (b'{"request": "r0\\n", "function": "f", "models": ["m"]}', "printable"),
         (b'{"request": "r0", "function": "f", "models": ["m"], "batch": 0}', "batch"),
         (b'{"request": "r0", "function": "f", "models": ["m"], "batch": true}', "batch"),
         (b'{"request": "r0", "function": "f", "models": ["m"], "deadline_in_s": -1}', "deadline"),

@@ -1,0 +1,60 @@
+"""Names of hosts: those that settings list, and those in which a gateway answers; pure."""
+
+import re
+from collections.abc import Iterable
+
+from gateway_ext.errors import BadRequest, WrongHost
+
+_EVERY_HOST = "*"
+_PORT = rb"(?::\d{1,5})?"
+_LOOPBACK = re.compile(rb"(?:localhost|127(?:\.\d{1,3}){1,3}|\[::1\])" + _PORT, re.IGNORECASE)
+# Nobody can have an address lead elsewhere.
+_ADDRESS = re.compile(
+    rb"(?:localhost|\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-f:.]+\])" + _PORT, re.IGNORECASE
+)
+
+
+class HostNames:
+    """The hosts that a setting lists; with a port, or for any port; `*` is every host."""
+
+    def __init__(self, hosts: Iterable[str] = (), setting: str = "function_hosts") -> None:
+        self._hosts = frozenset(_host(host, setting) for host in hosts)
+        self.every = _EVERY_HOST.encode() in self._hosts
+
+    def __bool__(self) -> bool:
+        return bool(self._hosts)
+
+    def __contains__(self, host: bytes) -> bool:
+        if not self._hosts or self.every:
+            return self.every
+        host = host.lower()
+        name, colon, port = host.rpartition(b":")
+        return host in self._hosts or bool(colon and port.isdigit() and name in self._hosts)
+
+
+class AnsweredHosts:
+    """The hosts in whose names a gateway that listens at `address` answers.
+
+    On loopback these are loopback's own and those listed. Elsewhere all, or, where names are
+    listed, these, loopback's and every address. Those `of_functions` need not be listed again.
+    """
+
+    def __init__(self, address: str, listed: HostNames, of_functions: HostNames) -> None:
+        self._listed = listed
+        self._of_functions = HostNames() if of_functions.every else of_functions
+        self._is_local = _LOOPBACK.fullmatch(address.encode()) is not None
+        self.every = listed.every or not (listed or self._is_local)
+
+    def check(self, host: bytes) -> None:
+        """WrongHost if a Host header names another host; programs may leave it out."""
+        if self.every or not host or host in self._listed or host in self._of_functions:
+            return
+        if not (_LOOPBACK if self._is_local else _ADDRESS).fullmatch(host):
+            raise WrongHost(host)
+
+
+def _host(entry: str, setting: str) -> bytes:
+    """A host as browsers name it in a request; BadRequest if it is none."""
+    if not entry.isascii() or not entry.strip() or "/" in entry:
+        raise BadRequest(f"{setting}: {entry!r} is no host; write it as in functions.example")
+    return entry.lower().encode()
