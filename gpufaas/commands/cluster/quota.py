@@ -42,7 +42,7 @@ def add_parser(commands: Commands) -> None:
     add("--memory", type=_size_or_none, metavar="SIZE", help="GPU memory of its models: 2GiB")
     add("--leases", type=_whole_or_none, metavar="N", help="GPU leases at a time")
     add("--waiting", type=_whole_or_none, metavar="N", help="requests that wait at a time")
-    choose.epilog = "A limit ends with the value `none`."
+    choose.description = "A limit ends with the value `none`."
     show = add_verb(verbs, "show", "terms, and what is used of them")
     show.add_argument("owner", nargs="?", default=None, help=_OWNER_HELP)
     remove = add_verb(verbs, "remove", "remove what an operator set of an owner")

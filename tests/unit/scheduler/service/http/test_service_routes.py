@@ -149,6 +149,20 @@ async def test_model_is_pinned_and_evicted_by_a_part_of_its_name() -> None:
         assert [h["gpu"] for h in (await world.get("/models")).body[0]["holders"]] == ["g0"]
 
 
+async def test_model_is_named_by_its_function_and_shown_with_it() -> None:
+    async with leading() as world:
+        await serve(world, "r0", "team/0a1b")
+        (shown,) = (await world.get("/models")).body
+        assert shown["functions"] == ["team/reader"]
+        assert (await world.get("/cluster")).body["functions"] == {"team/0a1b": ["team/reader"]}
+        for name in ("reader", "team/reader"):
+            done = await world.ask("POST", f"/models/{name}/pin")
+            assert (done.status, done.body["model"]) == (200, "team/0a1b")
+        await world.ask("POST", "/models/reader/unpin")
+        assert (await world.ask("POST", "/models/reader/evict")).status == 200
+        assert (await world.ask("POST", "/models/reader/prefetch")).status == 200
+
+
 async def test_order_about_a_model_or_gpu_that_is_unknown_is_refused() -> None:
     async with leading() as world:
         await serve(world, "r0", "bert-large")
