@@ -71,6 +71,10 @@ class StackFolder:
         """The log file of a part."""
         return self.root / "logs" / f"{part}.log"
 
+    def kept_port(self, part: str) -> Path:
+        """The file of the port that a part has while its usual one is another program's."""
+        return self.root / f"{part}.port"
+
     def make(self) -> None:
         """Make the folder."""
         try:

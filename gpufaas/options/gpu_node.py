@@ -1,6 +1,7 @@
 """Options of a node and its GPUs, for `exec`, `check` and `gpu-manager`."""
 
 import argparse
+import re
 from collections.abc import Mapping
 
 from cache_manager import eviction
@@ -10,9 +11,11 @@ from common.gpu_wishes import PROCESS, RUNTIMES
 from common.sizes import parse_size
 from gpu_manager.api import MOST_SLOTS, EmulatedTimes, NodeSettings
 from gpufaas.errors import CommandError
+from gpufaas.options.configuration import StackNode
 from scheduler import policies
 
 POLICY = "lalbo3"
+_DEVICES = re.compile(r"auto|cuda(:[0-9]+(,[0-9]+)*)?|cpu(:[0-9]+)?")
 _SECONDS = "s"
 _EACH_GPU = "/gpu"
 _MOST_OVERLAP = 64
@@ -82,6 +85,28 @@ def node_settings(
             pcie=options.emulate_pcie,
             context=options.emulate_context,
         ),
+    )
+
+
+def check_node(node: StackNode) -> None:
+    """CommandError, before anything is started, for a value that the GPU manager would refuse."""
+    if not _DEVICES.fullmatch(node.devices):
+        raise CommandError(f"devices: {node.devices!r}: auto, cuda, cuda:0,2 or cpu:N is expected")
+    for size in (node.gpu_memory, node.store_memory):
+        _size(size or None)
+    for read, number in (
+        (gpu_overlap, node.gpu_overlap), (gpu_concurrency, node.gpu_concurrency),
+        (gpu_slots, node.gpu_slots),
+    ):  # fmt: skip
+        read(str(number), {})
+    gpu_vcpus(node.gpu_vcpus)
+    spare_contexts(node.spare_contexts)
+    emulation(
+        node.emulate_load,
+        node.emulate_run,
+        disk=node.emulate_disk,
+        pcie=node.emulate_pcie,
+        context=node.emulate_context,
     )
 
 

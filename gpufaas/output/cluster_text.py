@@ -19,10 +19,9 @@ def cluster_text(cluster: dict[str, Any]) -> str:
 
 
 def _head(cluster: dict[str, Any]) -> Iterator[str]:
-    parameters = " ".join(f"{name}={value:g}" for name, value in cluster["parameters"].items())
     yield (
         f"{cluster['name']} leads, term {cluster['term']}, state in {cluster['store']}; "
-        f"policy {cluster['policy']} {parameters}".rstrip()
+        f"policy {choice_text(cluster)}"
     )
     ratio = cluster["hit_ratio"]
     yield (
@@ -106,6 +105,12 @@ def _models(gpu: dict[str, Any], functions: dict[str, list[str]]) -> str:
     if empty:
         shown.append(f"{empty} empty process{'es' if empty > 1 else ''}")
     return ", ".join(shown) + (f" and {left_out} more" if left_out else "")
+
+
+def choice_text(choice: dict[str, Any]) -> str:
+    """A policy with its parameters, in the form that `gpufaas policy set` takes."""
+    parameters = [f"{name}={value:g}" for name, value in choice["parameters"].items()]
+    return " ".join([choice["policy"], *parameters])
 
 
 def functions_text(names: list[str]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands, add_verb
+from gpufaas.output.cluster_text import choice_text
 from gpufaas.remote.scheduler_api import add_scheduler_options, scheduler_api
 
 
@@ -44,21 +45,15 @@ def _list(options: argparse.Namespace) -> int:
     for policy in found:
         print(policy["summary"].partition(": ")[2] or policy["summary"], end="\n  ")
         print(
-            _choice_text({"policy": policy["name"], "parameters": policy["parameters"]}), end="\n\n"
+            choice_text({"policy": policy["name"], "parameters": policy["parameters"]}), end="\n\n"
         )
         print("\n".join(f"  {line}".rstrip() for line in policy["rule"].splitlines()), end="\n\n")
     return 0
 
 
 def _print_choice(choice: dict[str, Any], options: argparse.Namespace) -> int:
-    print(json.dumps(choice) if options.json else _choice_text(choice))
+    print(json.dumps(choice) if options.json else choice_text(choice))
     return 0
-
-
-def _choice_text(choice: dict[str, Any]) -> str:
-    """The choice in the form that `set` accepts."""
-    parameters = [f"{name}={value:g}" for name, value in choice["parameters"].items()]
-    return " ".join([choice["policy"], *parameters])
 
 
 def _parameter(text: str) -> tuple[str, float]:
