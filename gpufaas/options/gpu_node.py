@@ -3,8 +3,10 @@
 import argparse
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 from cache_manager import eviction
+from common import numerals
 from common.addresses import Address
 from common.errors import BadSize
 from common.gpu_wishes import PROCESS, RUNTIMES
@@ -185,23 +187,25 @@ def _size(text: str | None) -> int | None:
 
 def _seconds(text: str, what: str) -> float:
     try:
-        seconds = float(text.removesuffix(_SECONDS))
+        seconds = numerals.number(text.removesuffix(_SECONDS))
     except ValueError as error:
         raise CommandError(f"{what}: {text!r} is no number of seconds") from error
-    if not 0.0 <= seconds < float("inf"):
+    if seconds < 0.0:
         raise CommandError(f"{what}: {text!r} seconds")
     return seconds
 
 
 def _number_from_one(what: str, text: str, most: int) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= most:
-        raise CommandError(f"{what}: {text!r}: a number from 1 to {most} is expected")
-    return int(text)
+    with suppress(ValueError):
+        if 1 <= (number := numerals.whole(text)) <= most:
+            return number
+    raise CommandError(f"{what}: {text!r}: a number from 1 to {most} is expected")
 
 
 def _number_or_none(what: str, text: str | None, most: int) -> int | None:
     if not text:
         return None
-    if not text.isdecimal() or int(text) > most:
-        raise CommandError(f"{what}: {text!r}: a number up to {most} is expected")
-    return int(text)
+    with suppress(ValueError):
+        if 0 <= (number := numerals.whole(text)) <= most:
+            return number
+    raise CommandError(f"{what}: {text!r}: a number up to {most} is expected")

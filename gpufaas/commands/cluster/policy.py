@@ -4,6 +4,7 @@ import argparse
 import json
 from typing import Any
 
+from common import numerals
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands, add_verb
 from gpufaas.output.cluster_text import choice_text
@@ -59,6 +60,6 @@ def _print_choice(choice: dict[str, Any], options: argparse.Namespace) -> int:
 def _parameter(text: str) -> tuple[str, float]:
     name, _, number = text.partition("=")
     try:
-        return name, float(number)
+        return name, numerals.number(number)
     except ValueError as error:
         raise CommandError(f"parameter {text!r}: NAME=NUMBER is expected") from error

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from common import numerals
 from common.errors import BadSize
 from common.sizes import parse_size
 from gpufaas.errors import CommandError
@@ -95,14 +96,14 @@ def _flag(option: str) -> str:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        return numerals.number(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: a number is expected") from error
 
 
 def _whole(text: str) -> int:
     try:
-        return int(text)
+        return numerals.whole(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: a whole number is expected") from error
 

@@ -112,6 +112,11 @@ async def test_queue_shows_who_waits_in_order() -> None:
         ]
         await eventually(lambda: pending(world) == 4)
         shown = (await world.get("/queue?most=2")).body
+        for query in ("most=1_0", "most=%202", "most=2.0", "most=%D9%A3"):
+            assert (await world.get(f"/queue?{query}")).status == 400
+        for query in ("last_s=1_000", "last_s=nan", "last_s=inf", "last_s=%201", "last_s=-1"):
+            assert (await world.get(f"/bill?{query}")).status == 400
+        assert (await world.get("/bill?last_s=90.5")).status == 200
         assert shown["waiting"] + shown["waiting_locally"] == 3
         assert [found["request"] for found in shown["requests"]] == ["r1", "r2"]
         assert all(found["waited_s"] > 30 for found in shown["requests"])
