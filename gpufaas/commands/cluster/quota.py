@@ -1,4 +1,4 @@
-"""`gpufaas quota set|show|remove`: shares, priorities and quotas of namespaces and functions."""
+"""`gpufaas quota list|show|set|remove`: shares, priorities, quotas of namespaces and functions."""
 
 import argparse
 import json
@@ -32,7 +32,8 @@ def add_parser(commands: Commands) -> None:
     help_text = "shares, priorities and quotas of namespaces and functions"
     parser = commands.add_parser("quota", help=help_text)
     add_scheduler_options(parser)
-    verbs = parser.add_subparsers(dest="verb", required=True)
+    parser.set_defaults(run=_show, owner=None)
+    verbs = parser.add_subparsers(dest="verb")
     choose = add_verb(verbs, "set", "set some of an owner's terms; the others stay")
     _add_owner(choose)
     add = choose.add_argument
@@ -44,7 +45,8 @@ def add_parser(commands: Commands) -> None:
     add("--leases", type=_whole_or_none, metavar="N", help="GPU leases at a time")
     add("--waiting", type=_whole_or_none, metavar="N", help="requests that wait at a time")
     choose.description = "A limit ends with the value `none`."
-    show = add_verb(verbs, "show", "terms, and what is used of them")
+    show = add_verb(verbs, "show", "terms, and what is used of them; of all by default",
+                    "list", "get")  # fmt: skip
     show.add_argument("owner", nargs="?", default=None, help=_OWNER_HELP)
     remove = add_verb(verbs, "remove", "remove what an operator set of an owner")
     _add_owner(remove)

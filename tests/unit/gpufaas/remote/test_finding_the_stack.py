@@ -75,7 +75,7 @@ def test_models_of_a_function_are_those_of_the_stack(
     other = {"model": "team/2", "functions": ["team/writer"], "holders": [], **shown}
     with answering(200, {}) as (url, _), a_stack(tmp_path, url):
         pass
-    with answering(200, [of_reader, other]) as (url, asked), a_stack(tmp_path, url):  # type: ignore[arg-type]
+    with answering(200, [of_reader, other]) as (url, asked), a_stack(tmp_path, url):
         assert main(["models", "--json"]) == 0
         assert [row["model"] for row in json.loads(capsys.readouterr().out)] == ["team/1", "team/2"]
         assert main(["models", "reader", "--json"]) == 0
