@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
+from gateway_ext.errors import BadWorkflowFile
+from gateway_ext.workflows.plan.workflow_file import read_workflow
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands, add_verb
 from gpufaas.output.workflow_text import runs_text, workflow_rows, workflow_text
@@ -71,7 +73,13 @@ def _deploy(options: argparse.Namespace) -> int:
         raise CommandError(_PROBLEM.sub(lambda found: f"{options.file}:{found[1]}: ", said))
     if status != http.client.ACCEPTED:
         gateway.refuse(status, said.encode())
-    print(f"deployed {options.file}")
+    try:
+        workflow = read_workflow(text.decode()).id
+    except BadWorkflowFile:  # by the rules of a newer gateway it is one
+        print(f"deployed {options.file}")
+        return 0
+    print(f"deployed {workflow}; call it: gpufaas workflow invoke {workflow} --body @FILE")
+    print(f"or:  curl --data-binary @FILE {gateway.url}/workflow/{workflow}")
     return 0
 
 
