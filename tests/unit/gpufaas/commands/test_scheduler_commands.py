@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.cluster.models import cluster_detail, cluster_table
 from gpufaas.commands.programs import doctor
 from gpufaas.commands.programs.doctor import PartStatus, report
+from gpufaas.errors import CommandError
+from gpufaas.local.held_ports import claimed_port
+from gpufaas.local.stack_folder import RunningStack, StackFolder
 from gpufaas.options.cluster_secret import cluster_secret, default_secret_file
 from gpufaas.output.cluster_text import cluster_text
 from gpufaas.output.request_text import request_text
@@ -266,6 +270,26 @@ def test_doctor_fails_when_something_needed_is_missing(
     old = PartStatus("python", "old", "3.9", "everything", "install 3.11")
     monkeypatch.setattr(doctor, "examine", lambda: iter([optional, old]))
     assert main(["doctor"]) == 1
+
+
+def test_doctor_says_what_is_up_and_which_ports_are_taken(tmp_path: Path) -> None:
+    environment = {"GPUFAAS_STATE": str(tmp_path / "state")}
+    found = {each.name: each for each in doctor.examine_room(environment)}
+    assert found["stack"].found == f"nothing is up in {tmp_path / 'state'}"
+    assert found["disk"].found.endswith(f"free in {tmp_path}")
+    assert "ports" in found
+    with ExitStack() as stack:
+        with suppress(CommandError):  # another program may have it
+            stack.enter_context(claimed_port("127.0.0.1:7700", "a test", "nothing"))
+        taken = {each.name: each for each in doctor.examine_room(environment)}["ports"]
+    assert (taken.state, "127.0.0.1:7700" in taken.found) == ("optional", True)
+    folder = StackFolder(tmp_path / "state")
+    folder.make()
+    with folder.held():
+        folder.record(RunningStack(1, "http://g", "http://s", "unix:/n"))
+        up = {each.name: each for each in doctor.examine_room(environment)}
+    assert up["stack"].found == f"up in {tmp_path / 'state'}: http://g, http://s"
+    assert "ports" not in up
 
 
 def test_doctor_examines_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
