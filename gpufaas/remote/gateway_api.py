@@ -118,13 +118,16 @@ def add_gateway_url_option(parser: argparse.ArgumentParser) -> None:
 def gateway_api(options: argparse.Namespace) -> GatewayApi:
     """The gateway that the options and the environment name.
 
-    A login in the URL is used before that of the folder of secrets.
+    A login in the URL is used before that of the folder of secrets. No other gateway gets the login
+    of the stack that is up.
     """
     environment: Mapping[str, str] = options.environment
     url = http_url(gateway_url(options.gateway, environment), "gateway")
     secrets = options.secrets_dir or environment.get("secret_mount_path")
-    folder = Path(secrets) if secrets else stack_folder(None, environment).credentials
-    return GatewayApi(url, url.authorization or _authorization(folder))
+    stack = stack_folder(None, environment)
+    if url.authorization or not (secrets or stack.may_serve(url, "gateway")):
+        return GatewayApi(url, url.authorization)
+    return GatewayApi(url, _authorization(Path(secrets) if secrets else stack.credentials))
 
 
 def gateway_url(option: str | None, environment: Mapping[str, str]) -> str:

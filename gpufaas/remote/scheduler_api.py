@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 from gpufaas.errors import CommandError
 from gpufaas.local.stack_folder import WHICH_STACK, stack_folder
-from gpufaas.options.cluster_secret import add_secret_option, cluster_secret
+from gpufaas.options.cluster_secret import add_secret_option, cluster_secret, default_secret_file
 from gpufaas.options.http_url import HttpUrl, http_url
 from gpufaas.remote.http_request import NoAnswer, open_response
 from scheduler.service.http.access import ApiRole, token
@@ -102,14 +102,28 @@ def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
 
 def scheduler_api(options: argparse.Namespace) -> SchedulerApi:
     """The scheduler that the options and the environment name, or the stack's with its secret."""
+    urls = scheduler_urls(options.scheduler, options.environment)
+    return SchedulerApi(urls, _bearer(options, urls))
+
+
+def _bearer(options: argparse.Namespace, urls: Sequence[str]) -> str:
+    """The token of the named secret, the named one, or that of the stack for its scheduler."""
     environment: Mapping[str, str] = options.environment
-    urls = scheduler_urls(options.scheduler, environment)
-    secret_file, bearer = options.secret_file, environment.get("GPUFAAS_TOKEN")
+    stack, secret_file = stack_folder(None, environment), options.secret_file
     if not secret_file and not _named(options.scheduler, environment):
-        secret_file = str(stack_folder(None, environment).secret_file)
-    if secret_file or not bearer:
-        bearer = token(cluster_secret(secret_file, environment), ApiRole.ADMIN)
-    return SchedulerApi(urls, bearer)
+        secret_file = str(stack.secret_file)
+    if not secret_file:
+        bearer = environment.get("GPUFAAS_TOKEN")
+        if bearer:
+            return bearer
+        servers = [http_url(url, "scheduler") for url in urls]
+        is_ours = any(stack.may_serve(server, "scheduler") for server in servers)
+        if default_secret_file(environment) == stack.secret_file and not is_ours:
+            raise CommandError(
+                f"{stack.secret_file} is the secret of the stack that is up in {stack.root}: "
+                f"name that of {servers[0]} with --secret-file"
+            )
+    return token(cluster_secret(secret_file, environment), ApiRole.ADMIN)
 
 
 def scheduler_urls(option: str | None, environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -95,6 +95,45 @@ def test_explicit_scheduler_is_asked_although_a_stack_is_up(tmp_path: Path) -> N
         assert (len(asked), len(asked_there)) == (0, 1)
 
 
+def test_no_other_scheduler_gets_the_token_of_the_stack_that_is_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = {"policy": "lb", "parameters": {}}
+    with (
+        answering(200, policy) as (ours, asked),
+        answering(200, policy) as (theirs, asked_there),
+        a_stack(tmp_path, ours) as stack,
+    ):
+        assert main(["policy", "get", "--scheduler", theirs]) == EXIT_BAD_USE
+        assert f"name that of {theirs} with --secret-file" in capsys.readouterr().err
+        monkeypatch.setenv("GPUFAAS_SCHEDULER", theirs)
+        assert main(["policy", "get"]) == EXIT_BAD_USE
+        assert asked_there == []
+        assert main(["policy", "get", "--scheduler", ours.replace("127.0.0.1", "localhost")]) == 0
+        assert main(["policy", "get", "--secret-file", str(stack.secret_file)]) == 0  # as ordered
+        assert (len(asked), len(asked_there)) == (1, 1)
+
+
+def test_no_other_gateway_gets_the_password_of_the_stack_that_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        answering(200, []) as (ours, asked),
+        answering(200, []) as (theirs, asked_there),
+        a_stack(tmp_path, ours) as stack,
+    ):
+        stack.credentials.mkdir()
+        for name in ("user", "password"):
+            (stack.credentials / f"basic-auth-{name}").write_text(name)
+        monkeypatch.setenv("OPENFAAS_URL", theirs)
+        assert main(["workflow", "list"]) == 0
+        monkeypatch.delenv("OPENFAAS_URL")
+        assert main(["workflow", "list"]) == 0
+        assert main(["workflow", "list", "--gateway", ours.replace("127.0.0.1", "localhost")]) == 0
+    assert asked_there == ["/system/workflows None"]
+    assert [line.split()[1] for line in asked] == ["Basic", "Basic"]
+
+
 def test_command_says_whose_secret_it_lacks_when_a_scheduler_has_another_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
