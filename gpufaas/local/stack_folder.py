@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpufaas.errors import AlreadyUp, CommandError
-from gpufaas.options.http_url import HttpUrl, http_url, is_same_server
 
 # The line of `--help` that says whom a command asks.
 WHICH_STACK = (
@@ -128,11 +127,6 @@ class StackFolder:
                 f"names another stack's folder, {flag} another server"
             )
         return running
-
-    def may_serve(self, url: HttpUrl, part: str) -> bool:
-        """Whether a part of the stack in this folder is not known to be at another URL."""
-        running = self.running()
-        return running is None or is_same_server(url, http_url(getattr(running, part), part))
 
     @property
     def _node(self) -> Path:

@@ -60,10 +60,13 @@ def http_url(text: str, whose: str) -> HttpUrl:
     )
 
 
-def is_same_server(one: HttpUrl, other: HttpUrl) -> bool:
-    """Whether two URLs lead to one port, of one host as far as names tell."""
-    hosts = {one.host, other.host}
-    return one.port == other.port and (len(hosts) == 1 or hosts <= _LOOPBACK)
+def is_at(url: HttpUrl, known: str | None) -> bool:
+    """Whether a server whose URL is known, or not known, may be at this URL too."""
+    if known is None:
+        return True
+    other = http_url(known, "server")
+    hosts = {url.host, other.host}
+    return url.port == other.port and (len(hosts) == 1 or hosts <= _LOOPBACK)
 
 
 def basic_authorization(user: str, password: str = "") -> str:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from gpufaas.errors import CommandError
 from gpufaas.local.stack_folder import WHICH_STACK, stack_folder
-from gpufaas.options.http_url import HttpUrl, http_url
+from gpufaas.options.http_url import HttpUrl, http_url, is_at
 from gpufaas.remote.http_request import TIMEOUT_S, open_response
 
 _MOST_SHOWN = 4_000  # a file may have many problems
@@ -125,7 +125,8 @@ def gateway_api(options: argparse.Namespace) -> GatewayApi:
     url = http_url(gateway_url(options.gateway, environment), "gateway")
     secrets = options.secrets_dir or environment.get("secret_mount_path")
     stack = stack_folder(None, environment)
-    if url.authorization or not (secrets or stack.may_serve(url, "gateway")):
+    running = stack.running()
+    if url.authorization or not (secrets or is_at(url, running and running.gateway)):
         return GatewayApi(url, url.authorization)
     return GatewayApi(url, _authorization(Path(secrets) if secrets else stack.credentials))
 

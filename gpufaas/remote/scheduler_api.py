@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from gpufaas.errors import CommandError
 from gpufaas.local.stack_folder import WHICH_STACK, stack_folder
 from gpufaas.options.cluster_secret import add_secret_option, cluster_secret, default_secret_file
-from gpufaas.options.http_url import HttpUrl, http_url
+from gpufaas.options.http_url import HttpUrl, http_url, is_at
 from gpufaas.remote.http_request import NoAnswer, open_response
 from scheduler.service.http.access import ApiRole, token
 
@@ -116,8 +116,8 @@ def _bearer(options: argparse.Namespace, urls: Sequence[str]) -> str:
         bearer = environment.get("GPUFAAS_TOKEN")
         if bearer:
             return bearer
-        servers = [http_url(url, "scheduler") for url in urls]
-        is_ours = any(stack.may_serve(server, "scheduler") for server in servers)
+        servers, running = [http_url(url, "scheduler") for url in urls], stack.running()
+        is_ours = any(is_at(server, running and running.scheduler) for server in servers)
         if default_secret_file(environment) == stack.secret_file and not is_ours:
             raise CommandError(
                 f"{stack.secret_file} is the secret of the stack that is up in {stack.root}: "
