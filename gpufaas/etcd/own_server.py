@@ -220,7 +220,7 @@ async def _launch(
     await _stop(process)
     words = last_words(data / LOG_NAME, "etcd", since_bytes)
     if process.returncode and _TAKEN in words:
-        raise PortTaken(f"{url} is taken by another program: {words}")
+        raise PortTaken(f"{url} is taken by another program: {_TAKEN}")
     raise EtcdFailed(f"etcd did not come up: {failure}; {words}")
 
 

@@ -126,7 +126,7 @@ def gateway_api(options: argparse.Namespace) -> GatewayApi:
     secrets = options.secrets_dir or environment.get("secret_mount_path")
     stack = stack_folder(None, environment)
     running = stack.running()
-    if url.authorization or not (secrets or is_at(url, running and running.gateway)):
+    if url.authorization or not (secrets or is_at(url, running.gateway if running else None)):
         return GatewayApi(url, url.authorization)
     return GatewayApi(url, _authorization(Path(secrets) if secrets else stack.credentials))
 

@@ -116,8 +116,10 @@ def _bearer(options: argparse.Namespace, urls: Sequence[str]) -> str:
         bearer = environment.get("GPUFAAS_TOKEN")
         if bearer:
             return bearer
-        servers, running = [http_url(url, "scheduler") for url in urls], stack.running()
-        is_ours = any(is_at(server, running and running.scheduler) for server in servers)
+        running = stack.running()
+        known = running.scheduler if running else None
+        servers = [http_url(url, "scheduler") for url in urls]
+        is_ours = any(is_at(server, known) for server in servers)
         if default_secret_file(environment) == stack.secret_file and not is_ours:
             raise CommandError(
                 f"{stack.secret_file} is the secret of the stack that is up in {stack.root}: "
