@@ -4,7 +4,7 @@ import re
 
 from common.errors import BadSize
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _MOST_BYTES = 1 << 62  # of any memory or disk
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -67,11 +67,13 @@ def fresh_secret() -> bytes:
     return secrets.token_bytes(_SECRET_BYTES)
 
 
-def load_secret(path: Path) -> bytes:
-    """Return the secret in this file; if it is missing, create it, readable only by its owner."""
+def load_secret(path: Path, *, make: bool = True) -> bytes:
+    """Return the secret in this file; if it is missing, `make` one, readable only by its owner."""
     try:
         secret = _read(path)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if not make:
+            raise BadSetting("secret file", str(path), "there is no such file") from error
         _make(path)
         secret = _read(path)
     except OSError as error:

@@ -3,12 +3,15 @@
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import NoReturn
 
 from cache_manager.model.errors import CacheError
 from common.errors import CommonError
+from gateway_ext.build_identity import commit, release
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
 from scheduler.model.errors import SchedulerError
@@ -55,17 +58,35 @@ _EXTRA = {
     "load": "control",
 }
 
+_INVALID = re.compile(
+    r"(?:argument (?:command|verb): )?invalid choice: '([^']*)' \(choose from (.*)\)"
+)
+_FEW = 10
+
 
 class _Parser(argparse.ArgumentParser):
     """Reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_BAD_USE, f"{self.prog}: {message}\n")
+        self.exit(EXIT_BAD_USE, f"{self.prog}: {_INVALID.sub(_suggestion, message)}\n")
+
+
+def _suggestion(invalid: re.Match[str]) -> str:
+    """The nearest of the words to choose from; these, if they are few and none is near."""
+    word, choices = invalid[1], re.findall(r"[\w:.-]+", invalid[2])
+    near = get_close_matches(word, choices, 1)
+    if near:
+        return f"there is no {word!r}: did you mean {near[0]!r}?"
+    shown = ", ".join(choices) if len(choices) <= _FEW else "--help lists what there is"
+    return f"there is no {word!r}: {shown}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code, or 2 with a line on standard error for a bad value."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments:
+        _parser(arguments).print_help()
+        return 0
     try:
         options = _parser(arguments).parse_args(arguments)
         options.environment = dict(os.environ)
@@ -82,6 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser(arguments: Sequence[str]) -> _Parser:
     """The named command's parser, or all commands': a command imports only what it needs."""
     parser = _Parser(prog="gpufaas", description="GPUs for OpenFaaS functions.")
+    version = f"gpufaas {release()} {commit()[:12]}".rstrip() if "--version" in arguments else ""
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     named = _MODULES.get(arguments[0]) if arguments else None
     for name in [named] if named else dict.fromkeys(_MODULES.values()):

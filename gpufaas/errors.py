@@ -32,6 +32,5 @@ class AlreadyUp(CommandError):
 class StackFailed(CommandError):
     """A part of the stack ended, or was not ready in time."""
 
-    def __init__(self, part: str, failure: str, log_end: str) -> None:
-        log = f"; its log ends with:\n{log_end}" if log_end else ""
-        super().__init__(f"{part} did not come up: it {failure}{log}")
+    def __init__(self, part: str, failure: str, last_words: str) -> None:
+        super().__init__(f"{part} did not come up: it {failure}; {last_words}")

@@ -53,7 +53,7 @@ def _bytes(environment: Mapping[str, str], name: str, default: int) -> int:
     value = environment.get(name, "")
     if value == "":
         return default
-    if not value.isdecimal() or int(value) == 0:
+    if not value.isascii() or not value.isdecimal() or int(value) == 0:
         raise InvalidShimSetting(name, value, "a positive number of bytes")
     return int(value)
 

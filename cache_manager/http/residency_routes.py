@@ -58,7 +58,7 @@ class ModelShown:
 
     `load_s` is by the tier it is loaded from, `run_s` by batch size and GPU type, `configured` by
     the configuration of the lease, where the policy gives leases one. `features` are declared or
-    measured facts about it, by name.
+    measured facts about it, by name. `functions` pay for what the cluster holds of it.
     """
 
     model: ModelId
@@ -71,6 +71,7 @@ class ModelShown:
     holders: list[Holder] = field(default_factory=list)
     rests: list[ModelRest] = field(default_factory=list)
     features: dict[str, float] = field(default_factory=dict)
+    functions: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Residency(Protocol):
         ...
 
     def named(self, name: str) -> ModelId:
-        """The one model with this name, or whose name begins with it."""
+        """The one model with this name, or whose name begins with it, or of this function."""
         ...
 
     async def pin(self, model: ModelId, gpu: GpuId | None) -> None: ...

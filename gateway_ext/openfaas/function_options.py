@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from cache_manager.model.errors import UnknownRule
 from cache_manager.tiers import exits
+from common import numerals
 from common.gpu_wishes import AS_MEASURED, RUNTIMES, UNMERGED, USUAL, WHOLE, GpuWishes
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment, Resources
@@ -354,7 +355,7 @@ def _proportion(text: str) -> float:
 
 def _positive(text: str) -> float:
     try:
-        found = float(text)
+        found = numerals.number(text.strip())
     except ValueError:
         found = 0.0
     if not 0 < found < math.inf:
@@ -398,7 +399,9 @@ def _gpu_share(text: str) -> float:
     """A share as `0.25` or `25%`; a millionth is the finest."""
     number = text.strip()
     try:
-        found = float(number.removesuffix("%")) / (_ALL_PERCENT if number.endswith("%") else 1)
+        found = numerals.number(number.removesuffix("%").strip()) / (
+            _ALL_PERCENT if number.endswith("%") else 1
+        )
     except ValueError:
         found = 0.0
     if not _FINEST_SHARE <= found <= WHOLE:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import parse_qs
 
 from common.http.asgi import Receive, Scope, Send, send_text, until_disconnected
+from common.numerals import whole
 from common.tasks import until_first
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import BadRequest, GatewayError
@@ -81,7 +82,7 @@ def _query(scope: Scope) -> LogQuery:
     }
     since = sent.get("since")
     try:
-        tail = int(sent.get("tail") or 0)
+        tail = whole(sent.get("tail") or "0")
         after = openfaas_json.time_of(since) if since else None
     except ValueError as error:
         raise BadRequest(f"tail is a number, since a time of RFC 3339: {error}") from error

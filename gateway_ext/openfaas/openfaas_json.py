@@ -1,6 +1,7 @@
 """OpenFaaS's JSON and our values, both ways: deployments, statuses, secrets, namespaces, logs."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ Json = dict[str, Any]
 
 # Status labels that responses add; in a request they are ignored.
 _NAME_LABEL = "faas_function"
+_VARIABLE = re.compile(r"[!-<>-~]+")  # what Docker, Kubernetes and processes all take
+_SHOWN = 80
 
 
 class Secret(NamedTuple):
@@ -143,11 +146,11 @@ def _check(found: Deployment) -> None:
     """Refuse a deployment that no provider could run."""
     for name in found.secrets:
         valid_names.secret_name(name)
-    if "\0" in found.image + found.process:
-        raise BadDeployment("image and envProcess may hold no zero byte")
+    if not found.image.isprintable() or "\0" in found.process:
+        raise BadDeployment("image may hold no control character, envProcess no zero byte")
     for name, value in found.environment.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise BadDeployment(f"envVars: {name!r} cannot be set")
+        if not _VARIABLE.fullmatch(name) or "\0" in value:
+            raise BadDeployment(f"envVars: {name[:_SHOWN]!r} cannot be set")
     for where, amounts in (("limits", found.limits), ("requests", found.requests)):
         if amounts is not None:
             _check_amounts(where, amounts)

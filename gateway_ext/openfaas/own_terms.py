@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
+from common import numerals
 from gateway_ext.errors import BadDeployment
 from gateway_ext.openfaas import durations, quantities
 from scheduler.api import BadValue, OwnerTerms
@@ -60,13 +61,8 @@ def _within(field: str, read: Callable[[str], _Number], text: str) -> _Number:
 
 
 def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise ValueError("a number is expected") from error
+    return numerals.number(text.strip())
 
 
 def _whole(text: str) -> int:
-    if not text.strip().isascii() or not text.strip().isdecimal():
-        raise ValueError("a whole number from 1 is expected")
-    return int(text)
+    return numerals.whole(text.strip())

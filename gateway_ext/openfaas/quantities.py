@@ -3,7 +3,7 @@
 import re
 
 _MEMORY = re.compile(
-    r"(\d+(?:\.\d+)?)(?:e(\d{1,2})|\s*([kmgtpe]?)(i?)(b?))", re.IGNORECASE | re.ASCII
+    r"(\d+(?:\.\d+)?)(?:e(\d{1,2})| *([kmgtpe]?)(i?)(b?))", re.IGNORECASE | re.ASCII
 )
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _CPU = re.compile(r"(\d+(?:\.\d+)?)([num]?)", re.ASCII)

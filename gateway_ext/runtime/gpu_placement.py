@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -14,6 +15,7 @@ SecondsLeft = Callable[[], float | None]
 
 MODELS, LOCAL = "X-Gpu-Models", "X-Gpu-Local"
 _WITHIN = "x-gpu-within"
+_SECONDS = re.compile(r"[0-9]{1,18}(\.[0-9]*)?(e[-+]?[0-9]{1,3})?")
 
 
 class NoPlacements:
@@ -63,11 +65,8 @@ class ShimPlacements(NoPlacements):
 
     def awaited_s(self, headers: Headers) -> float:
         """What the gateway says; inf where it says nothing that is a time."""
-        try:
-            seconds = float(headers.get(_WITHIN, math.inf))
-        except ValueError:
-            return math.inf
-        return seconds if seconds >= 0.0 else math.inf
+        text = headers.get(_WITHIN, "")
+        return float(text) if _SECONDS.fullmatch(text) else math.inf
 
     def given(self, headers: Headers, left_s: SecondsLeft) -> AbstractContextManager[None]:
         """A context in which the shim uses the lease that the gateway sent, if any."""

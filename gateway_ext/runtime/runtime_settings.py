@@ -10,7 +10,7 @@ from gateway_ext.runtime.handler.handler_failure import HandlerErrors
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PLAIN = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
-_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
 
 _ERRORS = HandlerErrors("function")
 

@@ -83,7 +83,7 @@ def _find_quietly(node: NodeId, visible: str | None, nvml: Nvml) -> list[NvidiaG
 
 
 def _count(choice: str, text: str) -> int:
-    count = int(text) if text.isdecimal() else 0
+    count = int(text) if text.isascii() and text.isdecimal() else 0
     if text and not 1 <= count <= _MOST_EMULATED:
         raise NoSuchDevice(choice, f"use cpu:N with N from 1 to {_MOST_EMULATED}")
     return count or 1
@@ -96,7 +96,7 @@ def _named(choice: str, text: str, found: list[NvidiaGpu]) -> list[NvidiaGpu]:
     if ":" not in choice:
         return found
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
+    if not all(part.isascii() and part.isdecimal() for part in parts):
         raise NoSuchDevice(choice, "use numbers, as in cuda:0,2")
     wanted = {int(part) for part in parts}
     missing = wanted - {device.index for device in found}

@@ -120,7 +120,7 @@ class Catalogue:
             model.id
             for model in self._models.values()
             if (text and (model.id.startswith(text) or model.digest.startswith(text)))
-            or text in model.functions
+            or text.removeprefix(f"{model.tenant}/") in model.functions
         ]
 
 

@@ -40,6 +40,7 @@ class ClientConnection:
     def __init__(self, client: socket.socket, services: Services, place: ConnectionPlace) -> None:
         """`place` counts the connection, from now on as one of its tenant."""
         self._services = services
+        self._strangers = services.limits.strangers
         self._place = place
         self._stream = FrameStream(client, MAX_HELLO_BYTES, 0, _MOST_DESCRIPTORS)
         self._room = asyncio.Semaphore(_MOST_AT_ONCE)
@@ -57,11 +58,11 @@ class ClientConnection:
             else:
                 await self._serve_requests(client)
         except BadFrame as error:
-            log.warning("closed the connection of %s: %s", self._peer, error)
+            self._strangers.warn("closed the connection of %s: %s", self._peer, error)
         except ClientNotAllowed as error:
-            log.warning("rejected a client: %s", error)
+            self._strangers.warn("rejected a client: %s", error)
         except TimeoutError:
-            log.warning("closed a connection that sent no HELLO in time")
+            self._strangers.warn("closed a connection that sent no HELLO in time")
         except ConnectionLost as error:
             log.debug("the connection of %s: %s", self._peer, error)
         finally:
@@ -183,7 +184,7 @@ class ClientConnection:
     def _failed(self, error: BaseException) -> None:
         """Close the connection, because a request could not be answered."""
         if isinstance(error, BadFrame):
-            log.warning("closed the connection of %s: %s", self._peer, error)
+            self._strangers.warn("closed the connection of %s: %s", self._peer, error)
         elif not isinstance(error, ConnectionLost):
             log.error("a request of %s failed", self._peer, exc_info=error)
         self._stream.close()

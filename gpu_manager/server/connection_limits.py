@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from common.telemetry.stranger_log import StrangerLog
 from gpu_manager.errors import ClientNotAllowed
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class ConnectionLimits:
         """`descriptors` is the number that this process may have open."""
         self.most_strangers = max(_LEAST_STRANGERS, descriptors // _STRANGERS_SHARE)
         self.most_of_a_tenant = max(_LEAST_OF_A_TENANT, descriptors // _TENANT_SHARE)
+        self.strangers = StrangerLog(log)
         self._strangers: dict[ConnectionPlace, None] = {}  # the oldest first
         self._clients: Counter[str] = Counter()
 
@@ -50,7 +52,8 @@ class ConnectionLimits:
         if len(self._strangers) > self.most_strangers:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
-            log.warning("closed the oldest of %d connections without HELLO", self.most_strangers)
+            text = "closed the oldest of %d connections without HELLO"
+            self.strangers.warn(text, self.most_strangers)
             oldest.hang_up()
         try:
             yield place

@@ -97,7 +97,8 @@ class ManagerServer:
                     client = await self._certificate.decrypted(client, self._services.hello_s)
             except OSError as error:
                 client.close()
-                log.warning("closed a connection at %s: %s", address, error)
+                text = "closed a connection at %s: %s"
+                self._services.limits.strangers.warn(text, address, error)
                 return
             await ClientConnection(client, self._services, place).serve()
 

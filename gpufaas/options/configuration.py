@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from cache_manager import eviction
 from cache_manager.tiers import exits
+from common import numerals
 from common.addresses import host_and_port
 from common.errors import BadAddress, BadSize
 from common.gpu_wishes import PROCESS, RUNTIMES
@@ -256,13 +257,13 @@ def _text(value: object) -> str:
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError("a whole number is expected")
-    return int(value)
+    return numerals.whole(value) if isinstance(value, str) else value
 
 
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError("a number is expected")
-    return float(value)
+    return numerals.number(value) if isinstance(value, str) else float(value)
 
 
 def _truth(value: object) -> bool:
@@ -293,9 +294,9 @@ def numbers(value: object) -> dict[str, float]:
 
 def _as_written(number: str) -> float:
     try:
-        return int(number)
+        return numerals.whole(number.strip())
     except ValueError:
-        return float(number)
+        return numerals.number(number.strip())
 
 
 _READERS: Mapping[object, Callable[[object], object]] = {

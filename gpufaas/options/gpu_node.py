@@ -1,18 +1,23 @@
 """Options of a node and its GPUs, for `exec`, `check` and `gpu-manager`."""
 
 import argparse
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 from cache_manager import eviction
+from common import numerals
 from common.addresses import Address
 from common.errors import BadSize
 from common.gpu_wishes import PROCESS, RUNTIMES
 from common.sizes import parse_size
 from gpu_manager.api import MOST_SLOTS, EmulatedTimes, NodeSettings
 from gpufaas.errors import CommandError
+from gpufaas.options.configuration import StackNode
 from scheduler import policies
 
 POLICY = "lalbo3"
+_DEVICES = re.compile(r"auto|cuda(:[0-9]+(,[0-9]+)*)?|cpu(:[0-9]+)?")
 _SECONDS = "s"
 _EACH_GPU = "/gpu"
 _MOST_OVERLAP = 64
@@ -82,6 +87,28 @@ def node_settings(
             pcie=options.emulate_pcie,
             context=options.emulate_context,
         ),
+    )
+
+
+def check_node(node: StackNode) -> None:
+    """CommandError, before anything is started, for a value that the GPU manager would refuse."""
+    if not _DEVICES.fullmatch(node.devices):
+        raise CommandError(f"devices: {node.devices!r}: auto, cuda, cuda:0,2 or cpu:N is expected")
+    for size in (node.gpu_memory, node.store_memory):
+        _size(size or None)
+    for read, number in (
+        (gpu_overlap, node.gpu_overlap), (gpu_concurrency, node.gpu_concurrency),
+        (gpu_slots, node.gpu_slots),
+    ):  # fmt: skip
+        read(str(number), {})
+    gpu_vcpus(node.gpu_vcpus)
+    spare_contexts(node.spare_contexts)
+    emulation(
+        node.emulate_load,
+        node.emulate_run,
+        disk=node.emulate_disk,
+        pcie=node.emulate_pcie,
+        context=node.emulate_context,
     )
 
 
@@ -160,23 +187,25 @@ def _size(text: str | None) -> int | None:
 
 def _seconds(text: str, what: str) -> float:
     try:
-        seconds = float(text.removesuffix(_SECONDS))
+        seconds = numerals.number(text.removesuffix(_SECONDS))
     except ValueError as error:
         raise CommandError(f"{what}: {text!r} is no number of seconds") from error
-    if not 0.0 <= seconds < float("inf"):
+    if seconds < 0.0:
         raise CommandError(f"{what}: {text!r} seconds")
     return seconds
 
 
 def _number_from_one(what: str, text: str, most: int) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= most:
-        raise CommandError(f"{what}: {text!r}: a number from 1 to {most} is expected")
-    return int(text)
+    with suppress(ValueError):
+        if 1 <= (number := numerals.whole(text)) <= most:
+            return number
+    raise CommandError(f"{what}: {text!r}: a number from 1 to {most} is expected")
 
 
 def _number_or_none(what: str, text: str | None, most: int) -> int | None:
     if not text:
         return None
-    if not text.isdecimal() or int(text) > most:
-        raise CommandError(f"{what}: {text!r}: a number up to {most} is expected")
-    return int(text)
+    with suppress(ValueError):
+        if 0 <= (number := numerals.whole(text)) <= most:
+            return number
+    raise CommandError(f"{what}: {text!r}: a number up to {most} is expected")

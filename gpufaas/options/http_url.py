@@ -7,6 +7,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from gpufaas.errors import CommandError
 
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _PORTS = {"http": 80, "https": 443}
 # Text that may be a user and a password, in a URL that cannot be taken apart.
 _POSSIBLE_LOGIN = re.compile(r"^([a-zA-Z]+://)?.*@", re.DOTALL)
@@ -57,6 +58,15 @@ def http_url(text: str, whose: str) -> HttpUrl:
         parts.query,
         login,
     )
+
+
+def is_at(url: HttpUrl, known: str | None) -> bool:
+    """Whether a server whose URL is known, or not known, may be at this URL too."""
+    if known is None:
+        return True
+    other = http_url(known, "server")
+    hosts = {url.host, other.host}
+    return url.port == other.port and (len(hosts) == 1 or hosts <= _LOOPBACK)
 
 
 def basic_authorization(user: str, password: str = "") -> str:

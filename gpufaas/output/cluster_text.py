@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from common.sizes import format_size
+from gpufaas.output.columns import columns
 from gpufaas.output.hosting_text import unusual_hosting
 from gpufaas.output.request_text import configuration_text
 
-_MOST_MODELS = 4
+_MOST_MODELS = _MOST_FUNCTIONS = 4
 _BAR = 20
+_GPU_HEAD = ("GPU", "MEMORY", "STATE", "QUEUE", "MODELS BY SIZE")
 
 
 def cluster_text(cluster: dict[str, Any]) -> str:
@@ -17,10 +19,9 @@ def cluster_text(cluster: dict[str, Any]) -> str:
 
 
 def _head(cluster: dict[str, Any]) -> Iterator[str]:
-    parameters = " ".join(f"{name}={value:g}" for name, value in cluster["parameters"].items())
     yield (
         f"{cluster['name']} leads, term {cluster['term']}, state in {cluster['store']}; "
-        f"policy {cluster['policy']} {parameters}".rstrip()
+        f"policy {choice_text(cluster)}"
     )
     ratio = cluster["hit_ratio"]
     yield (
@@ -52,18 +53,21 @@ def _gpus(cluster: dict[str, Any]) -> Iterator[str]:
     if not gpus:
         yield "no GPU is attached: gpufaas gpu-manager --scheduler URL"
         return
-    width = max(len(gpu["id"]) for gpu in gpus)
-    yield f"{'GPU':<{width}}  {'MEMORY':<{_BAR + 20}}  {'STATE':<9} QUEUE  MODELS BY SIZE"
-    for gpu in gpus:
-        used, memory = gpu["used_bytes"], gpu["memory_bytes"]
-        filled = round(_BAR * used / memory) if memory else 0
-        bar = "#" * min(filled, _BAR) + "." * (_BAR - min(filled, _BAR))
-        sizes = f"{format_size(used)} of {format_size(memory)}"
-        queued = sum(len(slot["queue"]) for slot in gpu["slots"])
-        yield (
-            f"{gpu['id']:<{width}}  {bar} {sizes:<19}  {_state(gpu):<9} {queued:>5}  {_models(gpu)}"
-        ).rstrip()
+    functions = cluster.get("functions", {})
+    head, *lines = columns([_GPU_HEAD, *(_gpu(gpu, functions) for gpu in gpus)]).splitlines()
+    yield head
+    for gpu, line in zip(gpus, lines, strict=True):
+        yield line
         yield from _wide_leases(gpu)
+
+
+def _gpu(gpu: dict[str, Any], functions: dict[str, list[str]]) -> tuple[str, ...]:
+    used, memory = gpu["used_bytes"], gpu["memory_bytes"]
+    filled = round(_BAR * used / memory) if memory else 0
+    bar = "#" * min(filled, _BAR) + "." * (_BAR - min(filled, _BAR))
+    sizes = f"{format_size(used)} of {format_size(memory)}"
+    queued = sum(len(slot["queue"]) for slot in gpu["slots"])
+    return gpu["id"], f"{bar} {sizes}", _state(gpu), f"{queued:>5}", _models(gpu, functions)
 
 
 def _state(gpu: dict[str, Any]) -> str:
@@ -88,10 +92,12 @@ def _wide_leases(gpu: dict[str, Any]) -> Iterator[str]:
                 yield f"  lease of {', '.join(lease['models'])} on {slots}{how}"
 
 
-def _models(gpu: dict[str, Any]) -> str:
+def _models(gpu: dict[str, Any], functions: dict[str, list[str]]) -> str:
+    """The largest models, each by its functions where these are known."""
     largest = sorted(gpu["residents"], key=lambda found: -found["memory_bytes"])
     shown = [
-        f"{found['model']} {format_size(found['memory_bytes'])}{'*' if found['pinned'] else ''}"
+        f"{functions_text(functions.get(found['model'], [])) or found['model']} "
+        f"{format_size(found['memory_bytes'])}{'*' if found['pinned'] else ''}"
         f"{unusual_hosting(found)}"
         for found in largest[:_MOST_MODELS]
     ]
@@ -99,6 +105,18 @@ def _models(gpu: dict[str, Any]) -> str:
     if empty:
         shown.append(f"{empty} empty process{'es' if empty > 1 else ''}")
     return ", ".join(shown) + (f" and {left_out} more" if left_out else "")
+
+
+def choice_text(choice: dict[str, Any]) -> str:
+    """A policy with its parameters, in the form that `gpufaas policy set` takes."""
+    parameters = [f"{name}={value:g}" for name, value in choice["parameters"].items()]
+    return " ".join([choice["policy"], *parameters])
+
+
+def functions_text(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    left_out = len(names) - _MOST_FUNCTIONS
+    return " + ".join(names[:_MOST_FUNCTIONS]) + (f" + {left_out} more" if left_out > 0 else "")
 
 
 def _ms(seconds: float) -> str:

@@ -53,16 +53,17 @@ def runs_text(runs: Sequence[Shown]) -> Iterator[str]:
         slo = f", SLO {run['slo']}" if run["slo"] not in {"", "none"} else ""
         yield f"{at} {run['callId']} {ended} {_ms(run['tookMs'])}{slo} {run['why']}".rstrip()
         for name, stage in run["stages"].items():
-            yield f"  {name}: {_stage(stage)}"
+            yield f"  {name}: {_stage(stage, running=run['running'])}"
 
 
-def _stage(stage: Shown) -> str:
+def _stage(stage: Shown, *, running: bool) -> str:
     if stage["skipped"]:
         return "skipped"
     tries = f", {stage['attempts']} attempts" if stage["attempts"] > 1 else ""
     why = f", {stage['why']}" if stage["why"] else ""
     began = f"after {_ms(stage['beganMs'])}, " if stage["beganMs"] is not None else ""
-    status = stage["status"] or "no status"
+    unfinished = "running" if running else "not finished: the run ended before it"
+    status = stage["status"] or unfinished
     return f"{began}took {_ms(stage['tookMs'])}, {status}{tries}{why}"
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gpufaas.errors import CommandError
-from gpufaas.local.stack_folder import stack_folder
-from gpufaas.options.http_url import HttpUrl, http_url
+from gpufaas.local.stack_folder import WHICH_STACK, stack_folder
+from gpufaas.options.http_url import HttpUrl, http_url, is_at
 from gpufaas.remote.http_request import TIMEOUT_S, open_response
 
-_DEFAULT_URL = "http://127.0.0.1:8080"
 _MOST_SHOWN = 4_000  # a file may have many problems
 _DONE = frozenset({http.client.OK, http.client.ACCEPTED})
 _USER_FILE, _PASSWORD_FILE = "basic-auth-user", "basic-auth-password"
@@ -112,29 +111,30 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
 
 def add_gateway_url_option(parser: argparse.ArgumentParser) -> None:
     """The option for the gateway's URL, for commands that need no login."""
-    help_text = f"(OPENFAAS_URL, or the stack's, or {_DEFAULT_URL})"
-    parser.add_argument("--gateway", metavar="URL", help=help_text)
+    parser.add_argument("--gateway", metavar="URL", help="(OPENFAAS_URL, else the stack's)")
+    parser.epilog = WHICH_STACK
 
 
 def gateway_api(options: argparse.Namespace) -> GatewayApi:
     """The gateway that the options and the environment name.
 
-    A login in the URL is used before that of the folder of secrets.
+    A login in the URL is used before that of the folder of secrets. No other gateway gets the login
+    of the stack that is up.
     """
     environment: Mapping[str, str] = options.environment
     url = http_url(gateway_url(options.gateway, environment), "gateway")
     secrets = options.secrets_dir or environment.get("secret_mount_path")
-    folder = Path(secrets) if secrets else stack_folder(None, environment).credentials
-    return GatewayApi(url, url.authorization or _authorization(folder))
+    stack = stack_folder(None, environment)
+    running = stack.running()
+    if url.authorization or not (secrets or is_at(url, running.gateway if running else None)):
+        return GatewayApi(url, url.authorization)
+    return GatewayApi(url, _authorization(Path(secrets) if secrets else stack.credentials))
 
 
 def gateway_url(option: str | None, environment: Mapping[str, str]) -> str:
-    """The URL of the option or the variable; else that of this user's stack, or the default."""
+    """The URL of the option or the variable; else that of the stack that is up."""
     named = option or environment.get("OPENFAAS_URL")
-    if named:
-        return named
-    running = stack_folder(None, environment).running()
-    return _DEFAULT_URL if running is None else running.gateway
+    return named or stack_folder(None, environment).up("--gateway URL").gateway
 
 
 def _authorization(folder: Path) -> str:

@@ -8,13 +8,12 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gpufaas.errors import CommandError
-from gpufaas.local.stack_folder import stack_folder
-from gpufaas.options.cluster_secret import add_secret_option, cluster_secret
-from gpufaas.options.http_url import HttpUrl, http_url
+from gpufaas.local.stack_folder import WHICH_STACK, stack_folder
+from gpufaas.options.cluster_secret import add_secret_option, cluster_secret, default_secret_file
+from gpufaas.options.http_url import HttpUrl, http_url, is_at
 from gpufaas.remote.http_request import NoAnswer, open_response
 from scheduler.service.http.access import ApiRole, token
 
-DEFAULT_URL = "http://127.0.0.1:7700"
 _MISDIRECTED = 421
 _MOST_REDIRECTIONS = 4
 # The request id of a gateway's call is the call's id, this character and a number.
@@ -64,6 +63,10 @@ class SchedulerApi:
             if status == _MISDIRECTED and "leader" in answer:
                 url = http_url(answer["leader"], "leader")
                 continue
+            if status == http.client.UNAUTHORIZED:
+                raise CommandError(
+                    f"{url} has another secret than this command: name its file with --secret-file"
+                )
             if status >= http.client.BAD_REQUEST:
                 message = answer.get("message", "") if isinstance(answer, dict) else ""
                 kind = NoAnswer if status == http.client.SERVICE_UNAVAILABLE else CommandError
@@ -90,32 +93,54 @@ def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--scheduler",
         metavar="URL[,URL]",
-        help=f"any scheduler of the cluster (GPUFAAS_SCHEDULER, else {DEFAULT_URL})",
+        help="any scheduler of the cluster (GPUFAAS_SCHEDULER, else the stack's)",
     )
+    parser.epilog = WHICH_STACK
     add_secret_option(parser)
     add("--json", action="store_true", help="print JSON")
 
 
 def scheduler_api(options: argparse.Namespace) -> SchedulerApi:
-    """The scheduler that the options and the environment name."""
+    """The scheduler that the options and the environment name, or the stack's with its secret."""
+    urls = scheduler_urls(options.scheduler, options.environment)
+    return SchedulerApi(urls, _bearer(options, urls))
+
+
+def _bearer(options: argparse.Namespace, urls: Sequence[str]) -> str:
+    """The token of the named secret, the named one, or that of the stack for its scheduler."""
     environment: Mapping[str, str] = options.environment
-    urls = scheduler_urls(options.scheduler, environment)
-    bearer = environment.get("GPUFAAS_TOKEN")
-    if not bearer:
-        bearer = token(cluster_secret(options.secret_file, environment), ApiRole.ADMIN)
-    return SchedulerApi(urls, bearer)
+    stack, secret_file = stack_folder(None, environment), options.secret_file
+    if not secret_file and not _named(options.scheduler, environment):
+        secret_file = str(stack.secret_file)
+    if not secret_file:
+        bearer = environment.get("GPUFAAS_TOKEN")
+        if bearer:
+            return bearer
+        running = stack.running()
+        known = running.scheduler if running else None
+        servers = [http_url(url, "scheduler") for url in urls]
+        is_ours = any(is_at(server, known) for server in servers)
+        if default_secret_file(environment) == stack.secret_file and not is_ours:
+            raise CommandError(
+                f"{stack.secret_file} is the secret of the stack that is up in {stack.root}: "
+                f"name that of {servers[0]} with --secret-file"
+            )
+    return token(cluster_secret(secret_file, environment), ApiRole.ADMIN)
 
 
 def scheduler_urls(option: str | None, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The URLs of the option or the variable; else those of this user's stack, or the default."""
-    found = option or environment.get("GPUFAAS_SCHEDULER")
-    if not found:
-        running = stack_folder(None, environment).running()
-        found = DEFAULT_URL if running is None else running.scheduler
-    urls = tuple(url.strip() for url in found.split(",") if url.strip())
+    """The URLs of the option or the variable; else that of the stack that is up."""
+    named = _named(option, environment)
+    if not named:
+        return (stack_folder(None, environment).up("--scheduler URL").scheduler,)
+    urls = tuple(url.strip() for url in named.split(",") if url.strip())
     for url in urls:
         http_url(url, "scheduler")
     return urls
+
+
+def _named(option: str | None, environment: Mapping[str, str]) -> str | None:
+    return option or environment.get("GPUFAAS_SCHEDULER")
 
 
 def in_path(name: str) -> str:

@@ -10,8 +10,9 @@ from common.liveness import Answers, LivenessTimes
 from common.time_limits import time_limit
 from gpufaas.errors import EtcdFailed, PortTaken
 from gpufaas.etcd.own_password import http_answer
-from gpufaas.etcd.own_server import etcd_server
+from gpufaas.etcd.own_server import LOG_NAME, etcd_server
 from gpufaas.local.held_ports import HeldPort
+from gpufaas.local.log_files import keep_short
 from gpufaas.stack.process_end import until_ended
 
 # An etcd that does not start, or ends right after its start, is tried again after this time.
@@ -31,6 +32,7 @@ async def kept_etcd(
     """Keep an etcd running on this port; EtcdFailed if it does not start the first time."""
     up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     keeping = asyncio.create_task(_keep(data, port, log, times, up))
+    shortening = asyncio.create_task(keep_short(data / LOG_NAME))
     try:
         await asyncio.wait({keeping, up}, return_when=asyncio.FIRST_COMPLETED)
         if keeping.done():
@@ -38,7 +40,8 @@ async def kept_etcd(
         yield
     finally:
         keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        shortening.cancel()
+        await asyncio.gather(keeping, shortening, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -73,11 +76,11 @@ async def _keep(
                     up.set_result(None)
                 process = server.process
                 why = await until_ended(process, _answers_at(port), times, process.kill)
-            log.warning("etcd %s; it is started again; its log is %s", why, data / "etcd.log")
+            log.warning("etcd %s; it is started again; its log is %s", why, data / LOG_NAME)
         except EtcdFailed as error:
             if not up.done():
                 raise
-            log.warning("etcd does not start; once more (%s)", error)
+            log.warning("%s; it is started once more", error)
         if loop.time() - began_s < _STABLE_S:
             await asyncio.sleep(_PAUSE_S)
 

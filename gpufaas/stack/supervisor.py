@@ -18,14 +18,13 @@ from common.liveness import Answers, LivenessTimes
 from common.time_limits import time_limit
 from gpufaas.errors import StackFailed
 from gpufaas.local.child_programs import dies_with_us
+from gpufaas.local.log_files import keep_short, last_words, log_size
 from gpufaas.stack.process_end import exit_text, until_ended
 
 # A process that ran for a while is restarted at once; the others after growing pauses.
 _STABLE_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _POLL_S = 0.05
-_LOG_BYTES = 16 << 20
-_LAST_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Supervisor:
     def __init__(self, log: Logger, times: LivenessTimes = LivenessTimes()) -> None:  # noqa: B008 - it never changes
         self._log = log
         self._times = times
-        self._running: list[tuple[Part, asyncio.Task[None]]] = []
+        self._running: list[tuple[Part, asyncio.Task[None], asyncio.Task[None]]] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,22 +67,26 @@ class Supervisor:
         trace: TracebackType | None,
     ) -> None:
         while self._running:
-            part, keeping = self._running.pop()
+            part, keeping, shortening = self._running.pop()
             keeping.cancel()
             results = await asyncio.gather(keeping, return_exceptions=True)
+            shortening.cancel()
+            await asyncio.gather(shortening, return_exceptions=True)
             if isinstance(results[0], Exception):
                 self._log.error("%s: %s", part.name, results[0])
 
     async def start(self, part: Part) -> None:
         """Start a part and wait until it is up; StackFailed says why it is not."""
+        since_bytes = log_size(part.log)
         process = await _spawn(part)
         try:
-            await _wait_until_up(part, process)
+            await _wait_until_up(part, process, since_bytes)
         except BaseException:
             await _stop(part, process)
             raise
-        keeping = asyncio.get_running_loop().create_task(self._keep(part, process))
-        self._running.append((part, keeping))
+        loop = asyncio.get_running_loop()
+        keeping = loop.create_task(self._keep(part, process))
+        self._running.append((part, keeping, loop.create_task(keep_short(part.log))))
         await asyncio.sleep(0)  # a task that is cancelled before it began would stop nothing
 
     async def _keep(self, part: Part, process: Process) -> None:
@@ -119,8 +122,6 @@ class Supervisor:
 async def _spawn(part: Part) -> Process:
     """A process in its own session: a terminal's signals go to the supervisor alone."""
     part.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if part.log.exists() and part.log.stat().st_size > _LOG_BYTES:
-        part.log.replace(part.log.with_suffix(".log.1"))
     with part.log.open("ab") as log:
         return await asyncio.create_subprocess_exec(
             *dies_with_us(part.command),
@@ -132,19 +133,20 @@ async def _spawn(part: Part) -> Process:
         )
 
 
-async def _wait_until_up(part: Part, process: Process) -> None:
+async def _wait_until_up(part: Part, process: Process, since_bytes: int) -> None:
+    words = partial(last_words, part.log, part.name, since_bytes)
     try:
         async with time_limit(part.start_s):
             while True:
                 ready = await part.ready()
                 if process.returncode is not None:  # whoever answered was another program
-                    raise StackFailed(part.name, exit_text(process.returncode), _log_end(part))
+                    raise StackFailed(part.name, exit_text(process.returncode), words())
                 if ready:
                     return
                 await asyncio.sleep(_POLL_S)
     except TimeoutError as error:
         late = f"is not ready after {part.start_s:g} s"
-        raise StackFailed(part.name, late, _log_end(part)) from error
+        raise StackFailed(part.name, late, words()) from error
 
 
 async def _stop(part: Part, process: Process) -> None:
@@ -162,9 +164,3 @@ async def _stop(part: Part, process: Process) -> None:
 def _kill_group(process: Process) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _log_end(part: Part) -> str:
-    with suppress(OSError):
-        return "\n".join(part.log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
-    return ""

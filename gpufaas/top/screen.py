@@ -53,8 +53,10 @@ def frame(
     return [*(cut(line, width) for line in lines), padded([StyledText(_KEYS)], width, REVERSED)]
 
 
-def full_listing(state: State, trouble: str, width: int) -> list[list[StyledText]]:
-    """All lists below each other, for a pipe or a file."""
+def full_listing(
+    state: State, trouble: str, width: int, *, whole: bool = False
+) -> list[list[StyledText]]:
+    """All lists below each other; whole lines for a pipe or a file."""
     lines: list[StyledLine] = [*head(state, trouble, width)]
     for panel in PANELS:
         rows = list(panel.rows(state, width))
@@ -67,7 +69,7 @@ def full_listing(state: State, trouble: str, width: int) -> list[list[StyledText
         lines += [row.line for row in shown]
         if len(rows) > len(shown):
             lines.append([StyledText(f"and {len(rows) - len(shown)} more", DIM)])
-    return [cut(line, width) for line in lines]
+    return [list(line) if whole else cut(line, width) for line in lines]
 
 
 def head(state: State, trouble: str, width: int) -> list[StyledLine]:

@@ -1,11 +1,13 @@
 """What the terms of an owner may be: names and numbers within bounds."""
 
+import re
 from collections.abc import Mapping
 
 from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import OwnerTerms
 
 LONGEST_OWNER = 512
+_OWNER = re.compile(r"{name}(/{name})?".format(name="[a-zA-Z0-9_][-a-zA-Z0-9_.]*"))
 LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e6
 MOST_PRIORITY = 1_000_000
 MOST_GPU_S = 1e9
@@ -27,14 +29,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
 
 def check_owner(owner: str) -> str:
     """The owner as it came; BadValue if it is neither `namespace` nor `namespace/function`."""
-    namespace, slash, function = owner.partition("/")
-    if (
-        len(owner) > LONGEST_OWNER
-        or not owner.isprintable()
-        or not namespace
-        or "/" in function
-        or bool(slash) != bool(function)
-    ):
+    if len(owner) > LONGEST_OWNER or not _OWNER.fullmatch(owner):
         raise BadValue(
             f"owner: {owner[:80]!r}: NAMESPACE or NAMESPACE/FUNCTION is expected, "
             f"of at most {LONGEST_OWNER} characters"

@@ -69,7 +69,8 @@ def test_example_workflow_is_deployed_and_streams_its_last_stage(up: Stack, rest
     (run,) = json.loads(done.stdout)["runs"]
     assert set(run["stages"]) == {"classify", "search", "tell"}
     assert all(stage["status"] == httpx.codes.OK for stage in run["stages"].values())
-    done = up.run("trace", "flow-1", "--json", *login, "--scheduler", up.scheduler_url)
+    secret = ("--secret-file", str(up.state / "secret"))
+    done = up.run("trace", "flow-1", "--json", *login, "--scheduler", up.scheduler_url, *secret)
     spans = json.loads(done.stdout)["spans"]
     assert len({span["trace_id"] for span in spans}) == 1
     stages = {span["attributes"].get("gpufaas.stage") for span in spans}

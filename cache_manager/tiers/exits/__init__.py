@@ -9,6 +9,7 @@ from pkgutil import iter_modules
 
 from cache_manager.model.errors import UnknownRule
 from cache_manager.tiers.exits.exit_rule import ExitRule
+from common.numerals import number
 
 _NOT_RULES = frozenset({"exit_rule"})
 # Functions name rules: as many are kept as may be in use at once.
@@ -36,7 +37,7 @@ def make(text: str) -> ExitRule:
     if name not in available():
         raise UnknownRule(name, available())
     try:
-        numbers = [float(number) for number in parameters.split(",")] if parameters else []
+        numbers = [number(each) for each in parameters.split(",")] if parameters else []
         rule: ExitRule = import_module(f"{__name__}.{name}").Rule.of(numbers)
     except ValueError as error:
         raise UnknownRule(name, available(), str(error)) from error

@@ -13,6 +13,7 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # The runtime sets the length of a response and the end of the connection by itself.
 _OURS = {"content-length", "transfer-encoding", "connection", "keep-alive"}
 _STATUSES = range(200, 600)
+_DIGITS = re.compile(r"[0-9]{3}")
 # The types of most results: none of them is a stream, or has to be awaited.
 _VALUES = frozenset({dict, list, tuple, str, bytes, int, float, bool, type(None)})
 
@@ -120,6 +121,8 @@ def _refuse(value: object) -> object:
 
 
 def _status_of(status: object) -> int:
+    if isinstance(status, str) and not _DIGITS.fullmatch(status):
+        raise BadResponse(f"statusCode is {status!r}")
     try:
         number = int(status)  # type: ignore[call-overload]  # `int` rejects every other type
     except (TypeError, ValueError) as error:

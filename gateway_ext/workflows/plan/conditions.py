@@ -18,10 +18,10 @@ _GARBAGE = 502
 
 _NAME = r"[a-zA-Z0-9_][-a-zA-Z_0-9]*"
 _TEXT = r'"(?:[^"\\]|\\.)*"'
-_STEP = re.compile(rf"\.({_NAME})|\[(\d{{1,9}}|{_TEXT})\]")
+_STEP = re.compile(rf"\.({_NAME})|\[([0-9]{{1,9}}|{_TEXT})\]")
 _TOKEN = re.compile(
     rf"\s*(?:(?P<text>{_TEXT})"
-    rf"|(?P<number>-?\d+(?:\.\d+)?(?:[eE][-+]?\d{{1,3}})?(?![-\w.\[]))"
+    rf"|(?P<number>-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{{1,3}})?(?![-\w.\[]))"
     rf"|(?P<word>{_NAME}(?:{_STEP.pattern})*)"
     r"|(?P<sign>==|!=|<=|>=|<|>))"
 )

@@ -66,14 +66,14 @@ class RunRecord:
 
     def shown(self) -> dict[str, Any]:
         """The record as JSON."""
-        now_s = time.monotonic()
+        end_s = self.ended_s or time.monotonic()  # stages that were ended end with the run
         return {
             "callId": self.call_id,
             "at": self.began_at_s,
             "status": self.status,
             "running": not self.ended_s,
             "slo": self.slo if self.ended_s else "",
-            "tookMs": _ms((self.ended_s or now_s) - self.began_s),
+            "tookMs": _ms(end_s - self.began_s),
             "why": self.why[:_MOST_CHARACTERS],
             "stages": {
                 name: {
@@ -81,7 +81,7 @@ class RunRecord:
                     "status": one.status,
                     "attempts": one.attempts,
                     "beganMs": _ms(one.began_s - self.began_s) if one.began_s else None,
-                    "tookMs": _ms((one.ended_s or now_s) - one.began_s) if one.began_s else 0.0,
+                    "tookMs": _ms((one.ended_s or end_s) - one.began_s) if one.began_s else 0.0,
                     "why": one.why[:_MOST_CHARACTERS],
                 }
                 for name, one in self.stages.items()

@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from common import numerals
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
 from gpufaas.output.bill_text import bill_csv, bill_text
@@ -39,9 +40,9 @@ def seconds_ago(text: str) -> float:
     """The seconds of a time like `90m`, `24h` or `7d`."""
     unit_s = _UNITS_S.get(text[-1:])
     try:
-        number = float(text[:-1])
+        number = numerals.number(text[:-1])
     except ValueError:
         number = -1.0
-    if unit_s is None or not 0 <= number < float("inf"):
+    if unit_s is None or number < 0:
         raise CommandError(f"--since {text!r}: a number and s, m, h, d or w is expected, as 24h")
     return number * unit_s

@@ -8,10 +8,11 @@ from typing import Any
 from common.sizes import format_size
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
+from gpufaas.output.cluster_text import functions_text
 from gpufaas.output.columns import columns
 from gpufaas.output.hosting_text import hosting_text, hostings_text
 from gpufaas.output.request_text import rest_text
-from gpufaas.remote.manager_admin import default_address, request_admin
+from gpufaas.remote.manager_admin import request_admin
 from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
 from scheduler.client.model_orders import GIVEN_ONCE
 
@@ -29,6 +30,7 @@ _HEAD = (
 )
 _CLUSTER_HEAD = (
     "MODEL",
+    "FUNCTIONS",
     "NEEDS",
     "HELD BY",
     "RUNTIME",
@@ -44,7 +46,7 @@ _ORDERS = {
     "evict": "take a model out of GPU memory",
     "pin": "keep a model in GPU memory; with --gpu, load it there if needed",
     "unpin": "let a pinned model be evicted again",
-    "prefetch": "load a model ahead of its requests (--scheduler)",
+    "prefetch": "load a model ahead of its requests; a scheduler does it",
 }
 _MINUTE_S, _HOUR_S = 60, 3600
 
@@ -52,7 +54,8 @@ _MINUTE_S, _HOUR_S = 60, 3600
 def add_parser(commands: Commands) -> None:
     """Describe the commands' options."""
     parser = commands.add_parser("models", help="the models that a GPU manager or cluster holds")
-    parser.add_argument("model", nargs="?", help="this one alone; a cluster's with all its facts")
+    which = "this one alone, or a function's; a cluster's with all its facts"
+    parser.add_argument("model", nargs="?", help=which)
     _add_common_options(parser)
     parser.set_defaults(run=_models)
     for name, help_text in _ORDERS.items():
@@ -65,66 +68,60 @@ def add_parser(commands: Commands) -> None:
 
 def _add_common_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--address", help="of the GPU manager (unix:/run/gpufaas/node.sock)")
+    add("--address", help="of a GPU manager, which is asked instead of the scheduler")
     add("--credential", default="", help="the administrator's, where it is another user's")
     add_scheduler_options(parser)
 
 
-def _names_scheduler(options: argparse.Namespace) -> bool:
-    """Whether the command is for a cluster, and not for this machine's GPU manager."""
-    named: str | None = options.scheduler or options.environment.get("GPUFAAS_SCHEDULER")
-    return options.address is None and bool(named)
-
-
 def _models(options: argparse.Namespace) -> int:
-    if _names_scheduler(options):
+    if options.address is None:
         api = scheduler_api(options)
-        found = _named(api.get("/models"), options.model, ("model",))
+        found = _named(api.get("/models"), options.model)
         if options.model:
             found = [api.get(f"/models/{in_path(each['model'])}") for each in found]
         show = cluster_details if options.model else cluster_table
         print(json.dumps(found, indent=1) if options.json else show(found))
         return 0
-    rows = _request_manager(options, do="models")["models"]
-    rows = _named(rows, options.model, ("model", "label"))
+    rows = request_admin(options.address, options.credential, do="models")["models"]
+    rows = _named(rows, options.model)
     print(json.dumps(rows, indent=1) if options.json else table(rows))
     return 0
 
 
 def _order(options: argparse.Namespace) -> int:
-    if _names_scheduler(options):
+    if options.address is None:
         path = f"/models/{in_path(options.model)}/{options.command}"
         once = options.command in GIVEN_ONCE
         done = scheduler_api(options).post(path, once=once, gpu=options.gpu)
         print(json.dumps(done) if options.json else f"{done['done']}: {done['model']}")
         return 0
     if options.command == "prefetch":
-        raise CommandError("a scheduler prefetches: name one with --scheduler URL")
-    answer = _request_manager(options, do=options.command, model=options.model, gpu=options.gpu)
+        raise CommandError("a scheduler prefetches, no GPU manager: leave out --address")
+    order = {"do": options.command, "model": options.model, "gpu": options.gpu}
+    answer = request_admin(options.address, options.credential, **order)
     print(json.dumps(answer) if options.json else f"{options.command}: {answer['model']}")
     return 0
 
 
-def _request_manager(options: argparse.Namespace, **fields: str | None) -> dict[str, Any]:
-    address = options.address or default_address(options.environment)
-    return request_admin(address, options.credential, **fields)
-
-
-def _named(
-    rows: list[dict[str, Any]], name: str | None, fields: tuple[str, ...]
-) -> list[dict[str, Any]]:
-    """Those of this name, or whose id or its last part begins with it; all without a name."""
+def _named(rows: list[dict[str, Any]], name: str | None) -> list[dict[str, Any]]:
+    """Those whose id or its last part begins so, or of a function of this name; all without one."""
     if not name:
         return rows
     found = [
         row
         for row in rows
-        if any(name in (row[key], *row[key].split(", ")) for key in fields)
-        or row["model"].startswith(name)
+        if row["model"].startswith(name)
         or row["model"].rpartition("/")[2].startswith(name)
+        or any(name in (of, of.rpartition("/")[2]) for of in _functions(row))
     ]
     if not found:
         raise CommandError(f"there is no model {name!r}")
+    return found
+
+
+def _functions(row: dict[str, Any]) -> list[str]:
+    """The functions of a model, as a scheduler lists them or as a GPU manager does."""
+    found: list[str] = row["label"].split(", ") if "label" in row else row.get("functions", [])
     return found
 
 
@@ -164,6 +161,7 @@ def _cluster_line(model: dict[str, Any]) -> tuple[str, ...]:
     held = ", ".join(f"{found['gpu']}{'*' if found['pinned'] else ''}" for found in holders)
     return (
         model["model"],
+        functions_text(_functions(model)) or "-",
         format_size(model["memory_bytes"]),
         held or "-",
         hostings_text(holders),

@@ -1,10 +1,11 @@
-"""`gpufaas quota set|show|remove`: shares, priorities and quotas of namespaces and functions."""
+"""`gpufaas quota list|show|set|remove`: shares, priorities, quotas of namespaces and functions."""
 
 import argparse
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from common import numerals
 from common.errors import BadSize
 from common.sizes import parse_size
 from gpufaas.errors import CommandError
@@ -31,7 +32,8 @@ def add_parser(commands: Commands) -> None:
     help_text = "shares, priorities and quotas of namespaces and functions"
     parser = commands.add_parser("quota", help=help_text)
     add_scheduler_options(parser)
-    verbs = parser.add_subparsers(dest="verb", required=True)
+    parser.set_defaults(run=_show, owner=None)
+    verbs = parser.add_subparsers(dest="verb")
     choose = add_verb(verbs, "set", "set some of an owner's terms; the others stay")
     _add_owner(choose)
     add = choose.add_argument
@@ -42,8 +44,9 @@ def add_parser(commands: Commands) -> None:
     add("--memory", type=_size_or_none, metavar="SIZE", help="GPU memory of its models: 2GiB")
     add("--leases", type=_whole_or_none, metavar="N", help="GPU leases at a time")
     add("--waiting", type=_whole_or_none, metavar="N", help="requests that wait at a time")
-    choose.epilog = "A limit ends with the value `none`."
-    show = add_verb(verbs, "show", "terms, and what is used of them")
+    choose.description = "A limit ends with the value `none`."
+    show = add_verb(verbs, "show", "terms, and what is used of them; of all by default",
+                    "list", "get")  # fmt: skip
     show.add_argument("owner", nargs="?", default=None, help=_OWNER_HELP)
     remove = add_verb(verbs, "remove", "remove what an operator set of an owner")
     _add_owner(remove)
@@ -95,14 +98,14 @@ def _flag(option: str) -> str:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        return numerals.number(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: a number is expected") from error
 
 
 def _whole(text: str) -> int:
     try:
-        return int(text)
+        return numerals.whole(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: a whole number is expected") from error
 

@@ -16,6 +16,7 @@ def add_parser(commands: Commands) -> None:
         help="a token that may acquire and read, and change nothing",
     )
     add_secret_option(parser)
+    parser.epilog = "The token is that of the file, else of the stack's folder in GPUFAAS_STATE."
     parser.set_defaults(run=_run)
 
 

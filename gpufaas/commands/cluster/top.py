@@ -49,7 +49,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _printed(state: State, *, colours: bool) -> str:
     why = "" if state["scheduler"]["ok"] else state["scheduler"]["why"]
-    return "\n".join(painted(line, colours=colours) for line in full_listing(state, why, columns()))
+    lines = full_listing(state, why, columns(), whole=not sys.stdout.isatty())
+    return "\n".join(painted(line, colours=colours) for line in lines)
 
 
 class _Top:

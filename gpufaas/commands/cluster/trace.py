@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
 from gpufaas.output.foreign_text import printable
@@ -64,9 +65,19 @@ def _run(options: argparse.Namespace) -> int:
         found = gateway.get(_PATH)
         print(json.dumps(found) if options.json else "\n".join(_latest(printable(found))))
         return 0
-    story = request_trace(gateway, scheduler_api(options), options.call)
+    story = request_trace(gateway, _scheduler(options), options.call)
     print(json.dumps(story, indent=1) if options.json else "\n".join(trace_text(story)))
     return 0
+
+
+def _scheduler(options: argparse.Namespace) -> SchedulerApi:
+    """The scheduler; without one its spans alone are missing."""
+    try:
+        return scheduler_api(options)
+    except (CommandError, GpuManagerError):
+        if options.scheduler:
+            raise
+        return SchedulerApi((), "")
 
 
 def request_trace(gateway: GatewayApi, scheduler: SchedulerApi, call_id: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`gpufaas workflow deploy|list|describe|invoke|remove|logs`: workflows of a gateway."""
+"""`gpufaas workflow list|show|deploy|invoke|remove|logs`: workflows of a gateway."""
 
 import argparse
 import http.client
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
+from gateway_ext.errors import BadWorkflowFile
+from gateway_ext.workflows.plan.workflow_file import read_workflow
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands, add_verb
 from gpufaas.output.workflow_text import runs_text, workflow_rows, workflow_text
@@ -24,12 +26,13 @@ def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("workflow", help="deploy and call graphs of functions")
     _add_options(parser, "")
-    parser.set_defaults(namespace="")
-    verbs = parser.add_subparsers(dest="verb", required=True)
+    parser.set_defaults(namespace="", run=_list)
+    verbs = parser.add_subparsers(dest="verb")
     deploy = add_verb(verbs, "deploy", "check a workflow.yml and deploy it, or replace one")
     deploy.add_argument("file", nargs="?", default="workflow.yml", help="(workflow.yml)")
     every = add_verb(verbs, "list", "all workflows of a namespace")
-    describe = add_verb(verbs, "describe", "a workflow's stages, and their share of the time")
+    describe = add_verb(verbs, "show", "a workflow's stages, and their share of the time",
+                        "describe")  # fmt: skip
     invoke = add_verb(verbs, "invoke", "call a workflow, and print its answer as it arrives")
     remove = add_verb(verbs, "remove", "remove a workflow")
     logs = add_verb(verbs, "logs", "the last runs of a workflow, with their stages")
@@ -70,7 +73,13 @@ def _deploy(options: argparse.Namespace) -> int:
         raise CommandError(_PROBLEM.sub(lambda found: f"{options.file}:{found[1]}: ", said))
     if status != http.client.ACCEPTED:
         gateway.refuse(status, said.encode())
-    print(f"deployed {options.file}")
+    try:
+        workflow = read_workflow(text.decode()).id
+    except BadWorkflowFile:  # by the rules of a newer gateway it is one
+        print(f"deployed {options.file}")
+        return 0
+    print(f"deployed {workflow}; call it: gpufaas workflow invoke {workflow} --body @FILE")
+    print(f"or:  curl --data-binary @FILE {gateway.url}/workflow/{workflow}")
     return 0
 
 

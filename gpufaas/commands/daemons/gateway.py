@@ -67,7 +67,7 @@ def add_parser(commands: Commands) -> None:
     add("--node", metavar="ADDRESS", help="of the GPU manager that functions connect to")
     add("--log-level", choices=["debug", "info", "warning", "error"], help="(info)")
     add_log_format_option(parser)
-    add_secret_option(parser)
+    add_secret_option(parser, "; made if missing")
     parser.set_defaults(run=_run)
 
 
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
     }
     settings = read_settings(options.config, environment, flags)
     secret = cluster_secret(
-        options.secret_file or settings.scheduler.secret_file or None, environment
+        options.secret_file or settings.scheduler.secret_file or None, environment, make=True
     )
     form = "json" if settings.gateway.log_json else settings.log_format
     configure_logs(settings.gateway.log_level, form)

@@ -72,7 +72,7 @@ def add_parser(commands: Commands) -> None:
     add("--record", metavar="FILE", help="append every event to it, for `gpufaas replay`")
     add("--log-level", choices=["debug", "info", "warning", "error"], help="(info)")
     add_log_format_option(parser)
-    add_secret_option(parser)
+    add_secret_option(parser, "; made if missing")
     parser.set_defaults(run=_run)
 
 
@@ -103,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
     }
     everything = read_settings(options.config, options.environment, flags)
     settings = everything.of_scheduler
-    secret = cluster_secret(settings.scheduler.secret_file, options.environment)
+    secret = cluster_secret(settings.scheduler.secret_file, options.environment, make=True)
     if settings.etcd.start and not settings.etcd.data_dir:
         data = state_folder(options.environment) / "etcd"
         settings = replace(settings, etcd=replace(settings.etcd, data_dir=str(data)))

@@ -5,35 +5,43 @@ import asyncio
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import socket
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cache_manager.tiers import exits
 from common.addresses import address_text, host_and_port
+from common.errors import BadAddress
 from common.gpu_wishes import RUNTIMES
+from gpu_manager.credentials import load_secret
 from gpufaas.errors import CommandError, EtcdFailed
 from gpufaas.etcd.own_password import stored_login
 from gpufaas.etcd.own_server import find_etcd
 from gpufaas.local.held_ports import claimed_port, free_address
-from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
+from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder, state_folder
 from gpufaas.options.configuration import AllSettings, read_settings
 from gpufaas.options.gpu_node import (
     EMULATED_PATHS,
     GPU_CONCURRENCY,
     GPU_SLOTS,
     SPARE_CONTEXTS,
+    check_node,
 )
 from gpufaas.options.subparsers import Commands
+from gpufaas.output.cluster_text import choice_text
+from gpufaas.remote.scheduler_api import SchedulerApi
 from gpufaas.stack.example_functions import show_examples
 from gpufaas.stack.kept_etcd import kept_etcd_anywhere
 from gpufaas.stack.lifetime import run_until_signal
 from gpufaas.stack.part_commands import StackPlan
 from gpufaas.stack.supervisor import Supervisor
 from scheduler import policies
+from scheduler.service.http.access import ApiRole, token
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +62,7 @@ def add_parser(commands: Commands) -> None:
     up = commands.add_parser("up", help="run etcd, scheduler, GPU manager and gateway here")
     add = up.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
-    add("--port", type=int, metavar="N", help="of the gateway, on loopback (8080)")
+    add("--port", type=_port, metavar="N", help="of the gateway, on loopback (8080)")
     add("--listen", metavar="HOST:PORT", help="the same, on another address")
     add("--policy", help=f"one of {', '.join(policies.available())} (lalbo3)")
     add(
@@ -110,6 +118,11 @@ def _down(options: argparse.Namespace) -> int:
     if running is None:
         print(f"nothing is up in {folder.root}")
         return 0
+    print(
+        f"stopping process {running.pid} of {folder.root}: calls in flight end first, then the "
+        "gateway, the GPU manager, the scheduler and etcd",
+        file=sys.stderr,
+    )
     os.kill(running.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + _DOWN_S
     while folder.running() is not None:
@@ -118,6 +131,14 @@ def _down(options: argparse.Namespace) -> int:
         time.sleep(0.1)
     print("down")
     return 0
+
+
+def _port(text: str) -> int:
+    with contextlib.suppress(BadAddress):
+        number = host_and_port(f":{text}")[1]
+        if number:
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 to 65535 is expected")
 
 
 def _settings(options: argparse.Namespace) -> AllSettings:
@@ -141,7 +162,9 @@ def _settings(options: argparse.Namespace) -> AllSettings:
         "node.emulate_pcie": options.emulate_pcie,
         "node.emulate_context": options.emulate_context,
     }
-    return read_settings(options.config, options.environment, flags)
+    settings = read_settings(options.config, options.environment, flags)
+    check_node(settings.node)
+    return settings
 
 
 async def _work(
@@ -160,7 +183,9 @@ async def _work(
                 os.getpid(), plan.gateway_url, plan.scheduler_url, plan.node_address
             )
             folder.record(running)
-            print(_welcome(plan, time.monotonic() - began_s), flush=True)
+            took_s = time.monotonic() - began_s
+            policy = await asyncio.to_thread(_policy_in_force, plan)
+            print(_welcome(plan, policy, took_s), flush=True)
             if options.examples and not await show_examples(plan):
                 return 1
             if not options.once:
@@ -179,10 +204,14 @@ def _plan(
     shown = "127.0.0.1" if host in _ANYWHERE else host
     usual = AllSettings()
     scheduler = free_address(
-        settings.scheduler.listen, usual.scheduler.listen, "the scheduler", ports
+        settings.scheduler.listen,
+        usual.scheduler.listen,
+        "the scheduler",
+        ports,
+        folder.kept_port("scheduler"),
     )
     metrics = settings.node.metrics and free_address(
-        settings.node.metrics, usual.node.metrics, "metrics", ports
+        settings.node.metrics, usual.node.metrics, "metrics", ports, folder.kept_port("metrics")
     )
     return StackPlan(
         settings=settings,
@@ -224,6 +253,40 @@ async def _etcd(
         yield _Etcd((url,), stored_login(folder.etcd).password_file)
 
 
+def _policy_in_force(plan: StackPlan) -> str:
+    """The scheduler's policy: an operator's choice is kept, and overrides the settings."""
+    bearer = token(load_secret(plan.folder.secret_file, make=False), ApiRole.CALLER)
+    try:
+        choice = SchedulerApi((plan.scheduler_url,), bearer).get("/policy")
+    except CommandError:  # it is being started again
+        return f"{plan.settings.policy} by the settings"
+    kept = choice["policy"] != plan.settings.policy
+    by = f" (kept from `gpufaas policy set`; the settings say {plan.settings.policy})"
+    return choice_text(choice) + (by if kept else "")
+
+
+def _moved(plan: StackPlan) -> Iterator[str]:
+    """Say of each server whose usual address is another program's where it listens instead."""
+    scheduler, metrics = plan.settings.scheduler.listen, plan.settings.node.metrics
+    for part, wanted, url in (
+        ("scheduler", scheduler, plan.scheduler_url),
+        ("metrics", metrics, f"http://{plan.node_metrics}"),
+    ):
+        if url != f"http://{wanted}" and wanted:
+            file = plan.folder.kept_port(part)
+            yield f"  {wanted} was taken: {part} at {url.removeprefix('http://')}, as {file} keeps"
+
+
+def _export(plan: StackPlan) -> str:
+    """The line with which other commands find the stack; none in the default folder."""
+    root = plan.folder.root
+    if root == state_folder({**plan.environment, "GPUFAAS_STATE": ""}):
+        return ""
+    return (
+        f"  export GPUFAAS_STATE={shlex.quote(str(root))}   # for gpufaas status, top, policy ...\n"
+    )
+
+
 def _metrics_urls(plan: StackPlan) -> str:
     urls = [plan.scheduler_url, plan.gateway_url]
     if plan.node_metrics:
@@ -231,24 +294,24 @@ def _metrics_urls(plan: StackPlan) -> str:
     return "  ".join(f"{url}/metrics" for url in urls)
 
 
-def _welcome(plan: StackPlan, took_s: float) -> str:
+def _welcome(plan: StackPlan, policy: str, took_s: float) -> str:
     secrets = plan.gateway_credentials
-    user, password = (
-        (secrets / f"basic-auth-{name}").read_text().strip() for name in ("user", "password")
-    )
+    user = (secrets / "basic-auth-user").read_text().strip()
+    password = secrets / "basic-auth-password"
     gateway = plan.gateway_url
+    moved = "".join(f"{line}\n" for line in _moved(plan))
     return f"""gpufaas is up, in {took_s:.1f} s
 
-  gateway      {gateway}      user {user}, password {password}
-                                          (kept in {secrets})
+  gateway      {gateway}      user {user}, password in {password}
   the page     {gateway}/ui/
-  scheduler    {plan.scheduler_url}      policy {plan.settings.policy}; documentation at /docs
+  scheduler    {plan.scheduler_url}      policy {policy}; documentation at /docs
   GPU manager  {plan.node_address}
   metrics      {_metrics_urls(plan)}
+               (the scheduler's: curl -H "Authorization: Bearer $(gpufaas token --caller)")
   logs         {plan.folder.root / "logs"}
-
+{moved}
 Next:
-  faas-cli login --gateway {gateway} --password-stdin < {secrets / "basic-auth-password"}
+{_export(plan)}  faas-cli login --gateway {gateway} --password-stdin < {password}
   faas-cli deploy -f stack.yml
   curl {gateway}/function/hello -d you
 

@@ -1,4 +1,4 @@
-"""`gpufaas doctor`: missing programs and packages, their uses, and how to install them."""
+"""`gpufaas doctor`: programs, packages, room and ports: what is missing, and how to get it."""
 
 import argparse
 import asyncio
@@ -6,20 +6,28 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 from common.compiled_modules import prefer_compiled
+from common.sizes import format_size
+from gateway_ext.build_identity import commit, release
+from gpufaas.errors import CommandError
 from gpufaas.etcd.own_server import OLDEST_SOUND, etcd_version, find_etcd
 from gpufaas.local.child_programs import output_of
+from gpufaas.local.held_ports import claimed_port
+from gpufaas.local.stack_folder import stack_folder
+from gpufaas.options.configuration import AllSettings
 from gpufaas.options.subparsers import Commands
 from gpufaas.output.columns import columns
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 13)
 _OLDEST_TORCH = (2, 11)
+_LEAST_FREE_BYTES = 1 << 30
+_SHARED = Path("/dev/shm")
 _MARKS = {"ok": "ok", "lacks": "LACKS", "old": "OLD", "optional": "-"}
 _CONTROL = ("fastapi", "uvicorn", "httptools", "uvloop", "prometheus_client")
 _NEEDED = frozenset({"lacks", "old"})
@@ -27,7 +35,7 @@ _NEEDED = frozenset({"lacks", "old"})
 
 @dataclass(frozen=True, slots=True)
 class PartStatus:
-    """A program or package; `state` is ok, lacks, old, or optional (missing, but not required)."""
+    """What a machine has of one thing; `state` is ok, lacks, old, or optional (not required)."""
 
     name: str
     state: str
@@ -44,7 +52,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    findings = list(examine())
+    findings = [*examine(), *examine_room(options.environment)]
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
@@ -61,6 +69,7 @@ def report(findings: list[PartStatus]) -> str:
 
 def examine() -> Iterator[PartStatus]:
     """The state of each program and package that gpufaas uses."""
+    yield PartStatus("gpufaas", "ok", f"{release()} {commit()[:12]}".rstrip(), "all of this")
     yield _python()
     yield _packages("control plane packages", _CONTROL, "the scheduler", "control")
     yield _core()
@@ -75,6 +84,45 @@ def examine() -> Iterator[PartStatus]:
         "faas-cli", ("faas-cli", "version", "--short-version"), "deploying functions",
         "curl -sSL https://cli.openfaas.com | sh",
     )  # fmt: skip
+
+
+def examine_room(environment: Mapping[str, str]) -> Iterator[PartStatus]:
+    """The stack of this user's folder, and what a stack needs of the machine."""
+    folder = stack_folder(None, environment)
+    running = folder.running()
+    up = f"nothing is up in {folder.root}"
+    if running is not None:
+        up = f"up in {folder.root}: {running.gateway}, {running.scheduler}"
+    yield PartStatus("stack", "ok", up, "status, top, pin and all others ask it")
+    if running is None:
+        yield _ports()
+    yield _room("disk", folder.root, "functions, their packages, etcd")
+    yield _room("shared memory", _SHARED, "functions that share memory with their children")
+
+
+def _ports() -> PartStatus:
+    usual, taken = AllSettings(), []
+    for address in (usual.gateway.listen, usual.scheduler.listen, usual.node.metrics):
+        try:
+            with claimed_port(address, "gpufaas up", "another one"):
+                pass
+        except CommandError:
+            taken.append(address)
+    used_for = "gateway, scheduler, metrics of `gpufaas up`"
+    if not taken:
+        return PartStatus("ports", "ok", "free", used_for)
+    remedy = "gpufaas up --port N for the gateway; the others move by themselves"
+    return PartStatus("ports", "optional", f"{', '.join(taken)} taken", used_for, remedy)
+
+
+def _room(name: str, folder: Path, used_for: str) -> PartStatus:
+    """The free bytes of the file system on which a folder is, or will be."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free_bytes = shutil.disk_usage(there).free
+    found = f"{format_size(free_bytes)} free in {there}"
+    if free_bytes >= _LEAST_FREE_BYTES:
+        return PartStatus(name, "ok", found, used_for)
+    return PartStatus(name, "optional", found, used_for, f"have 1 GiB or more free in {there}")
 
 
 def _python() -> PartStatus:

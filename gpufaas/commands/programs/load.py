@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import math
+import re
 import signal
 import sys
 import time
@@ -31,13 +32,17 @@ from scheduler.sim.workload import Arrivals, Pattern
 _CONNECT_S = 5.0
 _LOOK_S = 2.0
 _EXIT_NONE_SUCCEEDED = 1
+_JSON = "application/json"
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "upgrade", "expect"})
 
 
 def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("load", help="call functions at a rate, and measure")
     add = parser.add_argument
-    add("--functions", required=True, metavar="A,B,C", help="by popularity, the first one most")
+    most_first = "with commas or blanks, by popularity: the first one most"
+    add("--functions", required=True, nargs="+", metavar="A", help=most_first)
     add("--rate", type=float, metavar="R", help="calls a second, answered or not (open loop)")
     add(
         "--clients",
@@ -53,11 +58,12 @@ def add_parser(commands: Commands) -> None:
     add("--trace", metavar="FILE", help="calls as in an Azure trace; `azure`: the carried one")
     add("--trace-start", type=int, default=0, metavar="MINUTE", help="first minute of it (0)")
     add("--speed", type=float, default=1.0, metavar="X", help="times as fast as the trace (1)")
-    add("--body", metavar="FILE|JSON", help="what to send (functions/NAME/example.json)")
+    add("--body", metavar="@FILE|JSON", help="what to send (functions/NAME/example.json)")
+    add("--header", "-H", action="append", default=[], metavar="NAME: VALUE", help="of each call")
     add("--timeout", type=float, default=60.0, metavar="S", help="of a call (60)")
     add("--seed", type=int, default=1, metavar="N", help="of arrivals and choices (1)")
     add_gateway_url_option(parser)
-    add("--out", default="out", metavar="DIR", help="where load.png goes (out)")
+    add("--out", metavar="DIR", help="draw latencies there, in load.png (no picture)")
     add_scheduler_options(parser)
     parser.set_defaults(run=_run)
 
@@ -66,7 +72,7 @@ def _run(options: argparse.Namespace) -> int:
     plan = _plan(options)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         outcome, cache = runner.run(_load(plan, options))
-    picture = _draw(outcome, options.out)
+    picture = _draw(outcome, options.out) if options.out else None
     if options.json:
         print(json.dumps(result_text.as_json(outcome, cache, picture), indent=1))
     else:
@@ -80,18 +86,25 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> TrafficPlan:
-    names = tuple(name.strip() for name in options.functions.split(",") if name.strip())
+    given = (name.strip() for text in options.functions for name in text.split(","))
+    names = tuple(name for name in given if name)
     _check(options, names)
-    target = target_at(gateway_url(options.gateway, options.environment))
     closed = options.clients is not None
     popularity = arrivals.shares(options.popularity, len(names))
+    due = [] if closed else _arrivals(options, popularity)
+    bodies = [_body(name, options.body) for name in names]
+    headers = dict(map(_header, options.header))
+    target = target_at(gateway_url(options.gateway, options.environment))
     return TrafficPlan(
         target=target,
         functions=names,
-        requests=[_request(target, name, options.body) for name in names],
+        requests=[
+            target.request(name, body, _kind(body), headers)
+            for name, body in zip(names, bodies, strict=True)
+        ],
         seconds=options.seconds,
         timeout_s=options.timeout,
-        arrivals=[] if closed else _arrivals(options, popularity),
+        arrivals=due,
         clients=options.clients or 0,
         choices=Choices(popularity, options.seed),
     )
@@ -123,33 +136,35 @@ def _arrivals(options: argparse.Namespace, popularity: list[float]) -> list[Arri
     return found.arrivals(options.rate, pattern, options.seed)
 
 
-def _request(target: LoadTarget, function: str, option: str | None) -> bytes:
-    body = _body(function, option)
-    try:
-        json.loads(body)
-    except ValueError:
-        return target.request(function, body, "application/octet-stream")
-    return target.request(function, body, "application/json")
-
-
 def _body(function: str, option: str | None) -> bytes:
     """The option's file or JSON; else that of the function's first example call, or nothing."""
     if option is None:
         return example_body(Path("functions", function.partition(".")[0]))
-    if _is_json(option):
+    if _kind(option.encode()) == _JSON:
         return option.encode()
     try:
-        return Path(option).read_bytes()
+        return Path(option.removeprefix("@")).read_bytes()
     except OSError as error:
         raise CommandError(f"--body {option}: {error.strerror}, nor is it JSON") from error
 
 
-def _is_json(text: str) -> bool:
+def _kind(body: bytes) -> str:
     try:
-        json.loads(text)
+        json.loads(body)
     except ValueError:
-        return False
-    return True
+        return "application/octet-stream"
+    return _JSON
+
+
+def _header(text: str) -> tuple[str, str]:
+    """A header of every call; the names of ours are in small letters."""
+    name, colon, value = text.partition(":")
+    is_plain = colon and _TOKEN.fullmatch(name) and value.isascii() and value.isprintable()
+    if not is_plain or name.lower() in _FRAMING:
+        raise CommandError(
+            f"--header {text!r}: NAME: VALUE is expected, not one that frames a body"
+        )
+    return name.lower(), value.strip()
 
 
 # -- the run --------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from cache_manager import eviction
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
+from gpufaas.output.policy_comparison import chosen_policies
 from gpufaas.output.progress_bar import ProgressBar
 from gpufaas.output.request_text import decision_text
 from gpufaas.output.simulation_table import simulation_table
-from scheduler import policies
 from scheduler.model.values import RequestId
 from scheduler.sim import study
 from scheduler.sim.hardware import Hardware
@@ -26,7 +26,13 @@ def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("simulate", help="run policies on a simulated cluster")
     add = parser.add_argument
-    add("--policy", nargs="+", default=["all"], metavar="P", help="policies by name, or all")
+    add(
+        "--policy",
+        nargs="+",
+        default=["all"],
+        metavar="P",
+        help="names, with blanks or commas; or all",
+    )
     add("--eviction", default="lru", help=f"one of {', '.join(eviction.available())}")
     add("--working-set", type=int, default=35, metavar="N", help="functions in use (35)")
     add("--gpus", type=int, default=Hardware().gpus, help="GPUs (12)")
@@ -82,7 +88,7 @@ def _scenarios(options: argparse.Namespace) -> list[Scenario]:
     hardware = Hardware(
         options.gpus, options.gpu_memory_mb, options.overhead_s, options.slots, options.merged
     )
-    names = policies.available() if "all" in options.policy else options.policy
+    names = [name for name, _ in chosen_policies(options.policy, None)]
     return [
         Scenario(name, options.eviction, options.o3_limit, load, hardware, seed)
         for name in names

@@ -115,6 +115,13 @@ class UseMeter:
         """The GPUs that have accounts, so that their charges can be collected some at a time."""
         return list(self._books)
 
+    def users(self, model: ModelId) -> list[str]:
+        """The functions that pay for what the cluster holds of a model, in order."""
+        books = (self._books.get(gpu) for gpu in self._cluster.index.holders(model))
+        holdings = [book.residents[model] for book in books if book and model in book.residents]
+        holdings += self._stored.get(model, {}).values()
+        return sorted({function for holding in holdings for function in holding.users})
+
     def collect(
         self, now: float, gpus: Sequence[GpuId] | None = None
     ) -> tuple[list[Collected], list[GpuSpan]]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from logging import Logger
 
-from cache_manager.model.ids import GpuId
+from cache_manager.model.ids import GpuId, ModelId
 from common.tasks import BackgroundTasks
 from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE
 from scheduler.core.billing.collected import Collected
@@ -25,6 +25,7 @@ _LONGEST_PAUSE_S = 60.0
 _GPUS_AT_ONCE = 100
 # Who asks for the bill gets one that is at most this old.
 _FRESH_S = 1.0
+_MOST_USERS = 100
 _STAGES: Mapping[str, int] = {
     "used": IN_USE,
     "idle": IDLE,
@@ -65,6 +66,10 @@ class BillCollector:
         self._count(rows)
         self._meters.idle_gpu.add((), sum(span.idle_slot_us for span in spans) / 1e6)
         self._meters.unused_memory.add((), sum(span.unused_byte_us for span in spans) / 1e6)
+
+    def users(self, model: ModelId) -> list[str]:
+        """The functions that use a model; the first ones, where there are many."""
+        return self._meter.users(model)[:_MOST_USERS]
 
     async def refresh(self) -> None:
         """Count everything up to about now; requests are served meanwhile."""

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from cache_manager.http.residency_routes import ConfiguredRun, Holder, ModelShown
 from cache_manager.model.ids import GpuId, ModelId
-from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import MalformedRequest, UnknownName
 from scheduler.service.driver.hosting import hosting_of
@@ -22,22 +21,29 @@ class LeaderResidency:
     def models(self) -> list[ModelShown]:
         """Every model that was declared, requested or reported."""
         office = self._office()
-        core, now_s = office.core, office.clock.now_s()
-        known = core.cluster.profiles.known()
-        return [_model(core, model, known[model], now_s) for model in sorted(known)]
+        now_s = office.clock.now_s()
+        known = office.core.cluster.profiles.known()
+        return [_model(office, model, known[model], now_s) for model in sorted(known)]
 
     def model(self, model: ModelId) -> ModelShown:
         """One of them."""
         office = self._office()
         profile = office.core.cluster.profiles.known()[model]
-        return _model(office.core, model, profile, office.clock.now_s())
+        return _model(office, model, profile, office.clock.now_s())
 
     def named(self, name: str) -> ModelId:
-        """Find a model by its id, or by the beginning of the id or of its last part."""
-        known = self._office().core.cluster.profiles.known()
+        """Find a model by its id, the beginning of the id or of its last part, or a function."""
+        office = self._office()
+        known = office.core.cluster.profiles.known()
         if name in known:
             return ModelId(name)
-        found = [m for m in known if m.startswith(name) or m.rpartition("/")[2].startswith(name)]
+        found = [
+            model
+            for model in known
+            if model.startswith(name)
+            or model.rpartition("/")[2].startswith(name)
+            or any(name in (user, user.rpartition("/")[2]) for user in office.bill.users(model))
+        ]
         if not found:
             raise UnknownName("model", name)
         if len(found) > 1:
@@ -63,7 +69,8 @@ class LeaderResidency:
         return office
 
 
-def _model(core: Core, model: ModelId, profile: Profile, now_s: float) -> ModelShown:
+def _model(office: Office, model: ModelId, profile: Profile, now_s: float) -> ModelShown:
+    core = office.core
     index = core.cluster.index
     residents = ((cache, cache.residents[model]) for cache in index.holders(model).values())
     lanes = (core.cluster.waiting.lanes.get(b) for b in core.cluster.bundles_of(model))
@@ -92,4 +99,5 @@ def _model(core: Core, model: ModelId, profile: Profile, now_s: float) -> ModelS
         ],
         rests=model_rests(core, (model,), now_s),
         features=profile.features,
+        functions=office.bill.users(model),
     )

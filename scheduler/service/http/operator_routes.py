@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from common import numerals
 from common.telemetry.traces import plain_span
 from scheduler import policies
 from scheduler.core.billing.use_buckets import DAY_S
@@ -23,6 +24,8 @@ from scheduler.service.views.model_rests import model_rests
 _SHOWN = 100
 _MOST_SHOWN = 10_000
 _LONGEST_GROUP = 100
+# pydantic itself reads blanks and underscores in numbers.
+Most = Annotated[int, BeforeValidator(numerals.whole), Query(ge=0, le=_MOST_SHOWN)]
 
 
 class OperatorService(Protocol):
@@ -74,13 +77,13 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
         return cluster_report.cluster(service.office(), service.name, service.store_state())
 
     @get("/queue", tags=["cluster"], dependencies=view, summary="Waiting requests, in order")
-    async def queue(most: Annotated[int, Query(ge=0, le=_MOST_SHOWN)] = _SHOWN) -> QueueShown:
+    async def queue(most: Most = _SHOWN) -> QueueShown:
         return cluster_report.queue(service.office(), most)
 
     @get("/bill", tags=["cluster"], dependencies=view, summary="Who used what, and its cost")
     async def show_bill(
         by: Annotated[str, Query(max_length=_LONGEST_GROUP)] = "function",
-        last_s: Annotated[float, Query(ge=0, allow_inf_nan=False)] = DAY_S,
+        last_s: Annotated[float, BeforeValidator(numerals.number), Query(ge=0)] = DAY_S,
     ) -> BillShown:
         found = service.office().bill
         if by not in GROUPS:
@@ -99,7 +102,7 @@ def _add_explanations(routes: APIRouter, service: OperatorService, view: Sequenc
 
     @get("/explain", tags=["explain"], dependencies=view, summary="The latest requests")
     async def latest(
-        most: Annotated[int, Query(ge=0, le=_MOST_SHOWN)] = _SHOWN, *, named: bool = False
+        most: Most = _SHOWN, *, named: bool = False
     ) -> Sequence[str] | Sequence[LatestShown]:
         office = service.office()
         now_s, records = office.clock.now_s(), office.history.latest(most)

@@ -18,6 +18,7 @@ from common.http.asgi import App, Receive, Scope, Send, send_text
 from common.http.body_bound import bounded
 from common.telemetry import process_metrics
 from common.telemetry.metrics import CONTENT_TYPE
+from common.telemetry.stranger_log import StrangerLog
 from scheduler.model.errors import CallerNotAllowed, MalformedRequest, SchedulerError
 from scheduler.service import error_table
 from scheduler.service.callers.caller_leases import CallerLeases
@@ -84,6 +85,7 @@ def make_app(
     """
     hot = HotPath(service, access, meters, callers)
     management = bounded(_management(service, access, meters), MOST_BODY_BYTES)
+    strangers = StrangerLog(log)
     public = _PUBLIC if metrics_auth else _PUBLIC | {_METRICS}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,7 +93,7 @@ def make_app(
         if path in hot.routes:
             await hot(scope, receive, send)
         elif node_of_path(path) is not None:  # streams of frames do not come here
-            log.warning("%s was asked for without `Upgrade: gpufaas-frames`", path)
+            strangers.warn("%s was asked for without `Upgrade: gpufaas-frames`", path)
             await send_text(send, HTTPStatus.UPGRADE_REQUIRED, _OUTDATED, _UPGRADE)
         elif path in public or _is_known(access, scope):
             await management(scope, receive, send)

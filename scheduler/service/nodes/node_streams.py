@@ -9,6 +9,7 @@ from logging import DEBUG, WARNING, Logger
 from cache_manager.model.ids import NodeId
 from common.frames.frame_line import LineBroken
 from common.http.accepted_line import AcceptedLine
+from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit
 from scheduler.model.errors import BadValue
 from scheduler.service.driver.driver import Driver
@@ -59,6 +60,7 @@ class NodeStreams:
         self._term = term
         self._key = stream_key(secret)
         self._log = log
+        self._strangers = StrangerLog(log)
         self._times = times
         self._fenced = fenced
         self._now_s = now_s
@@ -95,14 +97,15 @@ class NodeStreams:
             line.max_frame_bytes = MAX_MESSAGE_BYTES
             await self._serve_stream(line, self._resume_or_begin(name, hello, line))
         except _Refused as error:
-            self._log.warning("turned node %s away: %s", name, error)
+            self._strangers.warn("turned node %s away: %s", name, error)
             line.send(pack_greeting(TurnedAway(str(error))))
             await line.flush()
         except (LineBroken, BadValue) as error:
             level = DEBUG if hello is None else WARNING  # managers probe for the leader
             self._log.log(level, "the stream of node %s: %s", name, error)
         except TimeoutError:
-            self._log.warning("node %s was silent for too long", name)
+            warn = self._strangers.warn if hello is None else self._log.warning
+            warn("node %s was silent for too long", name)
             line.abort()  # a silent end would not close its own
 
     async def close(self) -> None:

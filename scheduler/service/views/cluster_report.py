@@ -57,6 +57,7 @@ class ClusterShown:
     accuracy: Accuracy | None
     nodes: tuple[NodeId, ...]
     gpus: tuple[GpuStatus, ...]
+    functions: dict[ModelId, list[str]]  # of the models that GPUs hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ def cluster(office: Office, name: str, store: str) -> ClusterShown:
     placed = counts.hits + counts.misses
     latest = office.history.latest(_LATEST)
     completed = [record for record in latest if record.outcome is RequestOutcome.COMPLETED]
+    held = {resident.model for gpu in status.gpus for resident in gpu.residents}
     return ClusterShown(
         name=name,
         term=office.term,
@@ -109,6 +111,7 @@ def cluster(office: Office, name: str, store: str) -> ClusterShown:
         accuracy=_accuracy(latest),
         nodes=status.nodes,
         gpus=status.gpus,
+        functions={model: office.bill.users(model) for model in sorted(held)},
     )
 
 

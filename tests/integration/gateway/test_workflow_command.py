@@ -47,7 +47,11 @@ async def test_workflow_is_deployed_called_shown_and_removed(
     functions = {"a": says_json(b'{"x": 1}'), "b": echoes}
     async with workflow_world(tmp_path, functions) as flows:
         command = Command(flows, tmp_path, capsys)
-        assert await command.run(f"deploy {command.file}") == (0, f"deployed {command.file}\n", "")
+        code, out, _ = await command.run(f"deploy {command.file}")
+        assert (code, out.splitlines()[0].split(";")[0]) == (0, "deployed w.openfaas-fn")
+        assert "gpufaas workflow invoke w.openfaas-fn --body @FILE" in out
+        assert f"{flows.world.gateway.url}/workflow/w.openfaas-fn" in out
+        assert PASSWORD not in out
         code, out, _ = await command.run("list")
         assert (code, out.splitlines()[1].split()) == (0, ["w", "openfaas-fn", "2", "60000", "ms"])
         assert await command.run("""invoke w --body '{"n": 2}'""") == (0, '{"x": 1}', "")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_ext.errors import BadRequest
+from gateway_ext.errors import BadDeployment, BadRequest
 from gateway_ext.model import Deployment, FunctionId, FunctionStatus, Resources, Usage
 from gateway_ext.openfaas import openfaas_json
 from gateway_ext.openfaas.json_fields import Fields
@@ -108,6 +108,21 @@ def test_the_path_names_a_namespace_before_the_body_does() -> None:
         openfaas_json.namespace(b"", "")
 
 
+@pytest.mark.parametrize("image", ["a\nb", "a\r", "a\x1b[2J", "a\u2028b", "a\x85"])
+def test_image_with_a_control_character_is_refused(image: str) -> None:
+    with pytest.raises(BadDeployment, match="control character"):
+        openfaas_json.deployment(json.dumps({"service": "f", "image": image}).encode())
+
+
+@pytest.mark.parametrize("name", ["", "a=b", "a\nb", "a\0", "a b", "\x1b", "naïve", "a\r"])
+def test_variable_whose_name_no_provider_could_set_is_refused(name: str) -> None:
+    sent = {"service": "f", "image": "i", "envVars": {name: "1"}}
+    with pytest.raises(BadDeployment, match="envVars"):
+        openfaas_json.deployment(json.dumps(sent).encode())
+    sent = {"service": "f", "image": "i", "envVars": {"a-B_1.c": "two\nlines"}}
+    openfaas_json.deployment(json.dumps(sent).encode())
+
+
 @pytest.mark.parametrize("text", ["Infinity", "NaN", "1e999", "-1", "0.5", '"1"', "true", "[]"])
 def test_replicas_are_a_number_that_can_be_counted(text: str) -> None:
     with pytest.raises(BadRequest, match=r"replicas must be|no JSON"):
@@ -118,7 +133,7 @@ def test_replicas_are_a_number_that_can_be_counted(text: str) -> None:
     "more", [{"image": "\ud800"}, {"envVars": {"a": "\udfff"}}, {"image": "a\0b"}]
 )
 def test_a_text_that_no_process_could_be_given_is_refused(more: dict[str, object]) -> None:
-    with pytest.raises(BadRequest, match=r"surrogates|zero byte"):
+    with pytest.raises(BadRequest, match=r"surrogates|control character"):
         openfaas_json.deployment(json.dumps({"service": "f", "image": "i"} | more).encode())
 
 

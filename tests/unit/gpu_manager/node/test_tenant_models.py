@@ -14,7 +14,8 @@ def test_model_is_found_by_its_functions_however_many_have_come_and_gone() -> No
         catalogue.add(FunctionIdentity("team", f"f{number}"), DIGEST, TABLE)
 
     (model,) = catalogue
-    assert catalogue.named("f999") == [model.id]
+    assert catalogue.named("f999") == catalogue.named("team/f999") == [model.id]
+    assert catalogue.named("other/f999") == []
     assert catalogue.named("f0") == []
     assert len(model.functions) == 100
     assert model.label.startswith("f900, f901")

@@ -1,6 +1,7 @@
 """The manager's front door: who is let in, hostile clients, listening and stopping."""
 
 import asyncio
+import logging
 import os
 import socket
 import struct
@@ -48,6 +49,22 @@ async def test_stranger_is_turned_away_when_it_speaks_another_version() -> None:
         hello = client.hello(it.credential(), version=VERSION + 1)
         assert await refusal(hello) == "unknown version"
         assert await closed(client)
+
+
+async def test_strangers_fill_no_log_however_often_they_come(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with manager() as it:
+        for number in range(20):
+            client = await it.stranger()
+            if number % 2:
+                loop = asyncio.get_running_loop()
+                await loop.sock_sendall(client.stream.socket, b"GET / HTTP/1.1\r\n\r\n" + bytes(20))
+            else:
+                await refusal(client.hello("team/function:" + "0" * 64))
+            assert await closed(client)
+    lines = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(lines) == 1, [each.getMessage() for each in lines]
 
 
 async def test_stranger_is_hung_up_on_when_it_says_nothing() -> None:

@@ -2,16 +2,20 @@
 
 import json
 import re
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpufaas.cli import main
+from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.cluster.models import cluster_detail, cluster_table
 from gpufaas.commands.programs import doctor
 from gpufaas.commands.programs.doctor import PartStatus, report
-from gpufaas.options.cluster_secret import default_secret_file
+from gpufaas.errors import CommandError
+from gpufaas.local.held_ports import claimed_port
+from gpufaas.local.stack_folder import RunningStack, StackFolder
+from gpufaas.options.cluster_secret import cluster_secret, default_secret_file
 from gpufaas.output.cluster_text import cluster_text
 from gpufaas.output.request_text import request_text
 
@@ -74,6 +78,21 @@ def test_status_says_how_a_model_is_hosted_where_that_is_not_the_usual_way() -> 
         "alone 1 GiB, loading 1 GiB, part 1 GiB (process, 25 % of the GPU), "
         "together 1 GiB (stream of 2)"
     )
+
+
+def test_status_names_a_models_functions_in_columns_as_wide_as_needed() -> None:
+    wide = gpu(
+        id="n0/g1", used_bytes=int(132.1 * 2**20), memory_bytes=int(5.461 * GIB), residents=[]
+    )
+    named = {"b": ["team/reader"], "e": [f"team/f{number}" for number in range(6)]}
+    text = cluster_text(cluster(gpus=[gpu(), wide], functions=named))
+    head, first, second = text.splitlines()[-3:]
+    places = {
+        line.index(word) for line, word in ((head, "STATE"), (first, "idle"), (second, "idle"))
+    }
+    assert len(places) == 1
+    shown = "team/reader 5 GiB*, team/f0 + team/f1 + team/f2 + team/f3 + 2 more 4 GiB, d 3 GiB"
+    assert shown in first
 
 
 @pytest.mark.parametrize(
@@ -190,7 +209,8 @@ def test_models_are_shown_with_their_holders() -> None:
     hosting = {"runtime": "stream", "process_models": 3, "gpu_share": 0.5}
     holder = {"gpu": "g0", "leases": 1, "waiting": 2, "pinned": True} | hosting
     model = {
-        "model": "team/bert", "memory_bytes": GIB, "load_s": {"host": 0.21, "disk": 1.4},
+        "model": "team/bert", "functions": ["team/reader", "team/writer"],
+        "memory_bytes": GIB, "load_s": {"host": 0.21, "disk": 1.4},
         "run_s": {"1 on any": 0.02}, "rate": 0.5, "waiting": 3, "holders": [holder],
         "rests": [
             {"stage": "context", "place": "g0", "leaves_in_s": 12.4},
@@ -198,9 +218,10 @@ def test_models_are_shown_with_their_holders() -> None:
         ],
     }  # fmt: skip
     head, line = cluster_table([model]).splitlines()
-    assert head.split()[:2] == ["MODEL", "NEEDS"]
+    assert head.split()[:3] == ["MODEL", "FUNCTIONS", "NEEDS"]
     assert re.split(r"  +", line) == [
-        "team/bert", "1 GiB", "g0*", "stream of 3, 50 % of the GPU", "1", "5",
+        "team/bert", "team/reader + team/writer", "1 GiB", "g0*",
+        "stream of 3, 50 % of the GPU", "1", "5",
         "0.21 host, 1.4 disk", "0.02 1 on any", "30.0", "context of g0 for 12 s, host of node1",
     ]  # fmt: skip
 
@@ -251,6 +272,26 @@ def test_doctor_fails_when_something_needed_is_missing(
     assert main(["doctor"]) == 1
 
 
+def test_doctor_says_what_is_up_and_which_ports_are_taken(tmp_path: Path) -> None:
+    environment = {"GPUFAAS_STATE": str(tmp_path / "state")}
+    found = {each.name: each for each in doctor.examine_room(environment)}
+    assert found["stack"].found == f"nothing is up in {tmp_path / 'state'}"
+    assert found["disk"].found.endswith(f"free in {tmp_path}")
+    assert "ports" in found
+    with ExitStack() as stack:
+        with suppress(CommandError):  # another program may have it
+            stack.enter_context(claimed_port("127.0.0.1:7700", "a test", "nothing"))
+        taken = {each.name: each for each in doctor.examine_room(environment)}["ports"]
+    assert (taken.state, "127.0.0.1:7700" in taken.found) == ("optional", True)
+    folder = StackFolder(tmp_path / "state")
+    folder.make()
+    with folder.held():
+        folder.record(RunningStack(1, "http://g", "http://s", "unix:/n"))
+        up = {each.name: each for each in doctor.examine_room(environment)}
+    assert up["stack"].found == f"up in {tmp_path / 'state'}: http://g, http://s"
+    assert "ports" not in up
+
+
 def test_doctor_examines_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     found = {finding.name: finding for finding in doctor.examine()}
@@ -270,9 +311,22 @@ def test_token_is_the_same_for_all_holders_of_the_secret(
         assert main(["token", "--secret-file", str(tmp_path / "secret"), *words]) == 0
         return capsys.readouterr().out
 
+    cluster_secret(str(tmp_path / "secret"), {}, make=True)
     assert printed() == printed()
     assert printed() != printed("--caller")
     assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["token"], ["policy", "get", "--scheduler", "http://127.0.0.1:9"]]
+)
+def test_reader_of_a_secret_makes_none_when_the_file_is_missing(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "folder" / "typo"
+    assert main([*words, "--secret-file", str(missing)]) == EXIT_BAD_USE
+    assert f"secret file '{missing}': there is no such file" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_secret_is_looked_for_where_this_user_keeps_state(monkeypatch: pytest.MonkeyPatch) -> None:

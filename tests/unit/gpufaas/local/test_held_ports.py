@@ -4,6 +4,7 @@ import errno
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -81,25 +82,52 @@ def is_free(port: HeldPort) -> bool:
         return True
 
 
-def test_two_stacks_that_start_at_once_get_different_addresses(port: HeldPort) -> None:
-    usual = port.address
+def test_two_stacks_that_start_at_once_get_different_addresses(
+    port: HeldPort, tmp_path: Path
+) -> None:
+    usual, kept = port.address, tmp_path / "kept"
     with ExitStack() as first, ExitStack() as second:
-        assert free_address(usual, usual, "metrics", first) == usual
-        assert free_address(usual, usual, "metrics", second) != usual
+        assert free_address(usual, usual, "metrics", first, kept) == usual
+        assert free_address(usual, usual, "metrics", second, tmp_path / "other") != usual
     with ExitStack() as third:
-        assert free_address(usual, usual, "metrics", third) == usual
+        assert free_address(usual, usual, "metrics", third, kept) == usual
 
 
-def test_usual_address_is_replaced_when_a_server_listens_there(port: HeldPort) -> None:
+def test_server_keeps_its_port_over_restarts_when_the_usual_one_was_taken(
+    port: HeldPort, tmp_path: Path
+) -> None:
+    usual, kept = port.address, tmp_path / "kept"
     with server(port), ExitStack() as stack:
-        assert free_address(port.address, port.address, "metrics", stack) != port.address
+        first = free_address(usual, usual, "the scheduler", stack, kept)
+    assert first != usual
+    with ExitStack() as stack:
+        assert free_address(usual, usual, "the scheduler", stack, kept) == first
+        with ExitStack() as other:  # a second stack in the same moment
+            assert free_address(usual, usual, "the scheduler", other, kept) == usual
+    for nonsense in (b"", b"none", b"\xff", b"99999", "٣".encode()):
+        kept.write_bytes(nonsense)
+        with ExitStack() as stack:
+            assert free_address(usual, usual, "the scheduler", stack, kept) == usual
 
 
-def test_chosen_address_is_refused_when_another_stack_claims_it(port: HeldPort) -> None:
+def test_kept_port_is_given_up_when_another_server_listens_there(
+    port: HeldPort, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    with HeldPort() as usual, server(usual), server(port), ExitStack() as stack:
+        kept.write_text(str(port.number))
+        address = free_address(usual.address, usual.address, "the scheduler", stack, kept)
+        assert address not in {usual.address, port.address}
+        assert kept.read_text() == address.rpartition(":")[2] + "\n"
+
+
+def test_chosen_address_is_refused_when_another_stack_claims_it(
+    port: HeldPort, tmp_path: Path
+) -> None:
     refusal = f"{port.address} is not free for the scheduler"
     with (
         claimed_port(port.address, "the gateway", "--port N"),
         ExitStack() as stack,
         pytest.raises(CommandError, match=refusal),
     ):
-        free_address(port.address, "127.0.0.1:7700", "the scheduler", stack)
+        free_address(port.address, "127.0.0.1:7700", "the scheduler", stack, tmp_path / "kept")

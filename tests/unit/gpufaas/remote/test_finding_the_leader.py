@@ -12,6 +12,7 @@ import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.errors import CommandError
+from gpufaas.options.cluster_secret import cluster_secret
 from gpufaas.remote.http_request import NoAnswer
 from gpufaas.remote.scheduler_api import SchedulerApi
 from tests.kit.network.answering import answering
@@ -71,6 +72,7 @@ def test_options_of_a_verb_may_stand_before_it_and_the_later_one_wins(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GPUFAAS_SCHEDULER", raising=False)
+    cluster_secret(str(tmp_path / "secret"), {}, make=True)
     with answering(200, {"policy": "lb", "parameters": {}}) as (url, asked):
         options = f"--scheduler {url} --secret-file {tmp_path / 'secret'} --json"
         assert main(place.format(options).split()) == 0
@@ -90,6 +92,7 @@ def test_command_gives_up_when_a_scheduler_names_itself() -> None:
 def test_command_reports_in_one_line_that_no_server_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    cluster_secret(str(tmp_path / "s"), {}, make=True)
     words = ["status", "--scheduler", "http://127.0.0.1:9", "--secret-file", str(tmp_path / "s")]
     assert main(words) == EXIT_BAD_USE
     error = capsys.readouterr().err

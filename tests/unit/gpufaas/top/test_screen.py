@@ -72,6 +72,15 @@ def test_everything_is_printed_once() -> None:
     assert "\x1b" not in text
 
 
+def test_printed_lines_are_cut_for_a_terminal_alone() -> None:
+    narrow, whole = full_listing(STATE, "", 60), full_listing(STATE, "", 60, whole=True)
+    assert max(len("".join(part.text for part in line)) for line in narrow) == 60
+    rules = {one["rule"] for one in STATE["decisions"]}
+    assert rules
+    assert all(rule in text_of(whole) for rule in rules)
+    assert all(function["image"] in text_of(whole) for function in STATE["functions"])
+
+
 def test_selection_stays_with_its_item_and_in_sight() -> None:
     cluster = GeneratedCluster(60, 5)
     state = state_of(cluster)

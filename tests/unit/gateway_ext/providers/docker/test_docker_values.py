@@ -91,7 +91,6 @@ def test_limits_that_the_engine_does_not_take_are_the_nearest_that_it_takes() ->
         ({"requests": Resources(cpu="-1")}, "requests.cpu"),
         ({"image": "../containers/json?"}, "no name of an image"),
         ({"image": ""}, "no name of an image"),
-        ({"environment": {"A=B": "c"}}, "no name of a variable"),
         ({"labels": {"a": "b" * (64 << 10)}}, "labels: 65537 bytes; 65536 are the most"),
     ],
 )

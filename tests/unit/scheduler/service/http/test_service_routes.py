@@ -112,6 +112,11 @@ async def test_queue_shows_who_waits_in_order() -> None:
         ]
         await eventually(lambda: pending(world) == 4)
         shown = (await world.get("/queue?most=2")).body
+        for query in ("most=1_0", "most=%202", "most=2.0", "most=%D9%A3"):
+            assert (await world.get(f"/queue?{query}")).status == 400
+        for query in ("last_s=1_000", "last_s=nan", "last_s=inf", "last_s=%201", "last_s=-1"):
+            assert (await world.get(f"/bill?{query}")).status == 400
+        assert (await world.get("/bill?last_s=90.5")).status == 200
         assert shown["waiting"] + shown["waiting_locally"] == 3
         assert [found["request"] for found in shown["requests"]] == ["r1", "r2"]
         assert all(found["waited_s"] > 30 for found in shown["requests"])
@@ -147,6 +152,20 @@ async def test_model_is_pinned_and_evicted_by_a_part_of_its_name() -> None:
         assert (await world.get("/models")).body[0]["holders"] == []
         assert (await world.ask("POST", "/models/bert/prefetch?gpu=g0")).status == 200
         assert [h["gpu"] for h in (await world.get("/models")).body[0]["holders"]] == ["g0"]
+
+
+async def test_model_is_named_by_its_function_and_shown_with_it() -> None:
+    async with leading() as world:
+        await serve(world, "r0", "team/0a1b")
+        (shown,) = (await world.get("/models")).body
+        assert shown["functions"] == ["team/reader"]
+        assert (await world.get("/cluster")).body["functions"] == {"team/0a1b": ["team/reader"]}
+        for name in ("reader", "team/reader"):
+            done = await world.ask("POST", f"/models/{name}/pin")
+            assert (done.status, done.body["model"]) == (200, "team/0a1b")
+        await world.ask("POST", "/models/reader/unpin")
+        assert (await world.ask("POST", "/models/reader/evict")).status == 200
+        assert (await world.ask("POST", "/models/reader/prefetch")).status == 200
 
 
 async def test_order_about_a_model_or_gpu_that_is_unknown_is_refused() -> None:

@@ -115,14 +115,19 @@ async def test_stranger_is_hung_up_on_when_it_sends_nothing() -> None:
     await it.stop()
 
 
-async def test_manager_is_turned_away_when_its_secret_is_another() -> None:
+async def test_manager_is_turned_away_when_its_secret_is_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     it = await a_steady_scheduler()
-    async with stranger(it) as line:
-        answer = await greeted(line, key=stream_key(b"another secret"))
-        assert isinstance(answer, TurnedAway)
-        assert "secret" in answer.reason
-        assert await line.hung_up()
+    for _ in range(5):
+        async with stranger(it) as line:
+            answer = await greeted(line, key=stream_key(b"another secret"))
+            assert isinstance(answer, TurnedAway)
+            assert "secret" in answer.reason
+            assert await line.hung_up()
     await it.stop()
+    said = [each for each in caplog.messages if each.startswith("turned node")]
+    assert len(said) == 1  # a stranger fills no log
 
 
 async def test_hello_is_worth_nothing_when_it_was_sent_on_another_socket() -> None:

@@ -88,7 +88,25 @@ def test_further_functions_are_left_out_when_there_are_too_many(
 # -- bounds ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("owner", ["", "/", "a/", "/a", "a/b/c", "a\n", 513 * "a"])
+@pytest.mark.parametrize(
+    "owner",
+    [
+        "",
+        "/",
+        "a/",
+        "/a",
+        "a/b/c",
+        "a\n",
+        513 * "a",
+        "../x",
+        "..",
+        "a/..",
+        "a/.b",
+        "a b",
+        "ä",
+        "-a",
+    ],
+)
 def test_owner_is_refused_when_it_is_neither_a_namespace_nor_a_function(owner: str) -> None:
     with pytest.raises(BadValue, match="NAMESPACE/FUNCTION"):
         check_owner(owner)

@@ -1,0 +1,26 @@
+"""Numbers in texts that others send: ASCII digits; no blanks, underscores, signs but `-`, nan, inf.
+
+Python's own `int` and `float` take all of these, and the digits of every script.
+"""
+
+import math
+import re
+
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_NUMBER = re.compile(r"-?(?:[0-9]{1,64}(?:\.[0-9]{0,64})?|\.[0-9]{1,64})(?:[eE][-+]?[0-9]{1,3})?")
+_SHOWN = 80
+
+
+def whole(text: str) -> int:
+    """The whole number, of 18 digits at most; ValueError if the text is none."""
+    if not _WHOLE.fullmatch(text):
+        raise ValueError(f"{text[:_SHOWN]!r} is no whole number")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """The number; ValueError if the text is none, or if it is too large."""
+    found = float(text) if _NUMBER.fullmatch(text) else math.nan
+    if not math.isfinite(found):
+        raise ValueError(f"{text[:_SHOWN]!r} is no number")
+    return found

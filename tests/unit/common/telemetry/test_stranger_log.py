@@ -1,0 +1,26 @@
+"""What strangers do is logged, and fills no log."""
+
+import asyncio
+import logging
+
+import pytest
+
+from common.telemetry.stranger_log import StrangerLog
+from tests.kit.virtual_time import virtually
+
+
+@virtually
+async def test_strangers_get_one_warning_a_minute_with_how_many_were_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    strangers = StrangerLog(logging.getLogger("strangers"))
+
+    for _ in range(1_000):
+        strangers.warn("rejected %s", "a client")
+    await asyncio.sleep(61)
+    strangers.warn("rejected %s", "100 %s")
+    assert [record.getMessage() for record in caplog.records] == [
+        "rejected a client",
+        "rejected 100 %s (999 lines like this one were left out)",
+    ]

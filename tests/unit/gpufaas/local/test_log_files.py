@@ -1,0 +1,82 @@
+"""Logs that others append to stay bounded, and tell why a process failed."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gpufaas.local import log_files
+from gpufaas.local.log_files import keep_short, last_words, shorten
+from tests.kit.waiting import eventually
+
+_MOST = 10_000
+
+
+def test_log_is_bounded_without_loss_while_its_writer_goes_on(tmp_path: Path) -> None:
+    log, before = tmp_path / "part.log", tmp_path / "part.log.1"
+    lines = [f"line {number:04} {'x' * 80}\n".encode() for number in range(1_500)]
+    with log.open("ab", buffering=0) as writer:
+        read = b""
+        for line in lines:
+            writer.write(line)
+            shorten(log, _MOST)
+            assert log.stat().st_size <= _MOST
+            if before.exists():
+                assert before.stat().st_size <= 2 * _MOST
+                read += before.read_bytes()
+                before.unlink()
+    assert read + log.read_bytes() == b"".join(lines)
+
+
+def test_newest_lines_stay_when_a_log_grew_by_much_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "part.log"
+    log.write_bytes(b"".join(b"line %05d\n" % number for number in range(50_000)))
+    shorten(log, _MOST)
+    kept = (tmp_path / "part.log.1").read_bytes() + log.read_bytes()
+    assert log.stat().st_size <= _MOST
+    assert len(kept) <= _MOST
+    assert kept.startswith(b"line 4")
+    assert kept.endswith(b"line 49999\n")
+
+
+def test_short_or_missing_log_is_left_alone(tmp_path: Path) -> None:
+    shorten(tmp_path / "none.log", _MOST)
+    (tmp_path / "part.log").write_text("a\n")
+    shorten(tmp_path / "part.log", _MOST)
+    assert [path.name for path in tmp_path.iterdir()] == ["part.log"]
+
+
+async def test_log_is_kept_short_until_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_files, "_LOOK_S", 0.01)
+    monkeypatch.setattr(log_files, "MOST_LOG_BYTES", _MOST)
+    log = tmp_path / "part.log"
+    keeping = asyncio.create_task(keep_short(log))
+    for _ in range(2):
+        log.write_bytes(b"x" * _MOST + b"\n")
+        await eventually(lambda: log.stat().st_size < _MOST, "it is short again")
+    keeping.cancel()
+
+
+def test_last_words_are_those_of_this_run(tmp_path: Path) -> None:
+    log = tmp_path / "part.log"
+    assert last_words(log, "scheduler", 0) == "scheduler logged nothing"
+    log.write_text("an earlier error\n")
+    since = log.stat().st_size
+    assert last_words(log, "scheduler", since) == "scheduler logged nothing"
+    with log.open("a") as file:
+        file.write("".join(f"line {number}\n" for number in range(9)) + "x" * 9_999)
+    words = last_words(log, "scheduler", since).splitlines()
+    assert words[0] == f"the log of scheduler, {log}, ends with:"
+    assert words[1:5] == ["line 5", "line 6", "line 7", "line 8"]
+    assert len(words[5]) == 500
+
+
+@pytest.mark.parametrize(
+    "line", ["OSError: [Errno 28] No space left on device", '{"e":"no space left on device"}']
+)
+def test_full_disk_is_said_in_few_words(line: str, tmp_path: Path) -> None:
+    (tmp_path / "part.log").write_text(f"{line}\nmore\n")
+    words = last_words(tmp_path / "part.log", "etcd", 0)
+    assert words == f"no space left on device in {tmp_path}"
