@@ -205,6 +205,20 @@ class Placer:
         if due_s != lease.due_s:
             occupation.postpone(self.cluster, lease, due_s, now)
 
+    def stand_aside(self, lease: ActiveLease, now: float) -> None:
+        """What it loads makes no progress: others have its part in the compute until it is there.
+
+        A lease of several slots keeps them: only on one slot can another lease stand beside it.
+        """
+        if lease.beside or lease.more:
+            return
+        occupation.stands_aside(self.cluster, lease, now)
+        if self.meter is not None:
+            self.meter.stands_aside(lease, now)
+        if self.tenancy.on:
+            self.tenancy.stands_aside(lease)
+        self.disturbed = True
+
     # -- queues ---------------------------------------------------------------------------------
 
     def enqueue(

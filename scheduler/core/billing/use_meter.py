@@ -91,6 +91,16 @@ class UseMeter:
         of_slot.settle(now_us)  # the bill is older than its part in the slot
         of_slot.begin(lease.id, bill, payers, now_us)
 
+    def stands_aside(self, lease: ActiveLease, now: float) -> None:
+        """A lease has its slot no more, until what it loads is there."""
+        now_us = self._at(now)
+        of_slot = self._slots[lease.slot.id][1]
+        self._share(of_slot, now_us)
+        bill = self._bills[lease.id]
+        place = bill.holdings.index(of_slot)
+        of_slot.end(lease.id, bill, bill.payers[place], now_us)
+        del bill.holdings[place], bill.payers[place]
+
     def ended(self, lease: ActiveLease, now: float) -> None:
         """A lease is over."""
         now_us = self._now_us if now == self._now else self._at(now)

@@ -279,6 +279,8 @@ class ClusterState:
             return
         arrived = model in gpu.arriving
         gpu.arriving.discard(model)
+        if gpu.stuck.pop(model, None) is not None:
+            self._residency_changed(model)
         if not (arrived or self.loadable.running):
             return
         for slot in gpu.slots:
@@ -286,6 +288,15 @@ class ClusterState:
                 for bundle in self.bundles_of(model):
                     if slot.holds(bundle.models):
                         self._list(self._busy_holders, bundle, slot)
+            self.settle(slot)
+
+    def stick(self, gpu: Gpu, since_s: Mapping[ModelId, float]) -> None:
+        """These loads, and no others, make no progress: no request waits for their ends."""
+        before, gpu.stuck = gpu.stuck, {m: gpu.stuck.get(m, at_s) for m, at_s in since_s.items()}
+        for model in sorted(before.keys() ^ gpu.stuck.keys()):
+            self._residency_changed(model)
+        gpu.arriving |= gpu.stuck.keys()
+        for slot in gpu.slots:
             self.settle(slot)
 
     def _residency_changed(self, model: ModelId) -> None:

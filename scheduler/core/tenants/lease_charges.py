@@ -114,6 +114,15 @@ class LeaseCharges:
             charge.begin(now)
             charge.expect(lease.due_s)
 
+    def stands_aside(self, lease: ActiveLease, now: float) -> None:
+        """A lease has its slot no more, until what it loads is there."""
+        charge = self._charges.get(lease.id)
+        if charge is not None:
+            charge.end(now)
+            charge.runs = False
+            for owner in charge.distinct():
+                self._order.paused.may_have_room(owner)
+
     def ended(self, lease: LeaseId, now: float) -> None:
         """A lease is over: its owners are charged for what it has used."""
         charge = self._charges.pop(lease, None)

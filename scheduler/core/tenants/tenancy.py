@@ -303,6 +303,10 @@ class Tenancy:
         """A lease that was loading beside the runs of others has its slot from now on."""
         self.leases.computes(lease, self.now)
 
+    def stands_aside(self, lease: ActiveLease) -> None:
+        """A lease that loads has its slot no more, until what it loads is there."""
+        self.leases.stands_aside(lease, self.now)
+
     def ended(self, lease: LeaseId) -> None:
         """A lease is over: its owners are charged for what it has used."""
         self.leases.ended(lease, self.now)

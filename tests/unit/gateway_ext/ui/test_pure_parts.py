@@ -116,6 +116,16 @@ def test_alerts_are_listed_the_worst_first() -> None:
     assert codes(gpu(), dead_letters={"count": 0, "why": "it is away"}) == ["jobs-away"]
 
 
+def test_load_without_progress_is_named_with_model_function_node_gpu_and_since_when() -> None:
+    load = {"model": "team/0123456789abcdef", "functions": ["openfaas-fn/story"], "since_s": 61.0}
+    (alert,) = alerts(whole(), [gpu(stuck=[load])], ())
+    assert (alert["code"], alert["about"]) == ("load-stuck", "g0")
+    assert alert["text"] == (
+        "the load of 01234567 for story on g0 of n0 has made no progress since 00:01:01 UTC"
+    )
+    assert codes(gpu(stuck=[])) == []
+
+
 def test_alerts_are_few_enough_to_read() -> None:
     silent = [gpu(id=f"g{number}", state="silent") for number in range(200)]
     assert len(codes(*silent)) == 50
