@@ -322,7 +322,7 @@ class Loader:
         run_s, share = emulation.run_s, resident.gpu_share
         kind = gpu.device_kind(run_s, share)
         arrives = request.arriving is not None or paths.to_gpu.is_limited
-        resident.progress.feed = feed
+        resident.progress.moved_bytes = feed.moved_bytes
         resident.progress.copy_s = emulation.load_s + per_gib_s + total_bytes / GIB
         return LoadOrder(
             model=model.id,

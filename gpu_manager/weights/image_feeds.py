@@ -34,9 +34,8 @@ class ImageFeed:
         self._sums = sums
         self._told_bytes = 0
 
-    @property
     def moved_bytes(self) -> int:
-        """What was read so far, and what the worker was told of it."""
+        """Return what was read so far, and what the worker was told of it."""
         read_bytes = self._total_bytes if self._arriving is None else self._arriving.present_bytes
         return read_bytes + self._told_bytes
 

@@ -16,11 +16,11 @@ from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.node.leases_in_force import EndReason
 from gpu_manager.node.node_counts import of_gpus
 from gpu_manager.node.settings import NodeSettings
-from gpu_manager.node.watch import load_progress
 from gpu_manager.node.watch.device_watch import DeviceWatch
-from gpu_manager.node.watch.load_progress import LoadProgress
 from gpu_manager.runtimes.runtime import Observer
 from gpu_manager.sessions.sessions import ClientSession, session_key
+from gpu_manager.transfers import load_progress
+from gpu_manager.transfers.load_progress import LoadProgress
 from gpu_manager.weights.sealed_images import ImageWriter
 from gpufaas.daemons.embedded_node import embedded_node
 from scheduler.api import Demote, LoadFailed, ModelLoaded, NodeSnapshot, Request, RequestId
