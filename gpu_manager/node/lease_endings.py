@@ -20,6 +20,8 @@ _LATE_S = 1.0
 # A model that does not answer for this long hangs; its runtime then kills its process.
 _ANSWER_S = 2.5
 _NO_LEASE = LeaseId(0)
+# For these reasons a lease ends that its holder has kept since its last call.
+_UNUSED = frozenset({EndReason.IDLE, EndReason.QUIET, EndReason.SESSION_GONE})
 
 
 class LeaseEndings:
@@ -136,7 +138,8 @@ class LeaseEndings:
             if claim.holder is not None and not claim.given:  # else its caller is told by others
                 self._on_end(claim.holder, lease.id)
         self._runs.flush()  # the scheduler must get the runs before the lease's end
-        self._reports.report(SlotFreed(lease.slot, lease.id))
+        kept_s = lease.unused_s(self._loop.time()) if lease.ending in _UNUSED else 0.0
+        self._reports.report(SlotFreed(lease.slot, lease.id, kept_s))
 
 
 @dataclass(frozen=True, slots=True)

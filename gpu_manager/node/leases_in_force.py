@@ -187,6 +187,11 @@ class LeaseInForce:
         claim = self.claim_of(request)
         return self.stands or (claim is not None and claim.holder in (None, session))
 
+    def unused_s(self, now_s: float) -> float:
+        """For how long no session that has claimed it has used it."""
+        used_s = [claim.used_s for claim in self.claims.values() if claim.holder is not None]
+        return max(0.0, now_s - max(used_s)) if used_s else 0.0
+
     @property
     def is_unclaimed(self) -> bool:
         """Whether a function's caller has all of it, and no session has asked for it yet."""

@@ -230,8 +230,8 @@ class Fleet:
         for slot in gpu.slots if fresh else ():
             for lease in slot.leases.values():
                 awaited = {model: gpu.loads[model] for model in lease.models if model in fresh}
-                if awaited:  # also as a hit on what another lease loads
-                    lease.loading |= awaited
+                if awaited and not lease.more:  # one of several slots keeps them
+                    lease.loading |= awaited  # it may be a hit on what another lease loads
                     self._placer.stand_aside(lease, now)
             self._placer.recall(slot)  # what waits here may wait for it
 

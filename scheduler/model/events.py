@@ -261,10 +261,14 @@ class RecallPassed(NamedTuple):
 
 
 class SlotFreed(NamedTuple):
-    """The GPU manager has ended a lease; nothing else makes a slot idle."""
+    """The GPU manager has ended a lease, whose holder had kept it unused for `kept_s`.
+
+    Nothing else makes a slot idle.
+    """
 
     slot: SlotId
     lease: LeaseId
+    kept_s: float = 0.0
 
 
 # -- administration -----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from cache_manager.residency.cache_index import CacheIndex
 from scheduler.core.state.loadable_slots import LoadableSlots
 from scheduler.core.state.pending import Bundle, Pending
 from scheduler.core.state.queues.request_queue import BundleLane, RequestQueue
+from scheduler.core.state.queues.wait_clock import WaitClock
 from scheduler.core.state.rankings import HolderRanking, SlotRanking
 from scheduler.core.state.slots import Gpu, Slot
 from scheduler.core.state.unmet_demand import UnmetDemand
@@ -33,7 +34,9 @@ class ClusterState:
         self.slots: dict[SlotId, Slot] = {}
         self.sizes: list[int] = []
         self.largest_bytes = 0
+        self.now = 0.0  # of the event that is handled
         self.waiting = RequestQueue()
+        self.waits = WaitClock()  # while it has requests
         self.idle: list[SlotRanking] = []
         self.active: list[SlotRanking] = []
         self.ready = SlotRanking()
@@ -117,8 +120,18 @@ class ClusterState:
     def wait(self, pending: Pending) -> None:
         """Put a request into the global queue, at its place by arrival."""
         self.waiting.add(pending, pending.seq)
+        self.waits.note(self.waiting.count, self.now)
         if self.demand.running:
             self.demand.waits(pending.bundle)
+
+    def waits_no_more(self, pending: Pending) -> None:
+        """Take a request out of the global queue."""
+        self.waiting.remove(pending)
+        self.waits.note(self.waiting.count, self.now)
+
+    def contended_s(self, slot: Slot, now: float) -> float:
+        """For how long, in all, somebody has waited for any slot, and for this one."""
+        return self.waits.read_s(now) + slot.waits.read_s(now)
 
     def is_held(self, bundle: Bundle) -> bool:
         """Whether some GPU that takes requests holds all these models."""

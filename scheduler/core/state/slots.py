@@ -8,6 +8,7 @@ from cache_manager.model.ids import ModelId
 from cache_manager.residency.gpu_cache import GpuCache
 from scheduler.core.state.pending import Pending
 from scheduler.core.state.queues.request_queue import RequestQueue
+from scheduler.core.state.queues.wait_clock import WaitClock
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId, SlotSpec
 
@@ -169,6 +170,7 @@ class Slot:
         "local_s",
         "taken",
         "unlisted",
+        "waits",
     )
 
     def __init__(self, spec: SlotSpec, gpu: Gpu) -> None:
@@ -182,6 +184,7 @@ class Slot:
         self.idle = True
         self.leases: dict[LeaseId, ActiveLease] = {}
         self.local = RequestQueue()
+        self.waits = WaitClock()  # while its local queue has requests
         self.local_s = 0.0
         self.free_s = 0.0
         self.frequency = 0

@@ -38,7 +38,7 @@ class Tenancy:
         self.now = 0.0
         self.owners = OwnerTable()
         self.order = TurnOrder(cluster, self.owners)
-        self.leases = LeaseCharges(self.owners, self.order)
+        self.leases = LeaseCharges(self.owners, self.order, cluster)
         self.refused: list[tuple[Pending, RequestOutcome, str]] = []
         self._cluster = cluster
         self._standing = standing
@@ -151,7 +151,7 @@ class Tenancy:
     def _pull_back(self, turn: Turn) -> None:
         """Hold back a request that waits in the global queue."""
         self._standing.waits_no_more(turn.pending)
-        self._cluster.waiting.remove(turn.pending)
+        self._cluster.waits_no_more(turn.pending)
         self._withdraw(turn)
         turn.pending.seq = turn.arrival
         turn.pauses = self.order.has_no_time(turn.pending, self.now)
