@@ -169,7 +169,7 @@ class Placer:
         if self.meter is not None:
             self.meter.called(lease, use, now)
         if self.tenancy.on and use.ended_s is not None:
-            called_s = max(0.0, min(use.ended_s, now) - use.began_s)
+            called_s = max(0.0, min(use.ended_s, now) - max(0.0, use.began_s))
             self.tenancy.leases.called(lease, called_s, now)
 
     def lingered(self, lease: ActiveLease, kept_s: float, now: float) -> None:
