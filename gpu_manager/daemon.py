@@ -202,7 +202,9 @@ class GpuManager:
         """Return why no call can be served now; empty if calls can be served."""
         if not self._scheduling.connected:
             return "no scheduler is reached"
-        return "every GPU is lost" if all(gpu.lost for gpu in self.node.gpus.values()) else ""
+        if all(gpu.lost for gpu in self.node.gpus.values()):
+            return "every GPU is lost"
+        return self.node.stuck_reason()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -1,9 +1,11 @@
 """Alerts for the operator, derived from the page's state; pure."""
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gateway_ext.ui.page_state import Json
+from gateway_ext.ui.shown_names import short_model, shown_function
 
 _LONG_S = 30.0
 _THRASHING, _ENOUGH, _ENOUGH_A_SECOND = 0.3, 100, 1.0
@@ -77,6 +79,21 @@ def _of_gpus(whole: Mapping[str, Any], gpus: list[Json]) -> Iterator[Json]:
                 f"more than half the memory of {gpu['id']} is taken by other programs",
                 "see which processes use it: nvidia-smi",
             )
+        for load in gpu.get("stuck", ()):  # an older scheduler names none
+            yield _stuck_load(gpu, load)
+
+
+def _stuck_load(gpu: Json, load: Json) -> Json:
+    whom = ", ".join(map(shown_function, load["functions"])) or "nobody"
+    what = f"the load of {short_model(load['model'])} for {whom} on {gpu['id']} of {gpu['node']}"
+    at = time.strftime("%H:%M:%S", time.gmtime(load["since_s"]))
+    return _alert(
+        "warning",
+        "load-stuck",
+        gpu["id"],
+        f"{what} has made no progress since {at} UTC",
+        "see why in the GPU manager's log; it kills a worker that stands still",
+    )
 
 
 def _of_queue(whole: Mapping[str, Any]) -> Iterator[Json]:

@@ -58,6 +58,7 @@ WORKER_MEMORY = _gauge(
 )
 UTILISATION = _gauge("gpu_utilisation_ratio", "Share of the last moments with a kernel", "gpu")
 MODELS = _gauge("gpu_models", "Models on a GPU, also those that are loading", "gpu")
+STUCK_LOADS = _gauge("stuck_loads", "Loads that make no progress, now", "gpu")
 LOST = _gauge("gpu_lost", "1 once a GPU is of no use any more", "gpu")
 HEALTH = _counter("gpu_health_events", "What a GPU said about its health", "gpu", "fatal")
 PRESSURE = _counter("memory_pressure", "Calls that needed more memory than was granted", "gpu")

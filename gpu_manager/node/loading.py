@@ -140,6 +140,7 @@ class Loader:
     ) -> None:
         if before:
             await asyncio.wait(before)
+        resident.progress.step()
         source = self.tiers.tier(resident.model)
         phases = LoadPhases(self._loop.time)
         if resident.takes is not None and resident.takes.host is not None:
@@ -147,10 +148,12 @@ class Loader:
         try:
             await self._make_room(gpu, resident)
             phases.end("room")
+            resident.progress.step()
             begun_s = self._loop.time()
             if waiting is not None:
-                await self._wait_for_weights(resident.model, waiting)
+                await self._wait_for_weights(resident, waiting)
             phases.end("weights")
+            resident.progress.step()
             await self._choose_runtime(gpu, resident)
             hosted = await self._host(gpu, resident, phases)
             if hosted.closed.done():  # whoever was told of that found no resident with it
@@ -247,8 +250,9 @@ class Loader:
             detail = f"{short_bytes} of {needed_bytes} bytes are lacking on {gpu.id}"
             raise LoadFailure(model, detail, out_of_memory=True)
 
-    async def _wait_for_weights(self, model: ModelId, waiting: WaitingLeases) -> None:
+    async def _wait_for_weights(self, resident: ModelOnGpu, waiting: WaitingLeases) -> None:
         """Wait for weights that the node lacks; a function that holds a lease sends them."""
+        model = resident.model
         deadline_s, since_s = self._loop.time() + self._settings.weights_s, None
         while self.tiers.tier(model) is Tier.ABSENT and not waiting.are_over(model):
             now_s = self._loop.time()
@@ -259,6 +263,7 @@ class Loader:
             elif since_s is None:
                 since_s = now_s
             waiting.lack(model, since_s)
+            resident.progress.step()  # the function has `weights_s`, whatever it does
             await self._catalogue.arrived.wait(min(deadline_s - now_s, _CHECK_S))
         waiting.lack(model, None)
 
@@ -317,6 +322,8 @@ class Loader:
         run_s, share = emulation.run_s, resident.gpu_share
         kind = gpu.device_kind(run_s, share)
         arrives = request.arriving is not None or paths.to_gpu.is_limited
+        resident.progress.moved_bytes = feed.moved_bytes
+        resident.progress.copy_s = emulation.load_s + per_gib_s + total_bytes / GIB
         return LoadOrder(
             model=model.id,
             tenant=model.tenant,

@@ -364,11 +364,24 @@ class GpuNode:
     def snapshot(self) -> NodeSnapshot:
         """Return the node's GPUs, residents and leases, and the tier of every model's weights."""
         gpus = self.gpus.values()
-        return node_snapshot(self.name, gpus, self.leases, self._store, self._catalogue)
+        now_s = self._loop.time()
+        return node_snapshot(now_s, self.name, gpus, self.leases, self._store, self._catalogue)
 
     def whole_state(self) -> list[NodeSnapshot | MemoryPressure]:
         """Return a snapshot, which clears the scheduler's shortages, and the lasting shortages."""
         return [self.snapshot(), *lasting_shortages(self.gpus.values())]
+
+    def stuck_reason(self) -> str:
+        """Return which loads make no progress, for whom and since when; empty if all do."""
+        now_s, found = self._loop.time(), []
+        for gpu in self.gpus.values():
+            for model, since_s in gpu.stuck_loads().items():
+                leases = [lease for lease in self.leases if lease.gpu == gpu.id]
+                users = {lease.function for lease in leases if model in lease.models} - {""}
+                whom = f" for {', '.join(sorted(users))}" if users else ""
+                what = f"the load of {model}{whom} on {gpu.id}"
+                found.append(f"{what} has made no progress for {now_s - since_s:.0f} s")
+        return "; ".join(found)
 
     def _is_on_a_gpu(self, model: ModelId) -> bool:
         return any(model in gpu.residents for gpu in self.gpus.values())

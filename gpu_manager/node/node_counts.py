@@ -110,6 +110,8 @@ def of_gpus(gpus: Iterable[HostGpu]) -> Iterator[MetricFamily]:
     gpus = list(gpus)
     yield gauge(manager_metrics.MEMORY, [each for gpu in gpus for each in _ledger(gpu)])
     yield gauge(manager_metrics.MODELS, [((gpu.id,), len(gpu.residents)) for gpu in gpus])
+    stuck = [((gpu.id,), float(len(gpu.stuck_loads()))) for gpu in gpus]
+    yield gauge(manager_metrics.STUCK_LOADS, stuck)
     yield gauge(manager_metrics.LOST, [((gpu.id,), float(gpu.lost)) for gpu in gpus])
     device, used, drift, busy = (
         Values(metric)

@@ -13,6 +13,7 @@ from scheduler.api import GpuSnapshot, LiveLease, MemoryPressure, NodeSnapshot, 
 
 
 def node_snapshot(
+    now_s: float,
     node: NodeId,
     gpus: Iterable[HostGpu],
     leases: LeasesInForce,
@@ -20,7 +21,7 @@ def node_snapshot(
     catalogue: Catalogue,
 ) -> NodeSnapshot:
     """Return the node's GPUs, residents and leases, and the tier of every model's weights."""
-    found = tuple(_gpu_snapshot(gpu, leases) for gpu in gpus if not gpu.lost)
+    found = tuple(_gpu_snapshot(now_s, gpu, leases) for gpu in gpus if not gpu.lost)
     tiers = tuple((model.id, store.tier(model.digest)) for model in catalogue)
     return NodeSnapshot(node, found, tuple(each for each in tiers if each[1] is not Tier.ABSENT))
 
@@ -34,7 +35,7 @@ def lasting_shortages(gpus: Iterable[HostGpu]) -> list[MemoryPressure]:
     ]
 
 
-def _gpu_snapshot(gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
+def _gpu_snapshot(now_s: float, gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
     residents = tuple((found.model, gpu.size_bytes(found)) for found in gpu.by_use())
     loading = tuple(found.model for found in gpu.by_use() if found.hosted is None)
     live = tuple(
@@ -56,4 +57,5 @@ def _gpu_snapshot(gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
     gpu_shares = tuple(
         (found.model, found.gpu_share) for found in gpu.by_use() if found.gpu_share != WHOLE
     )
-    return GpuSnapshot(spec, residents, live, contexts, shared, loading, gpu_shares)
+    stuck = tuple((model, now_s - since_s) for model, since_s in gpu.stuck_loads().items())
+    return GpuSnapshot(spec, residents, live, contexts, shared, loading, gpu_shares, stuck=stuck)

@@ -15,6 +15,7 @@ from gpu_manager.node.ledger import Ledger, ProcessUse, SharedContext
 from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan
 from gpu_manager.transfers.gpu_paths import GpuPaths
+from gpu_manager.transfers.load_progress import LoadProgress
 from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.weights.host_images import ImageHold
 from scheduler.api import GpuSpec, SlotId
@@ -61,6 +62,7 @@ class ModelOnGpu:
         self.takes: ContextOnGpu | None = None
         self.shares: str | None = None  # the tenant whose process it shares, once that has memory
         self.load_spans: tuple[LoadSpan, ...] = ()  # of the load, once it has ended
+        self.progress = LoadProgress()
         self._lost: GpuManagerError | None = None
         self._decided = asyncio.Event()
 
@@ -196,6 +198,14 @@ class HostGpu:
     def sharing(self, tenant: str) -> tuple[ModelId, ...]:
         """Return the tenant's models that share its process, those included that are loading."""
         return tuple(found.model for found in self.residents.values() if found.shares == tenant)
+
+    def stuck_loads(self) -> dict[ModelId, float]:
+        """Return the models whose loads make no progress, and since when."""
+        return {
+            found.model: found.progress.stuck_since_s
+            for found in self.residents.values()
+            if found.hosted is None and found.progress.stuck_since_s is not None
+        }
 
     def process_models(self, resident: ModelOnGpu) -> int:
         """Return how many models the resident's process has, those included that are loading."""

@@ -32,6 +32,12 @@ class ImageFeed:
         self._owner = owner
         self._urgency = urgency or LoadUrgency()
         self._sums = sums
+        self._told_bytes = 0
+
+    def moved_bytes(self) -> int:
+        """Return what was read so far, and what the worker was told of it."""
+        read_bytes = self._total_bytes if self._arriving is None else self._arriving.present_bytes
+        return read_bytes + self._told_bytes
 
     def follow(self) -> int:
         """Begin to tell; return the end of a pipe, which the caller must close."""
@@ -70,6 +76,7 @@ class ImageFeed:
             if present is None:
                 return False
             transfer.move(present - told.end, told.add, told.is_heard)
+            self._told_bytes = told.end
         return True
 
     def _wait_beyond(self, told: int, transfer: PathTransfer) -> int | None:

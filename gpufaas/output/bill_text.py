@@ -11,14 +11,14 @@ from gpufaas.output.columns import columns
 Amounts = Mapping[str, Any]
 
 _GIB_HOUR = (1 << 30) * 3600 * 1e6
-_HEAD = ("GPU TIME", "USED", "IDLE", "CONTEXT", "HOST", "DISK")
+_HEAD = ("COMPUTING", "LOADING", "KEPT", "WAITING", "USED", "IDLE", "CONTEXT", "HOST", "DISK")
+_TIMES = ("computing_us", "loading_us", "kept_us", "waiting_us")
+_MEMORY = ("used_byte_us", "idle_byte_us", "context_byte_us", "host_byte_us", "disk_byte_us")
 _FIELDS = (
     "gpu_us",
-    "used_byte_us",
-    "idle_byte_us",
-    "context_byte_us",
-    "host_byte_us",
-    "disk_byte_us",
+    *_TIMES,
+    "kept_from_others_us",
+    *_MEMORY,
 )
 _NOBODY = "(nobody)"
 _MINUTE_S, _HOUR_S = 60, 3600
@@ -56,9 +56,9 @@ def bill_csv(bill: Mapping[str, Any]) -> str:
 
 
 def _row(name: str, used: Amounts) -> list[str]:
-    gpu_us, *memory = (used[field] for field in _FIELDS)
+    times, memory = (_time(used[field]) for field in _TIMES), (used[field] for field in _MEMORY)
     cost = [] if used["cost"] is None else [f"{used['cost']:.4f}"]
-    return [name, _time(gpu_us), *(_gib_hours(amount) for amount in memory), *cost]
+    return [name, *times, *(_gib_hours(amount) for amount in memory), *cost]
 
 
 def _time(microseconds: int) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
-from cache_manager.residency.gpu_cache import GpuCache
 from scheduler.core.state import gpu_rooms, side_by_side
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.loadable_slots import LoadableSlots
@@ -71,7 +70,8 @@ class ClusterView(View):
 
         def could_hold(slot: Slot) -> bool:
             cache = slot.gpu.cache
-            return not cache.pinned_bytes or could_fit(cache, bundle.needs)
+            fits = not cache.pinned_bytes or could_fit(cache, bundle.needs)
+            return fits and not slot.gpu.is_stuck(bundle.models)
 
         best: Slot | None = None
         for ranking in self._cluster.active[bundle.size_class :]:
@@ -144,10 +144,10 @@ class ClusterView(View):
             return self._first_for_any()
         gpu = _own(slot).gpu
         first = cluster.waiting.first(gpu.size_class)
-        if first is None or self._has_room(gpu.cache, first.bundle):
+        if first is None or self._has_room(gpu, first.bundle):
             return first
         lanes = cluster.waiting.first_lanes(gpu.size_class)
-        return next((each for each in lanes if self._has_room(gpu.cache, each.bundle)), None)
+        return next((each for each in lanes if self._has_room(gpu, each.bundle)), None)
 
     def first_hit(self, slot: SlotView) -> RequestView | None:
         return self._first_resident(self._cluster.waiting, _own(slot))
@@ -288,9 +288,10 @@ class ClusterView(View):
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _has_room(self, cache: GpuCache, bundle: Bundle) -> bool:
-        """Whether the models fit a GPU of their size class, after evictions."""
-        return not cache.kept_bytes or self._cluster.index.fits(cache, bundle.needs)
+    def _has_room(self, gpu: Gpu, bundle: Bundle) -> bool:
+        """Whether the models fit a GPU of their size class, after evictions, and none is stuck."""
+        fits = not gpu.cache.kept_bytes or self._cluster.index.fits(gpu.cache, bundle.needs)
+        return fits and not gpu.is_stuck(bundle.models)
 
     def _idle_on(self, node: NodeId | None, bundle: Bundle) -> Sequence[Slot]:
         gpus = None if node is None else self._cluster.gpus_of.get(node)
@@ -301,7 +302,7 @@ class ClusterView(View):
         slots = [
             slot
             for gpu in gpus
-            if gpu.size_class >= bundle.size_class and self._has_room(gpu.cache, bundle)
+            if gpu.size_class >= bundle.size_class and self._has_room(gpu, bundle)
             for slot in gpu.slots
             if slot.idle
         ]
@@ -312,7 +313,7 @@ class ClusterView(View):
         """The least used slots of these rankings where the models have room."""
 
         def has_room(slot: Slot) -> bool:
-            return self._has_room(slot.gpu.cache, bundle)
+            return self._has_room(slot.gpu, bundle)
 
         slots = [
             slot

@@ -216,6 +216,24 @@ class Fleet:
             if model in gpu.cache.residents and model not in gpu.loads:
                 tier = index.tier(gpu.spec.node, model)
                 gpu.loads[model] = now + profiles.load_s(model, tier)
+        if snapshot.stuck or gpu.stuck:
+            self._reconcile_stuck(gpu, snapshot, now)
+
+    def _reconcile_stuck(self, gpu: Gpu, snapshot: GpuSnapshot, now: float) -> None:
+        """Loads without progress take nothing from calls of what the GPU has, and get no requests.
+
+        What a load was ordered for stands beside the slot's runs, as if it had been from the start.
+        """
+        since_s = {model: now - idle_s for model, idle_s in snapshot.stuck if model in gpu.loads}
+        fresh = since_s.keys() - gpu.stuck.keys()
+        self._cluster.stick(gpu, since_s)
+        for slot in gpu.slots if fresh else ():
+            for lease in slot.leases.values():
+                awaited = {model: gpu.loads[model] for model in lease.models if model in fresh}
+                if awaited and not lease.more:  # one of several slots keeps them
+                    lease.loading |= awaited  # it may be a hit on what another lease loads
+                    self._placer.stand_aside(lease, now)
+            self._placer.recall(slot)  # what waits here may wait for it
 
 
 def _was_demoted(gpu: Gpu, model: ModelId, out: Sequence[Action]) -> bool:

@@ -25,8 +25,16 @@ class LeaseUses:
         lease = self._placer.leases.get(event.lease)
         for end in event.ends:
             self._lifecycle.call_ended(end.request, event.lease, min(end.ended_s, now), out)
-        if not event.uses:
-            return
+        if event.uses:
+            self._count(event, lease, now, out)
+        if lease is not None and not lease.requests:
+            ended_s = [end.ended_s for end in event.ends]
+            ended_s += [use.ended_s for use in event.uses if use.ended_s is not None]
+            self._placer.kept(lease, max(ended_s, default=now), now)
+
+    def _count(
+        self, event: LeaseUsed, lease: ActiveLease | None, now: float, out: list[Action]
+    ) -> None:
         dispatch = self._dispatch(event, lease)
         self._placer.count_placed(event.function, len(event.uses), now)
         for use in event.uses:
@@ -39,7 +47,7 @@ class LeaseUses:
             paused = self._placer.tenancy.order.paused.count
             number = self._cluster.accept(request.models, now) - paused
             if lease is not None:
-                self._placer.use(lease, now)
+                self._placer.called(lease, use, now)
             if lease is None or use.ended_s is not None:  # without a lease: its node has ended it
                 ended_s = now if use.ended_s is None else min(use.ended_s, now)
                 out.append(Finish(use.request, RequestOutcome.COMPLETED, "", ended_s))

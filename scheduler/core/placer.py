@@ -24,6 +24,7 @@ from scheduler.model.values import (
     Estimate,
     Explanation,
     LeaseId,
+    LeaseUse,
     RequestId,
     StandingTerms,
 )
@@ -155,6 +156,29 @@ class Placer:
         slot.frequency += 1
         self.standing.used(lease)
 
+    def kept(self, lease: ActiveLease, since_s: float, now: float) -> None:
+        """No call has run since then under a lease that its caller keeps."""
+        if self.meter is not None:
+            self.meter.kept(lease, since_s, now)
+        if self.tenancy.on:
+            self.tenancy.leases.rests(lease, now)
+
+    def called(self, lease: ActiveLease, use: LeaseUse, now: float) -> None:
+        """A call began, and perhaps ended, under a lease that its caller keeps."""
+        self.use(lease, now)
+        if self.meter is not None:
+            self.meter.called(lease, use, now)
+        if self.tenancy.on and use.ended_s is not None:
+            called_s = max(0.0, min(use.ended_s, now) - max(0.0, use.began_s))
+            self.tenancy.leases.called(lease, called_s, now)
+
+    def lingered(self, lease: ActiveLease, kept_s: float, now: float) -> None:
+        """A lease ends that was not used for so long."""
+        if self.meter is not None:
+            self.meter.lingered(lease, kept_s, now)
+        if self.tenancy.on:
+            self.tenancy.leases.lingered(lease, kept_s, now)
+
     def prefetch(self, model: ModelId, slot: Slot, now: float, out: list[Action]) -> bool:
         """Load a model without a request; the slot is busy until its manager reports it freed."""
         bundle = self.cluster.bundle((model,))
@@ -197,6 +221,8 @@ class Placer:
         """A model that a lease waited for is loaded: correct when its slot will be free."""
         if lease.loading.pop(model, None) is None or lease.loading:
             return
+        if self.meter is not None:
+            self.meter.loaded(lease, now)
         lease.there_s = now
         if lease.beside:
             self._computes(lease, now)
@@ -204,6 +230,17 @@ class Placer:
         due_s = max(now, lease.begins_s) + lease.run_s
         if due_s != lease.due_s:
             occupation.postpone(self.cluster, lease, due_s, now)
+
+    def stand_aside(self, lease: ActiveLease, now: float) -> None:
+        """What it loads makes no progress: its part in the compute is others' until it is there."""
+        if lease.beside:
+            return
+        occupation.stands_aside(self.cluster, lease, now)
+        if self.meter is not None:
+            self.meter.stands_aside(lease, now)
+        if self.tenancy.on:
+            self.tenancy.stands_aside(lease)
+        self.disturbed = True
 
     # -- queues ---------------------------------------------------------------------------------
 
@@ -223,6 +260,7 @@ class Placer:
         slot.local_s += pending.wait_s
         slot.given += 1
         slot.local.add(pending, slot.given)
+        slot.waits.note(slot.local.count, now)
         self.queued += 1
         for model in pending.bundle.models:
             cluster.index.wait(slot.gpu.cache, model, +1)
@@ -237,7 +275,7 @@ class Placer:
             self.tenancy.let_go(pending)
         elif pending.standing is Standing.WAITING:
             self.standing.waits_no_more(pending)
-            self.cluster.waiting.remove(pending)
+            self.cluster.waits_no_more(pending)
         else:
             self._take_from_slot(pending)
         if not self.contending:
@@ -248,6 +286,7 @@ class Placer:
         assert pending.at is not None
         slot = self.cluster.slots[pending.at]
         slot.local.remove(pending)
+        slot.waits.note(slot.local.count, self.cluster.now)
         slot.local_s = slot.local_s - pending.wait_s if slot.local.count else 0.0
         for model in pending.bundle.models:
             self.cluster.index.wait(slot.gpu.cache, model, -1)

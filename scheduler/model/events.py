@@ -95,7 +95,8 @@ class GpuSnapshot(NamedTuple):
     Residents run from the least to the most recently used, models that are being loaded included.
     `contexts` are the empty processes that models left, and their memory. No model can have that of
     `shared` processes, which counts beside that of the models in them. `loading` are the residents
-    that are not there yet. `gpu_shares` names those whose calls have only a part of the GPU's
+    that are not there yet, `stuck` those of them whose loads make no progress, and for how many
+    seconds. `gpu_shares` names those whose calls have only a part of the GPU's
     multiprocessors. A `draining` GPU takes nothing new, as after `GpuDraining`; one that is not may
     be that of a manager that has taken the place of one that drained.
     """
@@ -108,6 +109,7 @@ class GpuSnapshot(NamedTuple):
     loading: tuple[ModelId, ...] = ()
     gpu_shares: tuple[tuple[ModelId, float], ...] = ()
     draining: bool = False
+    stuck: tuple[tuple[ModelId, float], ...] = ()
 
     @property
     def shared_bytes(self) -> int:
@@ -259,10 +261,14 @@ class RecallPassed(NamedTuple):
 
 
 class SlotFreed(NamedTuple):
-    """The GPU manager has ended a lease; nothing else makes a slot idle."""
+    """The GPU manager has ended a lease, whose holder had kept it unused for `kept_s`.
+
+    Nothing else makes a slot idle.
+    """
 
     slot: SlotId
     lease: LeaseId
+    kept_s: float = 0.0
 
 
 # -- administration -----------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import logging
 import time
 from asyncio import TaskGroup, get_running_loop
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from common.http.asgi import App
 from common.telemetry.traces import Sink
 from scheduler.api import Placement
 from scheduler.core.billing.use_buckets import UseBuckets
+from scheduler.core.state.slots import Gpu
 from scheduler.model.errors import DatastoreError, NotLeading
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Request
@@ -36,6 +37,7 @@ from scheduler.service.nodes.node_streams import NodeStreams, turn_away
 from scheduler.service.settings import Settings
 from scheduler.service.tenants.kept_terms import KeptTerms
 from scheduler.service.tenants.owner_rows import OwnerRow, owner_rows
+from scheduler.service.views.glance import stuck_loads
 from scheduler.store.datastore import Fence, Store
 from scheduler.store.keeper import Keeper
 from scheduler.store.memory_store import MemoryStore
@@ -274,14 +276,18 @@ class SchedulerService:
     def health(self) -> Health:
         """Whether this scheduler could answer a caller."""
         office, leader = self._office, self._elsewhere()
+        gpus = () if office is None else tuple(office.core.cluster.gpus.values())
+        serving = [gpu for gpu in gpus if gpu.active]
+        all_stuck = bool(serving) and all(gpu.stuck for gpu in serving)
         return Health(
-            ready=office is not None or leader is not None,
+            ready=leader is not None if office is None else not all_stuck,
             leading=office is not None,
             confirmed=office is not None and self._confirmed(),
             term=None if office is None else office.term,
             leader=self.url if office is not None else leader,
             store=self.store_state(),
-            gpus=0 if office is None else len(office.core.cluster.gpus),
+            gpus=len(gpus),
+            stuck=() if office is None else _stuck(gpus, office.clock.now_s()),
         )
 
     async def serve_stream(self, request: StreamRequest, line: AcceptedLine) -> None:
@@ -344,6 +350,16 @@ class SchedulerService:
 def _fence_of(candidacy: Leadership | None) -> Fence | None:
     """The fence for a leader's writes; without an election there is none."""
     return None if candidacy is None else candidacy.fence
+
+
+def _stuck(gpus: Iterable[Gpu], now_s: float) -> tuple[str, ...]:
+    """Every load that makes no progress, as a sentence."""
+    return tuple(
+        f"the load of {load.model} for {', '.join(load.functions) or 'nobody'} on {gpu.spec.id} of "
+        f"node {gpu.spec.node} has made no progress for {now_s - load.since_s:.0f} s"
+        for gpu in gpus
+        for load in stuck_loads(gpu)
+    )
 
 
 def _seconds() -> int:

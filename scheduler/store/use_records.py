@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from logging import Logger
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.billing.charges import CHARGES
+from scheduler.core.billing.charges import CHARGES, LOADING
 from scheduler.core.billing.use_buckets import (
     DAY_S,
     HOUR_S,
@@ -23,6 +23,7 @@ from scheduler.store.stored_records import UNREADABLE, BadRecord, StoredRecord, 
 BILLS = "bills/"
 _ALL_FAIL = (Fenced, StoreUnavailable)
 _KINDS = {"hour": HOUR_S, "day": DAY_S}
+_NO_PARTS = [0] * (CHARGES - LOADING)
 _DIGITS = 12  # of seconds since 1970
 _NAMES = {length_s: kind for kind, length_s in _KINDS.items()}
 
@@ -98,9 +99,13 @@ def use_key(period: Period) -> str:
 
 
 def use_record(bucket: UseBucket) -> StoredRecord:
-    """An hour or a day: microseconds, and bytes times microseconds, in whole numbers."""
+    """An hour or a day: microseconds, and bytes times microseconds, in whole numbers.
+
+    `parts` has the rest of each row, which earlier schedulers neither wrote nor read.
+    """
     return {
-        "rows": [[*key, *amounts] for key, amounts in bucket.rows.items()],
+        "rows": [[*key, *amounts[:LOADING]] for key, amounts in bucket.rows.items()],
+        "parts": [amounts[LOADING:] for amounts in bucket.rows.values()],
         "gpus": [[gpu_type, *amounts] for gpu_type, amounts in bucket.gpus.items()],
     }
 
@@ -110,9 +115,10 @@ def use_bucket(value: bytes) -> UseBucket:
     bucket = UseBucket()
     try:
         found = json.loads(value)
-        for function, model, gpu_type, *amounts in found["rows"]:
+        parts = found.get("parts", [_NO_PARTS] * len(found["rows"]))
+        for (function, model, gpu_type, *amounts), rest in zip(found["rows"], parts, strict=True):
             key = UseKey(str(function), ModelId(str(model)), str(gpu_type))
-            bucket.rows[key] = _whole(amounts, CHARGES)
+            bucket.rows[key] = _whole(amounts, LOADING) + _whole(rest, len(_NO_PARTS))
         for gpu_type, *amounts in found["gpus"]:
             bucket.gpus[str(gpu_type)] = _whole(amounts, 4)
     except UNREADABLE as error:

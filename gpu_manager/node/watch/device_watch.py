@@ -1,4 +1,4 @@
-"""Checks the devices periodically: memory used by other programs, health, turns and paths."""
+"""Checks the devices periodically: memory of other programs, health, turns, paths, loads."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ class DeviceWatch:
             self._timer = None
 
     def check(self) -> None:
-        """Check the health, the memory and the turns of every GPU once."""
+        """Check the health, the memory, the loads and the turns of every GPU once."""
         changed = False
         for gpu in list(self._node.gpus.values()):
             for event in gpu.device.health():
@@ -49,6 +49,7 @@ class DeviceWatch:
                 if event.fatal and not gpu.lost:
                     self._node.lose(gpu, event.what)
             changed |= _reconcile(gpu)
+            changed |= _look_at_loads(gpu)
             self._check_turn(gpu)
         self._check_paths()
         self._audit_memory()
@@ -88,6 +89,17 @@ class DeviceWatch:
         host = HostProcess(pid)
         found = [hosted.order.model for hosted in gpu.loaded() if hosted.host == host]
         return any(self._node.leases.using(gpu.id, ModelId(model)) for model in found)
+
+
+def _look_at_loads(gpu: HostGpu) -> bool:
+    """Find loads that make no progress; return whether there is one more, or one less."""
+    now_s, changed = asyncio.get_running_loop().time(), False
+    for resident in gpu.residents.values():
+        if resident.hosted is None and resident.progress.look(now_s):
+            changed = True
+            moves = "goes on" if resident.progress.stuck_since_s is None else "makes no progress"
+            log.warning("%s: the load of %s %s", gpu.id, resident.model, moves)
+    return changed
 
 
 def _reconcile(gpu: HostGpu) -> bool:

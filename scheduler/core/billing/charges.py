@@ -12,7 +12,12 @@ IDLE: Final = 2  # in GPU memory, not used
 CONTEXT: Final = 3  # an empty process on a GPU
 HOST: Final = 4  # weights in a node's memory
 DISK: Final = 5  # weights on a node's disk
-CHARGES: Final = 6
+# Parts of the GPU time, and how long requests waited for it.
+LOADING: Final = 6  # while what the lease is for was being loaded
+KEPT: Final = 7  # while no call ran under a lease that its holder kept
+KEPT_FROM_OTHERS: Final = 8  # that part of it in which somebody waited for the slot
+WAITING: Final = 9  # not GPU time: from a request's arrival to its lease
+CHARGES: Final = 10
 
 NOBODY: Final = ""
 

@@ -6,6 +6,7 @@ from cache_manager.model.ids import GpuId, ModelId, NodeId
 from scheduler.core.billing.charges import (
     GPU_TIME,
     IN_USE,
+    KEPT,
     NOBODY,
     Payer,
     charge_equally,
@@ -16,16 +17,50 @@ _NO_LEASE = LeaseId(0)
 _MOST_FORMER = 10_000
 
 
-class LeaseBill:
-    """A lease in force since `since_us`: what it holds, and for each thing who pays for it."""
+class SlotTime:
+    """What a lease spends its slot's time with, if no call computes: a load, or being kept.
 
-    __slots__ = ("functions", "holdings", "payers", "since_us")
+    `called_us` is the time of calls that were reported when they had ended. `contended_s` is what
+    the slot's contention was when the lease began to be kept; it was kept for `kept_us` since.
+    """
+
+    __slots__ = ("called_us", "contended_s", "kept_us", "kind")
+
+    def __init__(self, kind: int, contended_s: float) -> None:
+        self.kind = kind
+        self.contended_s = contended_s
+        self.called_us = 0
+        self.kept_us = 0
+
+    def charge(self, payers: Sequence[Payer], slot_us: int) -> None:
+        """So much of the slot's time was spent with it, less what calls took."""
+        called_us = min(slot_us, self.called_us)
+        self.called_us -= called_us
+        if self.kind == KEPT:
+            self.kept_us += slot_us - called_us
+        charge_equally(payers, self.kind, slot_us - called_us)
+
+
+class LeaseBill:
+    """A lease in force since `since_us`: what it holds, and for each thing who pays for it.
+
+    `time` is None while calls compute, from `computes_us` on.
+    """
+
+    __slots__ = ("computes_us", "functions", "holdings", "payers", "since_us", "time")
 
     def __init__(self, functions: Sequence[str], since_us: int) -> None:
         self.functions = functions
-        self.since_us = since_us
+        self.since_us = self.computes_us = since_us
         self.holdings: list[Holding] = []
         self.payers: list[Sequence[Payer]] = []
+        self.time: SlotTime | None = None
+
+    def pay(self, payers: Sequence[Payer], charge: int, amount: int) -> None:
+        """Charge for what it used of one thing."""
+        charge_equally(payers, charge, amount)
+        if self.time is not None and charge == GPU_TIME:
+            self.time.charge(payers, amount)
 
 
 class SoleLease:
@@ -35,19 +70,21 @@ class SoleLease:
     serves one lease after the other.
     """
 
-    __slots__ = ("begun_us", "id", "model", "payer", "slot")
+    __slots__ = ("begun_us", "computes_us", "id", "model", "payer", "slot", "time")
 
     def __init__(self, model: "Holding", slot: "Holding", payer: Payer) -> None:
         self.id = _NO_LEASE
         self.model = model
         self.slot = slot
         self.payer = payer
-        self.begun_us = 0
+        self.begun_us = self.computes_us = 0
+        self.time: SlotTime | None = None
 
     def begin(self, lease: LeaseId, now_us: int) -> None:
         """A lease is in force."""
         self.id = lease
-        self.begun_us = now_us
+        self.begun_us = self.computes_us = now_us
+        self.time = None
         self.model.sole = self.slot.sole = self
 
     def pay(self, now_us: int) -> None:
@@ -64,6 +101,8 @@ class SoleLease:
             if not payer.listed:
                 payer.listed = True
                 payer.charged.append(payer)
+            if self.time is not None:
+                self.time.charge((payer,), held_us)
 
     def end(self, now_us: int) -> None:
         """The lease is over, or needs a bill from now on."""
@@ -144,10 +183,7 @@ class Holding:
             active_us = now_us - max(self.since_us, bill.since_us)
             if active_us > 0:
                 self.used_us += active_us
-                if len(payers) == 1:
-                    payers[0].add(self.use_charge, self.size * active_us)
-                else:
-                    charge_equally(payers, self.use_charge, self.size * active_us)
+                bill.pay(payers, self.use_charge, self.size * active_us)
         else:
             self.settle(now_us)
         del self.leases[lease]
@@ -170,7 +206,7 @@ class Holding:
         if len(self.leases) == 1:
             for bill, payers in self.leases.values():
                 active_us = now_us - max(since_us, bill.since_us)
-                charge_equally(payers, self.use_charge, self.size * active_us)
+                bill.pay(payers, self.use_charge, self.size * active_us)
                 idle_us -= active_us
         elif self.leases:
             self._charge_together(self.size * span_us)
@@ -183,8 +219,8 @@ class Holding:
     def _charge_together(self, amount: int) -> None:
         """Several leases share it: in equal parts, to the last unit."""
         each, rest = divmod(amount, len(self.leases))
-        for place, (_, payers) in enumerate(self.leases.values()):
-            charge_equally(payers, self.use_charge, each + 1 if place < rest else each)
+        for place, (bill, payers) in enumerate(self.leases.values()):
+            bill.pay(payers, self.use_charge, each + 1 if place < rest else each)
 
     def _charge_idle(self, charge: int, amount: int) -> None:
         if self.users:

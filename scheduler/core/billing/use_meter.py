@@ -4,13 +4,30 @@ from collections.abc import Mapping, Sequence
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.index_changes import IndexChanges
-from scheduler.core.billing.charges import DISK, HOST, NOBODY, Payer
+from scheduler.core.billing.charges import (
+    DISK,
+    GPU_TIME,
+    HOST,
+    KEPT,
+    KEPT_FROM_OTHERS,
+    LOADING,
+    NOBODY,
+    WAITING,
+    Payer,
+    charge_equally,
+)
 from scheduler.core.billing.collected import Collected, GpuSpan
 from scheduler.core.billing.gpu_book import GpuBook
-from scheduler.core.billing.holding import FormerUsers, Holding, LeaseBill, SoleLease
+from scheduler.core.billing.holding import (
+    FormerUsers,
+    Holding,
+    LeaseBill,
+    SlotTime,
+    SoleLease,
+)
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.slots import ActiveLease, Gpu
-from scheduler.model.values import LeaseId, SlotId
+from scheduler.model.values import LeaseId, LeaseUse, SlotId
 
 _NOBODY_ALONE = (NOBODY,)
 _MICROSECONDS = 1e6
@@ -57,6 +74,13 @@ class UseMeter:
 
     def began(self, lease: ActiveLease, now: float) -> None:
         """A lease is in force; its models are resident by now, or lost."""
+        payers = self._begin(lease, now)
+        for pending, payer in zip(lease.requests, payers, strict=False):
+            if not pending.gave_back:  # else it has had a lease
+                payer.add(WAITING, _us(pending.arrived_s, now))
+
+    def _begin(self, lease: ActiveLease, now: float) -> Sequence[Payer]:
+        """Follow a lease; returns who pays for its slot."""
         now_us = self._now_us if now == self._now else self._at(now)
         if self.changes.gpus:
             self._look(now_us)
@@ -73,9 +97,12 @@ class UseMeter:
                     if sole is None or sole.payer is not payer or sole.slot is not of_slot:
                         sole = holding.kept_sole = SoleLease(holding, of_slot, payer)
                     sole.begin(lease.id, now_us)
-                    return
+                    return (payer,)
         functions = [pending.request.function for pending in requests]
-        self._bill(lease, book, functions or _NOBODY_ALONE, now_us)
+        payers = self._bill(lease, book, functions or _NOBODY_ALONE, now_us)
+        if lease.loading:
+            self._spend(lease, LOADING, now)
+        return payers
 
     def computes(self, lease: ActiveLease, now: float) -> None:
         """What a lease was beside the runs of others for is loaded: it uses its slot from now."""
@@ -91,11 +118,54 @@ class UseMeter:
         of_slot.settle(now_us)  # the bill is older than its part in the slot
         of_slot.begin(lease.id, bill, payers, now_us)
 
+    def loaded(self, lease: ActiveLease, now: float) -> None:
+        """All that a lease loads is there."""
+        self._spend(lease, GPU_TIME, now)
+
+    def kept(self, lease: ActiveLease, since_s: float, now: float) -> None:
+        """No call has run under a lease since then, as is reported now: its caller keeps it."""
+        bill = self._sole(lease) or self._bills[lease.id]
+        if lease.loading or (bill.time is not None and bill.time.kind == KEPT):
+            return
+        self.lingered(lease, now - since_s, now)
+        self._spend(lease, KEPT, now)
+
+    def called(self, lease: ActiveLease, use: LeaseUse, now: float) -> None:
+        """A call began, and perhaps ended, under a lease that its caller keeps."""
+        ended_s = now if use.ended_s is None else min(use.ended_s, now)
+        bill = self._sole(lease) or self._bills[lease.id]
+        if bill.time is not None and bill.time.kind == KEPT:
+            bill.time.called_us += _us(use.began_s, ended_s)
+        waited_us = _us(use.arrived_s, min(use.began_s, now))
+        charge_equally(self._payers_of(lease)[:1], WAITING, waited_us)
+        if use.ended_s is None:
+            self._spend(lease, GPU_TIME, now)
+
+    def lingered(self, lease: ActiveLease, kept_s: float, now: float) -> None:
+        """No call has run under a lease for so long, as its node or its caller says afterwards."""
+        computes_us = (self._sole(lease) or self._bills[lease.id]).computes_us
+        kept_us = min(_us(now - kept_s, now), max(0, self._at(now) - computes_us))
+        sharing = max(len(self._slots[lease.slot.id][1].leases), lease.slot.capacity)
+        charge_equally(self._payers_of(lease), KEPT, kept_us * (1 + len(lease.more)) // sharing)
+
+    def stands_aside(self, lease: ActiveLease, now: float) -> None:
+        """A lease has its slot no more, until what it loads is there."""
+        now_us = self._at(now)
+        of_slot = self._slots[lease.slot.id][1]
+        self._share(of_slot, now_us)
+        bill = self._bills[lease.id]
+        place = bill.holdings.index(of_slot)
+        of_slot.end(lease.id, bill, bill.payers[place], now_us)
+        del bill.holdings[place], bill.payers[place]
+
     def ended(self, lease: ActiveLease, now: float) -> None:
         """A lease is over."""
         now_us = self._now_us if now == self._now else self._at(now)
-        sole = self._slots[lease.slot.id][1].sole
-        if sole is not None and sole.id == lease.id:
+        sole = self._sole(lease)
+        bill = sole or self._bills[lease.id]
+        if bill.time is not None and bill.time.kind == KEPT:
+            self._spend(lease, GPU_TIME, now)
+        if sole is not None:
             sole.end(now_us)
             return
         bill = self._bills.pop(lease.id)
@@ -105,7 +175,7 @@ class UseMeter:
     def named(self, lease: ActiveLease, now: float) -> None:
         """The requests of a lease that an earlier leader gave are known from now on."""
         self.ended(lease, now)
-        self.began(lease, now)
+        self._begin(lease, now)
 
     def look(self, now: float) -> None:
         """Take over what changed in the index since the last look, which changed now."""
@@ -158,9 +228,39 @@ class UseMeter:
         self._now_us = max(self._now_us, now_us)
         return self._now_us
 
+    def _sole(self, lease: ActiveLease) -> SoleLease | None:
+        """Its simple account, if it has one."""
+        sole = self._slots[lease.slot.id][1].sole
+        return sole if sole is not None and sole.id == lease.id else None
+
+    def _payers_of(self, lease: ActiveLease) -> Sequence[Payer]:
+        """Who pays for a lease's slot, or will."""
+        sole = self._sole(lease)
+        if sole is not None:
+            return (sole.payer,)
+        bill, (book, of_slot) = self._bills[lease.id], self._slots[lease.slot.id]
+        if of_slot in bill.holdings:
+            return bill.payers[bill.holdings.index(of_slot)]
+        return self._payers(book, lease.models[0], bill.functions, self._now_us)
+
+    def _spend(self, lease: ActiveLease, kind: int, now: float) -> None:
+        """A lease spends its slot's time with this from now on, once its load is over."""
+        if lease.loading and kind != LOADING:
+            return
+        now_us = self._at(now)
+        bill = self._sole(lease) or self._bills[lease.id]
+        for slot in (lease.slot, *lease.more):
+            self._slots[slot.id][1].settle(now_us)
+        before, contended_s = bill.time, self._cluster.contended_s(lease.slot, now)
+        if before is not None and before.kind == KEPT:
+            others_us = min(before.kept_us, _us(before.contended_s, contended_s))
+            charge_equally(self._payers_of(lease), KEPT_FROM_OTHERS, others_us)
+        bill.time = None if kind == GPU_TIME else SlotTime(kind, contended_s)
+        bill.computes_us = now_us
+
     def _bill(
         self, lease: ActiveLease, book: GpuBook, functions: Sequence[str], now_us: int
-    ) -> None:
+    ) -> Sequence[Payer]:
         """Follow a lease that shares what it uses, or uses more than one thing, or no slot yet."""
         bill = self._bills[lease.id] = LeaseBill(functions, now_us)
         of_slot: list[Payer] = []
@@ -174,6 +274,7 @@ class UseMeter:
         for slot in () if lease.beside else (lease.slot, *lease.more):
             self._share(book.slots[slot.id], now_us)
             book.slots[slot.id].begin(lease.id, bill, of_slot, now_us)
+        return of_slot
 
     def _share(self, holding: Holding, now_us: int) -> None:
         """Make a bill for the lease that has been alone here: another one comes."""
@@ -182,6 +283,7 @@ class UseMeter:
             return
         sole.end(now_us)
         bill = self._bills[sole.id] = LeaseBill((sole.payer.function,), now_us)
+        bill.time, bill.computes_us = sole.time, sole.computes_us
         for each in (sole.model, sole.slot):
             each.begin(sole.id, bill, (sole.payer,), now_us)
 
@@ -279,6 +381,11 @@ class UseMeter:
         if now_us < self._earlier_until_us:
             for function in self._earlier.get(holding.model, ()):
                 holding.payer(function, now_us)
+
+
+def _us(from_s: float, to_s: float) -> int:
+    """The microseconds between two times; 0 if the second one comes first."""
+    return round(max(0.0, to_s - max(0.0, from_s)) * _MICROSECONDS)
 
 
 def _collected(charged: list[Payer], gpu_type: str) -> list[Collected]:

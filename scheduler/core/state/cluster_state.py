@@ -9,6 +9,7 @@ from cache_manager.residency.cache_index import CacheIndex
 from scheduler.core.state.loadable_slots import LoadableSlots
 from scheduler.core.state.pending import Bundle, Pending
 from scheduler.core.state.queues.request_queue import BundleLane, RequestQueue
+from scheduler.core.state.queues.wait_clock import WaitClock
 from scheduler.core.state.rankings import HolderRanking, SlotRanking
 from scheduler.core.state.slots import Gpu, Slot
 from scheduler.core.state.unmet_demand import UnmetDemand
@@ -33,7 +34,9 @@ class ClusterState:
         self.slots: dict[SlotId, Slot] = {}
         self.sizes: list[int] = []
         self.largest_bytes = 0
+        self.now = 0.0  # of the event that is handled
         self.waiting = RequestQueue()
+        self.waits = WaitClock()  # while it has requests
         self.idle: list[SlotRanking] = []
         self.active: list[SlotRanking] = []
         self.ready = SlotRanking()
@@ -117,8 +120,18 @@ class ClusterState:
     def wait(self, pending: Pending) -> None:
         """Put a request into the global queue, at its place by arrival."""
         self.waiting.add(pending, pending.seq)
+        self.waits.note(self.waiting.count, self.now)
         if self.demand.running:
             self.demand.waits(pending.bundle)
+
+    def waits_no_more(self, pending: Pending) -> None:
+        """Take a request out of the global queue."""
+        self.waiting.remove(pending)
+        self.waits.note(self.waiting.count, self.now)
+
+    def contended_s(self, slot: Slot, now: float) -> float:
+        """For how long, in all, somebody has waited for any slot, and for this one."""
+        return self.waits.read_s(now) + slot.waits.read_s(now)
 
     def is_held(self, bundle: Bundle) -> bool:
         """Whether some GPU that takes requests holds all these models."""
@@ -279,6 +292,8 @@ class ClusterState:
             return
         arrived = model in gpu.arriving
         gpu.arriving.discard(model)
+        if gpu.stuck.pop(model, None) is not None:
+            self._residency_changed(model)
         if not (arrived or self.loadable.running):
             return
         for slot in gpu.slots:
@@ -286,6 +301,15 @@ class ClusterState:
                 for bundle in self.bundles_of(model):
                     if slot.holds(bundle.models):
                         self._list(self._busy_holders, bundle, slot)
+            self.settle(slot)
+
+    def stick(self, gpu: Gpu, since_s: Mapping[ModelId, float]) -> None:
+        """These loads, and no others, make no progress: no request waits for their ends."""
+        before, gpu.stuck = gpu.stuck, {m: gpu.stuck.get(m, at_s) for m, at_s in since_s.items()}
+        for model in sorted(before.keys() ^ gpu.stuck.keys()):
+            self._residency_changed(model)
+        gpu.arriving |= gpu.stuck.keys()
+        for slot in gpu.slots:
             self.settle(slot)
 
     def _residency_changed(self, model: ModelId) -> None:

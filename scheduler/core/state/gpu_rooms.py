@@ -34,7 +34,7 @@ def idle_holders(cluster: ClusterState, bundle: Bundle, most: int) -> list[Slot]
     found = []
     for gpu in islice(cluster.index.holders(bundle.models[0]), most):
         for slot in cluster.gpus[gpu].slots:
-            if slot.idle and slot.holds(bundle.models):
+            if slot.idle and slot.holds(bundle.models) and not slot.gpu.is_stuck(bundle.models):
                 found.append(slot)
                 break
     return found
@@ -46,7 +46,7 @@ def busy_holders(cluster: ClusterState, bundle: Bundle) -> list[Slot]:
         slot
         for gpu in cluster.index.holders(bundle.models[0])
         for slot in cluster.gpus[gpu].slots
-        if not slot.idle and slot.holds(bundle.models)
+        if not (slot.idle or slot.gpu.is_stuck(bundle.models)) and slot.holds(bundle.models)
     ]
     busy.sort(key=_used)
     return busy

@@ -79,6 +79,18 @@ def computes(lease: ActiveLease, now: float) -> None:
         lease.due_s = slot.free_s = lease.begins_s + lease.run_s
 
 
+def stands_aside(cluster: ClusterState, lease: ActiveLease, now: float) -> None:
+    """What it waits for may never be there: it has no part in its slot's runs until then."""
+    slot = lease.slot
+    lease.beside = True
+    slot.copying += 1
+    if slot.at_once:
+        slot.free_s = slot.room_s(now)
+    else:
+        _freed(slot, lease, now)
+    cluster.settle(slot)
+
+
 def runs_until(cluster: ClusterState, lease: ActiveLease, due_s: float, now: float) -> None:
     """One more call runs under it, which should end at `due_s`."""
     slot = lease.slot

@@ -35,7 +35,7 @@ class HolderRanking:
             key, slot_id, slot = entries[0]
             if not slot.gpu.active or not slot.holds(self._models):
                 heappop(entries)
-            elif slot.serves(self._models) != self._idle:
+            elif slot.serves(self._models) != self._idle or slot.gpu.is_stuck(self._models):
                 heappop(entries)
                 slot.unlisted.append(self)
             else:

@@ -8,6 +8,7 @@ from cache_manager.model.ids import ModelId
 from cache_manager.residency.gpu_cache import GpuCache
 from scheduler.core.state.pending import Pending
 from scheduler.core.state.queues.request_queue import RequestQueue
+from scheduler.core.state.queues.wait_clock import WaitClock
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId, SlotSpec
 
@@ -89,6 +90,8 @@ class Gpu:
     `loads` are the models that are being loaded, until they are there, and when each load should
     end; a load outlives the lease that it was ordered for. `arriving` are those of them that are
     loaded beside runs: requests for them wait, as the slot's compute serves others meanwhile.
+    `stuck` are those of them whose loads make no progress, and since when: no request waits for
+    this GPU to have them.
     `called_off` have to leave since they were being loaded: a report that one is there may still be
     on its way. `vcpus_used` are those that the configurations of its leases say.
     """
@@ -104,6 +107,7 @@ class Gpu:
         "size_class",
         "slots",
         "spec",
+        "stuck",
         "vcpus_used",
     )
 
@@ -117,6 +121,7 @@ class Gpu:
         self.slots: list[Slot] = []
         self.loads: dict[ModelId, float] = {}
         self.arriving: set[ModelId] = set()
+        self.stuck: dict[ModelId, float] = {}
         self.called_off: set[ModelId] = set()
         self.vcpus_used = 0
 
@@ -124,6 +129,10 @@ class Gpu:
     def copied_s(self) -> float:
         """When the copy engine should be free; 0 if it is."""
         return max(self.loads.values()) if self.loads else 0.0
+
+    def is_stuck(self, models: tuple[ModelId, ...]) -> bool:
+        """Whether the load of one of these makes no progress here."""
+        return bool(self.stuck) and not self.stuck.keys().isdisjoint(models)
 
 
 class EndedRun(NamedTuple):
@@ -161,6 +170,7 @@ class Slot:
         "local_s",
         "taken",
         "unlisted",
+        "waits",
     )
 
     def __init__(self, spec: SlotSpec, gpu: Gpu) -> None:
@@ -174,6 +184,7 @@ class Slot:
         self.idle = True
         self.leases: dict[LeaseId, ActiveLease] = {}
         self.local = RequestQueue()
+        self.waits = WaitClock()  # while its local queue has requests
         self.local_s = 0.0
         self.free_s = 0.0
         self.frequency = 0

@@ -50,6 +50,21 @@ class GpuWindow:
         if not parts:
             self._total_s = 0.0
 
+    def add(self, amount_s: float, now: float) -> None:
+        """Count so much more, that was used lately."""
+        self._add(int(now / self._part_s), amount_s)
+
+    def give_back(self, amount_s: float) -> None:
+        """So much of what was counted last was not used."""
+        parts = self._parts
+        while parts and amount_s > 0.0:
+            part, used_s = parts.pop()
+            less_s = min(used_s, amount_s)
+            amount_s -= less_s
+            self._total_s -= less_s
+            if used_s > less_s:
+                parts.append((part, used_s - less_s))
+
     def frees_in_s(self, short_s: float, now: float) -> float | None:
         """In how many seconds so much will have left, if nothing more is used; None: never."""
         for part, amount_s in self._parts:

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from scheduler.core.state.slots import ActiveLease
+from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.slots import ActiveLease, Slot
 from scheduler.core.tenants.owner_table import OwnerTable, both
 from scheduler.core.tenants.owners import FunctionOwner
 from scheduler.core.tenants.turn_order import TurnOrder
@@ -13,18 +14,37 @@ class LeaseCharge:
     """One lease: each of its requests' `owners` was charged `charge_s` seconds of GPU time.
 
     Each has a `share` of the lease's slots since `since_s`, and until `due_s` by estimate; not yet
-    if it is only loading, beside the runs of others.
+    if it is only loading, beside the runs of others. While its caller keeps it and no call runs
+    (`rests_s`: since then), its time counts for no quota, but for what others wait, from
+    `contended_s` of its slot's contention on; and for the calls that are reported when they have
+    ended, `called_s` of them.
     """
 
-    __slots__ = ("charge_s", "due_s", "owners", "runs", "share", "since_s")
+    __slots__ = (
+        "called_s",
+        "charge_s",
+        "contended_s",
+        "due_s",
+        "owners",
+        "rests_s",
+        "runs",
+        "share",
+        "since_s",
+        "slot",
+    )
 
-    def __init__(self, owners: Sequence[FunctionOwner], share: float, since_s: float) -> None:
+    def __init__(
+        self, owners: Sequence[FunctionOwner], slot: Slot, share: float, since_s: float
+    ) -> None:
         self.owners = owners
+        self.slot = slot
         self.share = share
         self.since_s = since_s
         self.due_s = since_s
         self.charge_s = 0.0
         self.runs = False
+        self.rests_s: float | None = None
+        self.contended_s = self.called_s = 0.0
 
     def used_s(self, now: float) -> float:
         """What each request has used until now."""
@@ -37,22 +57,48 @@ class LeaseCharge:
     def begin(self, since_s: float) -> None:
         """It has its slots from now on."""
         self.runs, self.since_s, self.due_s = True, since_s, since_s
-        for function in self.owners:
-            for owner in both(function):
-                owner.due_sum_s += self.share * since_s
-                owner.run(self.share, since_s)
+        self._run(+1, since_s, since_s)
 
     def end(self, now: float) -> None:
         """It has them no more."""
-        if self.runs:
-            for function in self.owners:
-                for owner in both(function):
-                    owner.due_sum_s -= self.share * self.due_s
-                    owner.run(-self.share, now)
+        if self.runs and self.rests_s is None:
+            self._run(-1, self.due_s, now)
+
+    def rest(self, contended_s: float, now: float) -> None:
+        """No call runs under it."""
+        if self.runs and self.rests_s is None:
+            self._run(-1, self.due_s, now)
+            self.rests_s, self.contended_s, self.called_s = now, contended_s, 0.0
+
+    def wake(self, contended_s: float, now: float) -> None:
+        """A call runs under it again, or it ends: count for what others have waited meanwhile."""
+        if self.rests_s is not None:
+            kept_s = max(0.0, now - self.rests_s - self.called_s)
+            self.rests_s, self.due_s = None, now
+            self._run(+1, now, now)
+            self.correct(min(kept_s, contended_s - self.contended_s), now)
+
+    def called(self, called_s: float, now: float) -> None:
+        """A call that took so long has run under it while it seemed to rest."""
+        if self.rests_s is not None:
+            self.called_s += called_s
+            self.correct(called_s, now)
+
+    def correct(self, used_s: float, now: float) -> None:
+        """Its calls have used its slots for so much more than was counted, or less."""
+        for function in self.owners:
+            for owner in both(function):
+                owner.correct(self.share * used_s, now)
+
+    def _run(self, sign: int, due_s: float, now: float) -> None:
+        for function in self.owners:
+            for owner in both(function):
+                owner.due_sum_s += sign * self.share * due_s
+                owner.run(sign * self.share, now)
 
     def expect(self, due_s: float) -> None:
         """Its slots should be free then."""
-        if self.runs:
+        if self.runs and self.rests_s is None:
             later_s, self.due_s = self.share * (due_s - self.due_s), due_s
             for function in self.owners:
                 for owner in both(function):
@@ -65,8 +111,9 @@ class LeaseCharges:
     One that functions share is charged to each in equal parts, and counts as a lease of each.
     """
 
-    def __init__(self, owners: OwnerTable, order: TurnOrder) -> None:
+    def __init__(self, owners: OwnerTable, order: TurnOrder, cluster: ClusterState) -> None:
         self._charges: dict[LeaseId, LeaseCharge] = {}
+        self._cluster = cluster
         self._owners = owners
         self._order = order
 
@@ -88,7 +135,7 @@ class LeaseCharges:
             owners = [*known.owners, *owners]
             self.ended(lease.id, now)
         share = (1 + len(lease.more)) / len(owners)
-        charge = self._charges[lease.id] = LeaseCharge(owners, share, now)
+        charge = self._charges[lease.id] = LeaseCharge(owners, lease.slot, share, now)
         for owner in charge.distinct():
             self._owners.count(owner, 0, 1)
         if not lease.beside:
@@ -102,10 +149,31 @@ class LeaseCharges:
         if charge is None:
             self.granted(lease, [owner], expected_s, now)
             return
+        charge.wake(self._cluster.contended_s(charge.slot, now), now)
         self._recharge(charge, charge.used_s(now) + expected_s * charge.share)
         charge.expect(now + expected_s)
         for each in charge.distinct():
             self._order.paused.may_have_room(each)
+
+    def rests(self, lease: ActiveLease, now: float) -> None:
+        """No call runs under a lease that its caller keeps."""
+        charge = self._charges.get(lease.id)
+        if charge is not None:
+            charge.rest(self._cluster.contended_s(charge.slot, now), now)
+            for each in charge.distinct():
+                self._order.paused.may_have_room(each)
+
+    def called(self, lease: ActiveLease, called_s: float, now: float) -> None:
+        """A call has run under a lease that its caller keeps, for so long."""
+        charge = self._charges.get(lease.id)
+        if charge is not None:
+            charge.called(called_s, now)
+
+    def lingered(self, lease: ActiveLease, kept_s: float, now: float) -> None:
+        """A lease ends that was not used for so long."""
+        charge = self._charges.get(lease.id)
+        if charge is not None:
+            charge.correct(-min(kept_s, charge.used_s(now)), now)
 
     def computes(self, lease: ActiveLease, now: float) -> None:
         """A lease has its slot from now on."""
@@ -113,6 +181,15 @@ class LeaseCharges:
         if charge is not None:
             charge.begin(now)
             charge.expect(lease.due_s)
+
+    def stands_aside(self, lease: ActiveLease, now: float) -> None:
+        """A lease has its slot no more, until what it loads is there."""
+        charge = self._charges.get(lease.id)
+        if charge is not None:
+            charge.end(now)
+            charge.runs = False
+            for owner in charge.distinct():
+                self._order.paused.may_have_room(owner)
 
     def ended(self, lease: LeaseId, now: float) -> None:
         """A lease is over: its owners are charged for what it has used."""
@@ -122,6 +199,7 @@ class LeaseCharges:
         self._recharge(charge, charge.used_s(now))
         for owner in charge.distinct():
             self._owners.count(owner, 0, -1)
+        charge.wake(self._cluster.contended_s(charge.slot, now), now)
         charge.end(now)
         for owner in charge.distinct():
             self._order.list(owner)

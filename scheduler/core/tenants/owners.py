@@ -151,6 +151,15 @@ class Owner:
         if not self.leases:
             self.rate = self.due_sum_s = 0.0  # without what sums of floats leave
 
+    def correct(self, used_s: float, now: float) -> None:
+        """It has used so much more than its slots' time says, or less."""
+        if self.window is not None:
+            self.window.advance(self.rate, now)
+            if used_s > 0.0:
+                self.window.add(used_s, now)
+            else:
+                self.window.give_back(-used_s)
+
     def used_s(self, now: float) -> float:
         """The GPU time that it has used in its window."""
         return 0.0 if self.window is None else self.window.used_s(self.rate, now)

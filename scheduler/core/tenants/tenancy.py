@@ -38,7 +38,7 @@ class Tenancy:
         self.now = 0.0
         self.owners = OwnerTable()
         self.order = TurnOrder(cluster, self.owners)
-        self.leases = LeaseCharges(self.owners, self.order)
+        self.leases = LeaseCharges(self.owners, self.order, cluster)
         self.refused: list[tuple[Pending, RequestOutcome, str]] = []
         self._cluster = cluster
         self._standing = standing
@@ -151,7 +151,7 @@ class Tenancy:
     def _pull_back(self, turn: Turn) -> None:
         """Hold back a request that waits in the global queue."""
         self._standing.waits_no_more(turn.pending)
-        self._cluster.waiting.remove(turn.pending)
+        self._cluster.waits_no_more(turn.pending)
         self._withdraw(turn)
         turn.pending.seq = turn.arrival
         turn.pauses = self.order.has_no_time(turn.pending, self.now)
@@ -302,6 +302,10 @@ class Tenancy:
     def computes(self, lease: ActiveLease) -> None:
         """A lease that was loading beside the runs of others has its slot from now on."""
         self.leases.computes(lease, self.now)
+
+    def stands_aside(self, lease: ActiveLease) -> None:
+        """A lease that loads has its slot no more, until what it loads is there."""
+        self.leases.stands_aside(lease, self.now)
 
     def ended(self, lease: LeaseId) -> None:
         """A lease is over: its owners are charged for what it has used."""

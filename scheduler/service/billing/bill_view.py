@@ -4,16 +4,37 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cache_manager.model.ids import ModelId, tenant_of
-from scheduler.core.billing.charges import CHARGES, CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE
+from scheduler.core.billing.charges import (
+    CHARGES,
+    CONTEXT,
+    DISK,
+    GPU_TIME,
+    HOST,
+    IDLE,
+    IN_USE,
+    KEPT,
+    KEPT_FROM_OTHERS,
+    LOADING,
+    WAITING,
+)
 from scheduler.core.billing.use_buckets import UseBuckets, UseKey
 from scheduler.service.billing.prices import Billing
 
 
 @dataclass(frozen=True, slots=True)
 class AmountsShown:
-    """Microseconds of slots, and bytes times microseconds: whole numbers, whose sums are exact."""
+    """Microseconds of slots, and bytes times microseconds: whole numbers, whose sums are exact.
+
+    The time of slots is that of computing, loading and keeping; `kept_from_others_us` is a part of
+    the last, and waiting takes no slot.
+    """
 
     gpu_us: int
+    computing_us: int
+    loading_us: int
+    kept_us: int
+    kept_from_others_us: int
+    waiting_us: int
     used_byte_us: int
     idle_byte_us: int
     context_byte_us: int
@@ -107,6 +128,11 @@ def shown(amounts: list[int], cost: float | None) -> AmountsShown:
     """Amounts by their names."""
     return AmountsShown(
         gpu_us=amounts[GPU_TIME],
+        computing_us=max(0, amounts[GPU_TIME] - amounts[LOADING] - amounts[KEPT]),
+        loading_us=amounts[LOADING],
+        kept_us=amounts[KEPT],
+        kept_from_others_us=amounts[KEPT_FROM_OTHERS],
+        waiting_us=amounts[WAITING],
         used_byte_us=amounts[IN_USE],
         idle_byte_us=amounts[IDLE],
         context_byte_us=amounts[CONTEXT],

@@ -3,7 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE
+from scheduler.core.billing.charges import (
+    CONTEXT,
+    DISK,
+    GPU_TIME,
+    HOST,
+    IDLE,
+    IN_USE,
+    KEPT,
+    KEPT_FROM_OTHERS,
+)
 
 _GIB = 1 << 30
 _MICROSECONDS = 1e6
@@ -14,7 +23,8 @@ class Billing:
     """How the bill is kept, and the prices, in `currency`; without prices no cost is shown.
 
     Hours are kept for `keep_hours`, then their days for `keep_days`. What was counted is written
-    every `write_s`; a crash loses what was counted since. Prices are for one second of a slot, and
+    every `write_s`; a crash loses what was counted since. Prices are for one second of a slot (not
+    while it was kept and nobody waited), and
     for one GiB for one second: in GPU memory `used` by a lease or `idle`, an empty process's
     (`context`), in a node's memory (`host`) or on its `disk`. `gpu_types` has factors for the
     prices of GPUs of these types.
@@ -38,12 +48,13 @@ class Billing:
         return any(self._prices())
 
     def cost(self, amounts: Sequence[int], gpu_type: str) -> float:
-        """What these amounts cost."""
+        """What these amounts cost; a slot that was kept from nobody costs nothing."""
         factor = self.gpu_types.get(gpu_type, 1.0)
-        prices = self._prices()
+        paid = list(amounts)
+        paid[GPU_TIME] -= amounts[KEPT] - amounts[KEPT_FROM_OTHERS]
         return factor * sum(
-            price * amounts[charge] / _MICROSECONDS / (1 if charge == GPU_TIME else _GIB)
-            for charge, price in enumerate(prices)
+            price * paid[charge] / _MICROSECONDS / (1 if charge == GPU_TIME else _GIB)
+            for charge, price in enumerate(self._prices())
         )
 
     def _prices(self) -> list[float]:

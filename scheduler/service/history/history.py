@@ -222,7 +222,9 @@ class History:
         held = self._forget(event.lease)
         if held is not None:
             if held.happened.freed_s is None:
-                held.happened.freed_s = now
+                held.happened.freed_s = max(
+                    held.happened.dispatched_s, now - max(0.0, event.kept_s)
+                )
             self._listener.freed(held.dispatch, held.happened, now)
 
     def _fleet_changed(self, event: GpuLost | NodeSnapshot, now: float) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 class Health:
     """`ready`: callers are served, by this scheduler or by the leader that it names.
 
+    A leader all of whose GPUs have loads that make no progress serves nobody who needs another
+    load; without GPUs it waits for some. `stuck` names these loads, and those of some GPUs.
     `store` is `memory`, `ok`, or `lost` (served from memory until it is back). A leader that is not
     `confirmed` cannot ask the datastore whether another scheduler was elected meanwhile.
     """
@@ -18,3 +20,4 @@ class Health:
     leader: str | None
     store: str
     gpus: int
+    stuck: tuple[str, ...] = ()

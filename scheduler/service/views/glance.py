@@ -72,6 +72,14 @@ class QueuedGlance(NamedTuple):
     models: tuple[ModelId, ...]
 
 
+class StuckGlance(NamedTuple):
+    """A load that makes no progress since then, and the functions whose leases wait for it."""
+
+    model: ModelId
+    functions: tuple[str, ...]
+    since_s: float
+
+
 class GpuGlance(NamedTuple):
     """One GPU; `queue` has the first of the `queue_length` requests that wait for it."""
 
@@ -89,12 +97,13 @@ class GpuGlance(NamedTuple):
     residents: tuple[ResidentGlance, ...]
     leases: tuple[LeaseGlance, ...]
     contexts: tuple[ContextGlance, ...]
+    stuck: tuple[StuckGlance, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """The glance as JSON values."""
         parts = {
             name: [part._asdict() for part in getattr(self, name)]
-            for name in ("queue", "residents", "leases", "contexts")
+            for name in ("queue", "residents", "leases", "contexts", "stuck")
         }
         return self._asdict() | parts
 
@@ -156,6 +165,7 @@ class Glances:
                     for left, context in cache.contexts.items()
                 ]
             ),
+            stuck_loads(gpu, since_1970_s),
         )
 
     def _leaves_s(self, gpu: Gpu, model: ModelId) -> float | None:
@@ -187,6 +197,20 @@ class Glances:
         if len(looks) < _FEWEST_LOOKS:
             return None
         return round(_STEPS * sum(looks) / len(looks)) / _STEPS
+
+
+def stuck_loads(gpu: Gpu, since_1970_s: float = 0.0) -> tuple[StuckGlance, ...]:
+    """The loads of a GPU that make no progress."""
+    leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
+    return tuple(
+        StuckGlance(model, _functions(leases, model), round(at_s + since_1970_s, 3))
+        for model, at_s in gpu.stuck.items()
+    )
+
+
+def _functions(leases: Iterable[ActiveLease], model: ModelId) -> tuple[str, ...]:
+    requests = [each for lease in leases if model in lease.models for each in lease.requests]
+    return tuple(sorted({pending.request.function for pending in requests}))
 
 
 def _state(gpu: Gpu, *, busy: bool) -> str:

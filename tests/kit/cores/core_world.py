@@ -72,6 +72,7 @@ class World:
     stages: list[tuple[float, StageDue]] = field(default_factory=list)
     loads: dict[GpuId, set[ModelId]] = field(default_factory=dict)
     beside: set[LeaseId] = field(default_factory=set)
+    aside: set[LeaseId] = field(default_factory=set)
 
     def send(self, event: Event, at: float | None = None) -> list[Action]:
         """Hand one event to the core, and keep the books by its answer."""
@@ -114,6 +115,14 @@ class World:
             lease.models &= residents.get(lease.gpu, set())
         for snapshot in event.gpus:
             self.loads[snapshot.gpu.id] = set(snapshot.loading)
+            stuck = dict(snapshot.stuck)
+            known = [self.core.placer.leases[each.id] for each in mine if each.id in self.leases]
+            self.aside |= {
+                lease.id
+                for lease in known
+                if lease.slot.gpu.spec.id == snapshot.gpu.id
+                and not stuck.keys().isdisjoint(lease.models)
+            }
             for live in snapshot.leases:
                 models = set(live.models) & residents[snapshot.gpu.id]
                 adopted = HeldLease(

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.gpu_cache import GpuCache
-from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE
+from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE, LOADING
 from scheduler.core.core import Core
 from scheduler.core.state.slots import ActiveLease, Gpu
 from scheduler.model.values import LeaseId
@@ -81,6 +81,8 @@ class NaiveBill:
                 share = Fraction(1, len(computing) * len(lease.models))
                 for model in lease.models:
                     self._charge((name, model, GPU_TIME), lease, share)
+                    if lease.loading:
+                        self._charge((name, model, LOADING), lease, share)
         for model, size_bytes in sizes.items():
             users = [lease for lease in leases if model in lease.models]
             for lease in users:

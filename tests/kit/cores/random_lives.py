@@ -349,6 +349,7 @@ class Chaos:
             shared,
             tuple(loading),
             tuple((each, 0.25) for each, _ in residents[: how % 3]),
+            stuck=tuple((each, how / 10) for each in loading if who % 3),
         )
         gpus = () if difference == 4 else (found,)
         stored = ((_model(who), Tier.HOST), (_model(how), Tier.DISK))

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -117,6 +118,18 @@ def test_stopped_spare_is_replaced_when_a_model_would_be_loaded_in_it(machine: M
     hosted = machine.load()
     assert pid_of(hosted) != spare.pid
     assert doubled(machine, hosted) == [2.0, 2.0]
+
+
+def test_runner_dead_right_after_its_load_is_not_shown_as_loaded_and_another_one_serves(
+    machine: Machine,
+) -> None:
+    hosted = machine.load()
+    os.kill(pid_of(hosted), signal.SIGKILL)
+    machine.until(hosted.closed.done, "its end is known")
+    assert hosted not in machine.runtime.hosted
+    assert len(machine.watcher.deaths) == 1
+    again = machine.load()
+    assert doubled(machine, again) == [2.0, 2.0]
 
 
 def test_stopped_fork_server_is_replaced_when_a_worker_is_needed(machine: Machine) -> None:

@@ -138,6 +138,16 @@ def test_alert_says_that_a_template_is_not_warm() -> None:
     assert (alert["code"], "it was answered 400" in alert["text"]) == ("not-warm", True)
 
 
+def test_load_without_progress_is_named_with_model_function_node_gpu_and_since_when() -> None:
+    load = {"model": "team/0123456789abcdef", "functions": ["openfaas-fn/story"], "since_s": 61.0}
+    (alert,) = alerts(whole(), [gpu(stuck=[load])], ())
+    assert (alert["code"], alert["about"]) == ("load-stuck", "g0")
+    assert alert["text"] == (
+        "the load of 01234567 for story on g0 of n0 has made no progress since 00:01:01 UTC"
+    )
+    assert codes(gpu(stuck=[])) == []
+
+
 def test_alerts_are_few_enough_to_read() -> None:
     silent = [gpu(id=f"g{number}", state="silent") for number in range(200)]
     assert len(codes(*silent)) == 50

@@ -18,7 +18,9 @@ GIB_HOUR = (1 << 30) * 3600 * 1_000_000
 
 def amounts(gpu_us: int, cost: float | None = None) -> dict[str, Any]:
     return {
-        "gpu_us": gpu_us, "used_byte_us": GIB_HOUR, "idle_byte_us": 2 * GIB_HOUR,
+        "gpu_us": gpu_us, "computing_us": 7_000, "loading_us": 500_000,
+        "kept_us": gpu_us - 507_000, "kept_from_others_us": 0, "waiting_us": 1_000,
+        "used_byte_us": GIB_HOUR, "idle_byte_us": 2 * GIB_HOUR,
         "context_byte_us": 0, "host_byte_us": GIB_HOUR // 2, "disk_byte_us": 0, "cost": cost,
     }  # fmt: skip
 
@@ -42,10 +44,12 @@ def test_bill_is_a_table_with_a_total_and_what_nobody_used() -> None:
     lines = bill_text(a_bill()).splitlines()
     assert lines[0] == "1970-01-01 00:00 to 1970-01-01 02:00 UTC; memory in GiB hours"
     assert lines[1].split() == [
-        "FUNCTION", "GPU", "TIME", "USED", "IDLE", "CONTEXT", "HOST", "DISK",
+        "FUNCTION", "COMPUTING", "LOADING", "KEPT", "WAITING",
+        "USED", "IDLE", "CONTEXT", "HOST", "DISK",
     ]  # fmt: skip
     assert lines[2].split() == [
-        "team/f", "1.5", "min", "1.0000", "2.0000", "0.0000", "0.5000", "0.0000",
+        "team/f", "0.007", "s", "0.500", "s", "1.5", "min", "0.001", "s",
+        "1.0000", "2.0000", "0.0000", "0.5000", "0.0000",
     ]  # fmt: skip
     assert lines[3].startswith("(nobody)")
     assert lines[4].startswith("total")
@@ -64,6 +68,7 @@ def test_csv_has_whole_numbers() -> None:
     rows = list(csv.DictReader(io.StringIO(bill_csv(a_bill(0.5, "EUR")))))
     assert [row["function"] for row in rows] == ["team/f", ""]
     assert rows[0]["used_byte_us"] == str(GIB_HOUR)
+    assert (rows[0]["gpu_us"], rows[0]["computing_us"]) == ("90000000", "7000")
     assert (rows[0]["cost"], rows[0]["currency"]) == ("0.5", "EUR")
 
 

@@ -6,12 +6,13 @@ from types import MappingProxyType
 
 import pytest
 
-from cache_manager.model.ids import MIB, GpuId, ModelId
+from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.core.core import Core
 from scheduler.core.tenants.gpu_window import GpuWindow
 from scheduler.model.actions import Action, Demote, Dispatch, Finish, Prepare, Recall
 from scheduler.model.events import (
     LeaseUsed,
+    ModelLoaded,
     PinAsked,
     PolicySet,
     PrefetchAsked,
@@ -21,11 +22,14 @@ from scheduler.model.events import (
 )
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import (
+    CallEnd,
     CoreSettings,
+    LeaseId,
     LeaseUse,
     Request,
     RequestId,
     RequestOutcome,
+    SlotId,
     StandingTerms,
 )
 from tests.kit.cores.builders import a_core, model, request
@@ -258,6 +262,61 @@ def test_request_is_refused_when_the_gpu_time_of_the_window_is_used_up() -> None
     assert finish.again_s == pytest.approx(60.0, abs=4.1)
     world.free("g0", 5.0)
     assert not over(world.arrive(of(A, "a3"), at=67.0))
+
+
+def gpu_time_used_s(world: World) -> float:
+    owner = world.core.placer.tenancy.owners.spaces["a"]
+    return owner.seen_s(world.now)
+
+
+def kept_from(at_s: float, policy: str = "lalbo3") -> World:
+    """A lease of a's on the only GPU, without a call from then on; its load was over at 2 s."""
+    settings = CoreSettings(standing=StandingTerms(60.0, 1000))
+    world = World(a_core(policy, models=["a/m", "b/m"], settings=settings))
+    world.send(TermsSet("a", OwnerTerms(gpu_s=30.0)))
+    world.arrive(of(A, "a0", "a/m")._replace(caller="gw"))
+    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    world.send(LeaseUsed(LeaseId(1), A, (), (CallEnd(RequestId("a0"), at_s),)), at_s)
+    return world
+
+
+def test_kept_time_counts_for_no_quota_when_nobody_waits() -> None:
+    world = kept_from(3.0)
+    world.now = 20.0
+    assert gpu_time_used_s(world) == pytest.approx(3.0)
+    world.send(LeaseUsed(LeaseId(1), A, (LeaseUse(RequestId("u"), 20.0, 20.0, 20.5),)), 21.0)
+    assert gpu_time_used_s(world) == pytest.approx(3.5), "calls count when they are reported"
+    running = LeaseUse(RequestId("v"), 22.0, 22.0, None)
+    world.send(LeaseUsed(LeaseId(1), A, (running,)), 22.0)
+    world.now = 24.0
+    assert gpu_time_used_s(world) == pytest.approx(5.5)
+    world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 25.0)
+    assert gpu_time_used_s(world) == pytest.approx(6.5)
+
+
+def test_kept_time_counts_for_a_quota_while_others_wait_for_the_slot() -> None:
+    world = kept_from(3.0)
+    world.arrive(of(B, "b0", "b/m")._replace(caller="gw"), at=10.0)
+    world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 12.0)
+    assert gpu_time_used_s(world) == pytest.approx(5.0)
+
+
+def test_quota_gets_back_what_a_functions_own_process_kept() -> None:
+    world = quotas(a=OwnerTerms(gpu_s=30.0))
+    world.arrive(of(A, "a0", "a/m")._replace(own=True))
+    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    world.send(SlotFreed(SlotId("g0"), LeaseId(1), 5.0), 7.5)
+    assert gpu_time_used_s(world) == pytest.approx(2.5)
+
+
+def test_many_short_calls_of_small_functions_do_not_use_up_a_quota() -> None:
+    """As 21 of 60 did, of 7 ms each, with 30 s of GPU time a minute."""
+    world = kept_from(2.007)
+    for number in range(60):
+        at_s = 3.0 + number / 3
+        use = LeaseUse(RequestId(f"u{number}"), at_s, at_s, at_s + 0.007)
+        world.send(LeaseUsed(LeaseId(1), A, (use,)), at_s + 0.017)
+    assert gpu_time_used_s(world) == pytest.approx(2.007 + 60 * 0.007)
 
 
 def test_kept_lease_is_recalled_when_its_calls_have_used_up_the_gpu_time() -> None:

@@ -7,9 +7,18 @@ import pytest
 from hypothesis import given, settings
 
 from cache_manager import eviction
-from cache_manager.model.ids import GpuId
+from cache_manager.model.ids import GpuId, ModelId
 from scheduler import policies
-from scheduler.core.billing.charges import CHARGES, CONTEXT, GPU_TIME, IDLE, IN_USE
+from scheduler.core.billing.charges import (
+    CHARGES,
+    CONTEXT,
+    GPU_TIME,
+    IDLE,
+    IN_USE,
+    KEPT,
+    KEPT_FROM_OTHERS,
+    LOADING,
+)
 from scheduler.core.billing.collected import Collected, GpuSpan
 from scheduler.core.core import Core, make_core
 from tests.kit.cores.core_world import World
@@ -97,7 +106,7 @@ def check_life(core: Core, operations: list[Operation], collect_every: int) -> N
 def check_sums(naive: NaiveBill, rows: list[Collected], spans: list[GpuSpan], steps: int) -> None:
     """The meter's sums are exact, and each function's part is right up to its odd units."""
     paid: dict[GpuId, list[int]] = defaultdict(lambda: [0] * CHARGES)
-    by_place: dict[object, int] = defaultdict(int)
+    by_place: dict[tuple[GpuId | None, ModelId, int], int] = defaultdict(int)
     by_function: dict[object, int] = defaultdict(int)
     for row in rows:
         for charge, amount in enumerate(row.amounts):
@@ -117,13 +126,15 @@ def check_sums(naive: NaiveBill, rows: list[Collected], spans: list[GpuSpan], st
     for gpu, (slot_us, idle_us, byte_us, unused) in had.items():
         charged = paid[gpu]
         assert charged[GPU_TIME] + idle_us == slot_us, gpu
+        assert charged[LOADING] + charged[KEPT] <= charged[GPU_TIME], gpu
+        assert charged[KEPT_FROM_OTHERS] <= charged[KEPT], gpu
         assert charged[IN_USE] + charged[IDLE] + charged[CONTEXT] + unused == byte_us, gpu
     for place, units in naive.of_place().items():
-        if place[2] != GPU_TIME:  # slots' time is split among models
+        if place[2] not in {GPU_TIME, LOADING}:  # slots' time is split among models
             assert by_place[place] == units, place
     for (place, function), units in naive.charged.items():
         if function != ANY_FUNCTION:
             odd_units = abs(by_function[place, function] - units)
             assert odd_units <= 4 * (steps + 10), (place, function)
-    charged_at = {place for place, amount in by_place.items() if amount}
+    charged_at = {place for place, amount in by_place.items() if amount and place[2] < KEPT}
     assert charged_at <= naive.of_place().keys()

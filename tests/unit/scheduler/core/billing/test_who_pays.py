@@ -1,6 +1,9 @@
 """Who pays for what: users of a lease, users before, nobody."""
 
 from collections import defaultdict
+from typing import Any
+
+import pytest
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.gpu_cache import KeptContext
@@ -11,7 +14,11 @@ from scheduler.core.billing.charges import (
     HOST,
     IDLE,
     IN_USE,
+    KEPT,
+    KEPT_FROM_OTHERS,
+    LOADING,
     NOBODY,
+    WAITING,
 )
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.core import Core
@@ -29,6 +36,7 @@ from scheduler.model.events import (
     SlotFreed,
 )
 from scheduler.model.values import (
+    CallEnd,
     CoreSettings,
     LeaseId,
     LeaseUse,
@@ -70,6 +78,7 @@ def test_function_pays_for_its_lease_and_for_the_idle_time_after_it() -> None:
     run(core, "r", "team/f", 10.0, 12.0)
     assert charged(meter, 15.0) == {
         ("team/f", GPU_TIME): 2 * _S,
+        ("team/f", LOADING): 2 * _S,
         ("team/f", IN_USE): 2 * _S * GIB,
         ("team/f", IDLE): 3 * _S * GIB,
     }
@@ -92,6 +101,7 @@ def test_leases_that_use_a_model_together_share_it() -> None:
     core.handle(SlotFreed(SlotId("g0.1"), LeaseId(2)), 5.0)
     assert charged(meter, 5.0) == {
         ("f", GPU_TIME): 2 * _S,
+        ("f", LOADING): 2 * _S,
         ("g", GPU_TIME): 5 * _S,
         ("f", IN_USE): _S * GIB,
         ("g", IN_USE): (1 + 3) * _S * GIB,
@@ -131,14 +141,71 @@ def test_nobody_pays_for_what_was_prefetched_until_somebody_uses_it() -> None:
     assert found["f", IDLE] == 2 * _S * GIB
 
 
-def test_calls_under_a_lease_that_stands_are_paid_with_the_lease() -> None:
+# -- what the time of slots was spent with ------------------------------------------------------
+
+
+def standing(load_s: float = 2.0, **more: Any) -> tuple[Core, UseMeter]:
+    """A lease that its gateway may keep: its call arrived at 0, and its model is there then."""
     settings = CoreSettings(standing=StandingTerms(60.0, 100))
-    core, meter = metered(a_core(settings=settings))
+    core, meter = metered(a_core(settings=settings, **more))
     core.handle(RequestArrived(request("r")._replace(function="f", caller="gw")), 0.0)
-    uses = tuple(LeaseUse(RequestId(f"u{n}"), n, n, n + 0.5) for n in range(1, 4))
-    core.handle(LeaseUsed(LeaseId(1), "f", uses), 4.0)
-    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 5.0)
-    assert charged(meter, 5.0) == {("f", GPU_TIME): 5 * _S, ("f", IN_USE): 5 * _S * GIB}
+    core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), load_s, Tier.ABSENT), load_s)
+    return core, meter
+
+
+def used(core: Core, now: float, *uses: LeaseUse, ended: float | None = None) -> None:
+    ends = () if ended is None else (CallEnd(RequestId("r"), ended),)
+    core.handle(LeaseUsed(LeaseId(1), "f", uses, ends), now)
+
+
+def test_two_short_calls_are_milliseconds_and_the_rest_was_kept() -> None:
+    core, meter = standing()
+    used(core, 2.013, ended=2.003)
+    used(core, 3.01, LeaseUse(RequestId("u"), 2.999, 3.0, 3.004))
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 7.003)
+    assert charged(meter, 7.003) == {
+        ("f", GPU_TIME): 7_003_000,
+        ("f", LOADING): 2 * _S,
+        ("f", KEPT): 5 * _S - 4_000,
+        ("f", WAITING): 1_000,
+        ("f", IN_USE): 7_003_000 * GIB,
+    }
+
+
+def test_lease_is_kept_between_calls_and_not_while_one_runs() -> None:
+    core, meter = standing()
+    used(core, 3.0, ended=3.0)
+    used(core, 5.0, LeaseUse(RequestId("u"), 5.0, 5.0, None))
+    assert charged(meter, 6.0)["f", KEPT] == 2 * _S
+    assert ("f", KEPT) not in charged(meter, 9.0), "the call still runs"
+
+
+def test_kept_time_is_counted_as_taken_from_others_only_while_somebody_waits() -> None:
+    core, meter = standing(models=("bert", "other"))
+    used(core, 3.0, ended=3.0)
+    core.handle(RequestArrived(request("o", "other")._replace(function="g", caller="gw")), 6.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 6.25)
+    found = charged(meter, 6.25)
+    assert (found["f", KEPT], found["f", KEPT_FROM_OTHERS]) == (3_250_000, 250_000)
+    assert found["g", WAITING] == 250_000
+
+
+def test_lease_that_a_functions_own_process_kept_was_kept_for_as_long_as_its_node_says() -> None:
+    core, meter = metered(a_core())
+    core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 0.0)
+    core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 2.0, Tier.ABSENT), 2.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1), 5.0), 7.007)
+    found = charged(meter, 7.007)
+    assert found["f", GPU_TIME] - found["f", LOADING] - found["f", KEPT] == 7_000
+
+
+@pytest.mark.parametrize("kept_s", [1e300, -5.0])
+def test_node_cannot_say_that_more_was_kept_than_there_was(kept_s: float) -> None:
+    core, meter = metered(a_core())
+    core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 0.0)
+    core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 2.0, Tier.ABSENT), 2.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1), kept_s), 3.0)
+    assert charged(meter, 3.0).get(("f", KEPT), 0) == (_S if kept_s > 0 else 0)
 
 
 def test_request_of_an_earlier_leaders_lease_pays_once_it_is_known() -> None:

@@ -38,13 +38,15 @@ def check(core: Core, now: float) -> None:
         assert lane.first is not None
         models = lane.bundle.models
         idle = [slot for slot in slots if has_room(slot) and not slot.gpu.arriving & set(models)]
-        busy = [slot for slot in slots if slot not in idle]
+        stuck = [slot for slot in slots if slot.gpu.is_stuck(models)]
+        busy = [slot for slot in slots if slot not in idle and slot not in stuck]
         assert view.idle_holder(lane.first) is least_used(holding(models, idle))
         soonest = min(
             holding(models, busy), key=lambda slot: (begins_s(slot, models), slot.id), default=None
         )
         assert view.busy_holder(lane.first) is soonest
-        large = [slot for slot in slots if could_hold(slot, lane.bundle.needs)]
+        moving = [slot for slot in slots if slot not in stuck]
+        large = [slot for slot in moving if could_hold(slot, lane.bundle.needs)]
         assert view.least_used(lane.first) is least_used(large)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from scheduler.client.operator_client import OperatorClient
-from scheduler.core.billing.charges import CHARGES
+from scheduler.core.billing.charges import CHARGES, LOADING
 from scheduler.model.errors import MalformedRequest
 from scheduler.service.billing.prices import Billing
 from scheduler.service.http.access import ApiRole, token
@@ -83,8 +83,8 @@ async def test_bill_needs_credentials_and_a_known_group() -> None:
 
 async def test_whole_bill_is_written_again_when_the_datastore_has_lost_it() -> None:
     store, day = MemoryStore(), "bills/day/86400"
-    rows = [["team/f", "bert", "H200", *[7] * CHARGES]]
-    record = {"rows": rows, "gpus": []}
+    rows = [["team/f", "bert", "H200", *[7] * LOADING]]
+    record = {"rows": rows, "parts": [[7] * (CHARGES - LOADING)], "gpus": []}
     await store.put(day, json.dumps(record).encode())
     settings = Settings(billing=Billing(write_s=0.05))
     service = SchedulerService(settings, SECRET, "s0", "http://s0")

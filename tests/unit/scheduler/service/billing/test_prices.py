@@ -3,7 +3,14 @@
 import pytest
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.billing.charges import CHARGES, GPU_TIME, HOST, IDLE
+from scheduler.core.billing.charges import (
+    CHARGES,
+    GPU_TIME,
+    HOST,
+    IDLE,
+    KEPT,
+    KEPT_FROM_OTHERS,
+)
 from scheduler.core.billing.use_buckets import HOUR_S, Period, UseBucket, UseBuckets, UseKey
 from scheduler.service.billing.bill_view import bill
 from scheduler.service.billing.prices import Billing
@@ -35,6 +42,12 @@ def test_cost_is_by_second_and_gib_second_and_gpu_type() -> None:
     billing = Billing(gpu_second=0.5, idle_gib_second=0.25, gpu_types={"H200": 2.0})
     assert billing.cost(amounts(10, 4, 100), "H200") == pytest.approx(2 * (5 + 1))
     assert billing.cost(amounts(10, 4, 100), "L4") == pytest.approx(6)
+
+
+def test_slot_that_was_kept_from_nobody_costs_nothing() -> None:
+    kept = amounts(10)
+    kept[KEPT], kept[KEPT_FROM_OTHERS] = 6_000_000, 1_000_000
+    assert Billing(gpu_second=0.5).cost(kept, "L4") == pytest.approx(0.5 * (10 - 6 + 1))
 
 
 def test_bill_adds_up_by_function_namespace_and_model() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
+from scheduler.core.billing.charges import GPU_TIME, KEPT
 from scheduler.core.core import Core
 from scheduler.model.events import (
     Event,
@@ -27,7 +28,9 @@ from scheduler.model.values import (
     SlotId,
     StandingTerms,
 )
+from scheduler.service.billing.prices import Billing
 from scheduler.service.history.history import History, HistoryListener, RequestRecord
+from scheduler.service.views.call_use import used_by
 from tests.kit.cores.builders import a_core, gpu, request
 
 G0, BERT = GpuId("g0"), ModelId("bert")
@@ -105,6 +108,26 @@ def test_record_holds_the_decision_and_what_was_measured() -> None:
     assert play.counted.loads == [2.5]
     assert play.counted.held == [4.0]
     assert play.counted.ends == [RequestOutcome.COMPLETED]
+
+
+def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it() -> None:
+    play = Play()
+    meter = play.core.start_metering(0.0)
+    kept = request("kept", "bert")._replace(caller="gw", function="f")
+    own = request("own", "vit")._replace(own=True, function="g")
+    play.at(1.0, RequestArrived(kept), ModelLoaded(G0, BERT, 0.0, Tier.DISK))
+    end = CallEnd(RequestId("kept"), 1.007)
+    play.at(1.017, LeaseUsed(first_lease(play, "kept"), "f", (), (end,)))
+    play.at(6.0, SlotFreed(SlotId("g0"), first_lease(play, "kept")))
+    play.at(7.0, RequestArrived(own), ModelLoaded(G0, ModelId("vit"), 0.0, Tier.DISK))
+    play.at(12.008, SlotFreed(SlotId("g0"), first_lease(play, "own"), 5.0))
+    billed_us = {
+        row.function: row.amounts[GPU_TIME] - row.amounts[KEPT] for row in meter.collect(12.008)[0]
+    }
+    assert billed_us == pytest.approx({"f": 7_000, "g": 8_000}, abs=2)
+    for name, billed in (("kept", billed_us["f"]), ("own", billed_us["g"])):
+        used = used_by(play.record(name), play.core, Billing(), 12.008)
+        assert used.gpu_s == pytest.approx(billed / 1e6, abs=3e-6)
 
 
 def test_load_of_another_lease_is_not_counted() -> None:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from cache_manager.model.ids import ModelId
 from scheduler import policies
 from scheduler.model.events import RunFinished
 from scheduler.model.values import SlotId
@@ -254,6 +255,24 @@ async def test_health_shows_whether_callers_are_served() -> None:
         async with world.service.lead(3):
             ready = await world.get("/readyz", headers={"Authorization": ""})
             assert (ready.status, ready.body["term"], ready.body["store"]) == (200, 3, "memory")
+
+
+async def test_scheduler_is_not_ready_when_every_gpu_has_a_load_that_makes_no_progress() -> None:
+    async with leading() as world:
+        assert world.office is not None
+        gpus = list(world.office.core.cluster.gpus.values())
+        for number, stuck in enumerate(gpus):
+            stuck.stuck[ModelId("team/model")] = world.office.clock.now_s() - 7.0
+            ready = await world.get("/readyz")
+            assert ready.status == (503 if number + 1 == len(gpus) else 200)
+            assert ready.body["stuck"][number].startswith(
+                f"the load of team/model for nobody on {stuck.spec.id} of node {stuck.spec.node}"
+            )
+        (shown, *_) = (await world.get("/feed")).body["gpus"]
+        assert [each["model"] for each in shown["stuck"]] == ["team/model"]
+        gpus[0].stuck.clear()
+        ready = await world.get("/readyz")
+        assert ready.status == 200
 
 
 async def test_metrics_count_requests_and_answers() -> None:
