@@ -42,6 +42,10 @@ BREAKS: tuple[tuple[str, Advice], ...] = (
         Advice("it registers a hook on a tensor", "register it outside of forward"),
     ),
     (
+        r"^Reentrant checkpoint",
+        Advice("an activation checkpoint computes gradients", "pass use_reentrant=False"),
+    ),
+    (
         r"^Custom operator|No worker has the operator",
         Advice("workers know PyTorch's own operators only", "write it with PyTorch's operators"),
     ),

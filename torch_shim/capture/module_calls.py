@@ -13,6 +13,7 @@ import torch
 from torch_shim import fork_steps
 from torch_shim.capture import operator_counts
 from torch_shim.capture.background import BackgroundTracer
+from torch_shim.capture.differentiation import checkpoints
 from torch_shim.capture.root_modules import Root, Roots, root_of_module
 from torch_shim.capture.traces.pauses import at_imports, pauses
 from torch_shim.collector_pause import without_collections
@@ -70,6 +71,7 @@ class ModuleCalls:
         Module.__call__ = __call__  # type: ignore[method-assign]
         replace(Module, "_apply", self._apply)
         replace(torch, "compile", self._compile)
+        checkpoints.install(self._roots)
         if self._roots.has_manager:
             function_data.connect(self._roots.nodes)
         os.register_at_fork(after_in_child=self._after_fork)

@@ -85,6 +85,7 @@ class Roots:
         self._lock = threading.Lock()
         self._memories = ImageMemories()
         self._weights = ProcessWeights(self._memories)
+        self._repeated = Root("a checkpointed region", tuple)
         self.local = _ThreadState()
 
     def nodes(self) -> Nodes:
@@ -121,6 +122,19 @@ class Roots:
             yield
         finally:
             self.local.root, self.local.owner = owner, None
+
+    @contextlib.contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Capture nothing of what a backward pass is going to repeat, or repeats."""
+        before, self.local.root = self.local.root, self._repeated
+        try:
+            yield
+        finally:
+            self.local.root = before
+
+    def is_repeated(self, root: Root) -> bool:
+        """Whether this stands for what a backward pass repeats."""
+        return root is self._repeated
 
     @contextlib.contextmanager
     def tracing(self, root: Root) -> Iterator[None]:
