@@ -23,7 +23,7 @@ from torch_shim.patching import replace
 from torch_shim.process_report import report
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import write_epochs
-from torch_shim.tensors.handles import CudaTensor
+from torch_shim.tensors.handles import CudaTensor, like_inputs
 
 if TYPE_CHECKING:
     from torch_shim.capture.capture import Capture
@@ -116,7 +116,7 @@ class ModuleCalls:
         try:
             capture = self._capture()
             if capture is not None:
-                return capture.call(root, module, args, kwargs)
+                return like_inputs(args, capture.call(root, module, args, kwargs))
             report.local_call("Dynamo is being imported", 0, root.name)
             with request_context.timed_locally("Dynamo is being imported"):
                 return self._native(module, *args, **kwargs)

@@ -13,7 +13,13 @@ from torch_shim.redirected_device import CPU, CUDA, DeviceLike, names_cuda, trac
 from torch_shim.tensors import advertised_memory, write_epochs
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.dispatch import names
-from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, Tensor, become_cuda
+from torch_shim.tensors.handles import (
+    CudaTensor,
+    NoTorchFunction,
+    Tensor,
+    become_cuda,
+    cpu_class,
+)
 
 # Their device is the named one or the default one, whatever numbers or sizes they are given.
 _OF_NUMBERS = names(
@@ -165,6 +171,7 @@ def _constructor(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Make `torch.Tensor(data)`, or a subclass of it, on the GPU if that is where the data is."""
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Tensor:
+        cls = cpu_class(cls)  # `type(tensor)(data)` is on the GPU if the data is
         made = native(cls, *args, **kwargs)
         on_gpu = bool(args) and isinstance(args[0], CudaTensor) and not tracing_fakes()
         return become_cuda(made) if on_gpu and not brings_operators(cls) else made
