@@ -70,6 +70,7 @@ def _precision_and_training() -> Iterator[Entry]:
         yield Entry(program, trains=True)
     yield Entry("checkpointed_training", quick=True, trains=True)
     yield Entry("inference_forward", quick=True)
+    yield Entry("compiled_functions", quick=True)
 
 
 def _changes() -> Iterator[Entry]:

@@ -118,7 +118,9 @@ def _of_run(ran: TrialRun) -> Iterator[str]:
     yield f"ran in {ran.took_s:.1f} s, exit code {ran.code}"
     share = share_in_graphs(ran)
     if share is None:
-        yield "no call of a module was counted (processes that end by os._exit report nothing)"
+        yield "no call of a module or of a function under torch.compile was counted:"
+        yield "it runs on the function's own processor; put torch.compile around what computes"
+        yield "(processes that end by os._exit report nothing)"
     else:
         here = _counted(ran.local_operators, "operator")
         yield (

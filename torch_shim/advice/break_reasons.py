@@ -169,6 +169,13 @@ LOCAL: tuple[tuple[str, Advice], ...] = (
         r"^Dynamo passes over",
         Advice("Dynamo cannot trace it as a whole", "nothing: its parts run in graphs"),
     ),
+    (
+        r"^no module and no function",
+        Advice(
+            "it calls no module and no function under torch.compile",
+            "put torch.compile around what computes, or write it as a module with its tensors",
+        ),
+    ),
     (r"^no GPU manager", Advice("no GPU manager answers", "set GPUFAAS_ADDRESS")),
     (r"^no weights on the GPU", Advice("none of its weights is on the GPU", "call .to('cuda')")),
     (

@@ -52,6 +52,7 @@ class ModuleCalls:
         self._in_background = settings.tracing == "background"
         if settings.stats is not None:
             report.write_at_exit(settings.stats)
+        report.expect_modules()
 
     def install(self) -> None:
         """Replace `nn.Module.__call__`."""
