@@ -74,13 +74,15 @@ class ProcessReport:
         """Count an answer of the function; after some, tell what it would tell at its end."""
         if self._waits_for_module:
             self._answers += 1
-            if self._answers == _ENOUGH_ANSWERS:
+            if self._answers >= _ENOUGH_ANSWERS:
                 self._tell_of_no_module()
 
     def _tell_of_no_module(self) -> None:
-        place, self._waits_for_module = self._place, self._waits_for_module and not self._place
-        counts = self.counts
-        if place is None or counts.graph_calls or counts.local_calls:
+        place, counts = self._place, self.counts
+        if place is None:
+            return
+        self._waits_for_module = False
+        if counts.graph_calls or counts.local_calls:
             return
         self.local_call(_NO_MODULE, 0, "the program")
         what = "the program runs on the function's own processor"

@@ -57,7 +57,8 @@ def _enter_autocast(*options: Any) -> Any:
 
 
 def _leave(mode: Any) -> None:
-    _open.entered.remove(mode)
+    if mode in _open.entered:
+        _open.entered.remove(mode)
     mode.__exit__(None, None, None)
 
 

@@ -117,7 +117,8 @@ class ModuleCalls:
         try:
             capture = self._capture()
             if capture is not None:
-                return like_inputs(args, capture.call(root, module, args, kwargs))
+                given = (*args, *kwargs.values()) if kwargs else args
+                return like_inputs(given, capture.call(root, module, args, kwargs))
             report.local_call("Dynamo is being imported", 0, root.name)
             with request_context.timed_locally("Dynamo is being imported"):
                 return self._native(module, *args, **kwargs)

@@ -89,7 +89,7 @@ def _reached_by_gradients(module: fx.GraphModule, examples: Sequence[Any]) -> se
             before[node] = enabled, inference
             enabled, inference = not node.args[0], bool(node.args[0])
         elif node.target is _EXIT:
-            enabled, inference = before[node.args[0]]
+            enabled, inference = before.get(node.args[0], (torch.is_grad_enabled(), False))
         elif enabled and not inference and node.target != "detach" and _is_or_has_float(example):
             reached.update({node} if not reached.isdisjoint(node.all_input_nodes) else ())
     return reached
@@ -110,7 +110,7 @@ def _inference_modes(module: fx.GraphModule, outputs: Sequence[Any]) -> dict[int
         if node.target is _ENTER:
             before[node], mode = mode, bool(node.args[0])
         elif node.target is _EXIT:
-            mode = before[node.args[0]]
+            mode = before.get(node.args[0])
         for storage in _storages_of(example_of(node)):
             modes.setdefault(storage, mode)
             inputs.update({storage} if node.op == "placeholder" else ())
