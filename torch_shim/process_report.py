@@ -14,6 +14,9 @@ from torch_shim.advice.told_places import CodePlace, told_places, users_line
 
 log = logging.getLogger("gpufaas")
 
+_NO_MODULE = "no module and no function under torch.compile is called"
+_ENOUGH_ANSWERS = 3  # of a function that has used no module yet: it may do so in others
+
 _MOST_LOGGED = 200  # reasons; a program may make as many as it has calls
 
 
@@ -53,6 +56,37 @@ class ProcessReport:
         self.counts = ProcessCounts()
         self._lock = threading.Lock()
         self._logged: set[tuple[str, str, CodePlace | None]] = set()
+        self._place: CodePlace | None = None  # of the first operator on a GPU tensor
+        self._waits_for_module = False
+        self._answers = 0
+
+    def expect_modules(self) -> None:
+        """Tell, at the latest when this process ends, that it captures nothing of what it does."""
+        self._waits_for_module = True
+        atexit.register(self._tell_of_no_module)
+
+    def note_operator(self) -> None:
+        """Remember where the program computes with GPU tensors itself."""
+        if self._place is None:
+            self._place = users_line()
+
+    def note_answer(self) -> None:
+        """Count an answer of the function; after some, tell what it would tell at its end."""
+        if self._waits_for_module:
+            self._answers += 1
+            if self._answers >= _ENOUGH_ANSWERS:
+                self._tell_of_no_module()
+
+    def _tell_of_no_module(self) -> None:
+        place, counts = self._place, self.counts
+        if place is None:
+            return
+        self._waits_for_module = False
+        if counts.graph_calls or counts.local_calls:
+            return
+        self.local_call(_NO_MODULE, 0, "the program")
+        what = "the program runs on the function's own processor"
+        told_places.tell(place, what, for_local(_NO_MODULE))
 
     def graph_call(self, operators: int, sent: int, received: int, times: list[float]) -> None:
         """Count a graph call that a worker answered."""
@@ -118,6 +152,7 @@ class ProcessReport:
         """Reset all counts, for a forked child."""
         self.counts = ProcessCounts()
         self._lock = threading.Lock()
+        self._answers = 0
         told_places.after_fork()
 
     def write_at_exit(self, path: str) -> None:

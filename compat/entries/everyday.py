@@ -68,6 +68,9 @@ def _precision_and_training() -> Iterator[Entry]:
         yield Entry("training_steps", (optimizer,), trains=True)
     for program in ("mixed_training", "weight_averaging"):
         yield Entry(program, trains=True)
+    yield Entry("checkpointed_training", quick=True, trains=True)
+    yield Entry("inference_forward", quick=True)
+    yield Entry("compiled_functions", quick=True)
 
 
 def _changes() -> Iterator[Entry]:

@@ -126,7 +126,9 @@ def _of_run(ran: TrialRun) -> Iterator[str]:
     yield f"ran in {ran.took_s:.1f} s, exit code {ran.code}"
     share = share_in_graphs(ran)
     if share is None:
-        yield "no module ran on the GPU (of processes that end by os._exit nothing is known)"
+        yield "no module, and no function under torch.compile, ran on the GPU: it runs on the"
+        yield "function's own processor; put torch.compile around what computes"
+        yield "(of processes that end by os._exit nothing is known)"
     else:
         here = _counted(ran.local_operators, "operator")
         yield (

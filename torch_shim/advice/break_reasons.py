@@ -42,6 +42,10 @@ BREAKS: tuple[tuple[str, Advice], ...] = (
         Advice("it registers a hook on a tensor", "register it outside of forward"),
     ),
     (
+        r"^Reentrant checkpoint",
+        Advice("an activation checkpoint computes gradients", "pass use_reentrant=False"),
+    ),
+    (
         r"^Custom operator|No worker has the operator",
         Advice("workers know PyTorch's own operators only", "write it with PyTorch's operators"),
     ),
@@ -164,6 +168,13 @@ LOCAL: tuple[tuple[str, Advice], ...] = (
     (
         r"^Dynamo passes over",
         Advice("Dynamo cannot trace it as a whole", "nothing: its parts run in graphs"),
+    ),
+    (
+        r"^no module and no function",
+        Advice(
+            "it calls no module and no function under torch.compile",
+            "put torch.compile around what computes, or write it as a module with its tensors",
+        ),
     ),
     (r"^no GPU manager", Advice("no GPU manager answers", "set GPUFAAS_ADDRESS")),
     (r"^no weights on the GPU", Advice("none of its weights is on the GPU", "call .to('cuda')")),

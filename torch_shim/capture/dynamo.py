@@ -65,6 +65,8 @@ def configure() -> None:
     graph_limits.leave_out_hooks()
     graph_limits.leave_out_samples()
     graph_limits.keep_cached_answers()
+    graph_limits.leave_out_reentrant_checkpoints()
+    graph_limits.take_inference_mode_by_name()
     dynamo_settings.install()
     process_state.install()
     skip_own_frames()

@@ -60,7 +60,7 @@ _CALLS_ONCE = {
 # The arguments of those that say how to compute gradients.
 _OF_GRADIENTS = names(
     """use_reentrant preserve_rng_state context_fn determinism_check debug early_stop
-    non_differentiable_idx saved_for_backward_idx"""
+    respect_saved_tensors_hooks non_differentiable_idx saved_for_backward_idx"""
 )
 
 

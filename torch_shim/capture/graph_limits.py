@@ -10,8 +10,10 @@ from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables import ConstantVariable
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable
 from torch._dynamo.variables.misc import RandomVariable
 from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.torch import TorchCtxManagerClassVariable
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from torch_shim.capture.traces import dynamo_settings
@@ -107,6 +109,42 @@ def keep_cached_answers() -> None:
         return native(self, tx, args, kwargs)
 
     WrapperUserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
+
+
+def leave_out_reentrant_checkpoints() -> None:
+    """Break graphs at checkpoints of the older kind while gradients are recorded.
+
+    These give their parameters none, unless an input has some, which no graph knows of.
+    """
+    native = CheckpointHigherOrderVariable._call_function  # noqa: SLF001 - no public hook
+
+    @functools.wraps(native)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        chosen = kwargs.get("use_reentrant")
+        newer = chosen is not None and chosen.as_python_constant() is False
+        if torch.is_grad_enabled() and not newer and _may_break(tx.output):
+            unimplemented(
+                gb_type="Reentrant checkpoint",
+                context=str(args[0]),
+                explanation="It computes gradients, which is in the function.",
+                hints=["Pass use_reentrant=False."],
+            )
+        return native(self, tx, args, kwargs)
+
+    CheckpointHigherOrderVariable._call_function = call_function  # type: ignore[method-assign] # noqa: SLF001 - see above
+
+
+def take_inference_mode_by_name() -> None:
+    """Let `torch.inference_mode(mode=...)` stand in graphs, of which Dynamo takes no keyword."""
+    native = TorchCtxManagerClassVariable.call_function
+
+    @functools.wraps(native)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if self.value is torch.inference_mode and [*kwargs] == ["mode"]:
+            args, kwargs = [*args, kwargs["mode"]], {}
+        return native(self, tx, args, kwargs)
+
+    TorchCtxManagerClassVariable.call_function = call_function  # type: ignore[method-assign]
 
 
 def _has_cache(function: Any) -> bool:

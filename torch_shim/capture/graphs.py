@@ -10,11 +10,11 @@ import torch
 from torch import fx
 
 from torch_shim.advice.told_places import CodePlace
-from torch_shim.capture.differentiation.outputs import Outputs, example_of
+from torch_shim.capture.differentiation.outputs import Outputs, differentiable, example_of
 from torch_shim.capture.differentiation.stages import answer_in_stages, run_with_given
 from torch_shim.capture.dynamo import on_gpu
 from torch_shim.capture.encode import NotShippable, encode, line_of_operator, nodes_of
-from torch_shim.capture.local_run import without_gpu
+from torch_shim.capture.local_run import modes_left, without_gpu
 from torch_shim.capture.root_modules import Root, Roots, root_of_inputs
 from torch_shim.encoding.random_operators import argument
 from torch_shim.errors import BadFrame, NoWeights, RemoteFailure
@@ -49,8 +49,11 @@ class Graph:
         self._place: CodePlace | None = None  # the line that keeps the graph in the function
         self._local = without_gpu(module)
         self._outputs = Outputs(module, examples)
-        self._grad = torch.is_grad_enabled() and any(
-            isinstance(value, torch.Tensor) and value.requires_grad for value in examples
+        self._grad = self._outputs.recorded
+        # Whether the program itself sees to it that nothing is recorded.
+        self._leaves_out = not self._grad and (
+            self._outputs.inference is not None
+            or (torch.is_grad_enabled() and any(map(differentiable, examples)))
         )
         self._training: weakref.WeakSet[Root] = weakref.WeakSet()  # those asked for gradients
         self._writes = _writes_to_inputs(module)
@@ -69,14 +72,24 @@ class Graph:
         with _NoHandles():
             if self._remote is None:
                 outputs = self.run_locally(args, self._reason)
-            elif self._grad:
+            elif self._grad and self._outputs.are_recorded():
                 outputs = self._with_gradients(args)
+            elif self._leaves_out:
+                outputs = self._without_gradients(args)
             else:
                 outputs = self.answer(args)
+            if self._outputs.modes:
+                outputs = self._outputs.in_their_modes(outputs)
             for value, is_gpu in zip(outputs, self._outputs.on_gpu, strict=True):
                 if is_gpu and isinstance(value, torch.Tensor):
                     become_cuda(value)
         return outputs
+
+    def _without_gradients(self, args: Sequence[Any]) -> list[Any]:
+        """Answer in the mode that the program enters for all of its outputs."""
+        mode = self._outputs.inference
+        with torch.no_grad() if mode is None else torch.inference_mode(mode):
+            return self.answer(args)
 
     def answer(self, args: Sequence[Any]) -> list[Any]:
         """Run the graph on a worker if possible, else in this process."""
@@ -125,7 +138,7 @@ class Graph:
             what = root.name if root else "a compiled function"
             report.local_call(reason, self._missed, what, self._place)
         bring(args)
-        with request_context.timed_locally(reason):
+        with request_context.timed_locally(reason), modes_left():
             outputs = run_with_given(self._local, args, given or {})
         if self._writes:
             for value in args:
@@ -152,7 +165,7 @@ class Graph:
         if self._writes:
             return self.run_locally(args, "it writes to its inputs while gradients are recorded")
         root = self.root_of(args)
-        if root in self._training:
+        if root in self._training or self._roots.is_repeated(root):
             return self.run_locally(args, "gradients are asked for: training runs locally")
         if self._outputs.stages is None:
             return self.run_locally(args, "it changes its outputs while gradients are recorded")

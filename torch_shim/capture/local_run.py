@@ -1,13 +1,87 @@
 """Runs a captured graph on the function's own processor: the same steps without GPU devices."""
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
+from torch.amp import autocast_mode
+from torch.autograd import grad_mode
+from torch.utils import checkpoint as checkpoints
 
 from torch_shim.missing_kernels import substitution
 
 _TO_DEVICE = frozenset({"cuda", "cpu"})
+_functorch = torch._C._functorch  # noqa: SLF001 - torch has no public way to ask
+_native_inference_mode: Any = grad_mode._enter_inference_mode  # noqa: SLF001 - as it stands in graphs
+_native_autocast: Any = autocast_mode._enter_autocast  # noqa: SLF001 - see above
+
+
+class _OpenModes(threading.local):
+    """The modes that graphs have entered in this thread and not left yet."""
+
+    def __init__(self) -> None:
+        self.entered: list[Any] = []
+
+
+_open = _OpenModes()
+
+
+@contextlib.contextmanager
+def modes_left() -> Iterator[None]:
+    """Leave the modes that a graph has entered, if it fails inside the `with` block."""
+    entered, level = len(_open.entered), _functorch.get_dynamic_layer_stack_depth()
+    records = torch.is_grad_enabled()
+    try:
+        yield
+    except BaseException:
+        while _functorch.get_dynamic_layer_stack_depth() > level:
+            _functorch.pop_dynamic_layer_stack()
+        while len(_open.entered) > entered:
+            _leave(_open.entered[-1])
+        torch._C._set_grad_enabled(records)  # noqa: SLF001 - as graphs do
+        raise
+
+
+def _enter_inference_mode(mode: bool) -> Any:  # noqa: FBT001 - as it stands in graphs
+    _open.entered.append(_native_inference_mode(mode))
+    return _open.entered[-1]
+
+
+def _enter_autocast(*options: Any) -> Any:
+    _open.entered.append(_native_autocast(*options))
+    return _open.entered[-1]
+
+
+def _leave(mode: Any) -> None:
+    if mode in _open.entered:
+        _open.entered.remove(mode)
+    mode.__exit__(None, None, None)
+
+
+def _checkpointed(graph: fx.GraphModule, *args: Any, **options: Any) -> Any:
+    """Repeat a part of the graph in the backward pass as its module would, dropout included."""
+    context = graph.meta.get("_checkpoint_context_fn")
+    options = options if context is None else {**options, "context_fn": context}
+
+    def run(*values: Any) -> Any:
+        with modes_left():  # a repetition stops where it has what the backward pass needs
+            return graph.forward(*values)
+
+    return checkpoints.checkpoint(run, *args, **options)
+
+
+# What stands in graphs for a compiler, and what is called instead.
+_CALLED: dict[Any, Any] = {
+    tag_activation_checkpoint: _checkpointed,
+    _native_inference_mode: _enter_inference_mode,
+    grad_mode._exit_inference_mode: _leave,  # noqa: SLF001 - see above
+    _native_autocast: _enter_autocast,
+    autocast_mode._exit_autocast: _leave,  # noqa: SLF001 - see above
+}
 
 
 def without_gpu(module: fx.GraphModule) -> fx.GraphModule:
@@ -21,6 +95,7 @@ def without_gpu(module: fx.GraphModule) -> fx.GraphModule:
             graph.erase_node(node)
             continue
         _substitute(node)
+        node.target = _CALLED.get(node.target, node.target)
         node.args = fx.node.map_aggregate(node.args, _processor)
         node.kwargs = fx.node.map_aggregate(node.kwargs, _processor)
     found = fx.GraphModule(module, graph)

@@ -13,6 +13,7 @@ import torch
 from torch_shim import fork_steps
 from torch_shim.capture import operator_counts
 from torch_shim.capture.background import BackgroundTracer
+from torch_shim.capture.differentiation import checkpoints
 from torch_shim.capture.root_modules import Root, Roots, root_of_module
 from torch_shim.capture.traces.pauses import at_imports, pauses
 from torch_shim.collector_pause import without_collections
@@ -22,7 +23,7 @@ from torch_shim.patching import replace
 from torch_shim.process_report import report
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import write_epochs
-from torch_shim.tensors.handles import CudaTensor
+from torch_shim.tensors.handles import CudaTensor, like_inputs
 
 if TYPE_CHECKING:
     from torch_shim.capture.capture import Capture
@@ -51,6 +52,7 @@ class ModuleCalls:
         self._in_background = settings.tracing == "background"
         if settings.stats is not None:
             report.write_at_exit(settings.stats)
+        report.expect_modules()
 
     def install(self) -> None:
         """Replace `nn.Module.__call__`."""
@@ -70,6 +72,7 @@ class ModuleCalls:
         Module.__call__ = __call__  # type: ignore[method-assign]
         replace(Module, "_apply", self._apply)
         replace(torch, "compile", self._compile)
+        checkpoints.install(self._roots)
         if self._roots.has_manager:
             function_data.connect(self._roots.nodes)
         os.register_at_fork(after_in_child=self._after_fork)
@@ -114,7 +117,8 @@ class ModuleCalls:
         try:
             capture = self._capture()
             if capture is not None:
-                return capture.call(root, module, args, kwargs)
+                given = (*args, *kwargs.values()) if kwargs else args
+                return like_inputs(given, capture.call(root, module, args, kwargs))
             report.local_call("Dynamo is being imported", 0, root.name)
             request_context.note_tracing()
             with request_context.timed_locally("Dynamo is being imported"):

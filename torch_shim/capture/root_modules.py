@@ -16,6 +16,7 @@ from torch_shim.leases.leasing import ProcessLeases
 from torch_shim.leases.managers import Nodes
 from torch_shim.leases.presented_lease import SessionLease
 from torch_shim.tensors import absent_bytes
+from torch_shim.tensors.handles import become_cuda
 from torch_shim.weights.image_memory import ImageMemories
 from torch_shim.weights.model_weights import ModelImage, ProcessWeights
 from torch_shim.wire.manager_session import ManagerSession
@@ -54,11 +55,16 @@ def weights_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def root_of_inputs(values: Iterable[Any]) -> Root:
-    """Return the root for a graph outside any module: the parameters among its inputs."""
+    """Return the root for a graph outside any module: the parameters among its inputs.
+
+    If there are none, a number stands for them: workers run programs beside some model's weights.
+    """
     found = [weakref.ref(value) for value in values if isinstance(value, torch.nn.Parameter)]
+    number = [] if found else [become_cuda(torch.zeros(1))]
 
     def tensors() -> Iterator[torch.Tensor]:
-        return (value for value in (reference() for reference in found) if value is not None)
+        yield from number
+        yield from (value for value in (reference() for reference in found) if value is not None)
 
     return Root("a compiled function", tensors)
 
@@ -85,6 +91,7 @@ class Roots:
         self._lock = threading.Lock()
         self._memories = ImageMemories()
         self._weights = ProcessWeights(self._memories)
+        self._repeated = Root("a checkpointed region", tuple)
         self.local = _ThreadState()
 
     def nodes(self) -> Nodes:
@@ -121,6 +128,19 @@ class Roots:
             yield
         finally:
             self.local.root, self.local.owner = owner, None
+
+    @contextlib.contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Capture nothing of what a backward pass is going to repeat, or repeats."""
+        before, self.local.root = self.local.root, self._repeated
+        try:
+            yield
+        finally:
+            self.local.root = before
+
+    def is_repeated(self, root: Root) -> bool:
+        """Whether this stands for what a backward pass repeats."""
+        return root is self._repeated
 
     @contextlib.contextmanager
     def tracing(self, root: Root) -> Iterator[None]:

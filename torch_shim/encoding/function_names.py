@@ -29,6 +29,8 @@ _NAMESPACES = (
     "torch._functorch.vmap",
     "torch.fx.experimental.symbolic_shapes",
     "torch._assert",
+    "torch.autograd.grad_mode._enter_inference_mode",
+    "torch.autograd.grad_mode._exit_inference_mode",
 )
 
 

@@ -4,11 +4,12 @@ A CUDA tensor of torch's is no subclass, so a class with `__torch_function__` de
 given the types without the handles' own, which it does not know.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from torch_shim.foreign_tensors.wrappers import brings_operators
 from torch_shim.missing_kernels.choice import is_in_place
 
 _Decide = Callable[..., Any]
@@ -32,7 +33,18 @@ def decides(kind: type) -> bool:
     }
 
 
-def delegate(kinds: list[type], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def is_asked(kind: type) -> bool:
+    """Whether a class decides when its own tensors are on the GPU.
+
+    Torch's classes know methods by what these were before the shim replaced them.
+    """
+    of_torch = kind.__module__.partition(".")[0] == "torch"
+    return not of_torch and decides(kind) and not brings_operators(kind)
+
+
+def delegate(
+    kinds: Sequence[type], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Return what the first class that wants to makes of the operator; else NotImplemented."""
     for kind in kinds:
         decide: _Decide = getattr(kind, "__torch_function__")  # noqa: B009 - no tensor to mypy

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from torch_shim import call_deadline
 from torch_shim.advice.told_places import told_places
 from torch_shim.call_deadline import SecondsLeft
+from torch_shim.process_report import report
 from torch_shim.wire.call_timings import UNTIMED, CallTiming, Timings
 
 # The models of a request that are reported: all their digests have to fit into one header.
@@ -146,6 +147,7 @@ def used() -> list[str]:
 
 def told() -> list[str]:
     """Return lines about work that stays in the function, for the header X-Gpu-Local."""
+    report.note_answer()
     found = _current.get()
     tracing = [_TRACING] if found is not None and found.traces else []
     return tracing + told_places.to_send()

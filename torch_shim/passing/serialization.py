@@ -16,6 +16,7 @@ from torch_shim.tensors.handles import (
     NoTorchFunction,
     Tensor,
     become_cuda,
+    cpu_class,
 )
 
 _Storage = torch.UntypedStorage
@@ -102,9 +103,10 @@ def _reduce_ex(self: Any, protocol: Any) -> Any:
     if isinstance(self, CudaParameter):
         return _reduce_parameter(self, protocol)
     func, args = self._reduce_ex_internal(protocol)
-    if not state:
+    kind = cpu_class(type(self))
+    if not state and kind is Tensor:
         return func, args
-    return torch._tensor._rebuild_from_type_v2, (func, Tensor, args, state)  # noqa: SLF001 - as torch.Tensor does
+    return torch._tensor._rebuild_from_type_v2, (func, kind, args, state)  # noqa: SLF001 - as torch.Tensor does
 
 
 _reduce_parameter: Any = torch.nn.Parameter.__reduce_ex__
@@ -141,4 +143,6 @@ def _copied(self: CudaTensor, memo: dict[int, Any]) -> Tensor:
             made = torch._neg_view(made) if self.is_neg() else made  # noqa: SLF001 - no public way
     if isinstance(self, CudaParameter):
         return type(self)(made, self.requires_grad)
-    return become_cuda(made.requires_grad_(self.requires_grad))
+    made.requires_grad_(self.requires_grad)
+    object.__setattr__(made, "__class__", type(self))  # a program's own class, perhaps
+    return made

@@ -22,7 +22,7 @@ from torch_shim.tensors.dispatch import Operator, names
 from torch_shim.wire.arena import LentPages, ProtectedMemory, flat, tensor_over
 
 # Operators that read no element: they give views of the same storage, or facts about the tensor.
-_NO_BYTES = names(
+NO_BYTES = names(
     "__get__ __hash__ __len__ __set__ _is_view alias as_strided chunk dense_dim detach diagonal "
     "dim dsplit element_size empty_like expand expand_as get_device hsplit is_complex is_conj "
     "is_contiguous is_floating_point is_inference is_neg is_same_size is_set_to is_signed moveaxis "
@@ -237,7 +237,7 @@ def run_absent(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | N
     None if it has to run here: then the bytes that it reads have come.
     """
     name = getattr(func, "__name__", "")
-    if name in _NO_BYTES or (name == "__getitem__" and _is_basic(args[1])):
+    if name in NO_BYTES or (name == "__getitem__" and _is_basic(args[1])):
         return None
     lacking = _lacking(args[0]) if args else None
     answer = None if lacking is None else lacking.run_there(func, args, kwargs)

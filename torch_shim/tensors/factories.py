@@ -1,27 +1,46 @@
 """Replaces the functions that create tensors on a named device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.jit import _builtins
 from torch.utils import _device
 
+from torch_shim.foreign_tensors.wrappers import brings_operators
 from torch_shim.patching import replace, set_attribute
-from torch_shim.redirected_device import CPU, DeviceLike, names_cuda, tracing_fakes
+from torch_shim.redirected_device import CPU, CUDA, DeviceLike, names_cuda, tracing_fakes
 from torch_shim.tensors import advertised_memory, write_epochs
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.dispatch import names
-from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, Tensor, become_cuda
-
-_PLAIN = names(
-    "arange bartlett_window blackman_window empty empty_like empty_permuted empty_quantized "
-    "empty_strided eye full full_like hamming_window hann_window kaiser_window linspace logspace "
-    "ones ones_like range scalar_tensor sparse_bsc_tensor sparse_bsr_tensor "
-    "sparse_compressed_tensor sparse_coo_tensor sparse_csc_tensor sparse_csr_tensor tril_indices "
-    "triu_indices zeros zeros_like "
-    "normal rand rand_like randint randint_like randn randn_like randperm"
+from torch_shim.tensors.handles import (
+    CudaTensor,
+    NoTorchFunction,
+    Tensor,
+    become_cuda,
+    cpu_class,
 )
+
+# Their device is the named one or the default one, whatever numbers or sizes they are given.
+_OF_NUMBERS = names(
+    "arange bartlett_window blackman_window empty empty_permuted empty_strided eye full "
+    "hamming_window hann_window kaiser_window linspace logspace ones range scalar_tensor "
+    "tril_indices triu_indices zeros rand randint randn randperm _efficientzerotensor "
+    "_empty_affine_quantized"
+)
+_LIKE_ARGUMENTS = names(
+    "empty_like empty_quantized full_like normal ones_like rand_like randint_like randn_like "
+    "zeros_like _empty_per_channel_affine_quantized"
+)
+# Their device is that of the values, which is where the indices have to be: how many there are.
+_INDICES = {
+    "sparse_coo_tensor": ("indices",),
+    "sparse_csr_tensor": ("crow_indices", "col_indices"),
+    "sparse_csc_tensor": ("ccol_indices", "row_indices"),
+    "sparse_bsr_tensor": ("crow_indices", "col_indices"),
+    "sparse_bsc_tensor": ("ccol_indices", "row_indices"),
+    "sparse_compressed_tensor": ("compressed_indices", "plain_indices"),
+}
 _FROM_DATA = names("tensor as_tensor asarray")
 _METHODS = names("new_empty new_empty_strided new_full new_ones new_tensor new_zeros")
 _FREQUENCIES = names("fftfreq rfftfreq")
@@ -33,14 +52,20 @@ _replacements: dict[Any, Callable[..., Any]] = {}
 def install() -> None:
     """Replace the factories, and the mode that applies the default device."""
     constructors = _device._device_constructors()  # noqa: SLF001 - cached at its first call
-    for name in _PLAIN:
+    for name in _OF_NUMBERS:
+        _replace(torch, name, _of_numbers)
+    for name in _LIKE_ARGUMENTS:
         _replace(torch, name, _factory)
+    for name in _INDICES:
+        _replace(torch, name, _sparse)
     for name in _FROM_DATA:
         _replace(torch, name, _converter)
     for name in _METHODS:
         _replace(Tensor, name, _factory)
     for name in _FREQUENCIES:
         _replace(torch.fft, name, _factory)
+    replace(Tensor, "__new__", _constructor)
+    replace(torch, "from_dlpack", _from_dlpack)
     # Python passes the replacements to the default device's mode, C++ passes the native functions.
     constructors.update(_replacements[native] for native in constructors & _replacements.keys())
     set_attribute(_device.DeviceContext, "__torch_function__", _default_device_function)
@@ -77,6 +102,7 @@ def _make(native: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str
     kwargs["device"] = CPU
     if kwargs.get("pin_memory"):
         raise RuntimeError("Only dense CPU tensors can be pinned")
+    bring((*args, *kwargs.values()))
     try:
         with NoTorchFunction():
             result = native(*args, **kwargs)
@@ -86,6 +112,82 @@ def _make(native: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str
         raise
     advertised_memory.reserve(result)
     return become_cuda(result)
+
+
+def _of_numbers(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    make = _factory(native)
+
+    def factory(*args: Any, **kwargs: Any) -> Tensor:
+        named = kwargs.get("device") is not None or kwargs.get("out") is not None
+        if (
+            named
+            or not _has_handle((*args, *kwargs.values()))
+            or torch.compiler.is_dynamo_compiling()
+        ):
+            return make(*args, **kwargs)
+        bring((*args, *kwargs.values()))
+        with NoTorchFunction():
+            return native(*args, **kwargs)
+
+    return factory
+
+
+def _has_handle(values: Iterable[Any]) -> bool:
+    return any(
+        isinstance(value, CudaTensor) or (isinstance(value, list | tuple) and _has_handle(value))
+        for value in values
+    )
+
+
+def _sparse(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    make = _factory(native)
+    kinds = (*_INDICES[native.__name__], "values")
+
+    def build(*args: Any, **kwargs: Any) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():
+            return native(*args, **kwargs)
+        if kwargs.get("device") is None and not tracing_fakes():
+            parts = dict(zip(kinds, args, strict=False)) | kwargs
+            values = parts.get("values")
+            on_gpu = isinstance(values, CudaTensor)
+            for name in kinds[:-1]:
+                _check_index(name, parts.get(name), on_gpu=on_gpu)
+            if on_gpu:
+                kwargs["device"] = CUDA
+        return make(*args, **kwargs)
+
+    return build
+
+
+def _check_index(name: str, index: Any, *, on_gpu: bool) -> None:
+    if isinstance(index, Tensor) and isinstance(index, CudaTensor) != on_gpu:
+        raise RuntimeError(
+            f"device of {name} (={index.device}) must match device of values "
+            f"(={CUDA if on_gpu else CPU})"
+        )
+
+
+def _constructor(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make `torch.Tensor(data)`, or a subclass of it, on the GPU if that is where the data is."""
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Tensor:
+        cls = cpu_class(cls)  # `type(tensor)(data)` is on the GPU if the data is
+        made = native(cls, *args, **kwargs)
+        on_gpu = bool(args) and isinstance(args[0], CudaTensor) and not tracing_fakes()
+        return become_cuda(made) if on_gpu and not brings_operators(cls) else made
+
+    return new
+
+
+def _from_dlpack(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def from_dlpack(ext_tensor: Any, **kwargs: Any) -> Tensor:
+        if not isinstance(ext_tensor, CudaTensor):
+            return native(ext_tensor, **kwargs)
+        if ext_tensor.requires_grad:
+            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+        return torch.asarray(ext_tensor.detach(), **kwargs)
+
+    return from_dlpack
 
 
 def _converter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -4,7 +4,8 @@ An operator on a handle runs natively on that storage, and its results become ha
 every case; `CudaTensor.__torch_function__` handles the usual case at a tenth of the cost.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from inspect import getattr_static
 from typing import Any, NoReturn
 
 import torch
@@ -17,11 +18,19 @@ from torch_shim.mixed_devices import rules
 from torch_shim.redirected_device import CPU, CUDA, names_cuda
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import bring, run_absent, waiting
-from torch_shim.tensors.dispatch import Operator, special
+from torch_shim.tensors.dispatch import Operator, names, special
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - documented, kept there
+
+_nowrap = torch.overrides.get_default_nowrap_functions
+# What a program's class may have of its own, and handles answer all the same.
+_OF_HANDLES = names(
+    "__module__ __dict__ __weakref__ __doc__ __torch_function__ device is_cuda is_cpu get_device "
+    "untyped_storage _typed_storage numpy __array__ __dlpack__ __dlpack_device__ "
+    "__cuda_array_interface__ share_memory_ is_shared shape dtype ndim"
+)
 
 # The classes of tensors that the shim treats as CPU tensors.
 PLAIN = frozenset({Tensor, Parameter})
@@ -279,22 +288,47 @@ def wrap(result: Any, known: set[int] | frozenset[int] = frozenset()) -> Any:
 
 
 def _delegated(
-    kinds: list[type], func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    kinds: Sequence[type], func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    known = {id(value) for value in (*args, *kwargs.values()) if type(value) in PLAIN}
+    given = (*args, *kwargs.values())
+    known = {id(value) for value in given if type(value) in PLAIN}
+    bring(given)
     try:
         return like_handles(wrap(delegation.delegate(kinds, func, args, kwargs), known))
     finally:
         if delegation.may_write(func, kwargs):
-            write_epochs.note_all((*args, *kwargs.values()))
+            write_epochs.note_all(given)
 
 
 def like_handles(result: Any) -> Any:
-    """Make a handle of what another library's subclass made on a handle's storage."""
+    """Make handles of what another library's subclass made on a handle's storage."""
+    if isinstance(result, list | tuple):
+        for item in result:
+            like_handles(item)
+        return result
     kind = type(result)
     if isinstance(result, Tensor) and kind not in PLAIN and not brings_operators(kind):
         return become_cuda(result)
     return result
+
+
+def like_inputs(inputs: Sequence[Any], outputs: Any) -> Any:
+    """Give what a graph computed the program's class of its first input, which no graph knows."""
+    for value in inputs:
+        kind = type(value)
+        if kind is not CudaTensor and isinstance(value, CudaTensor):
+            return outputs if kind is CudaParameter else _viewed(outputs, cpu_class(kind))
+    return outputs
+
+
+def _viewed(outputs: Any, kind: Any) -> Any:
+    if delegation.decides(kind) or issubclass(kind, Parameter):
+        return outputs
+    if type(outputs) is CudaTensor:
+        return outputs.as_subclass(kind)
+    if type(outputs) in (list, tuple):
+        return type(outputs)(_viewed(output, kind) for output in outputs)
+    return outputs
 
 
 def become_cuda(tensor: Tensor) -> Tensor:
@@ -336,7 +370,72 @@ def _derive(kind: type) -> type:
             "it brings its own operators; convert it to a plain torch.Tensor first",
         )
     base = CudaParameter if issubclass(kind, Parameter) else CudaTensor
-    return type(kind.__name__, (base, kind), {"__module__": kind.__module__})
+    meta: Any = type("_HandleType", (_HandleType, type(kind)), {})
+    own = {name: getattr_static(kind, name) for name in _overrides(kind)}
+    if delegation.is_asked(kind):
+        own["__torch_function__"] = classmethod(_leave_to(kind))
+    elif not delegation.decides(kind) and not issubclass(kind, Parameter):
+        own["__torch_function__"] = classmethod(_compute_as(kind))
+    own["__module__"] = kind.__module__
+    made: type = meta(kind.__name__, (base, kind), own)
+    return made
+
+
+class _HandleType(type(Tensor)):  # type: ignore[misc] # PyTorch has a metaclass for it
+    """Makes the handle class of a program's own class equal to that, as in tables by class."""
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or _CPU_CLASS.get(cls) is other
+
+    def __hash__(cls) -> int:
+        return hash(cls.__bases__[1])
+
+
+def _overrides(kind: type) -> Iterator[str]:
+    """Yield the methods of a program's class that go before those of handles."""
+    for name in vars(CudaTensor):
+        if name not in _OF_HANDLES:
+            own, of_torch = getattr_static(kind, name, None), getattr_static(Tensor, name, None)
+            if own is not of_torch:
+                yield name
+
+
+def _leave_to(kind: type) -> Callable[..., Any]:
+    """Let a class with `__torch_function__` decide, as beside a CUDA tensor of torch's."""
+
+    def decide(_: type, func: Operator, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        others = (found for found in _programs_classes(types) if found is not kind)
+        return _delegated((kind, *others), func, args, kwargs or {})
+
+    return decide
+
+
+def _compute_as(kind: type) -> Callable[..., Any]:
+    """Compute as handles do, and give results the class, as `Tensor.__torch_function__` does."""
+
+    def compute(cls: type, func: Operator, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not all(issubclass(kind, other) for other in _programs_classes(types)):
+            return NotImplemented
+        result = CudaTensor.__torch_function__(func, types, args, kwargs)
+        return result if func in _nowrap() else _classed(result, cls)
+
+    return compute
+
+
+def _programs_classes(types: Any) -> Iterator[type]:
+    """Yield the classes as the program knows them, without those that a CUDA tensor has."""
+    return (
+        cpu_class(kind) for kind in types if kind is not CudaTensor and kind is not CudaParameter
+    )
+
+
+def _classed(result: Any, kind: type) -> Any:
+    if type(result) is CudaTensor:
+        _change_class(result, kind)
+    elif isinstance(result, list | tuple):
+        for item in result:
+            _classed(item, kind)
+    return result
 
 
 def _change_class(tensor: Tensor, kind: type) -> None:

@@ -19,6 +19,8 @@ from torch_shim.tensors.handles import (
     Tensor,
     become_cpu,
     become_cuda,
+    cpu_class,
+    cuda_class,
 )
 
 alias_of = Tensor._make_subclass  # noqa: SLF001 - its only location; of a class, it is no view
@@ -63,10 +65,10 @@ def _new_parameter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def new(cls: type, data: Any = None, requires_grad: bool = True) -> Tensor:  # noqa: FBT001, FBT002 - PyTorch's signature
         if not isinstance(data, CudaTensor) and cls is not CudaParameter:
             return native(cls, data, requires_grad)
-        if cls not in {Parameter, CudaParameter} or type(data) not in _ORDINARY:
+        if brings_operators(cls) or type(data) not in _ORDINARY:
             return native(cls, data, requires_grad)
         with NoTorchFunction():
-            return alias_of(CudaParameter, data, requires_grad)
+            return alias_of(cuda_class(cpu_class(cls)), data, requires_grad)
 
     return new
 
@@ -112,7 +114,7 @@ def _swap(native: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tensor]
     def swap_tensors(t1: Tensor, t2: Tensor) -> None:
         """Swap two tensors, including parameters that a graph's guards reference weakly."""
         referred = weakref.getweakrefs(t1) or weakref.getweakrefs(t2)
-        if not referred or not {type(t1), type(t2)} & {CudaTensor, CudaParameter}:
+        if not referred or not isinstance(t1, CudaTensor) | isinstance(t2, CudaTensor):
             native(t1, t2)
             return
         if not (t1.is_leaf and t2.is_leaf):

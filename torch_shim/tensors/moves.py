@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from torch_shim.foreign_tensors.delegation import is_asked
 from torch_shim.foreign_tensors.wrappers import brings_operators, moved
 from torch_shim.patching import replace
 from torch_shim.redirected_device import CPU, CUDA, names_cuda, tracing_fakes
@@ -16,6 +17,7 @@ from torch_shim.tensors import advertised_memory, write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, bring
 from torch_shim.tensors.handles import (
     PLAIN,
+    CudaParameter,
     CudaTensor,
     NoTorchFunction,
     Parameter,
@@ -28,6 +30,9 @@ from torch_shim.tensors.large.large_moves import copied_to_cpu, copied_to_gpu
 from torch_shim.tensors.large.lent_copies import note_origin
 from torch_shim.tensors.tensor_types import DTYPES
 
+_OWN = frozenset({Tensor, Parameter, CudaTensor, CudaParameter})
+_functions_are_on = torch._C._is_torch_function_enabled  # noqa: SLF001 - no public question
+
 
 class MoveTarget(NamedTuple):
     """The device and the other arguments of a call of `to`."""
@@ -38,14 +43,31 @@ class MoveTarget(NamedTuple):
 
 def install() -> None:
     """Replace the methods of torch.Tensor that move tensors."""
-    replace(Tensor, "to", _to)
-    replace(Tensor, "cuda", _cuda)
-    replace(Tensor, "cpu", _cpu)
-    replace(Tensor, "type", _type)
-    replace(Tensor, "type_as", _type_as)
-    replace(Tensor, "pin_memory", _pin_memory)
-    replace(Tensor, "is_pinned", _is_pinned)
+    moves = {"to": _to, "cuda": _cuda, "cpu": _cpu, "type": _type, "type_as": _type_as}
+    for name, make in {**moves, "pin_memory": _pin_memory, "is_pinned": _is_pinned}.items():
+        replace(Tensor, name, _asking_the_class(name, make))
     replace(Tensor, "as_subclass", _as_subclass)
+
+
+def _asking_the_class(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a class with `__torch_function__` decide first, as it does about methods of C."""
+
+    def with_class(native: Callable[..., Any]) -> Callable[..., Any]:
+        move = make(native)
+
+        def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+            kind: Any = type(self)
+            if kind in _OWN or tracing_fakes():
+                return move(self, *args, **kwargs)
+            kind = cpu_class(kind)
+            if not (is_asked(kind) and _functions_are_on()):
+                return move(self, *args, **kwargs)
+            decide: Any = kind.__torch_function__
+            return decide(getattr(Tensor, name), (kind,), (self, *args), kwargs)
+
+        return call
+
+    return with_class
 
 
 def _to(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -99,7 +121,7 @@ def _move(
     if result is self:
         return result
     kind = cpu_class(type(self))
-    if kind not in PLAIN and not issubclass(kind, Parameter):
+    if kind not in PLAIN and not issubclass(kind, Parameter) and not is_asked(kind):
         # torch.Tensor's own methods do the same for a subclass.
         result = result.as_subclass(kind)  # type: ignore[type-var,assignment] # a tensor's class
     return become_cuda(result) if to_gpu else result
@@ -193,7 +215,7 @@ def _type_as(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _as_subclass(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def as_subclass(self: Tensor, cls: type[Tensor]) -> Tensor:
-        result = native(self, cls)
+        result = native(self, cpu_class(cls))
         if not isinstance(self, CudaTensor) or tracing_fakes():
             return result
         return become_cuda(result) if type(result) in PLAIN else like_handles(result)

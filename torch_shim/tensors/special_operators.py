@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 from torch_shim.mixed_devices import rules
+from torch_shim.process_report import report
 from torch_shim.tensors import write_epochs
+from torch_shim.tensors.absent_bytes import NO_BYTES
 from torch_shim.tensors.dispatch import Handler, Operator, existing, handles, names, special
 from torch_shim.tensors.handles import (
     PLAIN,
@@ -60,6 +62,8 @@ def install() -> None:
 
 def _classify(operator: Operator) -> Handler | None:
     name = _name_of(operator)
+    if name not in NO_BYTES:
+        report.note_operator()
     if name in _LISTS or name.startswith("_foreach_"):
         return _write_list if _writes(operator, name) else _run_list
     if name in rules.EACH:

@@ -8,6 +8,9 @@ from torch import fx
 
 from torch_shim.capture.dynamo import on_gpu
 
+_ENTER = torch.autograd.grad_mode._enter_inference_mode  # noqa: SLF001 - as it stands in graphs
+_EXIT = torch.autograd.grad_mode._exit_inference_mode  # noqa: SLF001 - see above
+
 
 class Outputs:
     """The outputs of one graph, by their positions."""
@@ -18,9 +21,26 @@ class Outputs:
         reached = _reached_by_gradients(module, examples)
         self.on_gpu = [on_gpu(example_of(node)) for node in nodes]
         self.differentiable = [node in reached for node in nodes]
+        # Whether anything in the graph has a history, even if no output has.
+        self.recorded = any(node.op != "placeholder" for node in reached)
+        self.modes = _inference_modes(module, nodes)
+        modes = {*self.modes.values()}
+        # The mode that all outputs are made in, where the program enters one; None: the caller's.
+        self.inference = modes.pop() if len(modes) == 1 else None
         # The positions in the order in which one output may be computed from those before it;
         # None where an output is also written to, so that it has no one place in this order.
         self.stages = _stages(module, nodes, reached)
+
+    def are_recorded(self) -> bool:
+        """Whether the program records gradients when it is called in this thread's mode."""
+        return not torch.is_inference_mode_enabled() or False in self.modes.values()
+
+    def in_their_modes(self, values: list[Any]) -> list[Any]:
+        """Return the outputs, each an inference tensor or none as the program made it."""
+        for position, mode in self.modes.items():
+            if mode is not None and values[position].is_inference() != mode:
+                values[position] = _made_in(mode, values[position])
+        return values
 
 
 def example_of(node: Any) -> Any:
@@ -59,14 +79,65 @@ def _reached_by_gradients(module: fx.GraphModule, examples: Sequence[Any]) -> se
     reached: set[Any] = {
         node for node, value in zip(inputs, examples, strict=True) if differentiable(value)
     }
-    enabled = torch.is_grad_enabled()
+    enabled, inference = torch.is_grad_enabled(), False
+    before: dict[Any, tuple[bool, bool]] = {}  # each inference mode that the program enters
     for node in module.graph.nodes:
         example = example_of(node)
         if node.target is torch._C._set_grad_enabled:  # noqa: SLF001 - as it stands in graphs
             enabled = bool(node.args[0])
-        elif enabled and node.target != "detach" and _is_or_has_float(example):
+        elif node.target is _ENTER:
+            before[node] = enabled, inference
+            enabled, inference = not node.args[0], bool(node.args[0])
+        elif node.target is _EXIT:
+            enabled, inference = before.get(node.args[0], (torch.is_grad_enabled(), False))
+        elif enabled and not inference and node.target != "detach" and _is_or_has_float(example):
             reached.update({node} if not reached.isdisjoint(node.all_input_nodes) else ())
     return reached
+
+
+def _inference_modes(module: fx.GraphModule, outputs: Sequence[Any]) -> dict[int, bool | None]:
+    """Return the inference mode of each output by its position; a view has that of its memory.
+
+    None is the caller's mode. What lies in an input's memory is as the input is.
+    """
+    if not any(node.target is _ENTER for node in module.graph.nodes):
+        return {}
+    mode: bool | None = None
+    before: dict[Any, bool | None] = {}
+    modes: dict[int, bool | None] = {}
+    inputs: set[int] = set()
+    for node in module.graph.nodes:
+        if node.target is _ENTER:
+            before[node], mode = mode, bool(node.args[0])
+        elif node.target is _EXIT:
+            mode = before.get(node.args[0])
+        for storage in _storages_of(example_of(node)):
+            modes.setdefault(storage, mode)
+            inputs.update({storage} if node.op == "placeholder" else ())
+    found = [(position, _storages_of(example_of(node))) for position, node in enumerate(outputs)]
+    return {
+        position: modes[storages[0]]
+        for position, storages in found
+        if storages and storages[0] not in inputs
+    }
+
+
+def _storages_of(example: Any) -> list[int]:
+    """Return what tells the storages of a node's tensors from others."""
+    values = example if isinstance(example, (tuple, list)) else [example]
+    return [
+        value.untyped_storage()._cdata  # noqa: SLF001 - its identity
+        for value in values
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided
+    ]
+
+
+def _made_in(mode: bool, value: torch.Tensor) -> torch.Tensor:  # noqa: FBT001 - torch's own word
+    with torch.inference_mode(mode):
+        made = torch.empty(0, dtype=value.dtype)
+        return made.set_(
+            value.untyped_storage(), value.storage_offset(), value.size(), value.stride()
+        )
 
 
 def _is_or_has_float(example: Any) -> bool:

@@ -52,11 +52,19 @@ def answer_in_stages(
     graph: AnsweredGraph, root: Any, outputs: Outputs, args: Sequence[Any]
 ) -> list[Any]:
     """Run the forward pass on a worker; gradients come from this process if they are asked for."""
-    assert outputs.stages is not None
     call = _Call(graph, root, outputs)
+    if torch.is_grad_enabled():
+        return _answered(call, args)
+    with torch.inference_mode(mode=False):  # gradients are recorded inside of the program
+        return _answered(call, args)
+
+
+def _answered(call: _Call, args: Sequence[Any]) -> list[Any]:
+    outputs = call.outputs
+    assert outputs.stages is not None
     turns.forget_sent()
     with torch.no_grad():
-        values = graph.answer(args)
+        values = call.graph.answer(args)
     if turns.sent is not None:
         call.random_state = as_state(turns.sent)
     found: dict[int, Any] = {}
@@ -122,8 +130,9 @@ class _Stage(torch.autograd.Function):
         call: _Call = ctx.call
         call.graph.note_training(call.root)
         again = torch.is_grad_enabled()  # the caller needs gradients of these gradients
-        with _NoHandles(), call.state.restored(), torch.enable_grad():
-            values = _inputs_again(ctx, detached=not again)
+        with _NoHandles(), call.state.restored():
+            with torch.enable_grad():
+                values = _inputs_again(ctx, detached=not again)
             outputs = _with_state(call.random_state, lambda: _outputs_again(ctx, values))
             wanted = [value for value in values if differentiable(value)]
             pairs = [

@@ -99,3 +99,33 @@ def test_report_tells_of_graphs_and_breaks_at_their_lines(
         "layout torch.sparse_coo": 2,
         "Dynamo is being imported": 2,
     }
+
+
+def test_program_without_a_module_is_told_once_that_it_uses_no_gpu(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_shim.process_report.told_places", ToldPlaces())
+    monkeypatch.setattr("torch_shim.process_report.atexit", Exits)
+    idle, with_graph, without = ProcessReport(), ProcessReport(), ProcessReport()
+    for report in (idle, with_graph, without):
+        report.expect_modules()
+    with_graph.graph_call(3, 1, 1, [0.0, 0.0, 0.0])
+    for report in (with_graph, without):
+        report.note_operator()
+        for _ in range(5):
+            report.note_answer()
+    assert not idle.counts.local_calls
+    assert not with_graph.counts.local_calls
+    assert [*without.counts.local_calls.values()] == [1]
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == 1
+    assert "test_told_places.py" in told[0]
+    assert "torch.compile" in told[0]
+
+
+class Exits:
+    """Stands for the end of the process, which does not come."""
+
+    @staticmethod
+    def register(_: object) -> None:
+        """Forget it."""

@@ -176,3 +176,32 @@ assert torch.equal(at_x.detach().cpu(), 6 * x.detach().cpu())
 assert torch.equal(twice.cpu(), torch.full((3,), 6.0))
 """
     )
+
+
+def test_compiled_function_has_a_model_when_it_has_no_weights(dynamo_shim: Snippet) -> None:
+    dynamo_shim(
+        """
+from torch_shim.capture.root_modules import root_of_inputs
+
+roots = [root_of_inputs((torch.ones(2, device="cuda"), 3)) for _ in range(2)]
+first, second = ([*root.tensors()] for root in roots)
+assert len(first) == len(second) == 1 and first[0].is_cuda and torch.equal(first[0], second[0])
+weight = torch.nn.Parameter(torch.ones(2)).cuda()
+weight = torch.nn.Parameter(weight)
+assert [*root_of_inputs((weight,)).tensors()][0] is weight
+"""
+    )
+
+
+def test_program_says_at_its_end_that_it_calls_no_module(tracing_shim: Snippet) -> None:
+    tracing_shim("""
+import torch
+from torch_shim.process_report import report
+
+matrix = torch.ones(2, 2, device="cuda")
+matrix = matrix @ matrix
+report._tell_of_no_module()
+report._tell_of_no_module()
+assert [*report.counts.local_calls] == ["no module and no function under torch.compile is called"]
+assert report.as_json()
+""")

@@ -164,3 +164,138 @@ def test_distributed_tensor_is_refused_when_it_is_on_the_gpu(shim: Snippet) -> N
     else:
         raise AssertionError
     """)
+
+
+# A class that keeps `torch.Tensor`'s rules, one that has its own, one with methods of its own.
+_PROGRAMS = """
+import copy, io, pickle, sys
+class Tagged(torch.Tensor):
+    def __repr__(self, **_):
+        return "Tagged()"
+class Named(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        assert all(issubclass(cls, kind) for kind in types), types
+        made = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(made, Named):
+            made.tag = next((a.tag for a in args if isinstance(a, Named)), None)
+        return made
+class Weight(torch.nn.Parameter):
+    pass
+def named(value):
+    made = value.as_subclass(Named)
+    made.tag = "n"
+    return made
+for kind in (Tagged, Named, Weight):
+    setattr(sys.modules["__main__"], kind.__name__, kind)
+    kind.__module__ = "__main__"
+"""
+
+
+def test_program_s_class_stays_through_operators(shim: Snippet) -> None:
+    shim(f"""{_PROGRAMS}
+def kinds(device):
+    plain = torch.ones(2, 3, device=device)
+    found = {{}}
+    for x in (plain.as_subclass(Tagged), named(plain)):
+        made = dict(
+            times=x * 2, other=plain + x, row=x[0], sum=x.sum(), cat=torch.cat([plain, x]),
+            split=x.split(1)[0], largest=x.max(0)[0], turned=x.T, soft=torch.softmax(x, 0),
+            written=x.clone().add_(1),
+            moved=x.cpu().to(device), wide=x.double(),
+            row0=next(iter(x)), detached=x.detach(), given=type(x)(plain), new=x.new_zeros(2),
+            zeros=torch.zeros_like(x),
+            plain=x.as_subclass(torch.Tensor), here=x.cpu(), shared=copy.copy(x))
+        for name, value in made.items():
+            assert value.device.type == ("cpu" if name == "here" else device), name
+            kind = next((k for k in (Tagged, Named) if type(value) == k), None)
+            found[type(x).__name__, name] = kind, getattr(value, "tag", None)
+        assert isinstance(x, (Tagged, Named)) and {{Tagged: 1, Named: 2}}[type(x)]
+        assert repr(plain.as_subclass(Tagged)) == "Tagged()" and x.sum().item() == 6
+        kept = pickle.loads(pickle.dumps(x))
+        assert isinstance(kept, (Tagged, Named)) and kept.device.type == device
+        z = x.detach().clone().requires_grad_()
+        (z * z).sum().backward()
+        assert z.grad.device.type == device and z.grad.sum().item() == 12
+    return found
+on_gpu, plain = kinds("cuda"), kinds("cpu")
+wrong = {{name: (on_gpu[name], plain[name]) for name in plain if on_gpu[name] != plain[name]}}
+assert not wrong, wrong
+""")
+
+
+def test_program_s_class_meets_others_as_beside_a_tensor_of_torch_s(shim: Snippet) -> None:
+    shim(f"""{_PROGRAMS}
+plain = torch.ones(2, device="cuda")
+try:
+    plain.as_subclass(Tagged) + torch.ones(2)
+except RuntimeError as error:
+    assert "same device" in str(error), error
+else:
+    raise AssertionError("it mixed devices")
+weight = Weight(plain)
+assert type(weight) == Weight and weight.is_cuda and isinstance(weight, torch.nn.Parameter)
+assert type(weight * 2) is type(plain)
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = Weight(torch.ones(2))
+moved = Model().cuda()
+assert [type(value) for value in moved.parameters()] == [Weight] and moved.weight.is_cuda
+""")
+
+
+def test_model_answers_in_the_class_of_its_input(tracing_shim: Snippet) -> None:
+    tracing_shim(f"""
+import torch
+{_PROGRAMS}
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.register_buffer("kept", torch.zeros(2))
+    def forward(self, x):
+        return self.layer(x), self.kept
+model, x = Model().cuda(), torch.ones(3, 2, device="cuda").as_subclass(Tagged)
+for _ in range(2):
+    with torch.no_grad():
+        answer, _ = model(x)
+    assert type(answer) == Tagged and answer.is_cuda
+    assert type(model.kept) is type(torch.ones(1).cuda())
+""")
+
+
+def test_torchvision_s_transforms_find_their_classes(shim: Snippet) -> None:
+    shim("""
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+torch.manual_seed(0)
+pixels = torch.randint(0, 255, (3, 8, 8), dtype=torch.uint8)
+def sample(device):
+    return {
+        "image": tv_tensors.Image(pixels).to(device),
+        "made": tv_tensors.Image(pixels, device=device),
+        "mask": tv_tensors.Mask(torch.ones(8, 8, dtype=torch.uint8)).to(device),
+        "boxes": tv_tensors.BoundingBoxes(
+            torch.tensor([[1.0, 1, 4, 4]]), format="XYXY", canvas_size=(8, 8)).to(device),
+        "plain": torch.ones(3, 8, 8, device=device),
+        "video": tv_tensors.Video(pixels[None]).to(device)}
+by_class = {tv_tensors.Image: 7, tv_tensors.Mask: 2, "others": 0}
+transforms = [
+    v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Video: torch.float32,
+        tv_tensors.Mask: torch.int64, "others": None}, scale=True),
+    v2.RandomHorizontalFlip(1.0), v2.CenterCrop(4), v2.Pad(1, fill=by_class), v2.RandomRotation(90),
+    v2.RandomZoomOut(p=1.0, fill=by_class), v2.ConvertBoundingBoxFormat("CXCYWH"),
+    v2.ClampBoundingBoxes(), v2.RandomIoUCrop(), v2.ToPureTensor(), v2.RandomAffine(10),
+    v2.Lambda(lambda x: x * 2, tv_tensors.Image)]
+for transform in transforms:
+    outcomes = []
+    for device in ("cuda", "cpu"):
+        torch.manual_seed(1)
+        made = transform(sample(device))
+        assert all(value.device.type == device for value in made.values()), transform
+        outcomes.append([
+            (type(value).__name__, value.dtype, value.shape, value.cpu().tolist())
+            for value in made.values()])
+    assert outcomes[0] == outcomes[1], transform
+""")

@@ -1,0 +1,110 @@
+"""Activation checkpointing gives the gradients that it gives without graphs, step after step."""
+
+import pytest
+
+from tests.kit.programs.snippets import Snippet
+
+TRAINING = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.2)
+
+    def forward(self, x):
+        return x + self.drop(self.second(torch.relu(self.first(x))))
+
+class Model(nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.call = call
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = self.call(block, x)
+        return x
+
+def losses_on(device, call, outside=None):
+    torch.manual_seed(0)
+    model = Model(call).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for _ in range(3):
+        x = torch.randn(8, 4, device=device, requires_grad=True)
+        loss = (outside(model, x) if outside else model(x)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+        assert not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda")
+    return found + [weight.sum().item() for weight in model.parameters()]
+
+def plainly(block, x):
+    return block(x)
+
+def nested(block, x):
+    return newer(lambda t: newer(block, t) * 1.5, x)
+
+def in_half(block, x):
+    def run(t):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            y = block(t)
+            return y + block(t)
+    return newer(run, x).float()
+
+def newer(block, x, **options):
+    return checkpoint(block, x, use_reentrant=False, **options)
+
+def older(block, x):
+    return checkpoint(block, x, use_reentrant=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "newer",
+        "older",
+        "lambda block, x: newer(block, x, debug=True)",
+        "lambda block, x: newer(block, x, determinism_check='none')",
+        "lambda block, x: checkpoint_sequential(nn.Sequential(block, nn.Tanh()), 2, x, False)",
+        "nested",
+        "in_half",
+    ],
+)
+def test_checkpoint_inside_of_forward_trains_as_on_the_processor(
+    tracing_shim: Snippet, call: str
+) -> None:
+    tracing_shim(f"""{TRAINING}
+on_gpu, plain = (losses_on(device, {call}) for device in ("cuda", "cpu"))
+assert on_gpu == plain, (on_gpu, plain)
+""")
+
+
+@pytest.mark.parametrize("way", ["newer", "older"])
+def test_checkpoint_around_a_module_trains_as_on_the_processor(
+    tracing_shim: Snippet, way: str
+) -> None:
+    tracing_shim(f"""{TRAINING}
+on_gpu, plain = (losses_on(device, plainly, {way}) for device in ("cuda", "cpu"))
+assert on_gpu == plain, (on_gpu, plain)
+""")
+
+
+def test_checkpoint_stays_in_its_graph_when_no_gradients_are_recorded(
+    tracing_shim: Snippet,
+) -> None:
+    tracing_shim(f"""{TRAINING}
+from torch_shim.process_report import report
+
+for call in (newer, older):
+    model = Model(call).cuda().eval()
+    with torch.no_grad():
+        model(torch.randn(8, 4, device="cuda"))
+assert report.counts.graphs == 2, report.counts
+assert set(report.counts.local_calls) == {{"no GPU manager was named (GPUFAAS_ADDRESS)"}}
+""")
