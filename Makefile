@@ -82,7 +82,7 @@ long-soak:
 
 long-papers: setup
 	@for paper in thesis sage esg interference tenants; do \
-	  $(BIN)/gpufaas reproduce --paper $$paper || exit 1; \
+	  $(BIN)/gpufaas reproduce --paper $$paper --out docs || exit 1; \
 	done
 	@git diff --exit-code --stat docs/evaluation.md docs/evaluation
 

@@ -31,6 +31,7 @@ def simulation_table(results: list[ScenarioResult]) -> str:
     lines.append("")
     lines.append(
         "false: misses while another GPU held the model; busy: GPU time spent on inference; "
-        "copies: GPUs that hold the most used model"
+        "copies: GPUs that hold the most used model; end s: when the last request had ended\n"
+        "miss: requests whose models had to be loaded, of all (the hit ratio is 1 - miss)"
     )
     return "\n".join(lines)

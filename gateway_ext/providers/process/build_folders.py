@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from gateway_ext.errors import BadDeployment
+from gateway_ext.full_disk import is_full_disk
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas.function_options import PATH
 from gateway_ext.providers import folder_trees
@@ -60,6 +61,8 @@ def copy(folder: Path, into: Path, gid: int | None, most_bytes: int) -> Path:
         digest = _copy_tree(folder, target, gid, most_bytes)
     except OSError as error:
         folder_trees.remove(scratch)
+        if is_full_disk(error):
+            raise
         raise BadDeployment(f"the build in {folder} cannot be used: {error}") from error
     except BaseException:
         folder_trees.remove(scratch)

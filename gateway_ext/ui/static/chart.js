@@ -7,6 +7,7 @@ const NARROW_PX = 230;
 const RIGHT = 8;
 const TOP = 8;
 const BOTTOM = 20;
+const LETTER_PX = 6; // of a label on the axis, whose letters are 10 px high
 const STEPS = [1, 2, 2.5, 5, 10];
 
 /**
@@ -21,6 +22,7 @@ export class Chart {
   #history = null;
   #width = 300;
   #at = null;
+  #left = 46;
   #paths;
 
   constructor({ title, lines, format, most = null, least = 1 }) {
@@ -95,10 +97,6 @@ export class Chart {
     return this.#width < NARROW_PX;
   }
 
-  get #left() {
-    return this.#isNarrow ? 42 : 46;
-  }
-
   get #height() {
     return this.#isNarrow ? 92 : 132;
   }
@@ -140,7 +138,13 @@ export class Chart {
     attribute(this.svg, "viewBox", `0 0 ${this.#width} ${this.#height}`);
     const top = this.#most ?? this.#top();
     const y = (value) => TOP + (this.#height - TOP - BOTTOM) * (1 - value / top);
-    this.#drawGrid(top, y);
+    const marks = (this.#isNarrow ? [0, top] : [0, top / 2, top]).map((value) => ({
+      at: y(value),
+      text: short(this.#format(value)),
+    }));
+    const longest = Math.max(...marks.map(({ text }) => text.length));
+    this.#left = Math.max(this.#isNarrow ? 42 : 46, 10 + LETTER_PX * longest);
+    this.#drawGrid(marks);
     this.#lines.forEach((line, place) =>
       attribute(this.#paths[place], "d", this.#line(line.kind, y)),
     );
@@ -156,10 +160,10 @@ export class Chart {
     return size * STEPS.find((step) => size * step >= most * 0.999);
   }
 
-  #drawGrid(top, y) {
-    const axis = (this.#isNarrow ? [0, top] : [0, top / 2, top]).flatMap((value) => [
-      svg("line", { x1: this.#left, x2: this.#width - RIGHT, y1: y(value), y2: y(value) }),
-      label(this.#left - 6, y(value) + 3.5, "end", short(this.#format(value))),
+  #drawGrid(marks) {
+    const axis = marks.flatMap(({ at, text }) => [
+      svg("line", { x1: this.#left, x2: this.#width - RIGHT, y1: at, y2: at }),
+      label(this.#left - 6, at + 3.5, "end", text),
     ]);
     const spanS = this.#history.step_s * this.#points;
     const ends = [

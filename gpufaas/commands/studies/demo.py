@@ -29,7 +29,7 @@ Runs = Mapping[str, list[ScenarioResult]]
 
 def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
-    parser = commands.add_parser("demo", help="every policy on the thesis's workload, in seconds")
+    parser = commands.add_parser("demo", help="every policy on the thesis's workload")
     parser.add_argument("--out", default="out", metavar="DIR", help="folder of the picture (out)")
     parser.set_defaults(run=_run)
 

@@ -1,4 +1,4 @@
-"""`gpufaas reproduce`: repeats a paper's evaluation, and rewrites its page in docs."""
+"""`gpufaas reproduce`: repeats a paper's evaluation, and writes its page."""
 
 import argparse
 import sys
@@ -90,9 +90,9 @@ def add_parser(commands: Commands) -> None:
     add("--seeds", type=int, metavar="K", help=f"seeds to average over ({_SEEDS}; thesis)")
     add(
         "--out",
-        default="docs",
+        default="out",
         metavar="DIR",
-        help="folder of evaluation.md and, by --paper or --policies, evaluation/*.md (docs)",
+        help="folder of evaluation.md and, by --paper or --policies, evaluation/*.md (out)",
     )
     add("--policies", action="store_true", help="instead: every policy on every other's ground")
     add(

@@ -1,5 +1,6 @@
 """Copies of builds: complete, sealed, and bounded, whoever changes the source meanwhile."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway_ext.errors import BadDeployment
+from gateway_ext.full_disk import is_full_disk
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas.function_options import PATH
 from gateway_ext.providers.process import build_folders
@@ -123,6 +125,19 @@ def test_build_is_refused_when_a_folder_above_it_became_a_link(tmp_path: Path) -
     (tmp_path / "allowed").symlink_to(secret)
     with pytest.raises(BadDeployment, match="was changed during the deployment"):
         copied(tmp_path / "allowed" / "source", tmp_path)
+
+
+def test_full_disk_is_no_fault_of_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    build = source(tmp_path)
+    monkeypatch.setattr("pathlib.Path.mkdir", no_room)
+    with pytest.raises(OSError, match="No space left") as caught:
+        copied(build, tmp_path)
+    assert is_full_disk(caught.value)
 
 
 # -- which folder is meant -----------------------------------------------------------------------
