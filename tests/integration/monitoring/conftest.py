@@ -32,6 +32,8 @@ _SIGNS = (
     'gpufaas_scheduler_billed_byte_seconds_total{stage="idle"} > 0',
     "gpufaas_scheduler_billed_cost_total > 0",
 )
+# Before anything happens: what Prometheus has not seen to be zero does not grow for it.
+_BEGIN = "gpufaas_scheduler_load_seconds_count == 0"
 # The last that happens: Prometheus has seen it twice, as a rate of it needs.
 _END = "count_over_time(gpufaas_scheduler_model_evictions_total[2m]) > 1"
 
@@ -82,6 +84,7 @@ def _missing(watching: Prometheus) -> list[str]:
 
 def _load(up: Stack, watching: Prometheus) -> None:
     """Calls of a plain function and of one on a GPU, at once and later, over several scrapes."""
+    wait_until(lambda: watching.numbers(_BEGIN), "the beginning is scraped")
     rest = Rest(up)
     up.scheduler.put("/quotas/openfaas-fn", {"leases": 1_000})
     rest.deploy("greets", annotations={**write(up.work, "greets", GREETING), **PLAIN})
