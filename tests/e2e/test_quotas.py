@@ -170,7 +170,8 @@ def test_stream_pauses_and_is_not_cut_off_when_its_quota_is_used_up_in_its_middl
         # A stream that is paused again and again takes long where all is slow.
         rest.deploy(name, annotations={**written, **GPU}, envVars={"exec_timeout": "5m"})
         learn(rest, f"{name}?count=1")
-    quota(up, "set", f"openfaas-fn/{limited}", "--gpu-seconds", "1", "--window", "4")
+    # A token takes milliseconds of a GPU; what its lease lasts longer, without others, is free.
+    quota(up, "set", f"openfaas-fn/{limited}", "--gpu-seconds", "0.05", "--window", "4")
     streams = [pool.submit(rest.call, f"{limited}?count=40") for _ in range(2)]
     rivals = [pool.submit(rest.call, f"{name}?count=70") for name in others * 2]
     wait_until(lambda: use("held_back") > 0, "a stream is paused")
