@@ -268,10 +268,12 @@ class DataTable:
                 raise NoRoomForData(item.size_bytes, self.limits.bytes_of_a_tenant, detail)
         if item.wished:
             self._make_room_among_wishes(item)
-        while self._lack_in_tenant(item):
-            self._end_wish(item, lambda wish: wish.tenant == item.tenant)
-        while self._lack_in_node():
-            self._end_wish(item)
+        while self._lack_in_tenant(item) and self._end_wish(
+            item, lambda wish: wish.tenant == item.tenant
+        ):
+            pass
+        while self._lack_in_node() and self._end_wish(item):
+            pass
 
     def _make_room_among_wishes(self, item: DataItem) -> None:
         """End a tenant's oldest wishes beyond their share."""
