@@ -168,7 +168,7 @@ async def test_load_is_not_stuck_while_an_emulated_context_is_made() -> None:
 
 
 @virtually
-async def test_load_is_not_stuck_before_it_has_a_worker_and_is_when_that_hangs(
+async def test_load_is_not_stuck_while_it_waits_for_a_worker_and_is_watched_thereafter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def fork(_: ForkServer) -> ForkedWorker:
