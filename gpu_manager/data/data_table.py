@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from common.data_handles import new_handle
@@ -91,13 +91,12 @@ class DataTable:
         return item
 
     async def file_for(self, item: DataItem) -> DataFile:
-        """Return memory for the item's bytes; NoRoomForData if no wish can give way any more."""
+        """Return memory for the item's bytes; NoRoomForData if too little could give way."""
         while True:
             try:
                 return await self.room.file_for(item.function, item.size_bytes)
             except NoRoomForData:
-                too_large = item.size_bytes > self.limits.memory_bytes
-                if too_large or not self._end_wish(item, lambda wish: wish.is_here):
+                if self._stays_too_large(item) or not self._end_wish(item, _is_here):
                     raise
 
     def put_on_worker(
@@ -259,16 +258,22 @@ class DataTable:
         return item
 
     def _make_room(self, item: DataItem) -> None:
-        """Have room for an item within all bounds; NoRoomForData if wishes leave too little."""
+        """Have room for an item within all bounds; NoRoomForData if wishes leave too little.
+
+        Nothing has ended for an item that is refused.
+        """
+        if self._lack_in_tenant(item) or self._lack_in_node():
+            gone = self._giving_way(item)
+            if detail := self._lack_in_tenant(item, gone) or self._lack_in_node(gone):
+                raise NoRoomForData(item.size_bytes, self.limits.bytes_of_a_tenant, detail)
         if item.wished:
             self._make_room_among_wishes(item)
-        while detail := self._lack_in_tenant(item):
-            if not self._end_wish(item, lambda wish: wish.tenant == item.tenant):
-                raise NoRoomForData(item.size_bytes, self.limits.bytes_of_a_tenant, detail)
-        while len(self._items) + self._aside_pieces >= self.limits.most:
-            if not self._end_wish(item):
-                detail = f"all namespaces together have {len(self._items)} pieces"
-                raise NoRoomForData(item.size_bytes, self.limits.bytes_of_a_tenant, detail)
+        while self._lack_in_tenant(item) and self._end_wish(
+            item, lambda wish: wish.tenant == item.tenant
+        ):
+            pass
+        while self._lack_in_node() and self._end_wish(item):
+            pass
 
     def _make_room_among_wishes(self, item: DataItem) -> None:
         """End a tenant's oldest wishes beyond their share."""
@@ -280,28 +285,52 @@ class DataTable:
             pieces -= 1 + len(wish.parts)
             self.end(wish)
 
-    def _lack_in_tenant(self, item: DataItem) -> str:
-        """How a tenant would have too much with this item; empty if it would not."""
+    def _lack_in_tenant(self, item: DataItem, gone: Collection[DataItem] = ()) -> str:
+        """How a tenant would have too much with this item, and none `gone`; empty if it has not."""
         tenant, limits = item.tenant, self.limits
+        own_bytes = [left.size_bytes for left in gone if left.tenant == tenant]
+        pieces = self._counts[tenant] - len(own_bytes)
+        there_bytes = self._bytes[tenant] - sum(own_bytes)
         aside_bytes, aside_pieces = self.set_aside_for(tenant)
-        if self._counts[tenant] + aside_pieces >= limits.most_of_a_tenant:
-            return f"{tenant} has {self._counts[tenant]} pieces"
-        if self._bytes[tenant] + aside_bytes + item.size_bytes > limits.bytes_of_a_tenant:
-            most = limits.bytes_of_a_tenant
-            return f"{tenant} has {self._bytes[tenant]} bytes of {most} already"
+        if pieces + aside_pieces >= limits.most_of_a_tenant:
+            return f"{tenant} has {pieces} pieces"
+        if there_bytes + aside_bytes + item.size_bytes > limits.bytes_of_a_tenant:
+            return f"{tenant} has {there_bytes} bytes of {limits.bytes_of_a_tenant} already"
         return ""
+
+    def _lack_in_node(self, gone: Collection[DataItem] = ()) -> str:
+        """The same of all tenants, who share the number of pieces."""
+        pieces = len(self._items) - len(gone)
+        full = pieces + self._aside_pieces >= self.limits.most
+        return f"all namespaces together have {pieces} pieces" if full else ""
+
+    def _stays_too_large(self, item: DataItem) -> bool:
+        """Whether memory and disk have no room for its bytes, whatever gives way."""
+        limits, gone = self.limits, {left.handle for left in self._giving_way(item)}
+        kept = (other for name, other in self._items.items() if name not in gone and other.is_here)
+        kept_bytes = sum(other.size_bytes for other in kept)
+        room_bytes = limits.memory_bytes + limits.disk_bytes - kept_bytes
+        return item.size_bytes > min(limits.memory_bytes, room_bytes)
+
+    def _wishes_before(self, item: DataItem) -> Iterator[DataItem]:
+        """The wishes that may give way to this item, the oldest first."""
+        for wish in self._wishes.values():
+            if wish is not item and not (item.wished and wish.tenant != item.tenant):
+                yield wish
+
+    def _giving_way(self, item: DataItem) -> list[DataItem]:
+        """Those wishes with their parts, each once."""
+        names = {
+            name: None for wish in self._wishes_before(item) for name in (wish.handle, *wish.parts)
+        }
+        return [self._items[name] for name in names if name in self._items]
 
     def _end_wish(self, item: DataItem, helps: Callable[[DataItem], bool] = lambda _: True) -> bool:
         """End the oldest wish that helps and may give way to this item; False if there is none."""
-        for wish in self._wishes.values():
-            if (
-                wish is not item
-                and helps(wish)
-                and not (item.wished and wish.tenant != item.tenant)
-            ):
-                self.end(wish)
-                return True
-        return False
+        wish = next(filter(helps, self._wishes_before(item)), None)
+        if wish is not None:
+            self.end(wish)
+        return wish is not None
 
     def _remove(self, item: DataItem) -> None:
         if self._items.pop(item.handle, None) is None:
@@ -343,3 +372,7 @@ class DataTable:
                 log.debug("data of %s has ended by time", item.tenant)
                 self.end(item)
         self._expire_later()
+
+
+def _is_here(wish: DataItem) -> bool:
+    return wish.is_here

@@ -218,7 +218,9 @@ class Loader:
     async def _make_room(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Grant the memory that the scheduler assumed; report a shortage and wait if it lacks."""
         model, needed_bytes = resident.model, resident.reserved_bytes
-        await self._granted(gpu, model, needed_bytes, lambda: gpu.ledger.admit(model, needed_bytes))
+        await self._granted(
+            gpu, resident, needed_bytes, lambda: gpu.ledger.admit(model, needed_bytes)
+        )
 
     async def _choose_runtime(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Host the model as its function wishes; a process that others share needs memory, too."""
@@ -228,11 +230,11 @@ class Loader:
         if resident.runtime == STREAM:
             needed_bytes = gpu.ledger.context_bytes
             await self._granted(
-                gpu, model.id, needed_bytes, lambda: gpu.share(resident, model.tenant)
+                gpu, resident, needed_bytes, lambda: gpu.share(resident, model.tenant)
             )
 
     async def _granted(
-        self, gpu: HostGpu, model: ModelId, needed_bytes: int, grant: Callable[[], int]
+        self, gpu: HostGpu, resident: ModelOnGpu, needed_bytes: int, grant: Callable[[], int]
     ) -> None:
         """Wait until memory is granted: `grant` returns the bytes lacking, and nothing if it is."""
         short_bytes = grant()
@@ -241,14 +243,15 @@ class Loader:
         if gpu.ledger.ever_fits(needed_bytes):
             self._reports.report(MemoryPressure(gpu.id, short_bytes))
             deadline_s = self._loop.time() + self._settings.room_s
-            while (short_bytes := grant()) and (
-                await gpu.change.wait(deadline_s - self._loop.time())
-            ):
-                pass
+            with resident.progress.bounded_wait():
+                while (short_bytes := grant()) and (
+                    await gpu.change.wait(deadline_s - self._loop.time())
+                ):
+                    pass
             self._short()
         if short_bytes:
             detail = f"{short_bytes} of {needed_bytes} bytes are lacking on {gpu.id}"
-            raise LoadFailure(model, detail, out_of_memory=True)
+            raise LoadFailure(resident.model, detail, out_of_memory=True)
 
     async def _wait_for_weights(self, resident: ModelOnGpu, waiting: WaitingLeases) -> None:
         """Wait for weights that the node lacks; a function that holds a lease sends them."""
@@ -295,6 +298,7 @@ class Loader:
         """Load the model with the runtime; try a second time if the worker dies meanwhile."""
         order = await self._order(gpu, model, request, resident)
         for last_try in (False, True):
+            resident.progress.step()
             try:
                 return await self._runtime.load(order)
             except (LoadFailure, NoWorker) as error:
@@ -323,7 +327,8 @@ class Loader:
         kind = gpu.device_kind(run_s, share)
         arrives = request.arriving is not None or paths.to_gpu.is_limited
         resident.progress.moved_bytes = feed.moved_bytes
-        resident.progress.copy_s = emulation.load_s + per_gib_s + total_bytes / GIB
+        least_s = emulation.context_s + emulation.load_s + per_gib_s
+        resident.progress.copy_s = least_s + total_bytes / GIB
         return LoadOrder(
             model=model.id,
             tenant=model.tenant,
@@ -346,6 +351,7 @@ class Loader:
             together_bytes=gpu.together_bytes(resident),
             link=paths.link,
             urgency=resident.urgency,
+            progress=resident.progress,
         )
 
     def _forget(self, gpu: HostGpu, resident: ModelOnGpu) -> None:

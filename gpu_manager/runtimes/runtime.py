@@ -12,6 +12,7 @@ from typing import NamedTuple, NewType, Protocol
 
 from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.transfers.gpu_paths import WorkerLink
+from gpu_manager.transfers.load_progress import LoadProgress
 from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
 from gpu_manager.worker.merging.known_merges import KnownMerges, KnownRecord
@@ -68,10 +69,11 @@ class LoadOrder:
     caller keeps both descriptors.
     `emptied` is the process that takes the model, left there by another model of the tenant;
     without one, or if it has ended, a process that was prepared does. `link` are the paths that
-    everything takes between the process and the GPU; `urgency` says whether a request waits. The
-    model's calls run on no more than this `gpu_share` of the GPU's multiprocessors, or the load
-    fails. No more than `merged` of them run as one, or as many as measurements say where it is 0;
-    `merges` is what earlier workers have learned of that.
+    everything takes between the process and the GPU; `urgency` says whether a request waits, and
+    `progress` is told where the load waits without a worker. The model's calls run on no more than
+    this `gpu_share` of the GPU's multiprocessors, or the load fails. No more than `merged` of them
+    run as one, or as many as measurements say where it is 0; `merges` is what earlier workers have
+    learned of that.
     """
 
     model: str
@@ -95,6 +97,7 @@ class LoadOrder:
     together_bytes: int = 0
     link: WorkerLink | None = None
     urgency: LoadUrgency = field(default_factory=LoadUrgency)
+    progress: LoadProgress = field(default_factory=LoadProgress)
 
 
 class PressureAnswer(NamedTuple):

@@ -1,6 +1,7 @@
 """Whether a load moves: its steps, and the bytes that have come and gone, tell."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
 
 # Without a sign of progress for so long, and so many times what its copy should take, it is stuck:
@@ -21,6 +22,7 @@ class LoadProgress:
         self.copy_s = 0.0
         self.moved_bytes: Callable[[], int] | None = None
         self._steps = 0
+        self._waits = False
         self._seen = 0, 0  # before its turn it cannot move
         self._moved_s = inf
         self.stuck_since_s: float | None = None
@@ -29,10 +31,20 @@ class LoadProgress:
         """It has come one step further, or who has to send the weights may take longer still."""
         self._steps += 1
 
+    @contextmanager
+    def bounded_wait(self) -> Iterator[None]:
+        """It is not stuck meanwhile: what it waits for is there, or given up, in bounded time."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+            self.step()
+
     def look(self, now_s: float) -> bool:
         """See whether it has moved; return whether it is stuck, or is no more, since this look."""
         seen = self._steps, 0 if self.moved_bytes is None else self.moved_bytes()
-        if seen != self._seen:
+        if seen != self._seen or self._waits:
             self._seen, self._moved_s = seen, now_s
         patience_s = max(_STUCK_S, _TIMES * self.copy_s)
         was_stuck = self.stuck_since_s is not None

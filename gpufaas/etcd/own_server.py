@@ -24,7 +24,7 @@ from gpufaas.etcd.own_password import (
 )
 from gpufaas.local.child_programs import dies_with_us, killed_at_end
 from gpufaas.local.held_ports import HeldPort
-from gpufaas.local.log_files import last_words, log_size
+from gpufaas.local.log_files import last_words, lines_since, log_size
 
 # Older ones accept a user's name without its password; 3.5.0 to 3.5.2 can lose data in a crash.
 OLDEST_SOUND = (3, 5, 28)
@@ -218,9 +218,10 @@ async def _launch(
         await _stop(process)
         raise
     await _stop(process)
-    words = last_words(data / LOG_NAME, "etcd", since_bytes)
-    if process.returncode and _TAKEN in words:
+    lines = lines_since(data / LOG_NAME, since_bytes)
+    if process.returncode and any(_TAKEN in line for line in lines):
         raise PortTaken(f"{url} is taken by another program: {_TAKEN}")
+    words = last_words(data / LOG_NAME, "etcd", since_bytes)
     raise EtcdFailed(f"etcd did not come up: {failure}; {words}")
 
 

@@ -69,8 +69,9 @@ def free_address(
 ) -> str:
     """The address for a server, claimed as long as `ports` lasts.
 
-    If the usual one is asked for and not free, it is any other port, whose number the file keeps:
-    next time the server has that one again. CommandError if another address is not free.
+    If the usual one is asked for, the port that the file keeps is tried before it. If neither is
+    free, it is any other port, which the file keeps: the server has that one at each later start
+    while it is free, until the file is removed. CommandError if another address is not free.
     """
     if listen != usual:
         ports.enter_context(claimed_port(listen, whose, "another address"))

@@ -6,6 +6,7 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 # A part's log has about so many bytes, the file of the lines before them at most twice as many.
 MOST_LOG_BYTES = 8 << 20
@@ -14,6 +15,7 @@ _COLLAPSE_RANGE = 8  # of fallocate(2)
 _FULL = "no space left on device"
 _LEAST_FREE_BYTES = 1 << 20  # with less, an etcd or a log cannot be written
 _LAST_BYTES, _LAST_LINES, _LONGEST_LINE = 64 << 10, 5, 500
+_LONGEST_SKIPPED = 4096  # of a line whose begin is lost
 
 
 async def keep_short(log: Path) -> None:
@@ -28,27 +30,39 @@ def shorten(log: Path, most_bytes: int) -> None:
 
     Whoever appends to the file has it open and goes on, so it is copied, not renamed. ext4 and XFS
     take off what was copied, and no line is lost. Elsewhere the file is emptied once nothing was
-    appended while it was copied: what comes in that very moment is lost.
+    appended while it was copied: what comes in that very moment is lost. On a full disk both files
+    stay as they are.
     """
     aside = log.with_suffix(".log.1")
     with suppress(OSError), log.open("r+b") as file:  # it is missing, or the disk is full
         size = os.fstat(file.fileno()).st_size
         if size <= most_bytes:
             return
-        aside.unlink(missing_ok=True)  # first: it makes room for the copy
         if size > 2 * most_bytes:
             file.seek(size - most_bytes)
-            file.readline()
+            file.readline(_LONGEST_SKIPPED)
         block = os.fstatvfs(file.fileno()).f_bsize
         copied = (size - 1) // block * block
-        with aside.open("wb") as copy:
-            copy.write(file.read(max(0, copied - file.tell())))
-            copy.flush()  # a full disk fails here, before anything is taken off
-            if _is_taken_off(file.fileno(), copied):
-                return
-            while os.fstat(file.fileno()).st_size > file.tell():
-                shutil.copyfileobj(file, copy)
-            file.truncate(0)
+        if shutil.disk_usage(log.parent).free + log_size(aside) < size - file.tell():
+            return
+        aside.unlink(missing_ok=True)  # first: it makes room for the copy
+        try:
+            _move(file, copied, aside)
+        except OSError:  # the disk is full all the same
+            aside.unlink(missing_ok=True)
+
+
+def _move(file: BinaryIO, copied: int, aside: Path) -> None:
+    """Copy what comes next in the file, to this byte at least, and take it off."""
+    with aside.open("wb") as copy:
+        copy.write(file.read(max(0, copied - file.tell())))
+        copy.flush()  # a full disk fails here, before anything is taken off
+        if _is_taken_off(file.fileno(), copied):
+            return
+        while os.fstat(file.fileno()).st_size > file.tell():
+            shutil.copyfileobj(file, copy)
+        copy.flush()
+        file.truncate(0)
 
 
 def _is_taken_off(descriptor: int, size: int) -> bool:
@@ -67,16 +81,17 @@ def log_size(log: Path) -> int:
 
 def last_words(log: Path, whose: str, since_bytes: int) -> str:
     """What a process that failed has logged since then, or that its disk is full."""
-    lines = _lines_since(log, since_bytes)
+    lines = lines_since(log, since_bytes)[-_LAST_LINES:]
     with suppress(OSError):
         free_bytes = shutil.disk_usage(log.parent).free
         if free_bytes < _LEAST_FREE_BYTES or any(_FULL in line.lower() for line in lines):
             return f"{_FULL} in {log.parent}"
-    shown = "\n".join(line[:_LONGEST_LINE] for line in lines[-_LAST_LINES:])
+    shown = "\n".join(line[:_LONGEST_LINE] for line in lines)
     return f"the log of {whose}, {log}, ends with:\n{shown}" if shown else f"{whose} logged nothing"
 
 
-def _lines_since(log: Path, since_bytes: int) -> list[str]:
+def lines_since(log: Path, since_bytes: int) -> list[str]:
+    """The latest lines that were logged since then."""
     with suppress(OSError), log.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         since_bytes = since_bytes if since_bytes <= size else 0  # it was shortened

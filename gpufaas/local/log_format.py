@@ -24,11 +24,11 @@ _ESCAPED = {
 
 
 class PlainLines(logging.Formatter):
-    """A message a line, whose further lines are indented: no message can look like two."""
+    """A message a line; its further lines and tracebacks are indented: none can look like two."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging calls it
-        """The line without a traceback."""
-        return super().formatMessage(record).translate(_ESCAPED).replace("\n", "\n    ")
+    def format(self, record: logging.LogRecord) -> str:
+        """The lines."""
+        return super().format(record).translate(_ESCAPED).replace("\n", "\n    ")
 
 
 class JsonLines(logging.Formatter):

@@ -123,12 +123,14 @@ def gateway_api(options: argparse.Namespace) -> GatewayApi:
     """
     environment: Mapping[str, str] = options.environment
     url = http_url(gateway_url(options.gateway, environment), "gateway")
-    secrets = options.secrets_dir or environment.get("secret_mount_path")
+    if url.authorization:
+        return GatewayApi(url, url.authorization)
+    if secrets := options.secrets_dir or environment.get("secret_mount_path"):
+        return GatewayApi(url, _authorization(Path(secrets)))
     stack = stack_folder(None, environment)
     running = stack.running()
-    if url.authorization or not (secrets or is_at(url, running.gateway if running else None)):
-        return GatewayApi(url, url.authorization)
-    return GatewayApi(url, _authorization(Path(secrets) if secrets else stack.credentials))
+    is_ours = is_at(url, running.gateway if running else None)
+    return GatewayApi(url, _authorization(stack.credentials) if is_ours else "")
 
 
 def gateway_url(option: str | None, environment: Mapping[str, str]) -> str:

@@ -130,13 +130,13 @@ class ProcessRuntime:
         with self._assign(order) as assign:
             begin_s = now_s()
             try:
-                worker = await self._pool.take(order.device, order.model)
+                worker = await self._take(order)
                 return await self._load_first(order, worker, assign, begin_s, shared=shared)
             except WireError as error:
                 log.warning("a worker was lost while it loaded %s: %s", order.model, error)
             begin_s = now_s()
             try:
-                worker = await self._pool.take(order.device, order.model, fresh=True)
+                worker = await self._take(order, fresh=True)
                 return await self._load_first(order, worker, assign, begin_s, shared=shared)
             except WireError as error:
                 raise NoWorker(order.model, f"lost twice while loading: {error}") from error
@@ -168,6 +168,11 @@ class ProcessRuntime:
         if worker is None:
             log.warning("the empty process for %s has ended: another one takes it", order.model)
         return worker
+
+    async def _take(self, order: LoadOrder, *, fresh: bool = False) -> ForkedWorker:
+        """A worker of the pool; the fork server may have to be started for it."""
+        with order.progress.bounded_wait():
+            return await self._pool.take(order.device, order.model, fresh=fresh)
 
     async def _load_first(
         self,

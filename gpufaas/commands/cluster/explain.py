@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -35,21 +35,26 @@ def _run(options: argparse.Namespace) -> int:
     scheduler = scheduler_api(options)
     if options.request is None:
         found = scheduler.get("/explain?named=true")
-        print(json.dumps(found) if options.json else "\n".join(map(_latest, found)))
+        print(json.dumps(found) if options.json else latest_text(found))
         return 0
-    told = explanation(scheduler, gateway_api(options), options.request)
+    told = explanation(scheduler, lambda: gateway_api(options), options.request)
     one = told["requests"][0] if len(told.get("requests", ())) == 1 else told
     print(json.dumps(one, indent=1) if options.json else call_text(told))
     return 0
 
 
-def explanation(scheduler: SchedulerApi, gateway: GatewayApi, call: str) -> dict[str, Any]:
-    """What is known of a call or a request: its `requests`, else the `spans` of its trace."""
+def explanation(
+    scheduler: SchedulerApi, gateway: Callable[[], GatewayApi], call: str
+) -> dict[str, Any]:
+    """What is known of a call or a request: its `requests`, else the `spans` of its trace.
+
+    The gateway is looked for only if the scheduler knows no request of this id.
+    """
     try:
         return {"requests": [request_story(scheduler, call)]}
     except CommandError as unknown:
         try:
-            spans = gateway.get(f"/system/traces/{quote(call, safe='')}")["spans"]
+            spans = gateway().get(f"/system/traces/{quote(call, safe='')}")["spans"]
         except CommandError as error:
             raise CommandError(f"{unknown}; and the gateway: {error}") from error
     requests = dict.fromkeys(span["attributes"].get(_REQUEST) for span in spans)
@@ -65,7 +70,14 @@ def call_text(told: dict[str, Any]) -> str:
     return "\n".join(_without_request(printable(told["spans"])))
 
 
-def _latest(request: dict[str, Any]) -> str:
+def latest_text(requests: list[dict[str, Any] | str]) -> str:
+    """The latest requests, one a line."""
+    return "\n".join(map(_latest, requests))
+
+
+def _latest(request: dict[str, Any] | str) -> str:
+    if isinstance(request, str):  # of a scheduler before `named`, which tells the ids alone
+        return plain(request)
     function, name = plain(request["function"]), plain(request["request"])
     return f"{request['arrived_ago_s']:9.1f} s ago  {function}  {name}"
 

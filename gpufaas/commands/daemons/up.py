@@ -266,7 +266,7 @@ def _policy_in_force(plan: StackPlan) -> str:
 
 
 def _moved(plan: StackPlan) -> Iterator[str]:
-    """Say of each server whose usual address is another program's where it listens instead."""
+    """Say of each server that is not at its usual address where it is, and why."""
     scheduler, metrics = plan.settings.scheduler.listen, plan.settings.node.metrics
     for part, wanted, url in (
         ("scheduler", scheduler, plan.scheduler_url),
@@ -274,7 +274,9 @@ def _moved(plan: StackPlan) -> Iterator[str]:
     ):
         if url != f"http://{wanted}" and wanted:
             file = plan.folder.kept_port(part)
-            yield f"  {wanted} was taken: {part} at {url.removeprefix('http://')}, as {file} keeps"
+            address = url.removeprefix("http://")
+            keeps = f"{file} keeps this from when {wanted} was taken (remove it for {wanted})"
+            yield f"  {part} at {address}: {keeps}"
 
 
 def _export(plan: StackPlan) -> str:

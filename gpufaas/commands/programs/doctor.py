@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from gpufaas.errors import CommandError
 from gpufaas.etcd.own_server import OLDEST_SOUND, etcd_version, find_etcd
 from gpufaas.local.child_programs import output_of
 from gpufaas.local.held_ports import claimed_port
-from gpufaas.local.stack_folder import stack_folder
+from gpufaas.local.stack_folder import StackFolder, stack_folder
 from gpufaas.options.configuration import AllSettings
 from gpufaas.options.subparsers import Commands
 from gpufaas.output.columns import columns
@@ -89,15 +90,26 @@ def examine() -> Iterator[PartStatus]:
 def examine_room(environment: Mapping[str, str]) -> Iterator[PartStatus]:
     """The stack of this user's folder, and what a stack needs of the machine."""
     folder = stack_folder(None, environment)
-    running = folder.running()
-    up = f"nothing is up in {folder.root}"
-    if running is not None:
-        up = f"up in {folder.root}: {running.gateway}, {running.scheduler}"
-    yield PartStatus("stack", "ok", up, "status, top, pin and all others ask it")
-    if running is None:
+    stack, is_up = _stack(folder)
+    yield stack
+    if not is_up:
         yield _ports()
     yield _room("disk", folder.root, "functions, their packages, etcd")
     yield _room("shared memory", _SHARED, "functions that share memory with their children")
+
+
+def _stack(folder: StackFolder) -> tuple[PartStatus, bool]:
+    """The stack of the folder, and whether it is up."""
+    used_for = "status, top, pin and all others ask it"
+    try:
+        running = folder.running()
+    except CommandError as error:
+        remedy = "name a folder of yours with GPUFAAS_STATE"
+        return PartStatus("stack", "lacks", str(error), used_for, remedy), False
+    up = f"nothing is up in {folder.root}"
+    if running is not None:
+        up = f"up in {folder.root}: {running.gateway}, {running.scheduler}"
+    return PartStatus("stack", "ok", up, used_for), running is not None
 
 
 def _ports() -> PartStatus:
@@ -117,12 +129,19 @@ def _ports() -> PartStatus:
 
 def _room(name: str, folder: Path, used_for: str) -> PartStatus:
     """The free bytes of the file system on which a folder is, or will be."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free_bytes = shutil.disk_usage(there).free
+    there, free_bytes = _free_bytes(folder)
     found = f"{format_size(free_bytes)} free in {there}"
     if free_bytes >= _LEAST_FREE_BYTES:
         return PartStatus(name, "ok", found, used_for)
     return PartStatus(name, "optional", found, used_for, f"have 1 GiB or more free in {there}")
+
+
+def _free_bytes(folder: Path) -> tuple[Path, int]:
+    """The folder, or the nearest one above it that is there and may be seen, and its free bytes."""
+    for there in (folder, *folder.parents):
+        with suppress(OSError):
+            return there, shutil.disk_usage(there).free
+    raise AssertionError("everybody sees the root")
 
 
 def _python() -> PartStatus:

@@ -16,7 +16,7 @@ from gpu_manager.node.leases_in_force import LeaseInForce, LeaseTimes, SessionKe
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
-from gpu_manager.node.settings import NodeSettings
+from gpu_manager.node.settings import EmulatedTimes, NodeSettings
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.sessions.weight_requests import Library
@@ -101,10 +101,11 @@ async def world(
     store: WeightStore | None = None,
     *,
     shared: bool = False,
+    emulation: EmulatedTimes = EmulatedTimes(),  # noqa: B008 - it never changes
 ) -> AsyncIterator[World]:
     """A node with emulated GPUs and nothing on them; `shared`: one process runs many models."""
     loop = asyncio.get_running_loop()
-    settings = NodeSettings("node", (), leases=times or LeaseTimes())
+    settings = NodeSettings("node", (), leases=times or LeaseTimes(), emulation=emulation)
     name = NodeId("node")
     devices = [EmulatedGpu(GpuId(f"node/cpu:{index}"), gpu_mib * MIB) for index in range(gpus)]
     store = store or WeightStore(TierIndex("lru", 64 * 1024 * MIB))

@@ -56,6 +56,24 @@ async def test_wishes_of_all_give_way_when_memory_lacks_but_not_to_another_wish(
 
 
 @virtually
+async def test_no_wish_ends_when_what_is_put_is_refused_all_the_same() -> None:
+    it = table(memory_bytes=24 * MIB, tenant_bytes=12 * MIB)
+    sizes = {"team": MIB, "neighbours": 10 * MIB, "third": 4 * MIB}
+    kept = [await put(it, bytes(size), tenant=tenant) for tenant, size in sizes.items()]
+    part = await put(it, bytes(MIB))
+    parts = (part.handle,)
+    wishes = [await put(it, bytes(MIB), parts=of, wished=True) for of in (parts, ())]
+    theirs = await put(it, bytes(MIB), tenant="neighbours", wished=True)
+    for wished in (False, True):
+        with pytest.raises(NoRoomForData, match=f"team has {MIB} bytes of {12 * MIB} already"):
+            await put(it, bytes(12 * MIB), wished=wished)
+    with pytest.raises(NoRoomForData):
+        await put(it, bytes(12 * MIB), tenant="fourth")
+    assert all(has(it, item) for item in (*kept, part, *wishes, theirs))
+    it.close()
+
+
+@virtually
 async def test_wishes_of_all_give_way_when_the_node_lacks_pieces() -> None:
     it = table(most=2)
     theirs = await put(it, b"", tenant="neighbours", wished=True)

@@ -15,9 +15,11 @@ from common.telemetry.metrics import page
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.node.leases_in_force import EndReason
 from gpu_manager.node.node_counts import of_gpus
-from gpu_manager.node.settings import NodeSettings
+from gpu_manager.node.settings import EmulatedTimes, NodeSettings
 from gpu_manager.node.watch.device_watch import DeviceWatch
-from gpu_manager.runtimes.runtime import Observer
+from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
+from gpu_manager.runtimes.runtime import LoadOrder, Observer
+from gpu_manager.runtimes.workers.fork_client import ForkedWorker, ForkServer
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.transfers import load_progress
 from gpu_manager.transfers.load_progress import LoadProgress
@@ -28,6 +30,7 @@ from tests.kit.nodes.in_memory_runtime import InMemoryRuntime
 from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import eventually
 from tests.kit.worlds.gpu_node import GPU, OWNER, World, world
+from tests.kit.worlds.worker_machine import Watcher
 from torch_shim.wire.image_digests import lay_out
 
 
@@ -124,6 +127,67 @@ async def test_node_is_not_ready_and_names_the_load_while_it_is_stuck(
         manager.node.demote(Demote(GpuId("node/cpu:0"), model, "test"))
         assert await answer("/readyz") == (200, "ready\n")
         assert 'gpufaas_node_stuck_loads{gpu="node/cpu:0"} 0.0' in (await answer("/metrics"))[1]
+
+
+@virtually
+async def test_load_is_not_stuck_while_it_waits_for_memory() -> None:
+    async with world(gpu_mib=200) as it:
+        DeviceWatch(it.node).start()
+        it.node.gpus[GPU].ledger.admit(ModelId("unknown to the scheduler"), 200 << 20)
+        await it.acquire(it.add(16))
+        await until(9.0)
+        assert (it.node.stuck_reason(), len(it.seen(LoadFailed))) == ("", 0)
+        await until(11.0)
+        assert len(it.seen(LoadFailed)) == 1
+
+
+@virtually
+async def test_load_is_not_stuck_when_its_second_try_begins() -> None:
+    async with world() as it:
+        DeviceWatch(it.node).start()
+        model = it.add(16)
+        it.runtime.load_s = 4.5
+        it.runtime.failing[model] = LoadFailure(model, "its worker died")
+        await it.acquire(model)
+        await until(8.5)
+        assert (len(it.runtime.orders), it.node.stuck_reason()) == (2, "")
+        it.runtime.failing.clear()
+        await until(10.0)
+        assert len(it.seen(ModelLoaded)) == 1
+
+
+@virtually
+async def test_load_is_not_stuck_while_an_emulated_context_is_made() -> None:
+    emulation = EmulatedTimes(context_s=10.0)
+    async with world(emulation=emulation) as it:
+        DeviceWatch(it.node).start()
+        it.runtime.load_s = 20.0
+        await it.acquire(it.add(16))
+        await until(19.0)
+        assert it.node.stuck_reason() == ""
+
+
+@virtually
+async def test_load_is_not_stuck_while_it_waits_for_a_worker_and_is_watched_thereafter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fork(_: ForkServer) -> ForkedWorker:
+        await asyncio.sleep(60.0)
+        raise NoWorker("any model", "the fork server does not start")
+
+    monkeypatch.setattr(ForkServer, "fork", fork)
+    runtime = ProcessRuntime(Watcher(), ["cpu"], ProcessSettings(change_user=False))
+    order = LoadOrder("m", "t", "g0", "cpu", "d", (), 0, image=-1, limit_bytes=0)
+    order.progress.step()
+    loading = asyncio.create_task(runtime.load(order))
+    for at_s in range(1, 60):
+        await until(float(at_s))
+        assert not order.progress.look(at_s)
+    with pytest.raises(NoWorker, match="does not start"):
+        await loading
+    assert not order.progress.look(60.0)
+    assert order.progress.look(65.0), "what comes then is watched again"
+    await runtime.close()
 
 
 def test_load_is_not_stuck_while_bytes_or_steps_come() -> None:

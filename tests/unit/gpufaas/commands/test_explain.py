@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpufaas.commands.cluster.explain import call_text, explanation
+from gpufaas.commands.cluster.explain import call_text, explanation, latest_text
 from gpufaas.errors import CommandError
 from gpufaas.options.http_url import http_url
 from gpufaas.remote.gateway_api import GatewayApi
@@ -44,7 +44,7 @@ class FakeGateway(GatewayApi):
 @pytest.mark.parametrize("request_id", ["c1", "c1~2af0", "n/f/session/1"])
 def test_call_is_explained_by_its_id_whatever_the_request_was_called(request_id: str) -> None:
     gateway = FakeGateway({"gpufaas.request": request_id}, {"gpufaas.request": "forgotten"})
-    told = explanation(FakeScheduler(request_id), gateway, "c1")
+    told = explanation(FakeScheduler(request_id), lambda: gateway, "c1")
     assert told == {"requests": [{"request": request_id}]}
 
 
@@ -62,11 +62,27 @@ def test_call_is_explained_by_its_id_whatever_the_request_was_called(request_id:
 def test_call_without_a_request_of_its_own_says_where_it_ran(
     attributes: dict[str, Any], text: str
 ) -> None:
-    told = call_text(explanation(FakeScheduler(), FakeGateway(attributes), "c1"))
+    told = call_text(explanation(FakeScheduler(), lambda: FakeGateway(attributes), "c1"))
     assert told.startswith("call f.n\n")
     assert text in told
 
 
 def test_call_that_nobody_knows_is_refused_with_what_both_say() -> None:
     with pytest.raises(CommandError, match=r"no request among .*; and the gateway: call is unkn"):
-        explanation(FakeScheduler(), FakeGateway(), "c2")
+        explanation(FakeScheduler(), FakeGateway, "c2")
+
+
+def test_no_gateway_is_looked_for_when_the_scheduler_knows_the_request() -> None:
+    def gateway() -> GatewayApi:
+        raise CommandError("nothing is up")
+
+    told = explanation(FakeScheduler("r1"), gateway, "r1")
+    assert told == {"requests": [{"request": "r1"}]}
+    with pytest.raises(CommandError, match=r"no request among .*; and the gateway: nothing is up"):
+        explanation(FakeScheduler(), gateway, "r1")
+
+
+def test_latest_requests_are_shown_when_an_older_scheduler_tells_ids_alone() -> None:
+    assert latest_text(["r1", "r\x1b2"]) == "r1\nr?2"
+    named = {"function": "f.n", "request": "r1", "arrived_ago_s": 1.5}
+    assert latest_text([named]) == "      1.5 s ago  f.n  r1"

@@ -1,7 +1,10 @@
 """What the commands around a scheduler print, and who may give them."""
 
+import errno
 import json
+import os
 import re
+import shutil
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -290,6 +293,39 @@ def test_doctor_says_what_is_up_and_which_ports_are_taken(tmp_path: Path) -> Non
         up = {each.name: each for each in doctor.examine_room(environment)}
     assert up["stack"].found == f"up in {tmp_path / 'state'}: http://g, http://s"
     assert "ports" not in up
+
+
+def test_doctor_reports_a_state_folder_that_is_none_as_it_does_other_parts() -> None:
+    found = {each.name: each for each in doctor.examine_room({"GPUFAAS_STATE": "/dev/null"})}
+    assert found.keys() == {"stack", "ports", "disk", "shared memory"}
+    assert (found["stack"].state, found["stack"].found) == (
+        "lacks",
+        "/dev/null/lock: Not a directory",
+    )
+    assert "GPUFAAS_STATE" in found["stack"].remedy
+
+
+def test_doctor_sees_the_disk_when_the_folder_is_in_one_that_may_not_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, stat, usage = tmp_path / "root's" / "state", Path.stat, shutil.disk_usage
+
+    def check(path: Path) -> None:
+        if path == hidden:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    def hiding_stat(path: Path, **more: Any) -> os.stat_result:
+        check(path)
+        return stat(path, **more)
+
+    def hiding_usage(path: Path) -> Any:
+        check(path)
+        return usage(path)
+
+    monkeypatch.setattr(Path, "stat", hiding_stat)
+    monkeypatch.setattr(shutil, "disk_usage", hiding_usage)
+    found = {each.name: each for each in doctor.examine_room({"GPUFAAS_STATE": str(hidden)})}
+    assert found["disk"].found.endswith(f" free in {tmp_path}")
 
 
 def test_doctor_examines_every_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas.errors import EtcdFailed
+from gpufaas.errors import EtcdFailed, PortTaken
 from gpufaas.etcd.own_server import etcd_server, find_etcd
 
 
@@ -79,3 +79,17 @@ async def test_etcd_that_fails_is_named_with_what_it_logged_in_this_run(
         f"{begin}the log of etcd, {log}, ends with:\nbad flag",
         f"{begin}no space left on device in {tmp_path / 'data'}",
     ]
+
+
+@pytest.mark.parametrize("last", ["more", "no space left on device"])
+async def test_port_is_taken_when_the_log_says_so_late_in_a_line_or_long_before_its_end(
+    last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = '[ "$1" = --version ] && echo "etcd Version: 3.5.30" && exit\n'
+    logs = 'printf "%600s bind: address already in use\\n" x > etcd.log\n'
+    more = f"for n in 1 2 3 4 5 6; do echo '{last}' >> etcd.log; done\n"
+    program(tmp_path, f"#!/bin/sh\n{says}{logs}{more}exit 1\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(PortTaken, match="7799 is taken by another program"):
+        async with etcd_server(tmp_path / "data", logging.getLogger("test"), port=7799):
+            pass

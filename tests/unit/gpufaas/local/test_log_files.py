@@ -1,7 +1,10 @@
 """Logs that others append to stay bounded, and tell why a process failed."""
 
 import asyncio
+import errno
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +40,42 @@ def test_newest_lines_stay_when_a_log_grew_by_much_at_once(tmp_path: Path) -> No
     assert len(kept) <= _MOST
     assert kept.startswith(b"line 4")
     assert kept.endswith(b"line 49999\n")
+
+
+def test_newest_bytes_stay_when_a_log_that_grew_by_much_has_no_second_line(tmp_path: Path) -> None:
+    log = tmp_path / "part.log"
+    log.write_bytes(b"x" * 20 * _MOST + b"end")
+    shorten(log, _MOST)
+    kept = (tmp_path / "part.log.1").read_bytes() + log.read_bytes()
+    assert log.stat().st_size <= _MOST
+    assert _MOST // 2 < len(kept) <= _MOST
+    assert kept.endswith(b"xend")
+
+
+def test_both_logs_stay_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, before = tmp_path / "part.log", tmp_path / "part.log.1"
+    log.write_bytes(b"x" * 2 * _MOST)
+    before.write_bytes(b"older\n")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=_MOST))
+    shorten(log, _MOST)
+    assert (log.stat().st_size, before.read_bytes()) == (2 * _MOST, b"older\n")
+
+
+def test_no_part_of_a_copy_is_left_when_the_disk_becomes_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(log_files, "_is_taken_off", lambda *_: False)
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    log = tmp_path / "part.log"
+    log.write_bytes(b"x" * 2 * _MOST)
+    shorten(log, _MOST)
+    assert list(tmp_path.iterdir()) == [log]
+    assert log.stat().st_size == 2 * _MOST
 
 
 def test_short_or_missing_log_is_left_alone(tmp_path: Path) -> None:
@@ -80,3 +119,9 @@ def test_full_disk_is_said_in_few_words(line: str, tmp_path: Path) -> None:
     (tmp_path / "part.log").write_text(f"{line}\nmore\n")
     words = last_words(tmp_path / "part.log", "etcd", 0)
     assert words == f"no space left on device in {tmp_path}"
+
+
+def test_full_disk_of_long_ago_is_not_why_a_process_failed(tmp_path: Path) -> None:
+    log = tmp_path / "part.log"
+    log.write_text("no space left on device\n" + "more\n" * 4 + "bad secret\n")
+    assert last_words(log, "gateway", 0).endswith("\nmore\nbad secret")

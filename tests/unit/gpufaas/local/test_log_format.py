@@ -94,3 +94,18 @@ def test_a_message_cannot_look_like_two() -> None:
     first, second = PlainLines(PLAIN).format(record).splitlines()
     assert first.endswith("gateway: call a")
     assert second == "    b: gone"
+
+
+def test_a_traceback_cannot_look_like_a_message() -> None:
+    error = ValueError("\x1b[31mred\n2026-01-01 INFO gateway: fake")
+    info = (ValueError, error, None)
+    record = logging.LogRecord("gateway", logging.ERROR, "f.py", 1, "failed", (), info, "f", "a\nb")
+    first, *more = PlainLines(PLAIN).format(record).splitlines()
+    assert first.endswith("gateway: failed")
+    assert [line.removeprefix("    ") for line in more] == [
+        "ValueError: \\u001b[31mred",
+        "2026-01-01 INFO gateway: fake",
+        "a",
+        "b",
+    ]
+    assert all(line.startswith("    ") for line in more)

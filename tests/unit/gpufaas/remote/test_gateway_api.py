@@ -2,6 +2,7 @@
 
 import argparse
 from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,3 +38,16 @@ def test_login_of_the_url_is_sent_as_authorization() -> None:
     assert url.authorization == "Basic " + b64encode(b"admin:s@cret").decode()
     assert (str(url), url.host, url.port) == ("http://host:8080/prefix", "host", 8080)
     assert GatewayApi(url, url.authorization).url is url
+
+
+def test_no_stack_is_looked_for_when_gateway_and_login_are_named(tmp_path: Path) -> None:
+    (tmp_path / "basic-auth-user").write_text("admin")
+    (tmp_path / "basic-auth-password").write_text("s3cret")
+    named = options(tmp_path, "http://host")
+    named.environment["GPUFAAS_STATE"] = "/dev/null"
+    with pytest.raises(CommandError, match="/dev/null/lock: Not a directory"):
+        gateway_api(named)
+    named.secrets_dir = str(tmp_path)
+    assert str(gateway_api(named).url) == "http://host"
+    named.gateway, named.secrets_dir = "http://admin:s3cret@host", None
+    assert str(gateway_api(named).url) == "http://host"

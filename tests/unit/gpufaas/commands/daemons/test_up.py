@@ -79,7 +79,8 @@ def test_up_says_what_to_export_when_its_folder_is_not_the_default_one(
 def test_up_says_which_port_was_taken_and_where_the_part_is_instead(tmp_path: Path) -> None:
     said = _welcome(a_plan(tmp_path, "http://127.0.0.1:35129"), "lb", 1.0)
     file = tmp_path / "scheduler.port"
-    assert f"127.0.0.1:7700 was taken: scheduler at 127.0.0.1:35129, as {file} keeps" in said
+    why = f"{file} keeps this from when 127.0.0.1:7700 was taken (remove it for 127.0.0.1:7700)"
+    assert f"scheduler at 127.0.0.1:35129: {why}" in said
     assert "metrics at" not in said
 
 
