@@ -57,8 +57,10 @@ async def test_older_version_serves_while_the_newer_one_does_not_start() -> None
         (endpoint,) = await there.ready(f)
         there.build("f", "import nix\n")
         await there.deploy("f", update=True)
-        await eventually(lambda: there.heard.troubles[f].start, "the newer one does not start")
+        await eventually(lambda: there.heard.troubles[f].partly, "the newer one does not start")
         assert there.heard.endpoints[f] == [endpoint]
+        await there.provider.scale(f, 0)
+        assert not there.heard.troubles[f].start, "the older one serves the next call"
 
 
 async def test_next_start_is_waited_for_when_it_succeeds_without_a_deployment() -> None:

@@ -36,7 +36,12 @@ class Version(Protocol):
 
     @property
     def broken(self) -> str:
-        """Why one replica does not start, and need not be waited for; empty if there is none."""
+        """Why none of its replicas starts, or need be waited for; empty while one may serve."""
+        ...
+
+    @property
+    def partly_broken(self) -> str:
+        """Why one replica does not start; empty if there is none."""
         ...
 
     def resize(self, wanted: int) -> Sequence[Replica[Any]]:
@@ -177,10 +182,15 @@ class Rollout(Generic[V]):
         return coming or (self.current.trouble if self.current else "")
 
     @property
-    def broken(self) -> str:
-        """Why the newest version does not start; empty while it may become ready soon."""
+    def troubles(self) -> Troubles:
+        """Calls are refused only if neither the current version nor the newest may serve them."""
+        template = self._owner.template_trouble
         newest = self.coming or (None if self._makes else self.current)
-        return self._failed or (newest.broken if newest else "")
+        broken = self._failed or (newest.broken if newest else "")
+        if broken and (self.current is None or self.current.broken):
+            return Troubles(broken, template)
+        partly = (one.partly_broken for one in reversed(self.versions))
+        return Troubles("", template, broken or next(filter(None, partly), ""))
 
     @property
     def _makes(self) -> bool:
@@ -199,7 +209,7 @@ class Rollout(Generic[V]):
             self._owner.deployment if current is None else current.deployment,
             [] if current is None else current.endpoints,
             wanted=self._owner.wanted,
-            troubles=Troubles(self.broken, self._owner.template_trouble),
+            troubles=self.troubles,
         )
 
     async def _stop_making(self) -> None:
