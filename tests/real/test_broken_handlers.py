@@ -22,9 +22,10 @@ BROKEN = {
 }
 
 
-async def why(there: World, name: str) -> str:
+async def why(there: World, name: str, **annotations: str) -> str:
     """Wait until the function is known not to start; the reason."""
-    function = await there.deploy(name)
+    ours = {f"com.gpufaas.{key}": value for key, value in annotations.items()}
+    function = await there.deploy(name, annotations=ours)
     await eventually(lambda: there.heard.troubles[function].start, f"{name} does not start")
     return there.heard.troubles[function].start
 
@@ -38,6 +39,16 @@ async def test_reason_is_known_at_once_when_a_function_does_not_start() -> None:
         log = [line.text for line in await there.log(await there.deploy("a-package"))]
         assert '  File "handler.py", line 1, in <module>' in log, "the author's own line and path"
         assert not [line for line in log if "gateway_ext" in line or str(there.folder) in line]
+
+
+@pytest.mark.parametrize("template", ["true", "false"])
+async def test_reason_is_known_at_once_when_a_function_has_several_workers(template: str) -> None:
+    async with world(first_pause_s=30.0) as there:
+        for name, (handler, expected) in BROKEN.items():
+            if name != "its-end":  # without a word of its own there is the runtime's alone
+                there.build(name, handler)
+                reason = await why(there, name, workers="2", template=template)
+                assert reason.removeprefix("its handler cannot be imported: ") == expected
 
 
 async def test_function_is_waited_for_again_as_soon_as_it_is_deployed_again() -> None:
