@@ -2,7 +2,15 @@
 
 import pytest
 
-from tests.kit.processes.process_functions import HELLO, World, template_text, world
+from tests.kit.processes.process_functions import (
+    HELLO,
+    Heard,
+    World,
+    store_otherwise,
+    template_text,
+    trouble,
+    world,
+)
 from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.group("real", seconds=60)
@@ -82,6 +90,26 @@ async def test_next_start_is_waited_for_when_it_succeeds_without_a_deployment() 
         (f,) = there.heard.endpoints
         await there.ready(f)
         assert not there.heard.troubles[f].start
+
+
+async def test_other_functions_start_when_what_is_stored_of_one_is_refused_by_now(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world() as there:
+        for name in ("f", "other"):
+            there.build(name, HELLO)
+        f = await there.deploy("f", labels={"com.openfaas.scale.target": "5"})
+        other = await there.deploy("other")
+        await there.ready(other)
+        await there.provider.close()
+        store_otherwise(there.state, f, '"5"', '"+5"')
+        there.heard, there.provider = Heard(), there.new_provider()
+        await there.provider.start(there.heard)
+        await there.ready(other)
+        await trouble(there.provider, f, "deploy it again")
+        assert "f.openfaas-fn: it is not served: com.openfaas.scale.target: '+5'" in caplog.text
+        await there.deploy("f", update=True)
+        await there.ready(f)
 
 
 async def test_template_is_in_trouble_when_its_example_is_not_answered_well() -> None:

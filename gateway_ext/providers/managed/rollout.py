@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from common.tasks import error_of, until_first
-from gateway_ext.errors import GatewayError
+from gateway_ext.errors import BadDeployment, GatewayError
 from gateway_ext.model import Deployment, Endpoint, Troubles
 from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.managed.replica import Replica
@@ -94,6 +94,7 @@ class Rollout(Generic[V]):
         self._listener = listener
         self._drain_s = drain_s
         self._failed = ""  # why there is no version to start replicas of
+        self._unserved = ""  # why what an earlier gateway accepted cannot be served
         self._stopped = False
         self._changed = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -176,8 +177,8 @@ class Rollout(Generic[V]):
     @property
     def trouble(self) -> str:
         """The problem to show; empty if there is none."""
-        if self._failed:
-            return self._failed
+        if self._unserved or self._failed:
+            return self._unserved or self._failed
         coming = self.coming.trouble if self.coming else ""
         return coming or (self.current.trouble if self.current else "")
 
@@ -205,12 +206,19 @@ class Rollout(Generic[V]):
     def notify(self) -> None:
         """Report deployment, endpoints and wanted replicas to the listener."""
         current = self.current
-        self._listener.function_is(
-            self._owner.deployment if current is None else current.deployment,
-            [] if current is None else current.endpoints,
-            wanted=self._owner.wanted,
-            troubles=self.troubles,
-        )
+        unserved = ""
+        try:
+            self._listener.function_is(
+                self._owner.deployment if current is None else current.deployment,
+                [] if current is None else current.endpoints,
+                wanted=self._owner.wanted,
+                troubles=self.troubles,
+            )
+        except BadDeployment as error:  # an earlier gateway took it; the others go on
+            unserved = f"it is not served: {error}; deploy it again"
+        if unserved and unserved != self._unserved:
+            log.error("%s: %s", self._owner.deployment.id, unserved)
+        self._unserved = unserved
 
     async def _stop_making(self) -> None:
         self._stopped = True
