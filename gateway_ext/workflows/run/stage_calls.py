@@ -135,8 +135,8 @@ class StageCalls:
             found = await asyncio.gather(*calls)
             size_bytes = sum(len(each.body) for each in found)
             whole = await self.computed(stage.name, size_bytes, lambda: listed(found))
-            self.hold(stage, len(whole.body))
             await self.check(stage.name, whole)
+            self.hold(stage, len(whole.body))
             return whole
         finally:
             for call in calls:
@@ -165,8 +165,11 @@ class StageCalls:
         try:
             if size_bytes <= _LARGE_BYTES:
                 return compute()
-            async with self._services.reading:
-                return await asyncio.to_thread(compute)
+            await self._services.reading.acquire()
+            work = asyncio.get_running_loop().run_in_executor(None, compute)
+            # Not before: the thread goes on when its caller has left.
+            work.add_done_callback(lambda _: self._services.reading.release())
+            return await asyncio.shield(work)
         except Unmeetable as error:
             raise StageFailed(stage, error.status, str(error), headers=[TEXT]) from error
 
