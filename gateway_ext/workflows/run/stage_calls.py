@@ -9,6 +9,7 @@ from random import uniform
 from typing import TypeVar
 
 from common.http.asgi import Header
+from common.tasks import error_of
 from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext
 from gateway_ext import error_statuses
 from gateway_ext.calls.call_limits import CallPart
@@ -167,11 +168,14 @@ class StageCalls:
                 return compute()
             await self._services.reading.acquire()
             work = asyncio.get_running_loop().run_in_executor(None, compute)
-            # Not before: the thread goes on when its caller has left.
-            work.add_done_callback(lambda _: self._services.reading.release())
+            work.add_done_callback(self._has_read)  # the thread goes on when its caller has left
             return await asyncio.shield(work)
         except Unmeetable as error:
             raise StageFailed(stage, error.status, str(error), headers=[TEXT]) from error
+
+    def _has_read(self, work: asyncio.Future[Result]) -> None:
+        self._services.reading.release()
+        error_of(work)  # else asyncio logs it where nobody waits any more
 
     def hold(self, stage: PlannedStage, size_bytes: int) -> None:
         """Take room for what was computed for a stage, or by it; StageFailed if there is none."""

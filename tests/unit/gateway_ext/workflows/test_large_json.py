@@ -1,6 +1,7 @@
 """What strangers send as JSON, and the gateway itself reads: once, and no more than a bound."""
 
 import asyncio
+import gc
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -107,13 +108,16 @@ async def test_client_that_leaves_ends_the_wait_for_its_json_to_be_read() -> Non
     assert not services.reading.locked()
 
 
-async def test_bodies_are_read_one_at_a_time_when_clients_leave() -> None:
+async def test_bodies_are_read_one_at_a_time_when_clients_leave(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     calls, services, _ = a_run(COMPARES)
     begun, gate = threading.Event(), threading.Event()
 
     def read() -> None:
         begun.set()
         gate.wait(60)
+        raise Unmeetable("nobody reads this")
 
     leaving = asyncio.create_task(calls.computed("only", 1 << 20, read))
     await eventually(begun.is_set, "it is read")
@@ -124,6 +128,8 @@ async def test_bodies_are_read_one_at_a_time_when_clients_leave() -> None:
     gate.set()
     assert await calls.computed("only", 1 << 20, lambda: "the next") == "the next"
     assert not services.reading.locked()
+    gc.collect()
+    assert not caplog.records
 
 
 class AnsweredCalls(StageCalls):
