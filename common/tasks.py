@@ -64,8 +64,8 @@ class BackgroundTasks:
         self._log.error("%s failed", self._what, exc_info=error)
 
 
-def error_of(task: asyncio.Task[Any]) -> BaseException | None:
-    """The error of a task that has ended; None if it was cancelled.
+def error_of(task: asyncio.Future[Any]) -> BaseException | None:
+    """The error of a task, or a future, that has ended; None if it was cancelled.
 
     A cancelled task keeps an error too until it is asked for, and by it all that the frames of the
     task refer to: often the task itself, which only the collector of cycles would then free.

@@ -7,10 +7,14 @@ from gateway_ext.errors import BadRequest, WrongHost
 
 _EVERY_HOST = "*"
 _PORT = rb"(?::\d{1,5})?"
-_LOOPBACK = re.compile(rb"(?:localhost|127(?:\.\d{1,3}){1,3}|\[::1\])" + _PORT, re.IGNORECASE)
+_LOCALHOST = rb"(?:[\w-]+\.)*localhost\.?"
+_MAPPED = rb"\[::ffff:(?:127(?:\.\d{1,3}){3}|7f[0-9a-f]{2}:[0-9a-f]{1,4})\]"
+_LOOPBACK = re.compile(
+    rb"(?:%b|127(?:\.\d{1,3}){1,3}|\[::1\]|%b)%b" % (_LOCALHOST, _MAPPED, _PORT), re.IGNORECASE
+)
 # Nobody can have an address lead elsewhere.
 _ADDRESS = re.compile(
-    rb"(?:localhost|\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-f:.]+\])" + _PORT, re.IGNORECASE
+    rb"(?:%b|\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-f:.]+\])%b" % (_LOCALHOST, _PORT), re.IGNORECASE
 )
 
 
@@ -42,7 +46,7 @@ class AnsweredHosts:
     def __init__(self, address: str, listed: HostNames, of_functions: HostNames) -> None:
         self._listed = listed
         self._of_functions = HostNames() if of_functions.every else of_functions
-        self._is_local = _LOOPBACK.fullmatch(address.encode()) is not None
+        self._is_local = is_loopback(address)
         self.every = listed.every or not (listed or self._is_local)
 
     def check(self, host: bytes) -> None:
@@ -51,6 +55,11 @@ class AnsweredHosts:
             return
         if not (_LOOPBACK if self._is_local else _ADDRESS).fullmatch(host):
             raise WrongHost(host)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches what listens at `HOST:PORT`."""
+    return _LOOPBACK.fullmatch(address.encode()) is not None
 
 
 def _host(entry: str, setting: str) -> bytes:

@@ -66,12 +66,14 @@ class Deployment:
 class Troubles(NamedTuple):
     """What keeps a function from being as it was deployed, for people; empty while nothing does.
 
-    `start` is why its newest version does not start, and need not be waited for; `template` why
-    its template is not warm.
+    `start` is why nothing of it starts that could serve its calls, so that none need wait;
+    `template` why its template is not warm; `partly` why an update or an instance of it does not
+    start, though others serve its calls or may do so soon.
     """
 
     start: str = ""
     template: str = ""
+    partly: str = ""
 
 
 NO_TROUBLES = Troubles()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+from gateway_ext.host_names import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,4 +158,4 @@ class GatewaySettings:
     @property
     def shows_errors(self) -> bool:
         """Whether callers get the text of functions' errors: those of this machine may."""
-        return self.listen.rpartition(":")[0].strip("[]") in _LOOPBACK
+        return is_loopback(self.listen)

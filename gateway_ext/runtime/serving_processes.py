@@ -53,6 +53,8 @@ class Workers:
         self._listener = listener
         self._command = command
         self._stopping = threading.Event()
+        self._status = 0
+        self._was_ready = False  # any worker
         self._lobby = FunctionServer(settings)
         self._lobby_open = True
         self._lock = threading.Lock()
@@ -63,7 +65,7 @@ class Workers:
         self._reaping = threading.Lock()
 
     def run(self) -> int:
-        """Serve until SIGTERM; returns the exit code."""
+        """Serve until SIGTERM, or until a worker fails before any is ready; the exit code."""
         signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
         signal.signal(signal.SIGINT, lambda *_: self._stopping.set())
         self._lobby.start()
@@ -81,7 +83,7 @@ class Workers:
             keeper.join()
         self._template.close()
         self._listener.close()
-        return 0
+        return self._status
 
     def _keep(self, number: int) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -89,6 +91,10 @@ class Workers:
             started_s = time.monotonic()
             status = self._live_once()
             if self._stopping.is_set():
+                return
+            if status > 0 and not self._was_ready:  # others would fail, too
+                self._status = status
+                self._stopping.set()  # without a word: the worker's last line says why
                 return
             if time.monotonic() - started_s > _LIVED_LONG_S:
                 pause_s = _FIRST_PAUSE_S
@@ -100,6 +106,7 @@ class Workers:
         process, line = self._begun()
         with line, suppress(OSError):  # the worker has died: `_wait` returns its status
             if self._is_ready(line):
+                self._was_ready = True
                 # First, so that no call meets the lobby's 503 once a worker has served one.
                 self._close_lobby()
                 line.sendall(b"G")

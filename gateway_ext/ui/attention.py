@@ -123,15 +123,14 @@ def _of_queue(whole: Mapping[str, Any]) -> Iterator[Json]:
 def _of_functions(functions: Iterable[Json]) -> Iterator[Json]:
     for function in functions:
         id_, log = function["id"], function["log_command"]
-        if function["trouble"]:
-            what = (
-                "has an instance that does not start" if function["replicas"] else "does not start"
-            )
+        trouble, part_trouble = function["trouble"], function["part_trouble"]
+        if trouble or part_trouble:
+            what = "does not start" if trouble else "has an instance that does not start"
             yield _alert(
                 "warning",
                 "does-not-start",
                 id_,
-                f"{id_} {what}: {function['trouble']}",
+                f"{id_} {what}: {trouble or part_trouble}",
                 f"see its log: {log}; then mend it and deploy it again",
             )
         elif (

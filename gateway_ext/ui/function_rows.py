@@ -145,6 +145,7 @@ def _row(
         "replicas": len(seen.endpoints),
         "wanted": seen.wanted,
         "trouble": seen.troubles.start,
+        "part_trouble": seen.troubles.partly,
         "late": seen.late,
         "template_trouble": seen.troubles.template,
         "log_command": function.id.log_command,

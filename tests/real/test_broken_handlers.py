@@ -2,7 +2,15 @@
 
 import pytest
 
-from tests.kit.processes.process_functions import HELLO, World, template_text, world
+from tests.kit.processes.process_functions import (
+    HELLO,
+    Heard,
+    World,
+    store_otherwise,
+    template_text,
+    trouble,
+    world,
+)
 from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.group("real", seconds=60)
@@ -22,9 +30,10 @@ BROKEN = {
 }
 
 
-async def why(there: World, name: str) -> str:
+async def why(there: World, name: str, **annotations: str) -> str:
     """Wait until the function is known not to start; the reason."""
-    function = await there.deploy(name)
+    ours = {f"com.gpufaas.{key}": value for key, value in annotations.items()}
+    function = await there.deploy(name, annotations=ours)
     await eventually(lambda: there.heard.troubles[function].start, f"{name} does not start")
     return there.heard.troubles[function].start
 
@@ -38,6 +47,16 @@ async def test_reason_is_known_at_once_when_a_function_does_not_start() -> None:
         log = [line.text for line in await there.log(await there.deploy("a-package"))]
         assert '  File "handler.py", line 1, in <module>' in log, "the author's own line and path"
         assert not [line for line in log if "gateway_ext" in line or str(there.folder) in line]
+
+
+@pytest.mark.parametrize("template", ["true", "false"])
+async def test_reason_is_known_at_once_when_a_function_has_several_workers(template: str) -> None:
+    async with world(first_pause_s=30.0) as there:
+        for name, (handler, expected) in BROKEN.items():
+            if name != "its-end":  # without a word of its own there is the runtime's alone
+                there.build(name, handler)
+                reason = await why(there, name, workers="2", template=template)
+                assert reason.removeprefix("its handler cannot be imported: ") == expected
 
 
 async def test_function_is_waited_for_again_as_soon_as_it_is_deployed_again() -> None:
@@ -57,8 +76,10 @@ async def test_older_version_serves_while_the_newer_one_does_not_start() -> None
         (endpoint,) = await there.ready(f)
         there.build("f", "import nix\n")
         await there.deploy("f", update=True)
-        await eventually(lambda: there.heard.troubles[f].start, "the newer one does not start")
+        await eventually(lambda: there.heard.troubles[f].partly, "the newer one does not start")
         assert there.heard.endpoints[f] == [endpoint]
+        await there.provider.scale(f, 0)
+        assert not there.heard.troubles[f].start, "the older one serves the next call"
 
 
 async def test_next_start_is_waited_for_when_it_succeeds_without_a_deployment() -> None:
@@ -69,6 +90,26 @@ async def test_next_start_is_waited_for_when_it_succeeds_without_a_deployment() 
         (f,) = there.heard.endpoints
         await there.ready(f)
         assert not there.heard.troubles[f].start
+
+
+async def test_other_functions_start_when_what_is_stored_of_one_is_refused_by_now(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world() as there:
+        for name in ("f", "other"):
+            there.build(name, HELLO)
+        f = await there.deploy("f", labels={"com.openfaas.scale.target": "5"})
+        other = await there.deploy("other")
+        await there.ready(other)
+        await there.provider.close()
+        store_otherwise(there.state, f, '"5"', '"+5"')
+        there.heard, there.provider = Heard(), there.new_provider()
+        await there.provider.start(there.heard)
+        await there.ready(other)
+        await trouble(there.provider, f, "deploy it again")
+        assert "f.openfaas-fn: it is not served: com.openfaas.scale.target: '+5'" in caplog.text
+        await there.deploy("f", update=True)
+        await there.ready(f)
 
 
 async def test_template_is_in_trouble_when_its_example_is_not_answered_well() -> None:

@@ -10,7 +10,7 @@ from secrets import token_hex
 from typing import Any
 
 from common.tasks import error_of
-from gateway_ext.errors import ProviderFailed
+from gateway_ext.errors import BadDeployment, ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options
 from gateway_ext.ports import FunctionListener, Injection
@@ -166,7 +166,10 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
     def _renewed(self, record: ReleaseRecord) -> ReleaseRecord:
         """A new release if the variables that activate the shim have changed, else the record."""
         release = record.release
-        injected = injected_digest(self._parts.injected(release.deployment))
+        try:
+            injected = injected_digest(self._parts.injected(release.deployment))
+        except BadDeployment:  # an earlier gateway took it: told where it cannot be served
+            return record
         if injected == release.injected:
             return record
         before = record.before if record.before is not None else release

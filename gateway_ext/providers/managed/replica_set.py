@@ -47,5 +47,10 @@ class ReplicaSet(ABC, Generic[I]):
 
     @property
     def broken(self) -> str:
-        """Why one replica does not start, and need not be waited for; empty if there is none."""
+        """Why none of its replicas starts, or need be waited for; empty while one may serve."""
+        return self.partly_broken if all(replica.broken for replica in self.replicas) else ""
+
+    @property
+    def partly_broken(self) -> str:
+        """Why one replica does not start; empty if there is none."""
         return next((replica.broken for replica in self.replicas if replica.broken), "")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from common.tasks import error_of, until_first
-from gateway_ext.errors import GatewayError
+from gateway_ext.errors import BadDeployment, GatewayError
 from gateway_ext.model import Deployment, Endpoint, Troubles
 from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.managed.replica import Replica
@@ -36,7 +36,12 @@ class Version(Protocol):
 
     @property
     def broken(self) -> str:
-        """Why one replica does not start, and need not be waited for; empty if there is none."""
+        """Why none of its replicas starts, or need be waited for; empty while one may serve."""
+        ...
+
+    @property
+    def partly_broken(self) -> str:
+        """Why one replica does not start; empty if there is none."""
         ...
 
     def resize(self, wanted: int) -> Sequence[Replica[Any]]:
@@ -89,6 +94,7 @@ class Rollout(Generic[V]):
         self._listener = listener
         self._drain_s = drain_s
         self._failed = ""  # why there is no version to start replicas of
+        self._unserved = ""  # why what an earlier gateway accepted cannot be served
         self._stopped = False
         self._changed = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -171,16 +177,21 @@ class Rollout(Generic[V]):
     @property
     def trouble(self) -> str:
         """The problem to show; empty if there is none."""
-        if self._failed:
-            return self._failed
+        if self._unserved or self._failed:
+            return self._unserved or self._failed
         coming = self.coming.trouble if self.coming else ""
         return coming or (self.current.trouble if self.current else "")
 
     @property
-    def broken(self) -> str:
-        """Why the newest version does not start; empty while it may become ready soon."""
+    def troubles(self) -> Troubles:
+        """Calls are refused only if neither the current version nor the newest may serve them."""
+        template = self._owner.template_trouble
         newest = self.coming or (None if self._makes else self.current)
-        return self._failed or (newest.broken if newest else "")
+        broken = self._failed or (newest.broken if newest else "")
+        if broken and (self.current is None or self.current.broken):
+            return Troubles(broken, template)
+        partly = (one.partly_broken for one in reversed(self.versions))
+        return Troubles("", template, broken or next(filter(None, partly), ""))
 
     @property
     def _makes(self) -> bool:
@@ -195,12 +206,19 @@ class Rollout(Generic[V]):
     def notify(self) -> None:
         """Report deployment, endpoints and wanted replicas to the listener."""
         current = self.current
-        self._listener.function_is(
-            self._owner.deployment if current is None else current.deployment,
-            [] if current is None else current.endpoints,
-            wanted=self._owner.wanted,
-            troubles=Troubles(self.broken, self._owner.template_trouble),
-        )
+        unserved = ""
+        try:
+            self._listener.function_is(
+                self._owner.deployment if current is None else current.deployment,
+                [] if current is None else current.endpoints,
+                wanted=self._owner.wanted,
+                troubles=self.troubles,
+            )
+        except BadDeployment as error:  # an earlier gateway took it; the others go on
+            unserved = f"it is not served: {error}; deploy it again"
+        if unserved and unserved != self._unserved:
+            log.error("%s: %s", self._owner.deployment.id, unserved)
+        self._unserved = unserved
 
     async def _stop_making(self) -> None:
         self._stopped = True

@@ -27,18 +27,19 @@ _MOST_SHOWN = 300  # characters of what was sent, in a refusal
 def find(deployment: Deployment, settings: ProcessProviderSettings) -> Path:
     """The folder with the handler.py; BadDeployment names every place that was searched.
 
-    Of a build and the folder of its name in a root, which it was made of, the newer one is taken:
-    faas-cli does not make a build anew.
+    The image's name counts before the function's. Of a build and the folder of the same name in a
+    root, which it was made of, the newer one is taken: faas-cli does not make a build anew.
     A folder is accepted only if it lies, links followed, in one of the roots or in the folder of
     builds: the right to deploy must not be the right to run any file of the machine, nor to learn
     what is outside.
     """
     allowed = [folder.resolve() for folder in (*settings.roots, settings.builds)]
     places = _places(deployment, settings)
-    handlers = (_handler_in(place, allowed) for place in places)
-    found = [folder for folder in handlers if folder is not None]
-    if found:
-        return found[0] if PATH in deployment.annotations else max(found, key=_changed_ns)
+    for name in dict.fromkeys(place.name for place in places):
+        of_name = (_handler_in(place, allowed) for place in places if place.name == name)
+        found = [folder for folder in of_name if folder is not None]
+        if found:
+            return found[0] if PATH in deployment.annotations else max(found, key=_changed_ns)
     meant = f"{deployment.id} (image {_shown(deployment.image)})"
     looked = ", ".join(_shown(str(place.absolute())) for place in places)
     not_run = f"; fprocess is not run here: `handle` in {_HANDLER} is called"
@@ -93,7 +94,7 @@ def _places(deployment: Deployment, settings: ProcessProviderSettings) -> list[P
     image = deployment.image.rpartition("/")[2].partition("@")[0].partition(":")[0]
     names = [name for name in (image, deployment.id.name) if name not in ("", ".", "..")]
     folders = (settings.builds, *settings.roots)
-    return [folder / name for folder in folders for name in dict.fromkeys(names)]
+    return [folder / name for name in dict.fromkeys(names) for folder in folders]
 
 
 def _changed_ns(folder: Path) -> int:

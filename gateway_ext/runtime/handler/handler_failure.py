@@ -12,7 +12,7 @@ from gateway_ext.runtime.handler.handler_response import BadResponse
 _FAILED = 500
 _TRY_LATER = frozenset({429, 503})
 _MOST_TEXT = 1000
-_RUNTIME = str(Path(__file__).absolute().parents[1])
+_RUNTIME = f"{Path(__file__).absolute().parents[1]}/"
 _IMPORTS = "<frozen importlib"
 
 
@@ -98,8 +98,8 @@ class HandlerErrors:
 
 
 def _folders(package: str) -> tuple[str, ...]:
-    """The folders of a package that is imported already."""
-    return tuple(getattr(sys.modules.get(package), "__path__", ()))
+    """The folders of a package that is imported already, as its files' names begin."""
+    return tuple(f"{folder}/" for folder in getattr(sys.modules.get(package), "__path__", ()))
 
 
 def _chain(found: traceback.TracebackException) -> Iterator[traceback.TracebackException]:

@@ -9,6 +9,7 @@ from random import uniform
 from typing import TypeVar
 
 from common.http.asgi import Header
+from common.tasks import error_of
 from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext
 from gateway_ext import error_statuses
 from gateway_ext.calls.call_limits import CallPart
@@ -135,8 +136,8 @@ class StageCalls:
             found = await asyncio.gather(*calls)
             size_bytes = sum(len(each.body) for each in found)
             whole = await self.computed(stage.name, size_bytes, lambda: listed(found))
-            self.hold(stage, len(whole.body))
             await self.check(stage.name, whole)
+            self.hold(stage, len(whole.body))
             return whole
         finally:
             for call in calls:
@@ -165,10 +166,16 @@ class StageCalls:
         try:
             if size_bytes <= _LARGE_BYTES:
                 return compute()
-            async with self._services.reading:
-                return await asyncio.to_thread(compute)
+            await self._services.reading.acquire()
+            work = asyncio.get_running_loop().run_in_executor(None, compute)
+            work.add_done_callback(self._has_read)  # the thread goes on when its caller has left
+            return await asyncio.shield(work)
         except Unmeetable as error:
             raise StageFailed(stage, error.status, str(error), headers=[TEXT]) from error
+
+    def _has_read(self, work: asyncio.Future[Result]) -> None:
+        self._services.reading.release()
+        error_of(work)  # else asyncio logs it where nobody waits any more
 
     def hold(self, stage: PlannedStage, size_bytes: int) -> None:
         """Take room for what was computed for a stage, or by it; StageFailed if there is none."""

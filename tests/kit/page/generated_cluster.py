@@ -324,6 +324,7 @@ class GeneratedCluster:
             "replicas": 1 + called.in_flight // 4,
             "trouble": "",
             "late": False,
+            "part_trouble": "",
             "template_trouble": "",
             "log_command": f"faas-cli logs {function.name}",
             "wanted": 1 + called.in_flight // 3,

@@ -19,6 +19,7 @@ from gateway_ext.model import (
     LogLine,
     Troubles,
 )
+from gateway_ext.openfaas import function_options
 from gateway_ext.ports import Injection, LogQuery
 from gateway_ext.providers.process.process_provider import ProcessProvider
 from gateway_ext.providers.process.process_settings import ProcessProviderSettings
@@ -64,6 +65,7 @@ class Heard:
         troubles: Troubles = NO_TROUBLES,
     ) -> None:
         del wanted
+        function_options.of(deployment)  # BadDeployment, as of the gateway's table
         self.troubles[deployment.id] = troubles
         self.deployments[deployment.id] = deployment
         self.endpoints[deployment.id] = list(endpoints)
@@ -210,6 +212,14 @@ async def told(endpoint: Endpoint) -> dict[str, Any]:
     """The JSON object that the function answers with."""
     found: dict[str, Any] = json.loads(await call(endpoint))
     return found
+
+
+def store_otherwise(state: Path, function: FunctionId, accepted: str, now: str) -> None:
+    """Change a stored deployment, as if an earlier gateway had accepted what none does now."""
+    (record,) = state.glob(f"functions/{function}.*/record.json")
+    text = record.read_text()
+    assert accepted in text
+    record.write_text(text.replace(accepted, now))
 
 
 async def trouble(provider: ProcessProvider, function: FunctionId, text: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from gateway_ext.model import LogLine
 
 _MOST_BYTES = 256 << 10  # of lines that are remembered; longer output is never held back
+_LINE_BYTES = 100  # of memory that a line takes, beside its text
 
 
 class StartOutput:
@@ -24,7 +25,7 @@ class StartOutput:
 
     def pass_on(self, lines: Sequence[LogLine]) -> Sequence[LogLine]:
         """The lines that are to be stored now, as these have come."""
-        self._bytes += sum(len(line.text) for line in lines)
+        self._bytes += sum(len(line.text) + _LINE_BYTES for line in lines)
         if self._bytes > _MOST_BYTES:
             self._differs, self.texts = True, []
             return [*self.release(), *lines]

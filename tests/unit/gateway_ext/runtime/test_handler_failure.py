@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -121,6 +122,20 @@ def test_traceback_begins_at_the_authors_line_and_names_its_file_in_the_folder(
         'File "own.py", line 2, in fail',
     ]
     assert all("json" in place for place in places[2:]), "the library's frames are kept"
+
+
+def test_traceback_keeps_packages_whose_names_begin_as_those_that_are_hidden(
+    errors: HandlerErrors, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    site = tmp_path_factory.mktemp("site")
+    torch = ModuleType("torch")
+    torch.__path__ = [str(site / "torch")]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.syspath_prepend(str(site))
+    (site / "torchlike.py").write_text("import other\ndef f():\n    other.f()\n")
+    (site / "other.py").write_text("def f():\n    int('x')\n")
+    found = import_error(errors, "import torchlike\ntorchlike.f()\n")
+    assert f'File "{site}/torchlike.py", line 3, in f' in found
 
 
 def test_caller_is_told_the_text_of_an_error_only_where_it_may_be() -> None:

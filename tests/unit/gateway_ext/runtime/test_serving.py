@@ -280,10 +280,12 @@ def handle(event, context):
         assert running.call().body == b"ok"
 
 
-def test_process_ends_with_1_when_the_handler_cannot_be_imported() -> None:
-    with runtime("import nothing_of_that_name\n", ready=False) as running:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_process_ends_with_1_when_the_handler_cannot_be_imported(workers: int) -> None:
+    missing = "import nothing_of_that_name\n"
+    with runtime(missing, ready=False, workers=workers) as running:
         assert running.process.wait() == 1
-        assert "ModuleNotFoundError" in running.written()
+        assert "ModuleNotFoundError" in running.written().splitlines()[-1]
 
 
 def test_process_finishes_calls_and_ends_with_0_when_it_is_asked_to_stop() -> None:

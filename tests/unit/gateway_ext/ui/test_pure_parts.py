@@ -87,7 +87,12 @@ def gpu(**more: Any) -> dict[str, Any]:
 
 def function(**more: Any) -> dict[str, Any]:
     replicas = {"wanted": 1, "replicas": 1, "waiting": 0, "late": False}
-    well = {"trouble": "", "template_trouble": "", "log_command": "faas-cli logs f -n x"}
+    well = {
+        "trouble": "",
+        "part_trouble": "",
+        "template_trouble": "",
+        "log_command": "faas-cli logs f -n x",
+    }
     return {"id": "f.x", "name": "f", **replicas, **well} | more
 
 
@@ -131,6 +136,12 @@ def test_alert_says_why_a_function_does_not_start_and_how_to_see_its_log(waiting
         "f.x does not start: ValueError: no",
     )
     assert "faas-cli logs f -n x" in alert["what_to_do"]
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_alert_says_what_does_not_start_when_others_serve_or_may_do_so(replicas: int) -> None:
+    (alert,) = alerts(whole(), [gpu()], [function(replicas=replicas, part_trouble="no package")])
+    assert alert["text"] == "f.x has an instance that does not start: no package"
 
 
 def test_alert_says_that_a_template_is_not_warm() -> None:

@@ -1,21 +1,26 @@
 """What strangers send as JSON, and the gateway itself reads: once, and no more than a bound."""
 
 import asyncio
+import gc
+import threading
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from common.telemetry.traces import TraceContext
 from gateway_ext.calls.invoke import Invoke
+from gateway_ext.errors import StageFailed
 from gateway_ext.workflows.plan.conditions import Unmeetable, condition
-from gateway_ext.workflows.plan.stage_inputs import StageAnswer, workflow_request
+from gateway_ext.workflows.plan.stage_inputs import StageAnswer, StageInput, workflow_request
 from gateway_ext.workflows.plan.workflow_file import read_workflow
+from gateway_ext.workflows.plan.workflow_values import PlannedStage
 from gateway_ext.workflows.run.live_run import LiveRun
 from gateway_ext.workflows.run.run_history import RunRecord
 from gateway_ext.workflows.run.run_limits import RunLimits, RunShare
-from gateway_ext.workflows.run.stage_calls import RunServices
+from gateway_ext.workflows.run.stage_calls import RunServices, StageCalls
 from tests.kit.fakes.fake_function import says
+from tests.kit.waiting import eventually
 from tests.kit.worlds.workflow_world import says_json, workflow_world
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
@@ -101,3 +106,53 @@ async def test_client_that_leaves_ends_the_wait_for_its_json_to_be_read() -> Non
         with pytest.raises(asyncio.CancelledError):
             await answering
     assert not services.reading.locked()
+
+
+async def test_bodies_are_read_one_at_a_time_when_clients_leave(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls, services, _ = a_run(COMPARES)
+    begun, gate = threading.Event(), threading.Event()
+
+    def read() -> None:
+        begun.set()
+        gate.wait(60)
+        raise Unmeetable("nobody reads this")
+
+    leaving = asyncio.create_task(calls.computed("only", 1 << 20, read))
+    await eventually(begun.is_set, "it is read")
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert services.reading.locked(), "the thread still reads"
+    gate.set()
+    assert await calls.computed("only", 1 << 20, lambda: "the next") == "the next"
+    assert not services.reading.locked()
+    gc.collect()
+    assert not caplog.records
+
+
+class AnsweredCalls(StageCalls):
+    """Calls that are all answered the same."""
+
+    async def called(self, stage: PlannedStage, sent: StageInput, finish: Any) -> Any:
+        del stage, sent, finish
+        self._share.hold(60)
+        return StageAnswer(200, b"x" * 60)
+
+
+async def test_nothing_is_held_of_answers_to_elements_when_their_array_cannot_be_used() -> None:
+    stages = "  e: {function: a, each: true}\n  l: {function: b, after: e, when: e.json.x == 1}"
+    calls, _, share = a_run(stages, json_bytes=100)
+    each = read_workflow("workflow: w\nstages:\n" + stages).stages["e"]
+    with pytest.raises(StageFailed, match="larger than 100 bytes"):
+        await calls.called_for_each(each, StageInput([], b"", b"[1, 2]"))
+    assert share.held_bytes == 0
+
+
+def a_run(stages: str, json_bytes: int = 1 << 20) -> tuple[StageCalls, RunServices, RunShare]:
+    """The calls of one run of a workflow with these stages."""
+    plan = read_workflow("workflow: w\nstages:\n" + stages)
+    limits = RunLimits(9, 1 << 30, 1 << 30, json_bytes)
+    services, share = RunServices(cast(Invoke, None), limits), RunShare(limits)
+    return AnsweredCalls(services, plan, share, RunRecord(plan.id, "c"), TRACE), services, share

@@ -10,9 +10,10 @@ from gateway_ext.errors import (
     UnknownFunction,
     UnknownNamespace,
 )
-from gateway_ext.model import Namespace
+from gateway_ext.model import Deployment, FunctionId, Namespace
 from gateway_ext.ports import LogQuery
 from gateway_ext.providers.docker.engine.engine_transport import EngineAway
+from tests.kit.processes.process_functions import store_otherwise
 from tests.kit.waiting import eventually
 from tests.unit.gateway_ext.providers.docker.docker_world import F, Told, world
 
@@ -135,6 +136,30 @@ async def test_gpu_function_is_replaced_when_its_manager_is_another_one(tmp_path
         (second,) = await there.ready()
         assert "GPUFAAS_ADDRESS=tcp:two:1" in there.engine.bodies[second]["Env"]
         assert there.heard.least[F] == 1
+
+
+async def test_other_functions_start_when_what_is_stored_of_one_is_refused_by_now(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as there:
+        await there.provider.close()
+        await there.another(Told("tcp:one:1")).start(there.heard)
+        other = FunctionId("openfaas-fn", "other")
+        labels = {"com.gpufaas.enabled": "true", "com.openfaas.scale.target": "5"}
+        await there.deploy(labels=labels)
+        (first,) = await there.ready()
+        await there.provider.deploy(Deployment(other, "f:1"), update=False)
+        await eventually(lambda: there.heard.endpoints.get(other), "the other one")
+        await there.provider.close()
+        store_otherwise(tmp_path / "state", F, '"5"', '"+5"')
+        await there.another(Told("tcp:one:1")).start(there.heard)
+        await eventually(lambda: there.heard.endpoints.get(other), "the other one is there again")
+        assert F not in there.heard.endpoints
+        await there.trouble("deploy it again")
+        assert "f.openfaas-fn: it is not served: com.openfaas.scale.target: '+5'" in caplog.text
+        await there.deploy(labels=labels, update=True)
+        await there.ready()
+        await eventually(lambda: first not in there.engine.containers, "the end of the old one")
 
 
 async def test_gpu_function_is_refused_when_its_image_has_no_shim(tmp_path: Path) -> None:

@@ -219,6 +219,13 @@ async def test_warning_names_the_function_whose_instance_has_ended(
     await starts.end()
 
 
+def test_empty_lines_of_a_start_are_bounded_as_others_are() -> None:
+    lines = [LogLine(FunctionId("n", "f"), "f-1", datetime.now(UTC), "")] * 10_000
+    start = StartOutput([""] * len(lines))
+    assert start.pass_on(lines) == lines
+    assert (start.repeats, start.texts) == (False, [])
+
+
 def test_output_beyond_what_is_remembered_is_never_held_back() -> None:
     long = "x" * (256 << 10)
     start = StartOutput(["first", long])

@@ -183,6 +183,16 @@ def test_module_in_a_folder_of_the_source_makes_it_newer_and_a_cache_does_not(
     assert deployed(tmp_path) == source
 
 
+@pytest.mark.parametrize("other", ["build/f/function", "root/f"])
+def test_folder_of_the_image_is_taken_when_one_of_the_function_is_newer(
+    tmp_path: Path, other: str
+) -> None:
+    meant = handler_in(tmp_path / "root" / "f-v2", 1)
+    handler_in(tmp_path / other, 9)
+    assert deployed(tmp_path, image="reg/f-v2:latest") == meant
+    assert deployed(tmp_path, image="reg/none:latest") == tmp_path / other
+
+
 def test_folder_that_a_deployment_names_is_taken_whatever_else_there_is(tmp_path: Path) -> None:
     handler_in(tmp_path / "build" / "f" / "function", 5)
     named = handler_in(tmp_path / "root" / "named", 1)
