@@ -56,7 +56,7 @@ class LeaseCharge:
 
     def begin(self, since_s: float) -> None:
         """It has its slots from now on."""
-        self.runs, self.since_s, self.due_s = True, since_s, since_s
+        self.runs, self.since_s, self.due_s, self.rests_s = True, since_s, since_s, None
         self._run(+1, since_s, since_s)
 
     def end(self, now: float) -> None:
@@ -172,8 +172,8 @@ class LeaseCharges:
     def lingered(self, lease: ActiveLease, kept_s: float, now: float) -> None:
         """A lease ends that was not used for so long."""
         charge = self._charges.get(lease.id)
-        if charge is not None:
-            charge.correct(-min(kept_s, charge.used_s(now)), now)
+        if charge is not None and charge.runs:
+            charge.correct(-min(kept_s, max(0.0, now - charge.since_s)), now)
 
     def computes(self, lease: ActiveLease, now: float) -> None:
         """A lease has its slot from now on."""
@@ -186,6 +186,7 @@ class LeaseCharges:
         """A lease has its slot no more, until what it loads is there."""
         charge = self._charges.get(lease.id)
         if charge is not None:
+            charge.wake(self._cluster.contended_s(charge.slot, now), now)
             charge.end(now)
             charge.runs = False
             for owner in charge.distinct():
