@@ -260,7 +260,7 @@ class Placer:
         slot.local_s += pending.wait_s
         slot.given += 1
         slot.local.add(pending, slot.given)
-        slot.waits.note(slot.local.count, now)
+        cluster.note_local(slot, now)
         self.queued += 1
         for model in pending.bundle.models:
             cluster.index.wait(slot.gpu.cache, model, +1)
@@ -286,7 +286,7 @@ class Placer:
         assert pending.at is not None
         slot = self.cluster.slots[pending.at]
         slot.local.remove(pending)
-        slot.waits.note(slot.local.count, self.cluster.now)
+        self.cluster.note_local(slot, self.cluster.now)
         slot.local_s = slot.local_s - pending.wait_s if slot.local.count else 0.0
         for model in pending.bundle.models:
             self.cluster.index.wait(slot.gpu.cache, model, -1)

@@ -184,7 +184,7 @@ class Slot:
         self.idle = True
         self.leases: dict[LeaseId, ActiveLease] = {}
         self.local = RequestQueue()
-        self.waits = WaitClock()  # while its local queue has requests
+        self.waits = WaitClock()  # of its local queue, see ClusterState.contended_s
         self.local_s = 0.0
         self.free_s = 0.0
         self.frequency = 0

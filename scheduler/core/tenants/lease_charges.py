@@ -170,10 +170,13 @@ class LeaseCharges:
             charge.called(called_s, now)
 
     def lingered(self, lease: ActiveLease, kept_s: float, now: float) -> None:
-        """A lease ends that was not used for so long."""
+        """A lease ends that was not used for so long: give back what was kept from nobody."""
         charge = self._charges.get(lease.id)
         if charge is not None and charge.runs:
-            charge.correct(-min(kept_s, max(0.0, now - charge.since_s)), now)
+            kept_s = min(kept_s, max(0.0, now - charge.since_s))
+            before_s = self._cluster.contended_s(charge.slot, now - kept_s)
+            others_s = self._cluster.contended_s(charge.slot, now) - before_s
+            charge.correct(-max(0.0, kept_s - others_s), now)
 
     def computes(self, lease: ActiveLease, now: float) -> None:
         """A lease has its slot from now on."""

@@ -312,6 +312,16 @@ def test_quota_gets_back_what_a_functions_own_process_kept() -> None:
     assert gpu_time_used_s(world) == pytest.approx(2.5)
 
 
+def test_quota_does_not_get_back_what_was_kept_while_others_waited() -> None:
+    world = World(a_core("lalbo3", models=["a/m", "b/m"]))
+    world.send(TermsSet("a", OwnerTerms(gpu_s=30.0)))
+    world.arrive(of(A, "a0", "a/m")._replace(own=True))
+    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    world.arrive(of(B, "b0", "b/m"), at=4.5)
+    world.send(SlotFreed(SlotId("g0"), LeaseId(1), 5.0), 7.5)
+    assert gpu_time_used_s(world) == pytest.approx(2.5 + 3.0)
+
+
 def test_quota_gets_back_all_that_was_kept_when_requests_share_the_lease() -> None:
     world = quotas(a=OwnerTerms(gpu_s=60.0))
     world.arrive(of(A, "a0", "a/m")._replace(own=True))
@@ -322,7 +332,7 @@ def test_quota_gets_back_all_that_was_kept_when_requests_share_the_lease() -> No
 
 
 @pytest.mark.parametrize("comes", [False, True])
-def test_lease_that_stood_aside_leaves_no_rate_when_its_call_had_ended(comes: bool) -> None:
+def test_lease_that_stood_aside_leaves_no_rate_when_its_call_had_ended(*, comes: bool) -> None:
     settings = CoreSettings(standing=StandingTerms(60.0, 1000))
     world = World(a_core("lalbo3", gpus=["g0", "g1"], models=["a/m", "a/n"], settings=settings))
     world.send(TermsSet("a", OwnerTerms(gpu_s=300.0)))
