@@ -131,12 +131,14 @@ class UseMeter:
         self.lingered(lease, now - since_s, now)
         self._spend(lease, KEPT, now)
 
-    def called(self, lease: ActiveLease, use: LeaseUse, now: float) -> None:
-        """A call began, and perhaps ended, under a lease that its caller keeps."""
-        ended_s = now if use.ended_s is None else min(use.ended_s, now)
+    def called(
+        self, lease: ActiveLease, use: LeaseUse, began_s: float, ended_s: float, now: float
+    ) -> None:
+        """A call ran under a lease that its caller keeps, for so long without any other one."""
         bill = self._sole(lease) or self._bills[lease.id]
         if bill.time is not None and bill.time.kind == KEPT:
-            bill.time.called_us += _us(use.began_s, ended_s)
+            slots, sharing = 1 + len(lease.more), len(self._slots[lease.slot.id][1].leases)
+            bill.time.called_us += _us(began_s, ended_s) * slots // max(1, sharing)
         waited_us = _us(use.arrived_s, min(use.began_s, now))
         charge_equally(self._payers_of(lease)[:1], WAITING, waited_us)
         if use.ended_s is None:

@@ -37,6 +37,7 @@ class ActiveLease:
     __slots__ = (
         "begins_s",
         "beside",
+        "called_until_s",
         "configuration",
         "dispatch",
         "due_s",
@@ -72,6 +73,7 @@ class ActiveLease:
         self.run_s = 0.0
         self.due_s = 0.0
         self.there_s = 0.0
+        self.called_until_s = 0.0
 
     @property
     def more_ids(self) -> tuple[SlotId, ...]:

@@ -78,9 +78,10 @@ class LeaseCharge:
             self._run(+1, now, now)
             self.correct(min(kept_s, contended_s - self.contended_s), now)
 
-    def called(self, called_s: float, now: float) -> None:
-        """A call that took so long has run under it while it seemed to rest."""
+    def called(self, began_s: float, ended_s: float, now: float) -> None:
+        """A call has run under it then, while it seemed to rest."""
         if self.rests_s is not None:
+            called_s = max(0.0, ended_s - max(began_s, self.rests_s))
             self.called_s += called_s
             self.correct(called_s, now)
 
@@ -163,11 +164,11 @@ class LeaseCharges:
             for each in charge.distinct():
                 self._order.paused.may_have_room(each)
 
-    def called(self, lease: ActiveLease, called_s: float, now: float) -> None:
-        """A call has run under a lease that its caller keeps, for so long."""
+    def called(self, lease: ActiveLease, began_s: float, ended_s: float, now: float) -> None:
+        """A call has run then under a lease that its caller keeps, and no other one."""
         charge = self._charges.get(lease.id)
         if charge is not None:
-            charge.called(called_s, now)
+            charge.called(began_s, ended_s, now)
 
     def lingered(self, lease: ActiveLease, kept_s: float, now: float) -> None:
         """A lease ends that was not used for so long: give back what was kept from nobody."""

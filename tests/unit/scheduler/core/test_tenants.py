@@ -304,6 +304,15 @@ def test_kept_time_counts_for_a_quota_while_others_wait_for_the_slot() -> None:
     assert gpu_time_used_s(world) == pytest.approx(5.0)
 
 
+def test_calls_that_run_at_once_count_once_for_a_quota() -> None:
+    world = kept_from(3.0)
+    uses = [LeaseUse(RequestId(f"u{n}"), 4.0, 4.0, 5.0 - n / 10) for n in range(5)]
+    world.send(LeaseUsed(LeaseId(1), A, (*uses, LeaseUse(RequestId("v"), 2.0, 2.0, 4.5))), 5.0)
+    assert gpu_time_used_s(world) == pytest.approx(3.0 + 2.0), "v ran before it seemed to rest"
+    world.send(LeaseUsed(LeaseId(1), A, (LeaseUse(RequestId("w"), 4.5, 4.5, None),)), 6.0)
+    assert gpu_time_used_s(world) == pytest.approx(3.0 + 3.0)
+
+
 def test_quota_gets_back_what_a_functions_own_process_kept() -> None:
     world = quotas(a=OwnerTerms(gpu_s=30.0))
     world.arrive(of(A, "a0", "a/m")._replace(own=True))

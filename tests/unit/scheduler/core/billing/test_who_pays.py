@@ -191,6 +191,39 @@ def test_kept_time_is_counted_as_taken_from_others_only_while_somebody_waits() -
     assert found["g", WAITING] == 250_000
 
 
+OVERLAPPING = (
+    LeaseUse(RequestId("u2"), 4.25, 4.25, 5.0),
+    *(LeaseUse(RequestId(f"u{number}"), 4.0, 4.0, 4.5) for number in range(2)),
+)
+
+
+@pytest.mark.parametrize("collected_s", [4.75, 6.0, 13.0])
+def test_calls_that_run_at_once_compute_once(collected_s: float) -> None:
+    core, meter = standing()
+    used(core, 3.0, ended=3.0)
+    early = charged(meter, 4.75) if collected_s < 5.0 else {}
+    used(core, 5.0, *OVERLAPPING)
+    found = charged(meter, collected_s) if collected_s == 6.0 else early
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 13.0)
+    assert charged(meter, 13.0)["f", KEPT] + found.get(("f", KEPT), 0) == 9 * _S
+
+
+def test_call_that_runs_beside_ended_ones_counts_from_their_ends() -> None:
+    core, meter = standing()
+    used(core, 3.0, ended=3.0)
+    used(core, 6.0, LeaseUse(RequestId("v"), 4.5, 4.5, None), *OVERLAPPING)
+    assert charged(meter, 6.0)["f", KEPT] == _S
+
+
+def test_calls_of_one_lease_take_nothing_of_its_kept_time_when_others_share_the_slot() -> None:
+    core, meter = standing(gpus=[gpu("g0", leases=2)], models=("bert", "other"))
+    core.handle(RequestArrived(request("o", "other")._replace(function="g")), 2.0)
+    used(core, 3.0, ended=3.0)
+    used(core, 5.0, LeaseUse(RequestId("u"), 3.0, 3.0, 5.0))
+    used(core, 9.0, LeaseUse(RequestId("v"), 9.0, 9.0, 9.0))
+    assert charged(meter, 9.0)["f", KEPT] == 2 * _S
+
+
 def test_kept_time_is_taken_from_others_once_when_they_wait_for_this_slot_and_any() -> None:
     core, meter = standing()
     used(core, 3.0, ended=3.0)
