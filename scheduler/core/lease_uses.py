@@ -1,5 +1,7 @@
 """Takes in what callers report of the calls that they ran under leases that they keep."""
 
+from operator import attrgetter
+
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.placer import Placer
 from scheduler.core.state import occupation
@@ -10,6 +12,8 @@ from scheduler.model.actions import Action, Dispatch, Finish, Taken
 from scheduler.model.errors import BadEvent
 from scheduler.model.events import LeaseUsed
 from scheduler.model.values import Estimate, LeaseUse, Request, RequestOutcome
+
+_BEGAN_S = attrgetter("began_s")
 
 
 class LeaseUses:
@@ -27,17 +31,21 @@ class LeaseUses:
             self._lifecycle.call_ended(end.request, event.lease, min(end.ended_s, now), out)
         if event.uses:
             self._count(event, lease, now, out)
-        if lease is not None and not lease.requests:
-            ended_s = [end.ended_s for end in event.ends]
-            ended_s += [use.ended_s for use in event.uses if use.ended_s is not None]
-            self._placer.kept(lease, max(ended_s, default=now), now)
+        if lease is None:
+            return
+        ended_s = [end.ended_s for end in event.ends]
+        ended_s += [use.ended_s for use in event.uses if use.ended_s is not None]
+        latest_s = min(max(ended_s, default=lease.called_until_s), now)
+        lease.called_until_s = max(lease.called_until_s, latest_s)
+        if not lease.requests:
+            self._placer.kept(lease, latest_s if ended_s else now, now)
 
     def _count(
         self, event: LeaseUsed, lease: ActiveLease | None, now: float, out: list[Action]
     ) -> None:
         dispatch = self._dispatch(event, lease)
         self._placer.count_placed(event.function, len(event.uses), now)
-        for use in event.uses:
+        for use in sorted(event.uses, key=_BEGAN_S):
             if use.request in self._lifecycle.requests:
                 continue  # another call has this id, and has not ended
             request = _request(event, use, dispatch, now)

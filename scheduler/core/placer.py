@@ -164,13 +164,18 @@ class Placer:
             self.tenancy.leases.rests(lease, now)
 
     def called(self, lease: ActiveLease, use: LeaseUse, now: float) -> None:
-        """A call began, and perhaps ended, under a lease that its caller keeps."""
+        """A call began, and perhaps ended, under a lease that its caller keeps.
+
+        Several may run at once: it counts from when those that are known have ended.
+        """
         self.use(lease, now)
+        ended_s = now if use.ended_s is None else min(use.ended_s, now)
+        began_s = min(max(use.began_s, lease.called_until_s), ended_s)
+        lease.called_until_s = max(lease.called_until_s, ended_s)
         if self.meter is not None:
-            self.meter.called(lease, use, now)
-        if self.tenancy.on and use.ended_s is not None:
-            called_s = max(0.0, min(use.ended_s, now) - max(0.0, use.began_s))
-            self.tenancy.leases.called(lease, called_s, now)
+            self.meter.called(lease, use, began_s, ended_s, now)
+        if self.tenancy.on:
+            self.tenancy.leases.called(lease, began_s, ended_s, now)
 
     def lingered(self, lease: ActiveLease, kept_s: float, now: float) -> None:
         """A lease ends that was not used for so long."""
@@ -260,7 +265,7 @@ class Placer:
         slot.local_s += pending.wait_s
         slot.given += 1
         slot.local.add(pending, slot.given)
-        slot.waits.note(slot.local.count, now)
+        cluster.note_local(slot, now)
         self.queued += 1
         for model in pending.bundle.models:
             cluster.index.wait(slot.gpu.cache, model, +1)
@@ -286,7 +291,7 @@ class Placer:
         assert pending.at is not None
         slot = self.cluster.slots[pending.at]
         slot.local.remove(pending)
-        slot.waits.note(slot.local.count, self.cluster.now)
+        self.cluster.note_local(slot, self.cluster.now)
         slot.local_s = slot.local_s - pending.wait_s if slot.local.count else 0.0
         for model in pending.bundle.models:
             self.cluster.index.wait(slot.gpu.cache, model, -1)

@@ -40,6 +40,11 @@ class Payer:
         self.listed = False
         self.amounts = [0] * CHARGES
 
+    @property
+    def computing_us(self) -> int:
+        """The GPU time that was neither loading nor kept, as far as it was not collected yet."""
+        return max(0, self.amounts[GPU_TIME] - self.amounts[LOADING] - self.amounts[KEPT])
+
     def add(self, charge: int, amount: int) -> None:
         """Charge this much more."""
         self.amounts[charge] += amount
@@ -59,6 +64,11 @@ def charge_equally(payers: Sequence[Payer], charge: int, amount: int) -> None:
     if len(payers) == 1:
         payers[0].add(charge, amount)
         return
-    each, rest = divmod(amount, len(payers))
-    for place, payer in enumerate(payers):
-        payer.add(charge, each + 1 if place < rest else each)
+    for payer, part in zip(payers, equal_parts(amount, len(payers)), strict=True):
+        payer.add(charge, part)
+
+
+def equal_parts(amount: int, count: int) -> list[int]:
+    """So many parts: the first ones have one unit more than the others."""
+    each, rest = divmod(amount, count)
+    return [each + 1 if place < rest else each for place in range(count)]

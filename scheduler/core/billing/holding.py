@@ -35,7 +35,8 @@ class SlotTime:
     def charge(self, payers: Sequence[Payer], slot_us: int) -> None:
         """So much of the slot's time was spent with it, less what calls took."""
         called_us = min(slot_us, self.called_us)
-        self.called_us -= called_us
+        # What is left of calls ran in a time that was collected as kept.
+        self.called_us = min(self.called_us - called_us, self.kept_us)
         if self.kind == KEPT:
             self.kept_us += slot_us - called_us
         charge_equally(payers, self.kind, slot_us - called_us)

@@ -15,6 +15,7 @@ from scheduler.core.billing.charges import (
     WAITING,
     Payer,
     charge_equally,
+    equal_parts,
 )
 from scheduler.core.billing.collected import Collected, GpuSpan
 from scheduler.core.billing.gpu_book import GpuBook
@@ -130,23 +131,37 @@ class UseMeter:
         self.lingered(lease, now - since_s, now)
         self._spend(lease, KEPT, now)
 
-    def called(self, lease: ActiveLease, use: LeaseUse, now: float) -> None:
-        """A call began, and perhaps ended, under a lease that its caller keeps."""
-        ended_s = now if use.ended_s is None else min(use.ended_s, now)
+    def called(
+        self, lease: ActiveLease, use: LeaseUse, began_s: float, ended_s: float, now: float
+    ) -> None:
+        """A call ran under a lease that its caller keeps, for so long without any other one."""
         bill = self._sole(lease) or self._bills[lease.id]
         if bill.time is not None and bill.time.kind == KEPT:
-            bill.time.called_us += _us(use.began_s, ended_s)
+            slots, sharing = 1 + len(lease.more), len(self._slots[lease.slot.id][1].leases)
+            bill.time.called_us += _us(began_s, ended_s) * slots // max(1, sharing)
         waited_us = _us(use.arrived_s, min(use.began_s, now))
         charge_equally(self._payers_of(lease)[:1], WAITING, waited_us)
         if use.ended_s is None:
             self._spend(lease, GPU_TIME, now)
 
     def lingered(self, lease: ActiveLease, kept_s: float, now: float) -> None:
-        """No call has run under a lease for so long, as its node or its caller says afterwards."""
+        """No call has run under a lease for so long, as its node or its caller says afterwards.
+
+        What was collected meanwhile stays under computing.
+        """
         computes_us = (self._sole(lease) or self._bills[lease.id]).computes_us
-        kept_us = min(_us(now - kept_s, now), max(0, self._at(now) - computes_us))
+        now_us = self._settle(lease, now)
+        kept_us = min(_us(now - kept_s, now), max(0, now_us - computes_us))
+        contended_s = self._cluster.contended_s
+        before_s = contended_s(lease.slot, now - kept_us / _MICROSECONDS)
+        others_us = min(kept_us, _us(before_s, contended_s(lease.slot, now)))
         sharing = max(len(self._slots[lease.slot.id][1].leases), lease.slot.capacity)
-        charge_equally(self._payers_of(lease), KEPT, kept_us * (1 + len(lease.more)) // sharing)
+        slots, payers = 1 + len(lease.more), self._payers_of(lease)
+        parts = (equal_parts(us * slots // sharing, len(payers)) for us in (kept_us, others_us))
+        for payer, kept, others in zip(payers, *parts, strict=True):
+            kept_now = min(kept, payer.computing_us)
+            payer.add(KEPT, kept_now)
+            payer.add(KEPT_FROM_OTHERS, min(kept_now, others))
 
     def stands_aside(self, lease: ActiveLease, now: float) -> None:
         """A lease has its slot no more, until what it loads is there."""
@@ -243,14 +258,19 @@ class UseMeter:
             return bill.payers[bill.holdings.index(of_slot)]
         return self._payers(book, lease.models[0], bill.functions, self._now_us)
 
+    def _settle(self, lease: ActiveLease, now: float) -> int:
+        """Charge for a lease's slots up to now."""
+        now_us = self._at(now)
+        for slot in (lease.slot, *lease.more):
+            self._slots[slot.id][1].settle(now_us)
+        return now_us
+
     def _spend(self, lease: ActiveLease, kind: int, now: float) -> None:
         """A lease spends its slot's time with this from now on, once its load is over."""
         if lease.loading and kind != LOADING:
             return
-        now_us = self._at(now)
+        now_us = self._settle(lease, now)
         bill = self._sole(lease) or self._bills[lease.id]
-        for slot in (lease.slot, *lease.more):
-            self._slots[slot.id][1].settle(now_us)
         before, contended_s = bill.time, self._cluster.contended_s(lease.slot, now)
         if before is not None and before.kind == KEPT:
             others_us = min(before.kept_us, _us(before.contended_s, contended_s))

@@ -37,6 +37,7 @@ class ActiveLease:
     __slots__ = (
         "begins_s",
         "beside",
+        "called_until_s",
         "configuration",
         "dispatch",
         "due_s",
@@ -72,6 +73,7 @@ class ActiveLease:
         self.run_s = 0.0
         self.due_s = 0.0
         self.there_s = 0.0
+        self.called_until_s = 0.0
 
     @property
     def more_ids(self) -> tuple[SlotId, ...]:
@@ -184,7 +186,7 @@ class Slot:
         self.idle = True
         self.leases: dict[LeaseId, ActiveLease] = {}
         self.local = RequestQueue()
-        self.waits = WaitClock()  # while its local queue has requests
+        self.waits = WaitClock()  # of its local queue, see ClusterState.contended_s
         self.local_s = 0.0
         self.free_s = 0.0
         self.frequency = 0

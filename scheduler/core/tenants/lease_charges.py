@@ -56,7 +56,7 @@ class LeaseCharge:
 
     def begin(self, since_s: float) -> None:
         """It has its slots from now on."""
-        self.runs, self.since_s, self.due_s = True, since_s, since_s
+        self.runs, self.since_s, self.due_s, self.rests_s = True, since_s, since_s, None
         self._run(+1, since_s, since_s)
 
     def end(self, now: float) -> None:
@@ -78,9 +78,10 @@ class LeaseCharge:
             self._run(+1, now, now)
             self.correct(min(kept_s, contended_s - self.contended_s), now)
 
-    def called(self, called_s: float, now: float) -> None:
-        """A call that took so long has run under it while it seemed to rest."""
+    def called(self, began_s: float, ended_s: float, now: float) -> None:
+        """A call has run under it then, while it seemed to rest."""
         if self.rests_s is not None:
+            called_s = max(0.0, ended_s - max(began_s, self.rests_s))
             self.called_s += called_s
             self.correct(called_s, now)
 
@@ -163,17 +164,20 @@ class LeaseCharges:
             for each in charge.distinct():
                 self._order.paused.may_have_room(each)
 
-    def called(self, lease: ActiveLease, called_s: float, now: float) -> None:
-        """A call has run under a lease that its caller keeps, for so long."""
+    def called(self, lease: ActiveLease, began_s: float, ended_s: float, now: float) -> None:
+        """A call has run then under a lease that its caller keeps, and no other one."""
         charge = self._charges.get(lease.id)
         if charge is not None:
-            charge.called(called_s, now)
+            charge.called(began_s, ended_s, now)
 
     def lingered(self, lease: ActiveLease, kept_s: float, now: float) -> None:
-        """A lease ends that was not used for so long."""
+        """A lease ends that was not used for so long: give back what was kept from nobody."""
         charge = self._charges.get(lease.id)
-        if charge is not None:
-            charge.correct(-min(kept_s, charge.used_s(now)), now)
+        if charge is not None and charge.runs:
+            kept_s = min(kept_s, max(0.0, now - charge.since_s))
+            before_s = self._cluster.contended_s(charge.slot, now - kept_s)
+            others_s = self._cluster.contended_s(charge.slot, now) - before_s
+            charge.correct(-max(0.0, kept_s - others_s), now)
 
     def computes(self, lease: ActiveLease, now: float) -> None:
         """A lease has its slot from now on."""
@@ -186,6 +190,7 @@ class LeaseCharges:
         """A lease has its slot no more, until what it loads is there."""
         charge = self._charges.get(lease.id)
         if charge is not None:
+            charge.wake(self._cluster.contended_s(charge.slot, now), now)
             charge.end(now)
             charge.runs = False
             for owner in charge.distinct():

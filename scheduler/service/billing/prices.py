@@ -51,7 +51,8 @@ class Billing:
         """What these amounts cost; a slot that was kept from nobody costs nothing."""
         factor = self.gpu_types.get(gpu_type, 1.0)
         paid = list(amounts)
-        paid[GPU_TIME] -= amounts[KEPT] - amounts[KEPT_FROM_OTHERS]
+        free_us = amounts[KEPT] - amounts[KEPT_FROM_OTHERS]
+        paid[GPU_TIME] = max(0, paid[GPU_TIME] - free_us)
         return factor * sum(
             price * paid[charge] / _MICROSECONDS / (1 if charge == GPU_TIME else _GIB)
             for charge, price in enumerate(self._prices())

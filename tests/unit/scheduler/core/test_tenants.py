@@ -11,8 +11,11 @@ from scheduler.core.core import Core
 from scheduler.core.tenants.gpu_window import GpuWindow
 from scheduler.model.actions import Action, Demote, Dispatch, Finish, Prepare, Recall
 from scheduler.model.events import (
+    GpuSnapshot,
     LeaseUsed,
+    LiveLease,
     ModelLoaded,
+    NodeSnapshot,
     PinAsked,
     PolicySet,
     PrefetchAsked,
@@ -32,7 +35,7 @@ from scheduler.model.values import (
     SlotId,
     StandingTerms,
 )
-from tests.kit.cores.builders import a_core, model, request
+from tests.kit.cores.builders import GIB, a_core, model, request
 from tests.kit.cores.core_world import World, ended, only, placements
 
 A, B = "a/f", "b/f"
@@ -301,12 +304,65 @@ def test_kept_time_counts_for_a_quota_while_others_wait_for_the_slot() -> None:
     assert gpu_time_used_s(world) == pytest.approx(5.0)
 
 
+def test_calls_that_run_at_once_count_once_for_a_quota() -> None:
+    world = kept_from(3.0)
+    uses = [LeaseUse(RequestId(f"u{n}"), 4.0, 4.0, 5.0 - n / 10) for n in range(5)]
+    world.send(LeaseUsed(LeaseId(1), A, (*uses, LeaseUse(RequestId("v"), 2.0, 2.0, 4.5))), 5.0)
+    assert gpu_time_used_s(world) == pytest.approx(3.0 + 2.0), "v ran before it seemed to rest"
+    world.send(LeaseUsed(LeaseId(1), A, (LeaseUse(RequestId("w"), 4.5, 4.5, None),)), 6.0)
+    assert gpu_time_used_s(world) == pytest.approx(3.0 + 3.0)
+
+
 def test_quota_gets_back_what_a_functions_own_process_kept() -> None:
     world = quotas(a=OwnerTerms(gpu_s=30.0))
     world.arrive(of(A, "a0", "a/m")._replace(own=True))
     world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
     world.send(SlotFreed(SlotId("g0"), LeaseId(1), 5.0), 7.5)
     assert gpu_time_used_s(world) == pytest.approx(2.5)
+
+
+def test_quota_does_not_get_back_what_was_kept_while_others_waited() -> None:
+    world = World(a_core("lalbo3", models=["a/m", "b/m"]))
+    world.send(TermsSet("a", OwnerTerms(gpu_s=30.0)))
+    world.arrive(of(A, "a0", "a/m")._replace(own=True))
+    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    world.arrive(of(B, "b0", "b/m"), at=4.5)
+    world.send(SlotFreed(SlotId("g0"), LeaseId(1), 5.0), 7.5)
+    assert gpu_time_used_s(world) == pytest.approx(2.5 + 3.0)
+
+
+def test_quota_gets_back_all_that_was_kept_when_requests_share_the_lease() -> None:
+    world = quotas(a=OwnerTerms(gpu_s=60.0))
+    world.arrive(of(A, "a0", "a/m")._replace(own=True))
+    leases, lease = world.core.placer.tenancy.leases, world.core.placer.leases[LeaseId(1)]
+    leases.granted(lease, list(leases.owners_of(lease.id)), 3.0, 0.0)
+    world.send(SlotFreed(SlotId("g0"), LeaseId(1), 8.0), 12.0)
+    assert gpu_time_used_s(world) == pytest.approx(12.0 - 8.0)
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_lease_that_stood_aside_leaves_no_rate_when_its_call_had_ended(*, comes: bool) -> None:
+    settings = CoreSettings(standing=StandingTerms(60.0, 1000))
+    world = World(a_core("lalbo3", gpus=["g0", "g1"], models=["a/m", "a/n"], settings=settings))
+    world.send(TermsSet("a", OwnerTerms(gpu_s=300.0)))
+    world.arrive(of(A, "n0", "a/n"), of(A, "a0", "a/m")._replace(caller="gw"))
+    world.send(LeaseUsed(LeaseId(2), A, (), (CallEnd(RequestId("a0"), 2.0),)), 2.0)
+    known, held = world.core.cluster.gpus[GpuId("g1")], world.leases[LeaseId(2)]
+    model = ModelId("a/m")
+    snapshot = GpuSnapshot(
+        known.spec,
+        ((model, GIB),),
+        (LiveLease(held.id, held.slot, (model,), ()),),
+        loading=(model,),
+        stuck=((model, 5.0),),
+    )
+    world.send(NodeSnapshot(known.spec.node, (snapshot,)), 8.0)
+    assert world.core.placer.leases[held.id].beside
+    if comes:
+        world.send(ModelLoaded(GpuId("g1"), model, 9.0, Tier.ABSENT), 9.0)
+    world.send(SlotFreed(held.slot, held.id), 10.0)
+    owner = world.core.placer.tenancy.owners.spaces["a"]
+    assert (owner.rate, owner.leases) == (1.0, 1)
 
 
 def test_many_short_calls_of_small_functions_do_not_use_up_a_quota() -> None:

@@ -33,6 +33,7 @@ from scheduler.model.events import (
     NodeSnapshot,
     PrefetchAsked,
     RequestArrived,
+    RequestCancelled,
     SlotFreed,
 )
 from scheduler.model.values import (
@@ -190,10 +191,91 @@ def test_kept_time_is_counted_as_taken_from_others_only_while_somebody_waits() -
     assert found["g", WAITING] == 250_000
 
 
-def test_lease_that_a_functions_own_process_kept_was_kept_for_as_long_as_its_node_says() -> None:
-    core, meter = metered(a_core())
+OVERLAPPING = (
+    LeaseUse(RequestId("u2"), 4.25, 4.25, 5.0),
+    *(LeaseUse(RequestId(f"u{number}"), 4.0, 4.0, 4.5) for number in range(2)),
+)
+
+
+@pytest.mark.parametrize("collected_s", [4.75, 6.0, 13.0])
+def test_calls_that_run_at_once_compute_once(collected_s: float) -> None:
+    core, meter = standing()
+    used(core, 3.0, ended=3.0)
+    early = charged(meter, 4.75) if collected_s < 5.0 else {}
+    used(core, 5.0, *OVERLAPPING)
+    found = charged(meter, collected_s) if collected_s == 6.0 else early
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 13.0)
+    assert charged(meter, 13.0)["f", KEPT] + found.get(("f", KEPT), 0) == 9 * _S
+
+
+def test_call_that_runs_beside_ended_ones_counts_from_their_ends() -> None:
+    core, meter = standing()
+    used(core, 3.0, ended=3.0)
+    used(core, 6.0, LeaseUse(RequestId("v"), 4.5, 4.5, None), *OVERLAPPING)
+    assert charged(meter, 6.0)["f", KEPT] == _S
+
+
+def test_calls_of_one_lease_take_nothing_of_its_kept_time_when_others_share_the_slot() -> None:
+    core, meter = standing(gpus=[gpu("g0", leases=2)], models=("bert", "other"))
+    core.handle(RequestArrived(request("o", "other")._replace(function="g")), 2.0)
+    used(core, 3.0, ended=3.0)
+    used(core, 5.0, LeaseUse(RequestId("u"), 3.0, 3.0, 5.0))
+    used(core, 9.0, LeaseUse(RequestId("v"), 9.0, 9.0, 9.0))
+    assert charged(meter, 9.0)["f", KEPT] == 2 * _S
+
+
+def test_kept_time_is_taken_from_others_once_when_they_wait_for_this_slot_and_any() -> None:
+    core, meter = standing()
+    used(core, 3.0, ended=3.0)
+    slot, waits = core.cluster.slots[SlotId("g0")], core.cluster.waits
+    slot.local.count = 1
+    core.cluster.note_local(slot, 4.0)
+    waits.note(1, 5.0)
+    waits.note(0, 7.0)
+    slot.local.count = 0
+    core.cluster.note_local(slot, 8.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 13.0)
+    found = charged(meter, 13.0)
+    assert (found["f", KEPT], found["f", KEPT_FROM_OTHERS]) == (10 * _S, 4 * _S)
+
+
+def own_process() -> tuple[Core, UseMeter]:
+    """The lease of a function's own process, whose model is there at 2 s."""
+    core, meter = metered(a_core(models=("bert", "other")))
     core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 0.0)
     core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 2.0, Tier.ABSENT), 2.0)
+    return core, meter
+
+
+def test_time_that_was_collected_stays_under_computing_when_it_was_kept() -> None:
+    core, meter = own_process()
+    assert charged(meter, 4.0)["f", GPU_TIME] == 4 * _S
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1), 5.0), 7.007)
+    found = charged(meter, 7.007)
+    assert (found["f", GPU_TIME], found["f", KEPT]) == (3_007_000, 3_007_000)
+
+
+def test_nothing_was_kept_when_the_lease_ends_before_its_load() -> None:
+    core, meter = metered(a_core())
+    core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 0.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1), 5.0), 6.0)
+    found = charged(meter, 6.0)
+    assert (found["f", LOADING], found.get(("f", KEPT), 0)) == (6 * _S, 0)
+
+
+@pytest.mark.parametrize("until_s", [4.0, 7.0])
+def test_own_process_keeps_from_others_what_they_wait(until_s: float) -> None:
+    core, meter = own_process()
+    core.handle(RequestArrived(request("o", "other")._replace(function="g", own=True)), 2.1)
+    if until_s < 7.0:
+        core.handle(RequestCancelled(RequestId("o")), until_s)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1), 4.0), 7.0)
+    found = charged(meter, 7.0)
+    assert (found["f", KEPT], found["f", KEPT_FROM_OTHERS]) == (4 * _S, (until_s - 3.0) * _S)
+
+
+def test_lease_that_a_functions_own_process_kept_was_kept_for_as_long_as_its_node_says() -> None:
+    core, meter = own_process()
     core.handle(SlotFreed(SlotId("g0"), LeaseId(1), 5.0), 7.007)
     found = charged(meter, 7.007)
     assert found["f", GPU_TIME] - found["f", LOADING] - found["f", KEPT] == 7_000
@@ -201,9 +283,7 @@ def test_lease_that_a_functions_own_process_kept_was_kept_for_as_long_as_its_nod
 
 @pytest.mark.parametrize("kept_s", [1e300, -5.0])
 def test_node_cannot_say_that_more_was_kept_than_there_was(kept_s: float) -> None:
-    core, meter = metered(a_core())
-    core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 0.0)
-    core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 2.0, Tier.ABSENT), 2.0)
+    core, meter = own_process()
     core.handle(SlotFreed(SlotId("g0"), LeaseId(1), kept_s), 3.0)
     assert charged(meter, 3.0).get(("f", KEPT), 0) == (_S if kept_s > 0 else 0)
 

@@ -50,6 +50,12 @@ def test_slot_that_was_kept_from_nobody_costs_nothing() -> None:
     assert Billing(gpu_second=0.5).cost(kept, "L4") == pytest.approx(0.5 * (10 - 6 + 1))
 
 
+def test_hour_costs_nothing_when_more_was_kept_than_it_has_gpu_time() -> None:
+    kept = amounts(1)
+    kept[KEPT] = 6_000_000
+    assert Billing(gpu_second=0.5).cost(kept, "L4") == 0.0
+
+
 def test_bill_adds_up_by_function_namespace_and_model() -> None:
     billing = Billing(gpu_second=1.0, host_gib_second=2.0, currency="EUR")
     found = {
