@@ -67,11 +67,13 @@ def _checkpointed(graph: fx.GraphModule, *args: Any, **options: Any) -> Any:
     context = graph.meta.get("_checkpoint_context_fn")
     options = options if context is None else {**options, "context_fn": context}
 
-    def run(*values: Any) -> Any:
+    def run(*given: Any) -> Any:
         with modes_left():  # a repetition stops where it has what the backward pass needs
-            return graph.forward(*values)
+            return graph.forward(*(given or args))
 
-    return checkpoints.checkpoint(run, *args, **options)
+    # Among the arguments are buffers, and torch's newer kind lets no region write to an argument.
+    sent = () if options.get("use_reentrant") is False else args
+    return checkpoints.checkpoint(run, *sent, **options)
 
 
 # What stands in graphs for a compiler, and what is called instead.

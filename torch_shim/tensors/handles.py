@@ -352,9 +352,9 @@ def cuda_class(kind: type) -> type:
     found = _CUDA_CLASS.get(kind)
     if found is None:
         found = _derive(kind)
+        _CPU_CLASS[found] = kind  # before another thread sees it
         # Another thread may have derived one at the same time: all threads use the first.
         found = _CUDA_CLASS.setdefault(kind, found)
-        _CPU_CLASS[found] = kind
     return found
 
 
@@ -374,7 +374,7 @@ def _derive(kind: type) -> type:
     own = {name: getattr_static(kind, name) for name in _overrides(kind)}
     if delegation.is_asked(kind):
         own["__torch_function__"] = classmethod(_leave_to(kind))
-    elif not delegation.decides(kind) and not issubclass(kind, Parameter):
+    elif not delegation.decides(kind) and not issubclass(kind, Parameter) and _is_plain(kind):
         own["__torch_function__"] = classmethod(_compute_as(kind))
     own["__module__"] = kind.__module__
     made: type = meta(kind.__name__, (base, kind), own)
@@ -417,9 +417,16 @@ def _compute_as(kind: type) -> Callable[..., Any]:
         if not all(issubclass(kind, other) for other in _programs_classes(types)):
             return NotImplemented
         result = CudaTensor.__torch_function__(func, types, args, kwargs)
-        return result if func in _nowrap() else _classed(result, cls)
+        if func not in _nowrap():
+            _class(result, cls, [*args, *(kwargs or {}).values()])
+        return result
 
     return compute
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether tensors can become of the class: not of one with slots."""
+    return kind.__basicsize__ == Tensor.__basicsize__
 
 
 def _programs_classes(types: Any) -> Iterator[type]:
@@ -429,13 +436,14 @@ def _programs_classes(types: Any) -> Iterator[type]:
     )
 
 
-def _classed(result: Any, kind: type) -> Any:
+def _class(result: Any, kind: type, given: Sequence[Any]) -> None:
+    """Give results the class, but not the program's own tensors, which were given and written."""
     if type(result) is CudaTensor:
-        _change_class(result, kind)
+        if not any(result is each for each in given):
+            _change_class(result, kind)
     elif isinstance(result, list | tuple):
         for item in result:
-            _classed(item, kind)
-    return result
+            _class(item, kind, given)
 
 
 def _change_class(tensor: Tensor, kind: type) -> None:

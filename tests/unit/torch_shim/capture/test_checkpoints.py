@@ -13,6 +13,7 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.2)
+        self.norm = nn.BatchNorm1d(4)
 
     def forward(self, x):
         return x + self.drop(self.second(torch.relu(self.first(x))))
@@ -41,13 +42,16 @@ def losses_on(device, call, outside=None):
         optimizer.step()
         found.append(loss.item())
         assert not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda")
-    return found + [weight.sum().item() for weight in model.parameters()]
+    return found + [weight.sum().item() for weight in (*model.parameters(), *model.buffers())]
 
 def plainly(block, x):
     return block(x)
 
 def nested(block, x):
     return newer(lambda t: newer(block, t) * 1.5, x)
+
+def normed(block, x):
+    return newer(lambda t: block.norm(block(t)), x)
 
 def in_half(block, x):
     def run(t):
@@ -73,6 +77,7 @@ def older(block, x):
         "lambda block, x: newer(block, x, determinism_check='none')",
         "lambda block, x: checkpoint_sequential(nn.Sequential(block, nn.Tanh()), 2, x, False)",
         "nested",
+        "normed",
         "in_half",
     ],
 )

@@ -47,3 +47,29 @@ def test_registered_operator_draws_when_the_function_of_its_name_does(
     name: str, arguments: tuple[Any, ...], *, drawn: bool
 ) -> None:
     assert draws(name, step(torch.relu, *arguments)) is drawn
+
+
+def test_every_registered_operator_draws_that_torch_says_draws() -> None:
+    """With the arguments that have it draw, where it may also not."""
+    drawing = {"p": 0.5, "dropout_p": 0.5, "dropout": 0.5, "train": True, "training": True}
+    silent = []
+    for name in torch._C._dispatch_get_all_op_names():  # noqa: SLF001 - torch has no public list
+        space, _, rest = name.partition("::")
+        if space != "aten":
+            continue
+        short, _, overload = rest.partition(".")
+        found = getattr(getattr(torch.ops.aten, short), overload or "default", None)
+        if found is None or torch.Tag.nondeterministic_seeded not in found.tags:
+            continue
+        named = {each.name for each in found._schema.arguments} & drawing.keys()  # noqa: SLF001 - as above
+        node = step(found, **{each: drawing[each] for each in named})
+        if not draws(f"a:aten::{short}.{overload or 'default'}", node):
+            silent.append(name)
+    assert silent == []
+
+
+def test_noisy_rrelu_draws_when_it_trains() -> None:
+    operator: Any = getattr(torch._C._nn, "rrelu_with_noise")  # noqa: B009, SLF001 - torch gives it no type
+    name = "t:torch._C._nn.rrelu_with_noise"
+    assert draws(name, step(operator, "x", "noise", 0.1, 0.3, True))
+    assert not draws(name, step(operator, "x", "noise", 0.1, 0.3))

@@ -224,6 +224,53 @@ assert not wrong, wrong
 """)
 
 
+def test_tensor_keeps_its_class_when_an_operator_with_a_program_s_class_writes_to_it(
+    shim: Snippet,
+) -> None:
+    shim(f"""{_PROGRAMS}
+x = torch.ones(2, device="cuda").as_subclass(Tagged)
+plain, out, copied = (torch.ones(2, device="cuda") for _ in range(3))
+layer = torch.nn.BatchNorm1d(2).cuda()
+plain.add_(x)
+torch.add(plain, x, out=out)
+copied.copy_(x)
+layer.running_mean.mul_(0.9).add_(x)
+for written in (plain, out, copied, layer.running_mean):
+    assert type(written) != Tagged and type(written * 2) != Tagged, written
+assert plain.tolist() == [2, 2] and out.tolist() == [3, 3]
+""")
+
+
+def test_class_with_slots_computes_though_results_are_not_of_it(shim: Snippet) -> None:
+    shim("""
+class Slotted(torch.Tensor):
+    __slots__ = ("note",)
+x = torch.ones(2, device="cuda").as_subclass(Slotted)
+assert (x * 2).tolist() == [2, 2] and (x + x).device.type == "cuda"
+""")
+
+
+def test_classes_are_found_by_all_threads_when_several_derive_them_at_once(shim: Snippet) -> None:
+    shim("""
+import sys, threading
+sys.setswitchinterval(1e-6)
+plain, wrong = torch.ones(2, device="cuda"), []
+def compute(x):
+    try:
+        x * 2
+    except Exception as error:
+        wrong.append(error)
+for number in range(50):
+    kind = type(f"T{number}", (torch.Tensor,), {})
+    threads = [
+        threading.Thread(target=lambda: compute(plain.as_subclass(kind))) for _ in range(4)
+    ]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+assert not wrong, wrong[:1]
+""")
+
+
 def test_program_s_class_meets_others_as_beside_a_tensor_of_torch_s(shim: Snippet) -> None:
     shim(f"""{_PROGRAMS}
 plain = torch.ones(2, device="cuda")
