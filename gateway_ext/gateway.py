@@ -204,7 +204,10 @@ class Gateway:
             return None
         letters = DeadLetterRows(jobs.queue)
         rows = WorkflowRows(workflows.workflows, workflows.history)
-        cluster = PageSource(self._console, self.functions, self.meters, letters, rows.look)
+        cluster = PageSource(
+            *(self._console, self.functions, self.meters, letters, rows.look),
+            refused_workflows=workflows.workflows.refused,
+        )
         self._feed = await exits.enter_async_context(
             WatcherFeed(cluster, PagePace(self._settings.page_every_s))
         )

@@ -14,10 +14,16 @@ _MOST_SKEW_S = 5.0
 _LEVELS = ("critical", "warning")
 
 
-def alerts(whole: Mapping[str, Any], gpus: Iterable[Json], functions: Iterable[Json]) -> list[Json]:
-    """The most severe alerts, the worst first."""
+def alerts(
+    whole: Mapping[str, Any],
+    gpus: Iterable[Json],
+    functions: Iterable[Json],
+    refused_workflows: Iterable[tuple[str, str]] = (),
+) -> list[Json]:
+    """The most severe alerts, the worst first; a refused workflow comes with the reason."""
     found = [*_of_scheduler(whole["scheduler"]), *_of_gpus(whole, list(gpus))]
     found += [*_of_queue(whole), *_of_functions(functions), *_of_jobs(whole["dead_letters"])]
+    found += [_refused_workflow(name, why) for name, why in refused_workflows]
     found.sort(key=lambda alert: _LEVELS.index(alert["level"]))
     return found[:_MOST]
 
@@ -154,6 +160,16 @@ def _of_functions(functions: Iterable[Json]) -> Iterator[Json]:
                 f"the first calls of {id_} run on the processor: {function['template_trouble']}",
                 "mend its example.json, and deploy it again",
             )
+
+
+def _refused_workflow(name: str, why: str) -> Json:
+    return _alert(
+        "warning",
+        "workflow-left-out",
+        name,
+        f"the stored workflow {name} is left out: {why}",
+        "mend its file and deploy it again, or remove it: gpufaas workflow",
+    )
 
 
 def _of_jobs(letters: Json) -> Iterator[Json]:

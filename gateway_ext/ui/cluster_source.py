@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from common.time_limits import time_limit
@@ -85,10 +86,12 @@ class PageSource:
         letters: DeadLetterRows,
         workflows: Callable[[], Sequence[Json]] = tuple,
         *,
+        refused_workflows: Mapping[str, str] = MappingProxyType({}),
         within_s: float = 3.0,
     ) -> None:
         """`workflows` gives the rows of the workflows (`WorkflowRows.look`)."""
         self._workflows = workflows
+        self._refused_workflows = refused_workflows
         self._console = console
         self._letters = letters
         self._within_s = within_s
@@ -124,7 +127,9 @@ class PageSource:
         whole["dead_letters"] = letters
         whole["workflows"] = self._workflows()
         self._whole = whole
-        found = alerts(whole, self._gpus.values(), functions.values())
+        found = alerts(
+            whole, self._gpus.values(), functions.values(), self._refused_workflows.items()
+        )
         items = {"gpus": self._gpus, "functions": functions, "decisions": self._decisions}
         spent_s = time.thread_time() - began_s + float(view.get("took_s", 0.0))
         return PageState({**whole, "alerts": found}, items, spent_s + ASKING_S)

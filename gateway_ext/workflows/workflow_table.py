@@ -1,13 +1,13 @@
 """The deployed workflows, each in a file of its own: its workflow.yml as it was sent."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gateway_ext.errors import (
     BadRequest,
     BadWorkflowFile,
-    ProviderFailed,
     QueueAway,
     UnknownWorkflow,
 )
@@ -18,6 +18,7 @@ from gateway_ext.workflows.plan.workflow_values import WorkflowId, WorkflowPlan
 
 MOST_WORKFLOWS = 1_000
 _SUFFIX = ".yml"
+_log = logging.getLogger(__name__)
 
 
 class Workflows:
@@ -26,6 +27,7 @@ class Workflows:
     `on_change` is called with the name of every workflow that is added, replaced or removed.
     Gateways that share their workflows change these in their stream (`shared/`), which this table
     then follows. While one that is missing here may be in the stream, `unread` says why.
+    `refused` has the stored ones that this gateway's rules refuse, each with the reason.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Workflows:
         self._changing = asyncio.Lock()
         self.changes = 0  # how often a workflow was added, replaced or removed
         self.unread = ""
+        self.refused: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[WorkflowPlan]:
         return iter([self._plans[each] for each in sorted(self._plans)])
@@ -46,7 +49,7 @@ class Workflows:
         return len(self._plans)
 
     def open(self) -> None:
-        """Read what is stored; ProviderFailed if a file cannot be read."""
+        """Read what is stored; what these rules refuse stays on the disk, and is left out."""
         if not self._folder.is_dir():
             return
         for path in sorted(self._folder.iterdir()):
@@ -54,12 +57,10 @@ class Workflows:
                 path.unlink(missing_ok=True)
                 continue
             try:
-                plan = read_workflow(path.read_text(encoding="utf-8"))
+                self._keep(read_workflow(path.read_text(encoding="utf-8")))
             except (BadWorkflowFile, UnicodeDecodeError) as error:
-                raise ProviderFailed(
-                    f"{path} is damaged: {error}; move it away to continue"
-                ) from error
-            self._keep(plan)
+                self.refused[path.stem] = "; ".join(str(error).splitlines())
+                _log.error("the workflow %s is left out: %s", path.stem, self.refused[path.stem])
 
     def by_path(self, name: bytes) -> WorkflowPlan | None:
         """The workflow of the path segment `name` or `name.namespace`."""
@@ -75,6 +76,11 @@ class Workflows:
             raise QueueAway(self.unread) if self.unread else UnknownWorkflow(*workflow)
         return found
 
+    def check_stored(self, workflow: WorkflowId) -> None:
+        """Raise UnknownWorkflow if it is neither known nor stored and refused."""
+        if str(workflow) not in self.refused:
+            self.by_id(workflow)
+
     def get(self, workflow: WorkflowId) -> WorkflowPlan | None:
         """The workflow of this name, if it is known here."""
         return self._plans.get(workflow)
@@ -86,7 +92,7 @@ class Workflows:
     def check_new(self, plan: WorkflowPlan, *, update: bool) -> None:
         """Raise if it may not be deployed: with `update` it must exist, and there is a bound."""
         if update:
-            self.by_id(plan.id)
+            self.check_stored(plan.id)
         if plan.id not in self._plans and len(self._plans) >= MOST_WORKFLOWS:
             raise BadRequest(f"there are {MOST_WORKFLOWS} workflows, as many as may be")
 
@@ -100,7 +106,7 @@ class Workflows:
     async def remove(self, workflow: WorkflowId) -> None:
         """Remove a workflow; its runs under way go on."""
         async with self._changing:
-            self.by_id(workflow)
+            self.check_stored(workflow)
             await asyncio.to_thread(self._unlink, workflow)
             self._drop(workflow)
 
@@ -110,21 +116,23 @@ class Workflows:
             if plan is not None:
                 self._keep(plan)
                 await asyncio.to_thread(self._write, plan)
-            elif workflow in self._plans:
+            elif workflow in self._plans or str(workflow) in self.refused:
                 self._drop(workflow)
                 await asyncio.to_thread(self._unlink, workflow)
 
     def _keep(self, plan: WorkflowPlan) -> None:
         self._plans[plan.id] = plan
+        self.refused.pop(str(plan.id), None)
         self.changes += 1
         self._by_path.update(dict.fromkeys(_paths(plan.id), plan))
         self._on_change(plan.id)
 
     def _drop(self, workflow: WorkflowId) -> None:
-        del self._plans[workflow]
+        self._plans.pop(workflow, None)
+        self.refused.pop(str(workflow), None)
         self.changes += 1
         for path in _paths(workflow):
-            del self._by_path[path]
+            self._by_path.pop(path, None)
         self._on_change(workflow)
 
     def _write(self, plan: WorkflowPlan) -> None:

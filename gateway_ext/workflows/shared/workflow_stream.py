@@ -76,7 +76,7 @@ class WorkflowStream:
     async def remove(self, workflow: WorkflowId) -> None:
         """See `Workflows.remove`: for all gateways."""
         wire = self._link.wire()
-        self._workflows.by_id(workflow)
+        self._workflows.check_stored(workflow)
         await self._write(wire, workflow, None)
 
     async def _write(self, wire: NatsRequests, workflow: WorkflowId, text: str | None) -> None:

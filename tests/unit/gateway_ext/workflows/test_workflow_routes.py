@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from gateway_ext.errors import ProviderFailed, QueueAway
+from gateway_ext.errors import QueueAway
 from gateway_ext.model import FunctionId
 from gateway_ext.workflows.plan.fastest_times import LEAST_CALLS, fastest_s, least_times
 from gateway_ext.workflows.plan.workflow_file import read_workflow
+from gateway_ext.workflows.plan.workflow_values import WorkflowId
 from gateway_ext.workflows.workflow_table import Workflows
 from tests.kit.fakes.fake_function import Got, says
 from tests.kit.waiting import eventually
-from tests.kit.worlds.gateway_world import NOBODY, gateway_world
+from tests.kit.worlds.gateway_world import NOBODY
 from tests.kit.worlds.workflow_world import WorkflowWorld, says_json, workflow_world
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
@@ -152,14 +153,36 @@ async def test_namespace_is_removed_while_its_workflows_are_removed_too(tmp_path
         assert (await world.get("/system/workflows?namespace=other")).body == []
 
 
-async def test_damaged_file_is_reported_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "workflows").mkdir()
-    (tmp_path / "workflows/w.openfaas-fn.yml").write_text("workflow: w")
-    (tmp_path / "workflows/.w.openfaas-fn.yml.1234").write_text("half")
-    with pytest.raises(ProviderFailed, match=r"w\.openfaas-fn\.yml is damaged: line 1: "):
-        async with gateway_world(tmp_path):
-            pass
-    assert [path.name for path in (tmp_path / "workflows").iterdir()] == ["w.openfaas-fn.yml"]
+async def test_gateway_starts_without_the_stored_workflows_that_its_rules_refuse(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = tmp_path / "workflows"
+    stored.mkdir()
+    (stored / "w.openfaas-fn.yml").write_text("workflow: w")
+    (stored / "binary.openfaas-fn.yml").write_bytes(b"\xff")
+    (stored / "good.openfaas-fn.yml").write_text("workflow: good\nstages: {a: {function: a}}")
+    (stored / ".w.openfaas-fn.yml.1234").write_text("half")
+    async with workflow_world(tmp_path, FUNCTIONS) as flows:
+        listed = (await flows.world.get("/system/workflows")).body
+        assert [workflow["name"] for workflow in listed] == ["good"]
+        assert "the workflow w.openfaas-fn is left out: line 1: " in caplog.text
+        assert "the workflow binary.openfaas-fn is left out: " in caplog.text
+        assert len(list(stored.iterdir())) == 3, "refused files stay in the store"
+        removed = {"workflowName": "binary"}
+        assert (await flows.world.ask("DELETE", "/system/workflows", removed)).status == 202
+        assert (await flows.deploy(CHAIN, method="PUT")).status == 202
+        assert (await flows.call()).status == 200
+    assert not (stored / "binary.openfaas-fn.yml").exists()
+
+
+async def test_refused_workflow_is_named_until_it_is_mended(tmp_path: Path) -> None:
+    (tmp_path / "w.openfaas-fn.yml").write_text("workflow: w")
+    workflows = Workflows(tmp_path)
+    workflows.open()
+    (why,) = workflows.refused.values()
+    assert "stages" in why
+    await workflows.follow(WorkflowId("openfaas-fn", "w"), None)
+    assert (workflows.refused, list(tmp_path.iterdir())) == ({}, [])
 
 
 async def test_administration_needs_the_password_and_calls_do_not(tmp_path: Path) -> None:
