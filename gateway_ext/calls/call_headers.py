@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from common.data_handles import node_of
+from common.foreign_text import plain
 from common.http.asgi import Header
 from common.telemetry.traces import TRACEPARENT, TRACESTATE
 from gateway_ext.errors import BadRequest, Unsupported
@@ -165,8 +166,7 @@ def read_response(headers: Iterable[Header]) -> ResponseHeaders:
 
 def call_id_in(value: bytes) -> bytes:
     """A client's id of its call, without what no log and no terminal can show."""
-    text = value[:_CALL_ID_BYTES].decode("latin-1")
-    return "".join(filter(str.isprintable, text)).encode("latin-1")
+    return plain(value[:_CALL_ID_BYTES].decode("latin-1"), "").encode("latin-1")
 
 
 def _is_own(name: bytes) -> bool:

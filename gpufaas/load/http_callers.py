@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import httptools
 
+from common.foreign_text import plain
 from common.time_limits import time_limit
 from gpufaas.options.http_url import HttpUrl, http_url
 
@@ -299,5 +300,4 @@ class _Reading(_Connection):
 def _first_line(said: bytes) -> str:
     """The first line of a failure's text, without the call's id."""
     lines = said[:_MOST_SAID].decode("utf-8", "replace").strip().splitlines()
-    shown = "".join(char for char in lines[0] if char.isprintable()) if lines else ""
-    return _ID.sub("...", shown)
+    return _ID.sub("...", plain(lines[0])) if lines else ""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gpufaas.output.foreign_text import printable
+from common.foreign_text import printable
 from scheduler.model.values import Explanation, SlotCandidate
 
 _MOST_CANDIDATES = 16

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpufaas.output.foreign_text import plain
+from common.foreign_text import plain
 from gpufaas.top.styled_text import DIM, StyledText, block_style
 
 _STEPS = "▁▂▃▄▅▆▇█"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpufaas.output.foreign_text import plain
+from common.foreign_text import plain
 from gpufaas.output.hosting_text import hosting_text
 from gpufaas.top.bars import memory_bar
 from gpufaas.top.live_state import State

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpufaas.output.foreign_text import plain as clean
+from common.foreign_text import plain as clean
 from gpufaas.top.bars import sparkline
 from gpufaas.top.live_state import State
 from gpufaas.top.number_format import clock, rate, seconds, share

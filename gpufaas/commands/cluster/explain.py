@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
+from common.foreign_text import plain, printable
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
-from gpufaas.output.foreign_text import plain, printable
 from gpufaas.output.request_text import request_text
 from gpufaas.remote.gateway_api import GatewayApi, add_gateway_options, gateway_api
 from gpufaas.remote.scheduler_api import (

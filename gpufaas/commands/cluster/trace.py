@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from common.foreign_text import printable
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
-from gpufaas.output.foreign_text import printable
 from gpufaas.remote.gateway_api import GatewayApi, add_gateway_options, gateway_api
 from gpufaas.remote.scheduler_api import SchedulerApi, add_scheduler_options, in_path, scheduler_api
 

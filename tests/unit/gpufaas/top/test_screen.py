@@ -6,8 +6,8 @@ import re
 from itertools import product
 from typing import Any
 
+from common.foreign_text import plain
 from gateway_ext.ui.chart_series import Series
-from gpufaas.output.foreign_text import plain
 from gpufaas.top.bars import memory_bar, sparkline
 from gpufaas.top.live_state import changed, natural
 from gpufaas.top.number_format import seconds

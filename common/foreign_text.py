@@ -1,11 +1,11 @@
-"""Texts of others for a terminal, which obeys control characters; pure."""
+"""Texts of others for terminals and logs, which obey control characters; pure."""
 
 from typing import Any
 
 
-def plain(text: object) -> str:
-    """Foreign text without control characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text))
+def plain(text: object, instead: str = "?") -> str:
+    """Foreign text, with another one `instead` of each control character."""
+    return "".join(letter if letter.isprintable() else instead for letter in str(text))
 
 
 def printable(answer: Any) -> Any:
