@@ -41,6 +41,7 @@ GatewayError
 
 from collections.abc import Sequence
 
+from common.foreign_text import plain
 from gateway_ext.model import FunctionId
 
 
@@ -90,7 +91,10 @@ class WrongHost(GatewayError):
 
 
 class Unknown(GatewayError):
-    """No object has that name."""
+    """No object has that name, which the text shows without control characters."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(plain(text))
 
 
 class UnknownFunction(Unknown):

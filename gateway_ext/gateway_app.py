@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
+from common.foreign_text import plain
 from common.http.asgi import App, Message, Receive, Scope, Send, header_in, send_response, send_text
 from common.telemetry import process_metrics
 from gateway_ext.error_statuses import headers_of, status_of
@@ -192,4 +193,4 @@ async def _is_ours(scope: Scope, send: Send) -> bool:
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
     del receive
-    await send_text(send, 404, f"nothing is at {scope['path']}")
+    await send_text(send, 404, f"nothing is at {plain(scope['path'])}")

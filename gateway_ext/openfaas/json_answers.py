@@ -5,10 +5,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from common.foreign_text import plain
 from gateway_ext import error_statuses
 from gateway_ext.errors import GatewayError, TooLarge
 from gateway_ext.full_disk import is_full_disk
@@ -57,6 +59,13 @@ def shown(value: Any, status: int = 200) -> Response:
 def done(status: int = 202) -> Response:
     """Respond 202 without a body."""
     return Response(status_code=status)
+
+
+async def no_route(request: Request, error: Exception) -> Response:
+    """Respond that nothing is at this path, or nothing for this method."""
+    assert isinstance(error, HTTPException), "registered for HTTPException alone"
+    explained = f"{request.method} {plain(request.url.path)}: {error.detail}"
+    return PlainTextResponse(explained, error.status_code, error.headers)
 
 
 async def failed(request: Request, error: Exception) -> Response:

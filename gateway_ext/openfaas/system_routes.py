@@ -10,14 +10,23 @@ from typing import Protocol
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
+from common.foreign_text import plain
 from common.http.asgi import App
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, UnknownNamespace
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId, FunctionStatus, Namespace
 from gateway_ext.openfaas import function_options, openfaas_json, valid_names
 from gateway_ext.openfaas.alert_scaling import after_alert
-from gateway_ext.openfaas.json_answers import body_of, disk_failed, done, failed, route, shown
+from gateway_ext.openfaas.json_answers import (
+    body_of,
+    disk_failed,
+    done,
+    failed,
+    no_route,
+    route,
+    shown,
+)
 from gateway_ext.ports import Capacity, Provider
 from gateway_ext.settings import GatewaySettings
 
@@ -72,16 +81,10 @@ def make_system(
     ]  # fmt: skip
     app = Starlette(
         routes=routes,
-        exception_handlers={GatewayError: failed, HTTPException: _no_route, OSError: disk_failed},
+        exception_handlers={GatewayError: failed, HTTPException: no_route, OSError: disk_failed},
     )
     app.router.redirect_slashes = False
     return app
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "registered for HTTPException alone"
-    explained = f"{request.method} {request.url.path}: {error.detail}"
-    return PlainTextResponse(explained, error.status_code, error.headers)
 
 
 class _Functions:
@@ -149,14 +152,16 @@ class _Functions:
 
     async def alert(self, request: Request) -> Response:
         """Carry out all alerts; one that fails does not stop the others."""
-        failures = []
+        failures: list[str] = []
+        kind: type[GatewayError] = BadRequest
         for alert in openfaas_json.alerts(await body_of(request)):
             try:
                 await self._apply_alert(alert)
             except GatewayError as error:
-                failures.append(f"{alert.function or 'no function_name'}: {error}")
+                failures.append(f"{plain(alert.function) or 'no function_name'}: {error}")
+                kind = kind if isinstance(error, BadRequest) else ProviderFailed
         if failures:
-            raise ProviderFailed("; ".join(failures))
+            raise kind("; ".join(failures))
         return done(200)
 
     async def _apply_alert(self, alert: openfaas_json.Alert) -> None:

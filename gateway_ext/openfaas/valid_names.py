@@ -14,9 +14,10 @@ def function_id(name: str, namespace: str = "") -> FunctionId:
     """Parse `NAME`, or `NAME.NAMESPACE` where no namespace is given."""
     if "." in name:
         name, _, suffix = name.partition(".")
+        function = FunctionId(namespace_name(suffix), function_name(name))
         if namespace and suffix != namespace:
-            raise BadRequest(f"{name}.{suffix} is not in the namespace {namespace}")
-        return FunctionId(namespace_name(suffix), function_name(name))
+            raise BadRequest(f"{function} is not in the namespace {namespace!r}")
+        return function
     return new_function_id(name, namespace)
 
 
@@ -54,7 +55,9 @@ def _checked(what: str, name: str, form: re.Pattern[str]) -> str:
     if not name:
         raise BadRequest(f"the {what}'s name is missing")
     if len(name) > _LONGEST:
-        raise BadRequest(f"the {what} name {name[:_LONGEST]}... is longer than {_LONGEST} letters")
+        raise BadRequest(
+            f"the {what} name {name[:_LONGEST]!r}... is longer than {_LONGEST} letters"
+        )
     if form.fullmatch(name):
         return name
     if form is _PLAIN and _DOTTED.fullmatch(name):

@@ -7,14 +7,14 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from common.http.asgi import App, Receive, Scope, Send, header_in, send_text, until_disconnected
 from common.tasks import until_first
 from gateway_ext.errors import BadRequest, CrossSite, GatewayError, UnknownJob
 from gateway_ext.openfaas.cross_site import refuse_other_sites
-from gateway_ext.openfaas.json_answers import body_of, done, failed, shown
+from gateway_ext.openfaas.json_answers import body_of, done, failed, no_route, shown
 from gateway_ext.openfaas.json_fields import parsed
 from gateway_ext.ui.page_source import Source
 from gateway_ext.ui.static_files import PAGE, SAFE, SAFE_HEADERS, StaticFiles
@@ -52,7 +52,7 @@ def make_page(feed: WatcherFeed, source: Source, files: StaticFiles | None = Non
         _route("/ui/dead-letters/{number}/replay", POST=page.replay),
     ]
     rest = Starlette(
-        routes=routes, exception_handlers={GatewayError: _failed, HTTPException: _no_route}
+        routes=routes, exception_handlers={GatewayError: _failed, HTTPException: _failed}
     )
     rest.router.redirect_slashes = False
 
@@ -153,15 +153,9 @@ class _Page:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    answer = await failed(request, error)
+    answer = await (no_route if isinstance(error, HTTPException) else failed)(request, error)
     answer.headers.update(SAFE)
     return answer
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "registered for HTTPException alone"
-    explained = f"{request.method} {request.url.path}: {error.detail}"
-    return PlainTextResponse(explained, error.status_code, {**SAFE, **(error.headers or {})})
 
 
 def _policy(body: bytes) -> tuple[str, Mapping[str, float]]:

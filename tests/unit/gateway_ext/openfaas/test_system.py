@@ -326,6 +326,43 @@ async def test_an_alert_that_fails_does_not_silence_the_others(tmp_path: Path) -
         text_of(await world.ask("POST", "/system/alert", {"alerts": [{"labels": 1}]}), 400)
 
 
+async def test_alert_with_a_bad_name_is_refused_after_the_others_were_applied(
+    tmp_path: Path,
+) -> None:
+    provider = MemoryProvider()
+    async with gateway_world(tmp_path, provider) as world:
+        await world.deploy("f")
+        bad = await world.ask("POST", "/system/alert", alert("a b\x1b", "firing", "f", "firing"))
+        assert text_of(bad, 400) == (
+            r"a b?: the function name 'a b\x1b' may have letters, digits, - and _ only"
+        )
+        nameless = {"alerts": [{"labels": {}, "status": "firing"}]}
+        said = text_of(await world.ask("POST", "/system/alert", nameless), 400)
+        assert said == "no function_name: the function's name is missing"
+        both = alert("absent", "firing", "a b", "firing")
+        text_of(await world.ask("POST", "/system/alert", both), 500)
+    assert provider.scalings == [(FunctionId("openfaas-fn", "f"), 2)]
+
+
+async def test_refusal_has_no_control_characters_of_the_path(tmp_path: Path) -> None:
+    sent = "%1b[31m%0a%c2%9b%00"
+    async with gateway_world(tmp_path) as world:
+        for path in (
+            *("/", "/function/", "/workflow/", "/system/", "/system/function/", "/system/job/"),
+            *("/system/namespace/", "/system/workflow/", "/system/function/f.", "/ui/"),
+            *("/system/function/" + "x" * 80, "/system/function/f?namespace=", "/system/traces/"),
+            *("/system/workflows?namespace=", "/system/functions?namespace="),
+            *("/system/function/f.openfaas-fn?namespace=", "/system/secrets?namespace="),
+        ):
+            said = await world.ask("GET", path + sent)
+            assert said.status in {400, 404}, path
+            assert str(said.body).isprintable(), path
+        for path in ("/function/", "/async-function/", "/workflow/", "/async-workflow/"):
+            said = await world.ask("POST", path + sent, b"")
+            assert said.status in {400, 404}, path
+            assert str(said.body).isprintable(), path
+
+
 def alert(*result: str) -> dict[str, Any]:
     """What Prometheus's alert manager posts: pairs of a function and a status."""
     pairs = zip(result[::2], result[1::2], strict=True)
