@@ -4,16 +4,14 @@ What a program's calls have apart is found out on copies, before such a group fi
 """
 
 import math
-import threading
 import time
-import warnings
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from gpu_manager.worker.merging.merged_run import loops_over, run_merged, writes_to_shared
+from gpu_manager.worker.merging.merged_run import loops_heard, run_merged, writes_to_shared
 from gpu_manager.worker.merging.step_plan import (
     KnownSteps,
     leaves_of,
@@ -35,7 +33,6 @@ from torch_shim.wire.programs import Ref
 
 _MOST_PROGRAMS, _MOST_PLANS = 4096, 64
 _STEPS_PER_DOUBLING = 4  # of a group's bytes: each step's need of memory is measured
-_listening_to_warnings = threading.Lock()  # the process has one list of them
 _MOST_FORCED = 64  # steps that have to run apart although they touch weights
 
 
@@ -47,15 +44,15 @@ class Found(NamedTuple):
     """What a group gave, and how long it ran.
 
     Outputs that are not `lasting` lie beside those of other calls. In a trial `copies` are what
-    stood in for the inputs that the program writes to, by position; it `loops` over the calls where
-    torch has no rule for an operator.
+    stood in for the inputs that the program writes to, by position. The group `loops` over the
+    calls where torch has no rule for an operator.
     """
 
     outputs: list[tuple[Any, ...]]
     lasting: bool
     spent_s: float
     copies: Sequence[dict[int, torch.Tensor]]
-    loops: bool = False
+    loops: bool
 
 
 class _Program:
@@ -123,19 +120,6 @@ class GroupRuns:
         self, program: BuiltProgram, calls: Sequence[Inputs], layouts: Sequence[Any]
     ) -> Found:
         """The same with copies of what the program writes to, watched first if need be."""
-        with _listening_to_warnings, warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            found = self._try(program, calls, layouts, caught)
-            return found._replace(loops=loops_over(caught))
-
-    def _try(
-        self,
-        program: BuiltProgram,
-        calls: Sequence[Inputs],
-        layouts: Sequence[Any],
-        caught: list[warnings.WarningMessage],
-    ) -> Found:
-        """Run it on copies; what was `caught` is of the last run alone."""
         own = _own(calls)
         known = self._programs.get(program.digest)
         if known is None:
@@ -150,7 +134,6 @@ class GroupRuns:
         known.add(own)
         if known.plan is None:
             self._watch(program, known, calls)
-        caught.clear()
         return self._timed(program, known, calls, layouts, _copies(calls, known.steps.written))
 
     def _timed(
@@ -161,13 +144,15 @@ class GroupRuns:
         layouts: Sequence[Any],
         copies: Sequence[dict[int, torch.Tensor]],
     ) -> Found:
+        loops_heard.any = False
         begun_s = time.perf_counter()
         apart = known is not None and known.steps.any_own
         if known is not None and apart:
             outputs = self._run(program, known, calls, _with(calls, copies), layouts)
         else:
             outputs = run_merged(program, calls, layouts)
-        return Found(outputs, apart, time.perf_counter() - begun_s, copies)
+        spent_s = time.perf_counter() - begun_s
+        return Found(outputs, apart, spent_s, copies, loops_heard.any)
 
     def _run(
         self,

@@ -3,8 +3,10 @@
 Every operator brings its own rule for a batch, so what a program says about sizes stays true.
 """
 
+import functools
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -86,9 +88,24 @@ def run_merged(
     return _apart(list(found), plain, layouts, len(calls))
 
 
-def loops_over(caught: Sequence[warnings.WarningMessage]) -> bool:
-    """Whether some operator ran once for each call, by what torch said meanwhile."""
-    return any(_LOOPS in str(warning.message) for warning in caught)
+class LoopsHeard(threading.local):
+    """Whether an operator ran once for each call in this thread, by what torch said there."""
+
+    any = False
+
+
+loops_heard = LoopsHeard()
+
+
+def hear_loops() -> None:
+    """Have `loops_heard` follow what torch says, in this process from now on.
+
+    A filter for one run would be a filter for all threads.
+    """
+    show = warnings.showwarning
+    if getattr(show, "func", None) is not _hear:
+        warnings.filterwarnings("always", f".*{_LOOPS}")
+        warnings.showwarning = functools.partial(_hear, show)
 
 
 def writes_to_shared(error: Exception) -> bool:
@@ -100,6 +117,13 @@ def writes_to_shared(error: Exception) -> bool:
 def differs(single: Sequence[Any], merged: Sequence[Any]) -> bool:
     """Whether a call gave something else alone than with others, beyond what is promised."""
     return not all(map(_is_close, single, merged))
+
+
+def _hear(show: Callable[..., None], message: Warning | str, *where: Any, **more: Any) -> None:
+    if _LOOPS in str(message):
+        loops_heard.any = True
+    else:
+        show(message, *where, **more)
 
 
 def _layout(output: torch.Tensor) -> Layout:

@@ -1,13 +1,17 @@
 """Calls that wait together: run as one with the results of single calls, or singly, and why."""
 
 import os
+import threading
 import time
+import warnings
 from typing import Any
 
 import pytest
 import torch
 
+from gpu_manager.worker.merging import group_runs
 from gpu_manager.worker.merging.merge_records import Singly
+from gpu_manager.worker.merging.merged_run import run_merged
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import FIRST_LEASE, Crowd, merging_pays
@@ -134,6 +138,34 @@ def test_calls_run_singly_for_good_when_they_cannot_run_as_one(what: Program, wh
             assert all(isinstance(outcome, list) for outcome in crowd.call(what, xs))
     assert merged(worker) == (0, 0)
     assert singly(worker)[why] > 3
+
+
+def test_a_program_is_not_blamed_when_torch_loops_in_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[str] = []
+
+    def elsewhere() -> None:
+        torch.func.vmap(lambda x: torch.histc(x, 3))(torch.randn(2, 4))
+        warnings.warn("of another thread", stacklevel=1)
+
+    def run_beside(*arguments: Any) -> Any:
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        return run_merged(*arguments)
+
+    monkeypatch.setattr(group_runs, "run_merged", run_beside)
+    monkeypatch.setattr(warnings, "showwarning", lambda text, *_, **__: shown.append(str(text)))
+    warnings.filterwarnings("always", "of another thread")
+    worker = paying()
+    with Crowd(worker, 4) as crowd:
+        double = program(step("m:mul", Ref(0), 2), output=[Ref(1)])
+        crowd.learn(double, some(4, (4,)))
+        crowd.call(double, some(4, (4,)))
+    assert merged(worker)[0] > 0
+    assert Singly.NO_RULE not in singly(worker)
+    assert set(shown) == {"of another thread"}
 
 
 def test_constants_stay_as_they_were_when_calls_that_write_to_them_wait_together() -> None:
