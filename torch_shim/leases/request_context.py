@@ -33,7 +33,7 @@ _MOST_LEASES = 1 << 62
 # A function's gateway tells it the caller of the function, too, and no other line.
 _TRACING = (
     "tracing: this call ran on the processor while its graph was traced; an example.json has that"
-    " done before the first call"
+    " done in the seconds after a deployment"
 )
 # A function has about one lease at a time from each gateway, for many requests.
 _MOST_TOKENS = 64
