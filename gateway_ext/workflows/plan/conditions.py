@@ -23,7 +23,7 @@ _TOKEN = re.compile(
     rf"\s*(?:(?P<text>{_TEXT})"
     rf"|(?P<number>-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{{1,3}})?(?![-\w.\[]))"
     rf"|(?P<word>{_NAME}(?:{_STEP.pattern})*)"
-    r"|(?P<sign>==|!=|<=|>=|<|>))"
+    r"|(?P<sign>[=!<>]+))"
 )
 _STATUS, _JSON = "status", "json"
 _CONSTANTS = {"true": True, "false": False, "null": None}
@@ -145,7 +145,7 @@ def _groups(
             return
         joint, tokens = tokens[_PARTS][1], tokens[_PARTS + 1 :]
         if joint not in {"and", "or"}:
-            raise BadCondition(f"{joint!r}: `and` or `or` is expected")
+            raise BadCondition(f"{joint!r} stands where `and` or `or` is expected")
         if joint == "or":
             yield tuple(group)
             group = []
@@ -166,6 +166,8 @@ def _comparison(tokens: list[tuple[str, str]], sources: Collection[str]) -> _Com
     if [kind for kind, _ in tokens[:2]] != ["word", "sign"] or len(tokens) < _PARTS:
         shown = " ".join(text for _, text in tokens)
         raise BadCondition(f"{shown!r}: a comparison such as STAGE.status == 200 is expected")
+    if tokens[1][1] not in _SIGNS:
+        raise BadCondition(f"{tokens[1][1]!r} stands where one of {' '.join(_SIGNS)} is expected")
     source, path = _operand(tokens[0][1], sources)
     return _Comparison(source, path, tokens[1][1], _constant(*tokens[2]))
 
@@ -207,7 +209,8 @@ def _constant(kind: str, text: str) -> str | float | bool | None:
         return number
     if text in _CONSTANTS:
         return _CONSTANTS[text]
-    raise BadCondition(f'{text}: a number, a text in "", true, false or null is expected')
+    expected = 'a number, a text in "", true, false or null'
+    raise BadCondition(f"{text!r} stands where {expected} is expected")
 
 
 def _text(quoted: str) -> str:

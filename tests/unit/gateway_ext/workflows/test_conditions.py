@@ -99,6 +99,24 @@ NO_CONDITIONS = (
 )  # fmt: skip
 
 
+EXPECTED = (
+    ("a.status >> 1", "'>>' stands where one of == != < <= > >= is expected"),
+    ("a.status = 200", "'=' stands where one of == != < <= > >= is expected"),
+    (
+        "a.status > > 1",
+        "'>' stands where a number, a text in \"\", true, false or null is expected",
+    ),
+    ("a.status == 1 AND a.status == 1", "'AND' stands where `and` or `or` is expected"),
+)
+
+
+@pytest.mark.parametrize(("text", "message"), EXPECTED)
+def test_refusal_says_what_stands_there_and_what_is_expected(text: str, message: str) -> None:
+    with pytest.raises(BadCondition) as raised:
+        condition(text, NAMES)
+    assert str(raised.value) == message
+
+
 def test_what_is_no_condition_is_refused() -> None:
     wrong = [
         (text, taken)
