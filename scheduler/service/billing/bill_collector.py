@@ -8,7 +8,7 @@ from logging import Logger
 
 from cache_manager.model.ids import GpuId, ModelId
 from common.tasks import BackgroundTasks
-from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE
+from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE, KEPT
 from scheduler.core.billing.collected import Collected
 from scheduler.core.billing.use_buckets import UseBuckets
 from scheduler.core.billing.use_meter import UseMeter
@@ -126,6 +126,8 @@ class BillCollector:
                     self._meters.billed_bytes.add((*function, stage), amount / 1e6)
             if row.amounts[GPU_TIME]:
                 self._meters.billed_gpu.add(function, row.amounts[GPU_TIME] / 1e6)
+                used_us = max(0, row.amounts[GPU_TIME] - row.amounts[KEPT])
+                self._meters.function_gpu.add(function, used_us / 1e6)
             if self.settings.priced:
                 cost = self.settings.cost(row.amounts, row.gpu_type)
                 self._meters.billed_cost.add(function, cost)

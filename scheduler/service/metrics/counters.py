@@ -2,11 +2,10 @@
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from common.telemetry.metrics import BoundedNames, BucketCounts, Histogram, MetricFamily, Values
 from scheduler.model.actions import Dispatch
-from scheduler.model.values import LeaseId
 from scheduler.service.history.history import Happened, HistoryListener
 from scheduler.service.metrics import scheduler_metrics
 
@@ -43,7 +42,7 @@ class SchedulerCounters(HistoryListener):
         self.model_evictions = Values(scheduler_metrics.MODEL_EVICTIONS)
         self.fleet_events = Values(scheduler_metrics.FLEET_EVENTS)
         self.pressure = Values(scheduler_metrics.PRESSURE)
-        self._leases = Values(scheduler_metrics.LEASES)
+        self.leases = Values(scheduler_metrics.LEASES)
         self._policy_placements = Values(scheduler_metrics.POLICY_PLACEMENTS)
         self._gpu_placements = Values(scheduler_metrics.GPU_PLACEMENTS)
         self._model_placements = Values(scheduler_metrics.MODEL_PLACEMENTS)
@@ -53,7 +52,6 @@ class SchedulerCounters(HistoryListener):
         self._function_waited = Values(scheduler_metrics.FUNCTION_WAITED)
         self._gpu_held = Values(scheduler_metrics.GPU_HELD)
         self._model_held = Values(scheduler_metrics.MODEL_HELD)
-        self._function_held = Values(scheduler_metrics.FUNCTION_HELD)
         self._model_estimated = Values(scheduler_metrics.MODEL_ESTIMATED)
         self._model_measured = Values(scheduler_metrics.MODEL_MEASURED)
         self._policy_waited = Histogram(scheduler_metrics.POLICY_WAITED)
@@ -62,12 +60,12 @@ class SchedulerCounters(HistoryListener):
         self._decided = Histogram(scheduler_metrics.DECIDED)
         self._late = Histogram(scheduler_metrics.ESTIMATE_ERROR)
         self._ratio = Histogram(scheduler_metrics.ESTIMATE_RATIO)
+        self.function_gpu = Values(scheduler_metrics.FUNCTION_GPU)
         self.billed_gpu = Values(scheduler_metrics.BILLED_GPU)
         self.billed_bytes = Values(scheduler_metrics.BILLED_BYTES)
         self.billed_cost = Values(scheduler_metrics.BILLED_COST)
         self.idle_gpu = Values(scheduler_metrics.IDLE_GPU)
         self.unused_memory = Values(scheduler_metrics.UNUSED_MEMORY)
-        self._of_lease: dict[LeaseId, Sequence[str]] = {}
 
         for event in ("joined", "lost", "draining", "silent", "heard"):
             self.fleet_events.put((event,), 0.0)
@@ -110,21 +108,6 @@ class SchedulerCounters(HistoryListener):
         for model in models:
             self._model_waited.add((model,), waited_s)
 
-    def leased(self, lease: LeaseId, functions: Sequence[str]) -> None:
-        """This lease is in force, for requests of these functions."""
-        self._leases.add(())
-        self._of_lease[lease] = functions
-
-    @property
-    def leases(self) -> int:
-        """How many leases are remembered."""
-        return len(self._of_lease)
-
-    def forget_leases(self, alive: Collection[LeaseId]) -> None:
-        """Drop leases that were lost with their GPU: they are never reported as freed."""
-        for lease in [lease for lease in self._of_lease if lease not in alive]:
-            del self._of_lease[lease]
-
     def compared(self, what: str, model: str, estimated_s: float, measured_s: float) -> None:
         """Compare the estimated and the measured seconds of a model's load or run."""
         if measured_s > 0.0:
@@ -138,15 +121,12 @@ class SchedulerCounters(HistoryListener):
         self._load.add((), load_s)
 
     def freed(self, dispatch: Dispatch, happened: Happened, freed_s: float) -> None:
-        functions = self._of_lease.pop(dispatch.lease, ())
         models = [self.models.of(model) for model in dispatch.models]
         held_s = freed_s - happened.dispatched_s
         self._held.add((), held_s)
         self._gpu_held.add((self.gpus.of(dispatch.gpu),), held_s)
         for model in models:
             self._model_held.add((model,), held_s)
-        for function in functions:
-            self._function_held.add((function,), held_s / len(functions))
         if happened.runs:
             measured_s = happened.load_s + happened.run_s
             self._late.add((), abs(measured_s - dispatch.estimate.total_s))
@@ -154,8 +134,8 @@ class SchedulerCounters(HistoryListener):
     # -- what is shown --------------------------------------------------------------------------
 
     def gpu_seconds(self) -> Mapping[str, float]:
-        """The GPU seconds of each function's ended leases."""
-        return {function: held_s for (function,), held_s in self._function_held.values.items()}
+        """The seconds in which each function's models were loaded or computed."""
+        return {function: used_s for (function,), used_s in self.function_gpu.values.items()}
 
     def billed(self) -> Mapping[str, tuple[float, float]]:
         """The byte-seconds on GPUs that each function pays for, and what everything costs it."""

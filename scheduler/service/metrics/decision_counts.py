@@ -99,16 +99,15 @@ class DecisionCounting:
         result = _HIT if action.hit else _FALSE_MISS if action.held_elsewhere else _MISS
         gpu = meters.gpus.of(action.gpu)
         models = [meters.models.of(model) for model in action.models]
-        functions = []
         for request in action.requests:
             pending = requests.get(request)
             if pending is None:  # the request ended in the same step
                 continue
-            functions.append(meters.functions.of(pending.request.function))
+            function = meters.functions.of(pending.request.function)
             first = not pending.gave_back
             waited_s = now - pending.arrived_s if first else None
-            meters.placed(policy, gpu, models, functions[-1], result, waited_s)
-        meters.leased(action.lease, functions)
+            meters.placed(policy, gpu, models, function, result, waited_s)
+        meters.leases.add(())
         self._expected.dispatched(action)
 
     def _taken(self, action: Taken) -> None:
@@ -167,5 +166,4 @@ class DecisionCounting:
         self._meters.fleet_events.add(("joined",), len(gpus - self._gpus))
         self._meters.fleet_events.add(("lost",), len(self._gpus - gpus))
         self._gpus = gpus
-        self._meters.forget_leases(self._core.placer.leases)
         self._expected.forget()

@@ -111,14 +111,14 @@ OWNER_REFUSED = _counter(
 
 GPU_HELD = _counter("gpu_lease_seconds", "Seconds of leases that have ended, by GPU", "gpu")
 MODEL_HELD = _counter("model_gpu_seconds", "Seconds of leases that have ended, by model", "model")
-FUNCTION_HELD = _counter(
+FUNCTION_GPU = _counter(
     "function_gpu_seconds",
-    "GPU time of a function: seconds of leases that have ended, shared ones in equal parts",
+    "GPU time of a function: seconds in which its models were loaded or computed, kept ones not",
     "function",
 )
 BILLED_GPU = _counter(
     "billed_gpu_seconds",
-    "Seconds of slots by the function that pays for them (docs/billing.md)",
+    "Seconds of slots, kept ones too, by the function that pays for them (docs/billing.md)",
     "function",
 )
 BILLED_BYTES = _counter(

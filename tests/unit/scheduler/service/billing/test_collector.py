@@ -6,10 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.billing.use_buckets import UseBuckets
 from scheduler.core.core import Core
 from scheduler.model.errors import StoreUnavailable
-from scheduler.model.events import RequestArrived
+from scheduler.model.events import ModelLoaded, RequestArrived, SlotFreed
+from scheduler.model.values import LeaseId, SlotId
 from scheduler.service.billing.bill_collector import BillCollector
 from scheduler.service.billing.prices import Billing
 from scheduler.service.metrics.counters import SchedulerCounters
@@ -78,6 +80,19 @@ async def test_bill_is_collected_and_written_again_and_again() -> None:
         clock.now = 6.0
     assert gpu_us(collector) == 6_000_000
     assert not collector.buckets.changed
+
+
+def test_gpu_time_of_a_function_has_no_kept_time_in_it() -> None:
+    core, meters = a_core(), SchedulerCounters()
+    clock, meter = StandingClock(), core.start_metering(0.0)
+    collector = BillCollector(meter, UseBuckets(), clock.now_s, PRICED, meters, LOG)
+    core.handle(RequestArrived(request("r")._replace(own=True)), 0.0)
+    core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 2.0, Tier.ABSENT), 2.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1), 4.0), 7.0)
+    clock.now = 7.0
+    collector.collect()
+    (billed_s,) = meters.billed_gpu.values.values()
+    assert (list(meters.gpu_seconds().values()), billed_s) == ([3.0], 7.0)
 
 
 async def test_bill_is_written_later_when_the_datastore_is_away(

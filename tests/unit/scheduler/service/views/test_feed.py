@@ -49,6 +49,8 @@ async def briefly(world: World, request: str, model: str, function: str) -> None
 async def test_first_look_has_everything() -> None:
     async with leading() as world:
         await serve(world, "r0")
+        assert world.office is not None
+        world.office.bill.collect()
         found = await look(world)
         (shown,) = found["gpus"]
         assert found["whole"]
