@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import BadAddress
+from common.numerals import natural
 
 _PORTS = range(65536)
 _PORT_DIGITS = 5
@@ -98,9 +99,8 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def _is_port(text: str) -> bool:
-    """Whether this is the number of a port; Python reads no number of more than 4300 digits."""
-    is_number = text.isascii() and text.isdecimal() and len(text) <= _PORT_DIGITS
-    return is_number and int(text) in _PORTS
+    """Whether this is the number of a port."""
+    return natural(text, _PORT_DIGITS) in _PORTS
 
 
 def address_text(host: str, port: int) -> str:

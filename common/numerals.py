@@ -6,6 +6,7 @@ Python's own `int` and `float` take all of these, and the digits of every script
 import math
 import re
 
+_DIGITS = re.compile(r"[0-9]+")
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _NUMBER = re.compile(r"-?(?:[0-9]{1,64}(?:\.[0-9]{0,64})?|\.[0-9]{1,64})(?:[eE][-+]?[0-9]{1,3})?")
 _SHOWN = 80
@@ -16,6 +17,11 @@ def whole(text: str) -> int:
     if not _WHOLE.fullmatch(text):
         raise ValueError(f"{text[:_SHOWN]!r} is no whole number")
     return int(text)
+
+
+def natural(text: str, most_digits: int = 18) -> int | None:
+    """The whole number from 0, of so many digits at most; None if the text is none."""
+    return int(text) if len(text) <= most_digits and _DIGITS.fullmatch(text) else None
 
 
 def number(text: str) -> float:

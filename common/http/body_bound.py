@@ -14,7 +14,7 @@ class BodyOverBound(Exception):
 
 async def read_body(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
     """The whole body; BodyOverBound as soon as more comes, or is announced."""
-    if _announced(scope) > most_bytes:
+    if announced_bytes(scope) > most_bytes:
         raise BodyOverBound(most_bytes)
     message = await receive()
     body: bytes = message.get("body", b"")
@@ -48,7 +48,7 @@ class _BoundedBody:
         self._receive = receive
         self._send = send
         self._most_bytes = most_bytes
-        self._bytes = _announced(scope)
+        self._bytes = announced_bytes(scope)
         self._counted_bytes = 0
         self._answered = self._refused = False
 
@@ -72,7 +72,7 @@ class _BoundedBody:
             await self._send(message)
 
 
-def _announced(scope: Scope) -> int:
+def announced_bytes(scope: Scope) -> int:
     """The length by the headers, which the server has checked; 0 where they do not tell."""
     return next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
 

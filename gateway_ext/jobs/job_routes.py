@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from common.http.asgi import App
+from common.numerals import natural
 from gateway_ext.errors import BadRequest, GatewayError, UnknownJob
 from gateway_ext.jobs.queue.job_bodies import whole
 from gateway_ext.jobs.queue.job_queue import JobQueue
@@ -19,7 +20,6 @@ from gateway_ext.jobs.queue.stored_headers import headers_as_text
 from gateway_ext.openfaas.json_answers import done, failed, shown
 
 _PAGE, _LARGEST_PAGE = 100, 1000
-_DIGITS = 18  # the most that SQLite's integers hold
 
 
 def make_job_routes(queue: JobQueue, running: Callable[[], int], now_s: Callable[[], float]) -> App:
@@ -88,16 +88,17 @@ class _Jobs:
 
 def _named(request: Request) -> JobNumber:
     text = request.path_params["number"]
-    try:
-        return JobNumber(_number(text))
-    except BadRequest as error:
-        raise UnknownJob(text) from error
+    number = natural(text)
+    if number is None:
+        raise UnknownJob(text)
+    return JobNumber(number)
 
 
 def _number(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS:
+    number = natural(text)
+    if number is None:
         raise BadRequest(f"{text!r} is not a number")
-    return int(text)
+    return number
 
 
 def _letter(letter: DeadLetter) -> dict[str, Any]:

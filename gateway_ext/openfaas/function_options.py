@@ -303,10 +303,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _from_zero(text: str) -> int:
-    digits = text.strip()
-    if not digits.isascii() or not digits.isdecimal() or len(digits) > _MOST_DIGITS:
+    number = numerals.natural(text.strip(), _MOST_DIGITS)
+    if number is None:
         raise ValueError(f"a whole number from 0, of {_MOST_DIGITS} digits at most, is expected")
-    return int(digits)
+    return number
 
 
 def _whole(text: str) -> int:

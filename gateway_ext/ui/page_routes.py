@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from common.http.asgi import App, Receive, Scope, Send, header_in, send_text, until_disconnected
+from common.numerals import natural
 from common.tasks import until_first
 from gateway_ext.errors import BadRequest, CrossSite, GatewayError, UnknownJob
 from gateway_ext.openfaas.cross_site import refuse_other_sites
@@ -30,7 +31,6 @@ _STREAM = [
 _BUSY, _NOT_ALLOWED, _NOT_MODIFIED, _MOVED = 503, 405, 304, 308
 _READS = frozenset({"GET", "HEAD"})
 _VERBS = frozenset({"pin", "unpin", "prefetch", "evict"})
-_DIGITS = 18
 _SENT_BY = "gpufaas"
 
 _Handler = Callable[[Request], Awaitable[Response]]
@@ -179,9 +179,10 @@ def _object(body: bytes) -> dict[str, Any]:
 
 def _number(request: Request) -> int:
     text: str = request.path_params["number"]
-    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS:
+    number = natural(text)
+    if number is None:
         raise UnknownJob(text)
-    return int(text)
+    return number
 
 
 # -- server-sent events --------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic_core import to_json
 
+from common.numerals import natural
 from common.tasks import BackgroundTasks
 from common.time_limits import time_limit
 from gateway_ext.ui.chart_series import Series, by_kind
@@ -210,10 +211,9 @@ class WatcherFeed:
 
     def _known(self, last_id: str) -> int | None:
         """The last message that a returning watcher has; None where another process sent it."""
-        name, _, number = last_id.partition("-")
-        if name != self._name or not (number.isascii() and number.isdecimal()):
-            return None
-        return min(int(number[:18]), self._number)
+        name, _, text = last_id.partition("-")
+        number = natural(text)
+        return None if name != self._name or number is None else min(number, self._number)
 
     def _has_all_since(self, number: int) -> bool:
         return number == self._number or bool(self._sent and self._sent[0].number <= number + 1)

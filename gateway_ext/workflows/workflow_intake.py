@@ -12,6 +12,7 @@ from common.http.asgi import (
     send_text,
     until_disconnected,
 )
+from common.http.body_bound import announced_bytes
 from common.tasks import until_first
 from gateway_ext.calls.browser_guard import BrowserGuard
 from gateway_ext.calls.call_headers import CALL_ID, DURATION, START_TIME, call_id_in
@@ -109,8 +110,7 @@ class WorkflowIntake:
 
     async def _body(self, scope: Scope, receive: Receive, share: RunShare) -> bytes:
         most_bytes = self._calls.limits.answer_bytes
-        length = header_in(scope, b"content-length")
-        if length.isdigit() and int(length) > most_bytes:
+        if announced_bytes(scope) > most_bytes:
             raise TooLarge(most_bytes)
         parts = bytearray()
 

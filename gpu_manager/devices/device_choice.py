@@ -7,6 +7,7 @@ from pathlib import Path
 import pynvml  # type: ignore[import-untyped]  # pynvml has no annotations
 
 from cache_manager.model.ids import NodeId
+from common.numerals import natural
 from common.sizes import format_size
 from gpu_manager.devices import nvidia_gpu
 from gpu_manager.devices.driver_events import Nvml
@@ -83,7 +84,7 @@ def _find_quietly(node: NodeId, visible: str | None, nvml: Nvml) -> list[NvidiaG
 
 
 def _count(choice: str, text: str) -> int:
-    count = int(text) if text.isascii() and text.isdecimal() else 0
+    count = natural(text) or 0
     if text and not 1 <= count <= _MOST_EMULATED:
         raise NoSuchDevice(choice, f"use cpu:N with N from 1 to {_MOST_EMULATED}")
     return count or 1
@@ -95,10 +96,10 @@ def _named(choice: str, text: str, found: list[NvidiaGpu]) -> list[NvidiaGpu]:
         raise NoSuchDevice(choice, "NVML finds no usable GPU")
     if ":" not in choice:
         return found
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() for part in parts):
+    numbers = [natural(part.strip()) for part in text.split(",")]
+    wanted = {number for number in numbers if number is not None}
+    if None in numbers:
         raise NoSuchDevice(choice, "use numbers, as in cuda:0,2")
-    wanted = {int(part) for part in parts}
     missing = wanted - {device.index for device in found}
     if missing:
         known = ", ".join(str(index) for index in sorted({device.index for device in found}))
@@ -121,8 +122,8 @@ def _confined(found: list[NvidiaGpu], visible: str | None) -> list[NvidiaGpu]:
 
 
 def _is_named(device: NvidiaGpu, name: str) -> bool:
-    if name.isdecimal():
-        return device.index == int(name)
+    if (number := natural(name)) is not None:
+        return device.index == number
     return device.uuid.startswith(name) or device.parent_uuid.startswith(name)
 
 

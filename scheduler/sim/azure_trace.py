@@ -7,6 +7,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from common.numerals import natural
 from scheduler.model.errors import BadWorkload
 from scheduler.sim.workload import Pattern, Workload, apportion, spread
 
@@ -120,8 +121,8 @@ def _rows(lines: Iterator[list[str]], minutes: int, name: str) -> Iterator[tuple
 
 
 def _count(value: str, name: str, row: int, minute: int) -> int:
-    if value.isdecimal() and len(value) <= _DIGITS:
-        return int(value)
+    if (count := natural(value, _DIGITS)) is not None:
+        return count
     raise BadWorkload(
         f"{name}: row {row}, minute column {minute + 1}: "
         f"{value!r} is not a number of invocations (a whole number, 0 or more)"

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from logging import Logger
 
 from cache_manager.model.ids import ModelId
+from common.numerals import natural
 from scheduler.core.billing.charges import CHARGES, LOADING
 from scheduler.core.billing.use_buckets import (
     DAY_S,
@@ -128,9 +129,10 @@ def use_bucket(value: bytes) -> UseBucket:
 
 def _period(key: str) -> Period:
     kind, _, begin = key.removeprefix(BILLS).partition("/")
-    if kind not in _KINDS or not (begin.isascii() and begin.isdecimal()) or len(begin) > _DIGITS:
+    begin_unix_s = natural(begin, _DIGITS)
+    if kind not in _KINDS or begin_unix_s is None:
         raise BadRecord("neither an hour nor a day")
-    return Period(_KINDS[kind], int(begin))
+    return Period(_KINDS[kind], begin_unix_s)
 
 
 def _whole(amounts: list[object], count: int) -> list[int]:

@@ -6,6 +6,7 @@ from email.utils import parsedate_to_datetime
 from random import Random
 
 from common.http.asgi import Header
+from common.numerals import natural
 from gateway_ext.error_statuses import status_of
 from gateway_ext.errors import (
     BodyLost,
@@ -118,8 +119,8 @@ def asked_wait_s(headers: Sequence[Header], now_s: float) -> float:
     """The seconds that a Retry-After asks for, given as seconds or a date; 0 without one."""
     raw = next((value for name, value in headers if name.lower() == b"retry-after"), b"")
     text = raw.decode("latin-1").strip()
-    if text.isascii() and text.isdecimal() and len(text) <= _SECONDS_DIGITS:
-        return float(text)
+    if (wait_s := natural(text, _SECONDS_DIGITS)) is not None:
+        return float(wait_s)
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - now_s)
     except (ValueError, OverflowError):  # OverflowError: a year beyond what the platform represents

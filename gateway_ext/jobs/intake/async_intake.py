@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 from uuid import uuid4
 
 from common.http.asgi import Header, Receive, Scope, Send, send_response, send_text
+from common.http.body_bound import announced_bytes
 from common.telemetry.traces import SpanKind
 from gateway_ext.calls.call_headers import DATA, call_id_in
 from gateway_ext.error_statuses import headers_of, status_of
@@ -101,7 +102,7 @@ class AsyncIntake:
         name, parent = f"queue {call.function}", trace_headers_in(call.headers)
         with self._tracer.step(call.id, name, parent, SpanKind.PRODUCER) as step:
             traced = replace(call, headers=carrying(call.headers, step.trace))
-            await self._keep(traced, _length_bytes(scope), receive)
+            await self._keep(traced, announced_bytes(scope), receive)
 
     async def _keep(self, call: AsyncCall, length_bytes: int, receive: Receive) -> None:
         head_bytes = call.head_bytes
@@ -138,7 +139,7 @@ class AsyncIntake:
         if function is None:
             raise Unknown(f"{self.what} {name.decode('latin-1')} is not deployed")
         headers = self._headers(scope)
-        if _length_bytes(scope) > self._max_body_bytes:
+        if announced_bytes(scope) > self._max_body_bytes:
             raise TooLarge(self._max_body_bytes)
         return AsyncCall(
             id=headers.call_id or str(uuid4()),
@@ -174,12 +175,6 @@ class AsyncWorkflowIntake(AsyncIntake):
     """
 
     prefix, what = b"/async-workflow/", "workflow"
-
-
-def _length_bytes(scope: Scope) -> int:
-    """The announced length of the body; 0 without one."""
-    length = dict(scope["headers"]).get(b"content-length", b"")
-    return int(length) if length.isdigit() else 0
 
 
 def _forwarded(scope: Scope, values: dict[bytes, bytes]) -> list[Header]:

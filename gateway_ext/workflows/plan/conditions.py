@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
+from common.numerals import natural
+
 MOST_CHARACTERS = 1_000
 MOST_COMPARISONS = 32
 _GARBAGE = 502
@@ -226,8 +228,8 @@ def _inner(value: Any, step: str | int) -> Any:
     if isinstance(value, dict):
         return value.get(str(step))
     if isinstance(value, list):
-        at = int(step) if isinstance(step, int) or (step.isascii() and step.isdecimal()) else -1
-        return value[at] if 0 <= at < len(value) else None
+        at = natural(str(step))
+        return value[at] if at is not None and at < len(value) else None
     return None
 
 

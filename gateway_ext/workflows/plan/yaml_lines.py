@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import yaml
 
+from common.numerals import natural
+
 MOST_BYTES = 64 << 10
 MOST_DEPTH = 8
 MOST_VALUES = 4_000
@@ -91,9 +93,8 @@ class YamlTable:
         node = self._scalar(name, "a number")
         if node is None:
             return None
-        text = node.value
-        number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else -1  # noqa: PLR2004
-        if node.tag != _INT or not least <= number <= most:
+        number = natural(node.value)
+        if node.tag != _INT or number is None or not least <= number <= most:
             self.wrong(name, f"must be a whole number from {least} to {most}")
             return None
         return number

@@ -9,6 +9,7 @@ from random import uniform
 from typing import TypeVar
 
 from common.http.asgi import Header
+from common.numerals import natural
 from common.tasks import error_of
 from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext
 from gateway_ext import error_statuses
@@ -305,4 +306,4 @@ def _may_pass(status: int) -> bool:
 def _asked_s(failure: StageFailed) -> float:
     """The seconds of a Retry-After; 0 without one."""
     found = next((value for name, value in failure.headers if name == b"retry-after"), b"")
-    return float(found) if found.isdigit() and len(found) <= 6 else 0.0  # noqa: PLR2004
+    return float(natural(found.decode("latin-1"), most_digits=6) or 0)

@@ -4,6 +4,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from common.numerals import natural
+
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
 
@@ -16,10 +18,11 @@ def name_of_this_process() -> str:
 def has_ended(process: str) -> bool:
     """Whether the process of this name is known to have ended; False in any doubt."""
     space, _, number = process.rpartition("/")
-    if not space or space != _space() or not number.isdecimal() or int(number) == 0:
+    pid = natural(number)
+    if not space or space != _space() or not pid:
         return False
     try:
-        os.kill(int(number), 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except (PermissionError, OverflowError):  # another user's process, or no process id

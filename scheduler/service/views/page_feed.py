@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
+from common.numerals import natural
 from scheduler.service.history.recent_requests import DecisionRow, RecentRequests
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counters import SchedulerCounters
@@ -117,10 +118,10 @@ class PageFeed:
 
     def _seen(self, since: str) -> int:
         """The number of this mark's answer; 0 without a mark, or if changes were forgotten."""
-        name, _, number = since.rpartition("-")
-        if name != self._name or not (number.isascii() and number.isdecimal()):
+        name, _, text = since.rpartition("-")
+        seen = natural(text)
+        if name != self._name or seen is None:
             return 0
-        seen = int(number[:18])
         return seen if seen <= self._number and self._gpus.has_changes_since(seen) else 0
 
     # -- the parts --------------------------------------------------------------------------------

@@ -11,12 +11,14 @@ import pytest
 from cache_manager.tiers import exits
 from common.addresses import host_and_port
 from common.errors import BadSize
-from common.numerals import number, whole
+from common.numerals import natural, number, whole
 from common.sizes import parse_size
+from gateway_ext.jobs.execution import job_caller
 from gateway_ext.openfaas import durations, openfaas_json, quantities
 from gateway_ext.workflows.plan import conditions
 from gpufaas.commands.cluster import bill
 from gpufaas.options import configuration, gpu_node
+from scheduler.sim import azure_trace
 
 # Python's `int` or `float` takes each of them, or would if it were read so.
 _HOSTILE = (
@@ -53,9 +55,23 @@ READERS: dict[str, Callable[[str], Any]] = {
     "slots": lambda text: gpu_node.gpu_slots(text, {}),
     "spare": gpu_node.spare_contexts,
     "emulated": lambda text: gpu_node.emulation(text, "0"),
+    "natural": lambda text: required(natural(text)),
+    "retry after": lambda text: required(
+        job_caller.asked_wait_s([(b"retry-after", text.replace("\n", "\0").encode())], 0.0)
+    ),
+    "invocations": lambda text: azure_trace.parse(TRACE + text.replace("\n", "x"), "t"),
     "setting, whole": lambda text: setting("GPUFAAS_SCHEDULER_MAX_WAITING", text),
     "setting": lambda text: setting("GPUFAAS_TRACING_RATIO", text),
 }
+
+
+TRACE = "HashOwner,HashApp,HashFunction,Trigger,1\no,a,f,http,"
+
+
+def required(found: float | None) -> float:
+    if not found:
+        raise ValueError("no number")
+    return found
 
 
 def annotated(name: str, text: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from common.numerals import natural
 from common.time_limits import time_limit
 from gateway_ext.providers.docker.engine import json_lines
 from gateway_ext.providers.docker.engine.engine_transport import EngineRefused, EngineTransport
@@ -297,7 +298,7 @@ def _why(state: Mapping[str, Any]) -> str:
 
 def ended_with(status: str, error: str = "") -> str:
     """Describe how a container ended."""
-    code = int(status) if status.isdecimal() else 0
+    code = natural(status) or 0
     signal_number = code - 128
     if signal_number in {9, 15}:
         text = f"was ended by {'SIGKILL' if signal_number == 9 else 'SIGTERM'}"  # noqa: PLR2004

@@ -133,6 +133,7 @@ def test_gpu_that_cannot_be_partitioned_is_a_device() -> None:
     [
         ("1", ["n1/cuda:1"]),
         ("2,0", ["n1/cuda:2", "n1/cuda:0"]),
+        ("\N{ARABIC-INDIC DIGIT ONE}", ["n1/cpu:0"]),
         ("GPU-b", ["n1/cuda:1"]),
         ("0,7,1", ["n1/cuda:0"]),
         ("0,0", ["n1/cuda:0"]),
@@ -158,6 +159,8 @@ def test_gpus_are_confined_to_those_that_cuda_would_show(
         ("cpu:99999", "N from 1"),
         ("cuda:", "use numbers"),
         ("cuda:a", "use numbers"),
+        ("cuda:" + "9" * 5_000, "use numbers"),
+        ("cpu:" + "9" * 5_000, "N from 1"),
         ("cuda:3", "no GPU 3; there are 0, 1, 2"),
     ],
 )
