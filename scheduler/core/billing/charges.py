@@ -17,7 +17,13 @@ LOADING: Final = 6  # while what the lease is for was being loaded
 KEPT: Final = 7  # while no call ran under a lease that its holder kept
 KEPT_FROM_OTHERS: Final = 8  # that part of it in which somebody waited for the slot
 WAITING: Final = 9  # not GPU time: from a request's arrival to its lease
-CHARGES: Final = 10
+# Their names in a bill, and those of them that are memory, by the stage of the model.
+COLUMNS: Final = (
+    *("gpu_us", "used_byte_us", "idle_byte_us", "context_byte_us", "host_byte_us", "disk_byte_us"),
+    *("loading_us", "kept_us", "kept_from_others_us", "waiting_us"),
+)
+STAGES: Final = {"used": IN_USE, "idle": IDLE, "context": CONTEXT, "host": HOST, "disk": DISK}
+CHARGES: Final = len(COLUMNS)
 
 NOBODY: Final = ""
 
@@ -43,7 +49,7 @@ class Payer:
     @property
     def computing_us(self) -> int:
         """The GPU time that was neither loading nor kept, as far as it was not collected yet."""
-        return max(0, self.amounts[GPU_TIME] - self.amounts[LOADING] - self.amounts[KEPT])
+        return computing_us(self.amounts)
 
     def add(self, charge: int, amount: int) -> None:
         """Charge this much more."""
@@ -57,6 +63,11 @@ class Payer:
         amounts, self.amounts = self.amounts, [0] * CHARGES
         self.listed = False
         return amounts
+
+
+def computing_us(amounts: Sequence[int]) -> int:
+    """The GPU time that was neither loading nor kept."""
+    return max(0, amounts[GPU_TIME] - amounts[LOADING] - amounts[KEPT])
 
 
 def charge_equally(payers: Sequence[Payer], charge: int, amount: int) -> None:

@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from logging import Logger
 
 from cache_manager.model.ids import GpuId, ModelId
 from common.tasks import BackgroundTasks
-from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE, KEPT
+from scheduler.core.billing.charges import GPU_TIME, KEPT, STAGES
 from scheduler.core.billing.collected import Collected
 from scheduler.core.billing.use_buckets import UseBuckets
 from scheduler.core.billing.use_meter import UseMeter
@@ -26,13 +26,6 @@ _GPUS_AT_ONCE = 100
 # Who asks for the bill gets one that is at most this old.
 _FRESH_S = 1.0
 _MOST_USERS = 100
-_STAGES: Mapping[str, int] = {
-    "used": IN_USE,
-    "idle": IDLE,
-    "context": CONTEXT,
-    "host": HOST,
-    "disk": DISK,
-}
 
 WriteBills = Callable[[UseBuckets], Awaitable[int]]
 
@@ -120,7 +113,7 @@ class BillCollector:
     def _count(self, rows: list[Collected]) -> None:
         for row in rows:
             function = (self._meters.functions.of(row.function or "nobody"),)
-            for stage, charge in _STAGES.items():
+            for stage, charge in STAGES.items():
                 amount = row.amounts[charge]
                 if amount:
                     self._meters.billed_bytes.add((*function, stage), amount / 1e6)

@@ -4,19 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cache_manager.model.ids import ModelId, tenant_of
-from scheduler.core.billing.charges import (
-    CHARGES,
-    CONTEXT,
-    DISK,
-    GPU_TIME,
-    HOST,
-    IDLE,
-    IN_USE,
-    KEPT,
-    KEPT_FROM_OTHERS,
-    LOADING,
-    WAITING,
-)
+from scheduler.core.billing.charges import CHARGES, COLUMNS, GPU_TIME, computing_us
 from scheduler.core.billing.use_buckets import UseBuckets, UseKey
 from scheduler.service.billing.prices import Billing
 
@@ -126,17 +114,5 @@ def bill(
 
 def shown(amounts: list[int], cost: float | None) -> AmountsShown:
     """Amounts by their names."""
-    return AmountsShown(
-        gpu_us=amounts[GPU_TIME],
-        computing_us=max(0, amounts[GPU_TIME] - amounts[LOADING] - amounts[KEPT]),
-        loading_us=amounts[LOADING],
-        kept_us=amounts[KEPT],
-        kept_from_others_us=amounts[KEPT_FROM_OTHERS],
-        waiting_us=amounts[WAITING],
-        used_byte_us=amounts[IN_USE],
-        idle_byte_us=amounts[IDLE],
-        context_byte_us=amounts[CONTEXT],
-        host_byte_us=amounts[HOST],
-        disk_byte_us=amounts[DISK],
-        cost=cost,
-    )
+    named = dict(zip(COLUMNS, amounts, strict=True))
+    return AmountsShown(**named, computing_us=computing_us(amounts), cost=cost)

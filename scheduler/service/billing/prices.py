@@ -3,16 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.core.billing.charges import (
-    CONTEXT,
-    DISK,
-    GPU_TIME,
-    HOST,
-    IDLE,
-    IN_USE,
-    KEPT,
-    KEPT_FROM_OTHERS,
-)
+from scheduler.core.billing.charges import GPU_TIME, KEPT, KEPT_FROM_OTHERS
 
 _GIB = 1 << 30
 _MICROSECONDS = 1e6
@@ -59,12 +50,8 @@ class Billing:
         )
 
     def _prices(self) -> list[float]:
-        by_charge = {
-            GPU_TIME: self.gpu_second,
-            IN_USE: self.used_gib_second,
-            IDLE: self.idle_gib_second,
-            CONTEXT: self.context_gib_second,
-            HOST: self.host_gib_second,
-            DISK: self.disk_gib_second,
-        }
-        return [by_charge[charge] for charge in sorted(by_charge)]
+        """By charge, from GPU time to bytes on the disk; what comes behind them costs nothing."""
+        return [
+            *(self.gpu_second, self.used_gib_second, self.idle_gib_second),
+            *(self.context_gib_second, self.host_gib_second, self.disk_gib_second),
+        ]
