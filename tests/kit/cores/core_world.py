@@ -1,5 +1,6 @@
 """A core with what a driver would remember: the time, every event sent, the leases in force."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -19,7 +20,9 @@ from scheduler.model.actions import (
 from scheduler.model.events import (
     Event,
     GpuLost,
+    GpuSnapshot,
     LeaseReleased,
+    LiveLease,
     LoadFailed,
     ModelDemoted,
     ModelLoaded,
@@ -55,6 +58,12 @@ class HeldLease:
     requests: tuple[RequestId, ...] = ()
     more_slots: tuple[SlotId, ...] = ()
     configuration: Configuration | None = None
+
+    @property
+    def live(self) -> LiveLease:
+        """The lease as its GPU manager reports it."""
+        models, given = tuple(sorted(self.models)), self.configuration
+        return LiveLease(self.id, self.slot, models, self.requests, self.more_slots, given)
 
 
 @dataclass
@@ -180,6 +189,25 @@ class World:
     def arrive(self, *requests: Request, at: float | None = None) -> list[Action]:
         """Let requests arrive, one after the other, at one time."""
         return [action for each in requests for action in self.send(RequestArrived(each), at)]
+
+    def report(
+        self,
+        gpu: GpuId,
+        loading: Collection[ModelId] | None = None,
+        stuck: Mapping[ModelId, float] | None = None,
+        at: float | None = None,
+    ) -> list[Action]:
+        """The node of this GPU, its only one, tells its whole state, as far as the core knows it.
+
+        What is `loading` and for how long each load is `stuck` the core may not know yet.
+        """
+        known = self.core.cluster.gpus[gpu]
+        residents = tuple((each.model, each.bytes) for each in known.cache.residents.values())
+        leases = tuple(lease.live for lease in self.leases.values() if lease.gpu == gpu)
+        under_way = tuple(known.loads if loading is None else loading)
+        stood = tuple((stuck or {}).items())
+        found = GpuSnapshot(known.spec, residents, leases, loading=under_way, stuck=stood)
+        return self.send(NodeSnapshot(known.spec.node, (found,)), at)
 
     def lease_on(self, slot: str) -> LeaseId:
         """The oldest lease in force on a slot."""

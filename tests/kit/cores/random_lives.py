@@ -324,7 +324,7 @@ class Chaos:
         cache = self.world.core.cluster.gpus[there].cache
         residents = [(each.model, each.bytes) for each in cache.residents.values()]
         mine = [lease for lease in self.world.leases.values() if lease.gpu == there]
-        leases = [_live(each) for each in mine]
+        leases = [each.live for each in mine]
         contexts = [(each.model, each.bytes) for each in cache.contexts.values()]
         if how % 8 == 0:  # one has ended meanwhile
             del contexts[:1]
@@ -372,12 +372,6 @@ class Chaos:
 
     def _size(self, how: int) -> int:
         return (300 + 97 * (how % 64)) * MIB
-
-
-def _live(lease: HeldLease) -> LiveLease:
-    """A lease as its manager reports it."""
-    models, given = tuple(sorted(lease.models)), lease.configuration
-    return LiveLease(lease.id, lease.slot, models, lease.requests, lease.more_slots, given)
 
 
 def _shared(residents: list[ModelId], how: int) -> tuple[tuple[int, tuple[ModelId, ...]], ...]:

@@ -18,6 +18,7 @@ from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import EmulatedTimes, NodeSettings
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
+from gpu_manager.node.watch.device_watch import DeviceWatch
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
@@ -52,11 +53,7 @@ class World:
 
     def add(self, weights_mib: int, owner: FunctionIdentity = OWNER) -> ModelId:
         """A model of this size, known by its size alone."""
-        table = lay_out([weights_mib * MIB])
-        writer = ImageWriter(table)
-        writer.write(b"%d" % weights_mib)
-        digest = self.store.adopt(writer.seal(), table, str(owner))
-        return self.library.add(ClientSession(session_key(owner, "s"), owner), digest, table).id
+        return add_model(self.library, weights_mib, owner)
 
     def model(self, model: ModelId) -> TenantModel:
         return self.library.catalogue.get(model)
@@ -93,6 +90,15 @@ class World:
         return not any(slot.leases for gpu in status.gpus for slot in gpu.slots)
 
 
+def add_model(library: Library, weights_mib: int, owner: FunctionIdentity = OWNER) -> ModelId:
+    """Add a model of this size, known by its size alone."""
+    table = lay_out([weights_mib * MIB])
+    writer = ImageWriter(table)
+    writer.write(b"%d" % weights_mib)
+    digest = library.store.adopt(writer.seal(), table, str(owner))
+    return library.add(ClientSession(session_key(owner, "s"), owner), digest, table).id
+
+
 @asynccontextmanager
 async def world(
     gpu_mib: int = 1024,
@@ -101,9 +107,13 @@ async def world(
     store: WeightStore | None = None,
     *,
     shared: bool = False,
+    watched: bool = False,
     emulation: EmulatedTimes = EmulatedTimes(),  # noqa: B008 - it never changes
 ) -> AsyncIterator[World]:
-    """A node with emulated GPUs and nothing on them; `shared`: one process runs many models."""
+    """A node with emulated GPUs and nothing on them.
+
+    `shared`: one process runs many models; `watched`: its GPUs are looked at every two seconds.
+    """
     loop = asyncio.get_running_loop()
     settings = NodeSettings("node", (), leases=times or LeaseTimes(), emulation=emulation)
     name = NodeId("node")
@@ -128,6 +138,8 @@ async def world(
     node.lease_ended = lambda holder, lease: found.ended.append((holder, lease))
     driver.attach(name, node)
     node.start(runtime, driver)
+    if watched:
+        DeviceWatch(node).start()
     try:
         yield found
     finally:

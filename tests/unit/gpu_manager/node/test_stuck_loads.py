@@ -16,22 +16,18 @@ from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.node.leases_in_force import EndReason
 from gpu_manager.node.node_counts import of_gpus
 from gpu_manager.node.settings import EmulatedTimes, NodeSettings
-from gpu_manager.node.watch.device_watch import DeviceWatch
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import LoadOrder, Observer
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker, ForkServer
-from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.transfers import load_progress
 from gpu_manager.transfers.load_progress import LoadProgress
-from gpu_manager.weights.sealed_images import ImageWriter
 from gpufaas.daemons.embedded_node import embedded_node
 from scheduler.api import Demote, LoadFailed, ModelLoaded, NodeSnapshot, Request, RequestId
 from tests.kit.nodes.in_memory_runtime import InMemoryRuntime
 from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import eventually
-from tests.kit.worlds.gpu_node import GPU, OWNER, World, world
+from tests.kit.worlds.gpu_node import GPU, World, add_model, world
 from tests.kit.worlds.worker_machine import Watcher
-from torch_shim.wire.image_digests import lay_out
 
 
 def stuck_gauge(it: World) -> float:
@@ -47,8 +43,7 @@ def known_as_stuck(it: World) -> list[ModelId]:
 
 @virtually
 async def test_load_is_named_as_stuck_until_it_ends_when_its_worker_hangs() -> None:
-    async with world() as it:
-        DeviceWatch(it.node).start()
+    async with world(watched=True) as it:
         model = it.add(16)
         it.runtime.load_s = 30.0
 
@@ -69,8 +64,7 @@ async def test_load_is_named_as_stuck_until_it_ends_when_its_worker_hangs() -> N
 
 @virtually
 async def test_resident_calls_go_on_beside_a_stuck_load_on_the_same_node() -> None:
-    async with world() as it:
-        DeviceWatch(it.node).start()
+    async with world(watched=True) as it:
         resident, hanging = it.add(16), it.add(17)
         held, _ = await it.hold(resident)
         it.node.release(held, EndReason.RELEASED)
@@ -108,12 +102,7 @@ async def test_node_is_not_ready_and_names_the_load_while_it_is_stuck(
             async with http.get(url + path) as response:
                 return response.status, await response.text()
 
-        table = lay_out([1 << 20])
-        writer = ImageWriter(table)
-        writer.write(b"weights")
-        digest = manager.library.store.adopt(writer.seal(), table, str(OWNER))
-        session = ClientSession(session_key(OWNER, "s"), OWNER)
-        model = manager.library.add(session, digest, table).id
+        model = add_model(manager.library, 1)
         assert await answer("/readyz") == (200, "ready\n")
         await node.driver.acquire(Request(RequestId("r"), "f", (model,)))
 
@@ -131,8 +120,7 @@ async def test_node_is_not_ready_and_names_the_load_while_it_is_stuck(
 
 @virtually
 async def test_load_is_not_stuck_while_it_waits_for_memory() -> None:
-    async with world(gpu_mib=200) as it:
-        DeviceWatch(it.node).start()
+    async with world(gpu_mib=200, watched=True) as it:
         it.node.gpus[GPU].ledger.admit(ModelId("unknown to the scheduler"), 200 << 20)
         await it.acquire(it.add(16))
         await until(9.0)
@@ -143,8 +131,7 @@ async def test_load_is_not_stuck_while_it_waits_for_memory() -> None:
 
 @virtually
 async def test_load_is_not_stuck_when_its_second_try_begins() -> None:
-    async with world() as it:
-        DeviceWatch(it.node).start()
+    async with world(watched=True) as it:
         model = it.add(16)
         it.runtime.load_s = 4.5
         it.runtime.failing[model] = LoadFailure(model, "its worker died")
@@ -159,8 +146,7 @@ async def test_load_is_not_stuck_when_its_second_try_begins() -> None:
 @virtually
 async def test_load_is_not_stuck_while_an_emulated_context_is_made() -> None:
     emulation = EmulatedTimes(context_s=10.0)
-    async with world(emulation=emulation) as it:
-        DeviceWatch(it.node).start()
+    async with world(emulation=emulation, watched=True) as it:
         it.runtime.load_s = 20.0
         await it.acquire(it.add(16))
         await until(19.0)

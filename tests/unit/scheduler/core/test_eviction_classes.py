@@ -41,22 +41,6 @@ def a_world(policy: str, *gpus: str, memory_mb: int = 8192, leases: int = 1) -> 
     return world
 
 
-def report(world: World, *stuck: tuple[ModelId, float], at: float) -> list[Action]:
-    """The node of g0 tells its whole state, as the core knows it, and which loads are stuck."""
-    known = world.core.cluster.gpus[G0]
-    residents = tuple((each.model, each.bytes) for each in known.cache.residents.values())
-    leases = tuple(
-        LiveLease(lease.id, lease.slot, tuple(sorted(lease.models)), lease.requests)
-        for lease in world.leases.values()
-        if lease.gpu == G0
-    )
-    loading = tuple(known.loads)
-    found = GpuSnapshot(known.spec, residents, leases, loading=loading, stuck=stuck)
-    actions = world.send(NodeSnapshot(known.spec.node, (found,)), at)
-    check_books(world.core)
-    return actions
-
-
 def stuck(core: Core) -> dict[ModelId, float]:
     return core.cluster.gpus[G0].stuck
 
@@ -69,13 +53,14 @@ def test_resident_calls_go_on_beside_a_stuck_load(policy: str) -> None:
     world = a_world(policy)
     world.arrive(request("r0", B), at=10.0)
     world.arrive(request("r1", A), at=11.0)
-    report(world, (B, 5.0), at=17.0)
+    world.report(G0, stuck={B: 5.0}, at=17.0)
     assert world.lease_of("r1"), "it does not wait for the load"
     world.send(SlotFreed(SLOT, world.lease_of("r1")), 18.0)
     for number in range(2, 12):
         world.arrive(request(f"r{number}", A), at=17.0 + number)
         world.send(SlotFreed(SLOT, world.lease_of(f"r{number}")), 17.5 + number)
     assert not world.ends.get(RequestId("r0")), "it waits for its load"
+    check_books(world.core)
 
 
 @every_policy
@@ -83,7 +68,7 @@ def test_request_waits_for_another_gpu_and_not_for_a_stuck_load(policy: str) -> 
     world = a_world(policy, "g0", "g1")
     while not any(lease.gpu == G0 and B in lease.models for lease in world.leases.values()):
         world.arrive(request(f"r{len(world.sent)}", B), at=10.0)
-    report(world, (B, 5.0), at=17.0)
+    world.report(G0, stuck={B: 5.0}, at=17.0)
     for _ in range(4):
         world.arrive(request(f"r{len(world.sent)}", B), at=18.0)
         for lease in [each for each in world.leases.values() if each.gpu != G0]:
@@ -100,9 +85,9 @@ def test_load_that_was_stuck_serves_its_request_and_later_ones_when_it_moves_aga
 ) -> None:
     world = a_world(policy)
     world.arrive(request("r0", B), at=10.0)
-    report(world, (B, 5.0), at=17.0)
+    world.report(G0, stuck={B: 5.0}, at=17.0)
     assert stuck(world.core) == {B: 12.0}
-    report(world, at=18.0)
+    world.report(G0, at=18.0)
     assert stuck(world.core) == {}
     world.send(ModelLoaded(G0, B, 10.0, Tier.ABSENT), 20.0)
     assert ended(world.send(SlotFreed(SLOT, world.lease_of("r0")), 21.0)) == {
@@ -116,7 +101,7 @@ def test_load_that_was_stuck_serves_its_request_and_later_ones_when_it_moves_aga
 def test_load_is_stuck_no_more_when_it_has_ended_in_any_way(how: str) -> None:
     world = a_world("lalbo3")
     world.arrive(request("r0", B), at=10.0)
-    report(world, (B, 5.0), at=17.0)
+    world.report(G0, stuck={B: 5.0}, at=17.0)
     if how == "loaded":
         world.send(ModelLoaded(G0, B, 9.0, Tier.ABSENT), 19.0)
     elif how == "failed":
@@ -129,6 +114,7 @@ def test_load_is_stuck_no_more_when_it_has_ended_in_any_way(how: str) -> None:
         found = GpuSnapshot(known.spec, ((A, 4096 * MIB),), leases)
         world.send(NodeSnapshot(known.spec.node, (found,)), 19.0)
     assert stuck(world.core) == {}
+    check_books(world.core)
 
 
 # -- a revived victim ---------------------------------------------------------------------------

@@ -5,7 +5,7 @@ g0 has room for two models of 4 GiB; a load takes 2 s and a run 1 s.
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.core.core import Core
-from scheduler.model.actions import Action, Dispatch, EndLease, Finish, Prepare, Recall
+from scheduler.model.actions import Dispatch, EndLease, Finish, Prepare, Recall
 from scheduler.model.events import (
     EvictAsked,
     GpuDraining,
@@ -196,22 +196,10 @@ def test_draining_gpu_leaves_when_its_load_beside_runs_has_ended_too() -> None:
 # -- nodes and leaders --------------------------------------------------------------------------
 
 
-def reported(world: World, *loading: ModelId) -> list[Action]:
-    """The node's report: all is as the core has it, and this is on its way."""
-    here = world.core.cluster.gpus[G0]
-    residents = tuple((each.model, each.bytes) for each in here.cache.residents.values())
-    leases = tuple(
-        LiveLease(each.id, each.slot.id, each.models, tuple(r.id for r in each.requests))
-        for each in world.core.placer.leases.values()
-    )
-    snapshot = GpuSnapshot(here.spec, residents, leases, loading=loading)
-    return world.send(NodeSnapshot(here.spec.node, (snapshot,)))
-
-
 def test_load_goes_on_when_the_node_reports_it_under_way() -> None:
     world = a_world()
     world.arrive(request("r0", B), at=10.0)
-    reported(world, B)
+    world.report(G0, loading=[B])
     assert placements(world.arrive(request("r1", B))) == []
     assert world.core.placer.leases[world.lease_of("r0")].beside
 
@@ -220,7 +208,7 @@ def test_load_is_over_when_the_node_reports_the_model_as_there() -> None:
     """The report of the load was lost with the node's connection."""
     world = a_world()
     world.arrive(request("r0", B), request("r1", C), at=10.0)
-    assert placements(reported(world)) == [("r1", "g0")]
+    assert placements(world.report(G0, loading=[])) == [("r1", "g0")]
     assert not world.core.placer.leases[world.lease_of("r0")].beside
     assert free_s(world.core) == 11.0
 
