@@ -11,7 +11,7 @@ from common.connecting import dial
 from common.errors import NoResponse
 from common.http.asgi import Header
 from common.http.response_head import InvalidResponse, check_head
-from common.tcp_patience import TcpPatience
+from common.tcp import TcpPatience
 from common.time_limits import time_limit
 
 # Reading from the peer stops while this many bytes of the response have not been taken.

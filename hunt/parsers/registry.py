@@ -35,7 +35,7 @@ _ADDRESS = "it takes an address of this machine's own settings apart"
 # Modules that decode something and have no target, and why.
 NOT_FUZZED: Mapping[str, str] = {
     "common/compiled_modules.py": _OURS,
-    "common/tcp_patience.py": "the kernel wrote it",
+    "common/tcp.py": "the kernel wrote it",
     "scheduler/client/operator_client.py": _ANSWER,
     "scheduler/service/leadership/rivals.py": "as stored-leader: one field of such a record",
     "scheduler/service/nodes/attached_manager.py": _PASSES,

@@ -5,7 +5,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from common.tcp_patience import TcpPatience
+from common.tcp import TcpPatience
 from tests.kit.waiting import eventually
 
 SILENCE_S = 4
