@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
 from common.data_handles import node_of
 from common.foreign_text import plain
 from common.http.asgi import Header
+from common.numerals import natural
 from common.telemetry.traces import TRACEPARENT, TRACESTATE
 from gateway_ext.errors import BadRequest, Unsupported
 
@@ -43,6 +45,7 @@ _NOT_BACK = _HOP_BY_HOP | {CALL_ID, START_TIME, DURATION}
 # Headers whose value is kept as it is, in the field of `RequestHeaders` of this name.
 _KEPT = {b"host": "host", b"x-forwarded-host": "forwarded_host", b"upgrade": "upgrade"}
 _CALL_ID_BYTES = 256
+_SECONDS_DIGITS = 9
 MOST_DATA = 16  # handles, beside the word
 _DATA_WISH = "handle"  # the caller wants a handle of the result
 _H2C = b"h2c"
@@ -167,6 +170,18 @@ def read_response(headers: Iterable[Header]) -> ResponseHeaders:
 def call_id_in(value: bytes) -> bytes:
     """A client's id of its call, without what no log and no terminal can show."""
     return plain(value[:_CALL_ID_BYTES].decode("latin-1"), "").encode("latin-1")
+
+
+def asked_wait_s(headers: Sequence[Header], now_s: float) -> float:
+    """The seconds that a Retry-After asks for, given as seconds or a date; 0 without one."""
+    raw = next((value for name, value in headers if name.lower() == b"retry-after"), b"")
+    text = raw.decode("latin-1").strip()
+    if (wait_s := natural(text, _SECONDS_DIGITS)) is not None:
+        return float(wait_s)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now_s)
+    except (ValueError, OverflowError):  # OverflowError: a year beyond what the platform represents
+        return 0.0
 
 
 def _is_own(name: bytes) -> bool:

@@ -8,8 +8,8 @@ from aiohttp.resolver import DefaultResolver
 
 from common.http.asgi import Header
 from common.telemetry.traces import SpanKind, TraceContext
+from gateway_ext.calls.call_headers import asked_wait_s
 from gateway_ext.errors import BadRequest
-from gateway_ext.jobs.execution.job_caller import asked_wait_s
 from gateway_ext.jobs.execution.job_endings import JobDead, JobDone, JobEnding, TryAgain
 from gateway_ext.jobs.execution.retry_policy import AttemptOutcome, GiveUp, RetryLater, RetryPolicy
 from gateway_ext.jobs.intake.callback_addresses import CallbackRule, PermittedResolver

@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Callable, Sequence
-from email.utils import parsedate_to_datetime
 from random import Random
 
 from common.http.asgi import Header
-from common.numerals import natural
+from gateway_ext.calls.call_headers import asked_wait_s
 from gateway_ext.error_statuses import status_of
 from gateway_ext.errors import (
     BodyLost,
@@ -40,7 +39,6 @@ from gateway_ext.model import FunctionId
 
 _TOO_MANY = 429
 _REFUSALS = (Busy, NoGpu, WorkflowsBusy)
-_SECONDS_DIGITS = 9
 _TEXT: Sequence[Header] = ((b"content-type", b"text/plain; charset=utf-8"),)
 
 
@@ -113,18 +111,6 @@ class JobCaller:
             age_s=self._now_s() - job.call.queued_at_s,
             chance=self._chance.random(),
         )
-
-
-def asked_wait_s(headers: Sequence[Header], now_s: float) -> float:
-    """The seconds that a Retry-After asks for, given as seconds or a date; 0 without one."""
-    raw = next((value for name, value in headers if name.lower() == b"retry-after"), b"")
-    text = raw.decode("latin-1").strip()
-    if (wait_s := natural(text, _SECONDS_DIGITS)) is not None:
-        return float(wait_s)
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - now_s)
-    except (ValueError, OverflowError):  # OverflowError: a year beyond what the platform represents
-        return 0.0
 
 
 def _tried(answer: FunctionAnswer, now_s: float) -> AttemptOutcome:

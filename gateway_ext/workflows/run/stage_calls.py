@@ -9,10 +9,10 @@ from random import uniform
 from typing import TypeVar
 
 from common.http.asgi import Header
-from common.numerals import natural
 from common.tasks import error_of
 from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext
 from gateway_ext import error_statuses
+from gateway_ext.calls.call_headers import asked_wait_s
 from gateway_ext.calls.call_limits import CallPart
 from gateway_ext.calls.invoke import PREFIX, Invoke, StreamedResponse
 from gateway_ext.errors import GatewayError, StageFailed, WorkflowsBusy
@@ -101,9 +101,10 @@ class StageCalls:
                 if failure.refused and stage.is_later:
                     attempts, tries_left = attempts - 1, tries_left + 1
                     backoff_s = max(backoff_s, _LEAST_BACKOFF_S)
+                asked_s = asked_wait_s(failure.headers, time.time())
                 pause_s = backoff_s * 2 ** min(pauses, _MOST_DOUBLINGS) * uniform(0.5, 1.5)
                 pauses += 1
-                pause_s = min(max(pause_s, _asked_s(failure)), _MOST_BACKOFF_S)
+                pause_s = min(max(pause_s, asked_s), _MOST_BACKOFF_S)
                 hopeless = time.monotonic() + pause_s >= self._deadline_s
                 if not tries_left or hopeless or not _may_pass(failure.status):
                     record.ended_s = time.monotonic()
@@ -301,9 +302,3 @@ def _failed(stage: PlannedStage, error: GatewayError, *, called: bool) -> StageF
 def _may_pass(status: int) -> bool:
     """Whether another attempt may succeed."""
     return status >= _SERVER_ERRORS or status == _TOO_MANY
-
-
-def _asked_s(failure: StageFailed) -> float:
-    """The seconds of a Retry-After; 0 without one."""
-    found = next((value for name, value in failure.headers if name == b"retry-after"), b"")
-    return float(natural(found.decode("latin-1"), most_digits=6) or 0)

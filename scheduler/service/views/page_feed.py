@@ -119,10 +119,9 @@ class PageFeed:
     def _seen(self, since: str) -> int:
         """The number of this mark's answer; 0 without a mark, or if changes were forgotten."""
         name, _, text = since.rpartition("-")
-        seen = natural(text)
-        if name != self._name or seen is None:
-            return 0
-        return seen if seen <= self._number and self._gpus.has_changes_since(seen) else 0
+        seen = natural(text) or 0
+        is_ours = name == self._name and seen <= self._number
+        return seen if is_ours and self._gpus.has_changes_since(seen) else 0
 
     # -- the parts --------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from common.addresses import host_and_port
 from common.errors import BadSize
 from common.numerals import natural, number, whole
 from common.sizes import parse_size
-from gateway_ext.jobs.execution import job_caller
+from gateway_ext.calls import call_headers
 from gateway_ext.openfaas import durations, openfaas_json, quantities
 from gateway_ext.workflows.plan import conditions
 from gpufaas.commands.cluster import bill
@@ -57,7 +57,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "emulated": lambda text: gpu_node.emulation(text, "0"),
     "natural": lambda text: required(natural(text)),
     "retry after": lambda text: required(
-        job_caller.asked_wait_s([(b"retry-after", text.replace("\n", "\0").encode())], 0.0)
+        call_headers.asked_wait_s([(b"retry-after", text.replace("\n", "\0").encode())], 0.0)
     ),
     "invocations": lambda text: azure_trace.parse(TRACE + text.replace("\n", "x"), "t"),
     "setting, whole": lambda text: setting("GPUFAAS_SCHEDULER_MAX_WAITING", text),

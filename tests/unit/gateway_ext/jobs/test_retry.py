@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_ext.jobs.execution.job_caller import asked_wait_s
+from gateway_ext.calls.call_headers import asked_wait_s
 from gateway_ext.jobs.execution.retry_policy import (
     AttemptOutcome,
     BackOff,

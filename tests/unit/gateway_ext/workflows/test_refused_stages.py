@@ -140,3 +140,14 @@ async def test_run_that_can_never_find_room_is_not_repeated(tmp_path: Path) -> N
         assert (said.status, "retry-after" in said.headers) == (413, False)
         assert said.body == "stage second: what the workflow holds would be larger than 1500 bytes"
         assert len(flows.got["b"]) == 1
+
+
+async def test_stage_is_not_tried_again_when_its_function_asks_for_a_later_time(
+    tmp_path: Path,
+) -> None:
+    later = "Retry-After: Fri, 01 Jan 2100 00:00:00 GMT\r\n"
+    async with workflow_world(tmp_path, {"a": says(b"later", 503, later)}) as flows:
+        stage = "  only: {function: a, retries: 3, backoff_ms: 1}"
+        await flows.deploy(stage, "workflow: w\ntimeout_ms: 20000")
+        assert (await flows.call()).status == 503
+        assert len(flows.got["a"]) == 1
