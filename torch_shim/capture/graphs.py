@@ -83,6 +83,7 @@ class Graph:
             for value, is_gpu in zip(outputs, self._outputs.on_gpu, strict=True):
                 if is_gpu and isinstance(value, torch.Tensor):
                     become_cuda(value)
+            self._outputs.give_classes(outputs, args)
         return outputs
 
     def _without_gradients(self, args: Sequence[Any]) -> list[Any]:

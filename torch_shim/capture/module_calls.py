@@ -23,7 +23,7 @@ from torch_shim.patching import replace
 from torch_shim.process_report import report
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import write_epochs
-from torch_shim.tensors.handles import CudaTensor, like_inputs
+from torch_shim.tensors.handles import CudaTensor
 
 if TYPE_CHECKING:
     from torch_shim.capture.capture import Capture
@@ -117,8 +117,7 @@ class ModuleCalls:
         try:
             capture = self._capture()
             if capture is not None:
-                given = (*args, *kwargs.values()) if kwargs else args
-                return like_inputs(given, capture.call(root, module, args, kwargs))
+                return capture.call(root, module, args, kwargs)
             report.local_call("Dynamo is being imported", 0, root.name)
             request_context.note_tracing()
             with request_context.timed_locally("Dynamo is being imported"):

@@ -12,6 +12,7 @@ import torch
 from torch_shim.foreign_tensors.wrappers import brings_operators
 from torch_shim.missing_kernels.choice import is_in_place
 
+_DISABLED = torch._C._disabled_torch_function_impl  # noqa: SLF001 - torch's word for "none"
 _Decide = Callable[..., Any]
 _WRITING_OPTIONS = frozenset({"out", "inplace", "max_norm"})
 _WRITES_HIDDEN = frozenset({"__setitem__", "__set__", "batch_norm", "instance_norm"})
@@ -29,8 +30,13 @@ def decides(kind: type) -> bool:
     of_torch: Any = torch.Tensor.__torch_function__
     return own is not None and own not in {
         of_torch.__func__,
-        torch._C._disabled_torch_function_impl,  # noqa: SLF001 - torch's word for "none"
+        _DISABLED,
     }
+
+
+def takes_part(kind: type) -> bool:
+    """Whether torch asks a class about operators: parameters stand aside."""
+    return getattr(kind, "__torch_function__", _DISABLED) is not _DISABLED
 
 
 def is_asked(kind: type) -> bool:
@@ -43,12 +49,16 @@ def is_asked(kind: type) -> bool:
 
 
 def delegate(
-    kinds: Sequence[type], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    kinds: Sequence[type],
+    types: Sequence[type],
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """Return what the first class that wants to makes of the operator; else NotImplemented."""
     for kind in kinds:
         decide: _Decide = getattr(kind, "__torch_function__")  # noqa: B009 - no tensor to mypy
-        result = decide(func, tuple(kinds), args, kwargs)
+        result = decide(func, tuple(types), args, kwargs)
         if result is not NotImplemented:
             return result
     return NotImplemented

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torch_shim.foreign_tensors.handle_types import cpu_class
 from torch_shim.patching import replace, set_attribute
 from torch_shim.redirected_device import CPU, CUDA, names_cuda
 from torch_shim.tensors import write_epochs
@@ -16,7 +17,6 @@ from torch_shim.tensors.handles import (
     NoTorchFunction,
     Tensor,
     become_cuda,
-    cpu_class,
 )
 
 _Storage = torch.UntypedStorage

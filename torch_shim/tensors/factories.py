@@ -7,6 +7,7 @@ import torch
 from torch.jit import _builtins
 from torch.utils import _device
 
+from torch_shim.foreign_tensors.handle_types import cpu_class
 from torch_shim.foreign_tensors.wrappers import brings_operators
 from torch_shim.patching import replace, set_attribute
 from torch_shim.redirected_device import CPU, CUDA, DeviceLike, names_cuda, tracing_fakes
@@ -18,7 +19,6 @@ from torch_shim.tensors.handles import (
     NoTorchFunction,
     Tensor,
     become_cuda,
-    cpu_class,
 )
 
 # Their device is the named one or the default one, whatever numbers or sizes they are given.

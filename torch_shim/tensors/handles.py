@@ -12,6 +12,12 @@ import torch
 
 from torch_shim.errors import UnsupportedCall
 from torch_shim.foreign_tensors import delegation
+from torch_shim.foreign_tensors.handle_types import (
+    cpu_class,
+    known_handle_class,
+    make_handle_class,
+    set_cpu_class,
+)
 from torch_shim.foreign_tensors.wrappers import brings_operators, running
 from torch_shim.missing_kernels import substitution
 from torch_shim.mixed_devices import rules
@@ -29,8 +35,13 @@ _nowrap = torch.overrides.get_default_nowrap_functions
 _OF_HANDLES = names(
     "__module__ __dict__ __weakref__ __doc__ __torch_function__ device is_cuda is_cpu get_device "
     "untyped_storage _typed_storage numpy __array__ __dlpack__ __dlpack_device__ "
-    "__cuda_array_interface__ share_memory_ is_shared shape dtype ndim"
+    "__cuda_array_interface__ share_memory_ is_shared __init_subclass__"
 )
+# What handles answer without asking `__torch_function__`, since it is read very often.
+_FACTS = {
+    name: getattr_static(Tensor, name)
+    for name in names("dim is_contiguous is_floating_point numel size stride dtype ndim shape")
+}
 
 # The classes of tensors that the shim treats as CPU tensors.
 PLAIN = frozenset({Tensor, Parameter})
@@ -42,6 +53,11 @@ _AS_THEY_ARE = frozenset(
 class CudaTensor(Tensor):
     """A tensor that reports to be on the GPU."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Tell a program's class of those that it derives itself, but not of its handle class."""
+        if cpu_class(cls) is cls:
+            super().__init_subclass__(**options)
+
     @classmethod
     def __torch_function__(
         cls,
@@ -51,10 +67,12 @@ class CudaTensor(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one operator on the CPU storages, and make its results handles."""
-        if len(types) > 1:
+        if len(types) > 1 and not _OF_TORCH.issuperset(types):
+            if any(map(_is_asked_itself, types)):
+                return NotImplemented
             kinds = delegation.deciding(types, CudaTensor)
             if kinds:
-                return _delegated(kinds, func, args, kwargs or {})
+                return _delegated(kinds, kinds, func, args, kwargs or {})
         if waiting:
             answer = run_absent(func, args, kwargs)
             if answer is not None:
@@ -183,18 +201,17 @@ def _directly_read(native: Any) -> Any:
     return property(read)
 
 
-# These are called very often.
-for _name in ("dim", "is_contiguous", "is_floating_point", "numel", "size", "stride"):
-    setattr(CudaTensor, _name, _directly(getattr(Tensor, _name)))
-for _name in ("dtype", "ndim", "shape"):
-    setattr(CudaTensor, _name, _directly_read(getattr(Tensor, _name)))
+for _name, _native in _FACTS.items():
+    setattr(CudaTensor, _name, (_directly if callable(_native) else _directly_read)(_native))
 
 # Messages and printed tensors name the class; `tensor(` is as wide as `Tensor(`.
 CudaTensor.__name__ = "Tensor"
 CudaParameter.__name__ = "Parameter"
 
 _CUDA_CLASS: dict[type, type] = {Tensor: CudaTensor, Parameter: CudaParameter}
-_CPU_CLASS: dict[type, type] = {CudaTensor: Tensor, CudaParameter: Parameter}
+_OF_TORCH = frozenset(_CUDA_CLASS.values())
+for _kind, _handle_class in _CUDA_CLASS.items():
+    set_cpu_class(_handle_class, _kind)
 
 
 def _text_of(tensor: Tensor, contents: str | None) -> str:
@@ -288,13 +305,18 @@ def wrap(result: Any, known: set[int] | frozenset[int] = frozenset()) -> Any:
 
 
 def _delegated(
-    kinds: Sequence[type], func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    kinds: Sequence[type],
+    types: Sequence[type],
+    func: Operator,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     given = (*args, *kwargs.values())
     known = {id(value) for value in given if type(value) in PLAIN}
     bring(given)
     try:
-        return like_handles(wrap(delegation.delegate(kinds, func, args, kwargs), known))
+        result = delegation.delegate(kinds, types, func, args, kwargs)
+        return like_handles(wrap(result, known))
     finally:
         if delegation.may_write(func, kwargs):
             write_epochs.note_all(given)
@@ -312,25 +334,6 @@ def like_handles(result: Any) -> Any:
     return result
 
 
-def like_inputs(inputs: Sequence[Any], outputs: Any) -> Any:
-    """Give what a graph computed the program's class of its first input, which no graph knows."""
-    for value in inputs:
-        kind = type(value)
-        if kind is not CudaTensor and isinstance(value, CudaTensor):
-            return outputs if kind is CudaParameter else _viewed(outputs, cpu_class(kind))
-    return outputs
-
-
-def _viewed(outputs: Any, kind: Any) -> Any:
-    if delegation.decides(kind) or issubclass(kind, Parameter):
-        return outputs
-    if type(outputs) is CudaTensor:
-        return outputs.as_subclass(kind)
-    if type(outputs) in (list, tuple):
-        return type(outputs)(_viewed(output, kind) for output in outputs)
-    return outputs
-
-
 def become_cuda(tensor: Tensor) -> Tensor:
     """Change a tensor's class in place, so that the tensor reports to be on the GPU."""
     if type(tensor) is Tensor:
@@ -343,24 +346,14 @@ def become_cuda(tensor: Tensor) -> Tensor:
 def become_cpu(tensor: Tensor) -> Tensor:
     """Change a tensor's class in place, so that the tensor reports to be on the CPU."""
     if isinstance(tensor, CudaTensor):
-        _change_class(tensor, _CPU_CLASS[type(tensor)])
+        _change_class(tensor, cpu_class(type(tensor)))
     return tensor
 
 
 def cuda_class(kind: type) -> type:
     """Return the handle class for a tensor class; derive one for a user's subclass of Tensor."""
-    found = _CUDA_CLASS.get(kind)
-    if found is None:
-        found = _derive(kind)
-        _CPU_CLASS[found] = kind  # before another thread sees it
-        # Another thread may have derived one at the same time: all threads use the first.
-        found = _CUDA_CLASS.setdefault(kind, found)
-    return found
-
-
-def cpu_class(kind: type) -> type:
-    """Return the CPU tensor class of a handle class."""
-    return _CPU_CLASS.get(kind, kind)
+    found = _CUDA_CLASS.get(kind) or known_handle_class(kind)
+    return _derive(kind) if found is None else found
 
 
 def _derive(kind: type) -> type:
@@ -369,26 +362,13 @@ def _derive(kind: type) -> type:
             f"moving a {kind.__qualname__} to the GPU",
             "it brings its own operators; convert it to a plain torch.Tensor first",
         )
-    base = CudaParameter if issubclass(kind, Parameter) else CudaTensor
-    meta: Any = type("_HandleType", (_HandleType, type(kind)), {})
     own = {name: getattr_static(kind, name) for name in _overrides(kind)}
     if delegation.is_asked(kind):
-        own["__torch_function__"] = classmethod(_leave_to(kind))
+        own = {**_FACTS, **own, "__torch_function__": classmethod(_leave_to(kind))}
     elif not delegation.decides(kind) and not issubclass(kind, Parameter) and _is_plain(kind):
         own["__torch_function__"] = classmethod(_compute_as(kind))
-    own["__module__"] = kind.__module__
-    made: type = meta(kind.__name__, (base, kind), own)
-    return made
-
-
-class _HandleType(type(Tensor)):  # type: ignore[misc] # PyTorch has a metaclass for it
-    """Makes the handle class of a program's own class equal to that, as in tables by class."""
-
-    def __eq__(cls, other: object) -> bool:
-        return cls is other or _CPU_CLASS.get(cls) is other
-
-    def __hash__(cls) -> int:
-        return hash(cls.__bases__[1])
+    base = CudaParameter if issubclass(kind, Parameter) else CudaTensor
+    return make_handle_class(base, kind, own)
 
 
 def _overrides(kind: type) -> Iterator[str]:
@@ -404,8 +384,8 @@ def _leave_to(kind: type) -> Callable[..., Any]:
     """Let a class with `__torch_function__` decide, as beside a CUDA tensor of torch's."""
 
     def decide(_: type, func: Operator, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        others = (found for found in _programs_classes(types) if found is not kind)
-        return _delegated((kind, *others), func, args, kwargs or {})
+        kinds = (kind, *delegation.deciding(types, CudaTensor))
+        return _delegated(kinds, _asked(types), func, args, kwargs or {})
 
     return decide
 
@@ -414,11 +394,11 @@ def _compute_as(kind: type) -> Callable[..., Any]:
     """Compute as handles do, and give results the class, as `Tensor.__torch_function__` does."""
 
     def compute(cls: type, func: Operator, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not all(issubclass(kind, other) for other in _programs_classes(types)):
+        if len(types) > 1 and not all(issubclass(kind, other) for other in _asked(types)):
             return NotImplemented
-        result = CudaTensor.__torch_function__(func, types, args, kwargs)
+        result = CudaTensor.__torch_function__(func, (), args, kwargs)
         if func not in _nowrap():
-            _class(result, cls, [*args, *(kwargs or {}).values()])
+            give_class(result, cls, [*args, *(kwargs or {}).values()])
         return result
 
     return compute
@@ -429,21 +409,31 @@ def _is_plain(kind: type) -> bool:
     return kind.__basicsize__ == Tensor.__basicsize__
 
 
-def _programs_classes(types: Any) -> Iterator[type]:
-    """Yield the classes as the program knows them, without those that a CUDA tensor has."""
-    return (
-        cpu_class(kind) for kind in types if kind is not CudaTensor and kind is not CudaParameter
-    )
+def _asked(types: Any) -> tuple[type, ...]:
+    """Return the classes that torch asks about an operator, as the program knows them."""
+    kinds = dict.fromkeys(map(cpu_class, types))
+    return tuple(kind for kind in kinds if kind is not Tensor and delegation.takes_part(kind))
 
 
-def _class(result: Any, kind: type, given: Sequence[Any]) -> None:
+def _is_asked_itself(kind: type) -> bool:
+    """Whether this is the handle class of a program's class that takes part in operators."""
+    is_programs = kind not in _OF_TORCH and cpu_class(kind) is not kind
+    return is_programs and "__torch_function__" in vars(kind)
+
+
+def is_given_to_results(kind: type) -> bool:
+    """Whether operators give this class to what they compute, since it leaves that to torch."""
+    return _is_asked_itself(kind) and not delegation.decides(cpu_class(kind))
+
+
+def give_class(result: Any, kind: type, given: Sequence[Any]) -> None:
     """Give results the class, but not the program's own tensors, which were given and written."""
     if type(result) is CudaTensor:
         if not any(result is each for each in given):
             _change_class(result, kind)
     elif isinstance(result, list | tuple):
         for item in result:
-            _class(item, kind, given)
+            give_class(item, kind, given)
 
 
 def _change_class(tensor: Tensor, kind: type) -> None:

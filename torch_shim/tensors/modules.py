@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn import parameter
 
+from torch_shim.foreign_tensors.handle_types import cpu_class
 from torch_shim.foreign_tensors.wrappers import brings_operators
 from torch_shim.patching import replace, set_attribute
 from torch_shim.redirected_device import names_cuda, tracing_fakes
@@ -19,7 +20,6 @@ from torch_shim.tensors.handles import (
     Tensor,
     become_cpu,
     become_cuda,
-    cpu_class,
     cuda_class,
 )
 

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_shim.foreign_tensors.delegation import is_asked
+from torch_shim.foreign_tensors.handle_types import cpu_class
 from torch_shim.foreign_tensors.wrappers import brings_operators, moved
 from torch_shim.patching import replace
 from torch_shim.redirected_device import CPU, CUDA, names_cuda, tracing_fakes
@@ -23,7 +24,6 @@ from torch_shim.tensors.handles import (
     Parameter,
     Tensor,
     become_cuda,
-    cpu_class,
     like_handles,
 )
 from torch_shim.tensors.large.large_moves import copied_to_cpu, copied_to_gpu

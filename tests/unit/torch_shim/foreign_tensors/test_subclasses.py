@@ -292,23 +292,139 @@ assert [type(value) for value in moved.parameters()] == [Weight] and moved.weigh
 """)
 
 
-def test_model_answers_in_the_class_of_its_input(tracing_shim: Snippet) -> None:
-    tracing_shim(f"""
-import torch
-{_PROGRAMS}
+def test_program_s_class_decides_when_a_parameter_comes_first(shim: Snippet) -> None:
+    shim("""
+class Tagged(torch.Tensor):
+    pass
+class Derived(Tagged):
+    pass
+class Metadata(torch.Tensor):  # as PyTorch's documents extend it
+    @staticmethod
+    def __new__(cls, data, metadata):
+        made = torch.Tensor.as_subclass(data, cls)
+        made.metadata = metadata
+        return made
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        asked.append((cls.__name__, [kind.__name__ for kind in types]))
+        metadata = [a.metadata for a in args if hasattr(a, "metadata")]
+        made = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(made, Metadata):
+            made.metadata = next(iter(metadata), None)  # of a list's tensors none
+        return made
+class Weight(torch.nn.Parameter):
+    pass
+class Deciding(torch.nn.Parameter):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        asked.append((cls.__name__, [kind.__name__ for kind in types]))
+        return super(torch.nn.Parameter, cls).__torch_function__(func, types, args, kwargs or {})
+asked = []
+def outcome(compute):
+    asked.clear()
+    try:
+        made = compute()
+    except TypeError as error:
+        return str(error).partition(";")[0], list(asked)
+    return type(made).__name__, getattr(made, "metadata", None), list(asked)
+def outcomes(device):
+    plain = torch.ones(2, device=device)
+    values = dict(
+        plain=plain, w=torch.nn.Parameter(plain), weight=Weight(plain), deciding=Deciding(plain),
+        tagged=plain.as_subclass(Tagged), derived=plain.as_subclass(Derived),
+        metadata=Metadata(plain, "m"))
+    found = {}
+    for first, x in values.items():
+        for second, y in values.items():
+            found[first, second] = outcome(lambda: x * y)
+            found[first, second, "sum"] = outcome(lambda: (x * y).sum())
+            found[first, second, "cat"] = outcome(lambda: torch.cat([plain, x, y]))
+    assert found["w", "tagged"][0] == found["tagged", "weight"][0] == "Tagged"
+    assert found["w", "metadata", "sum"][:2] == ("Metadata", "m")
+    return found
+on_gpu, plain = outcomes("cuda"), outcomes("cpu")
+wrong = {name: (on_gpu[name], plain[name]) for name in plain if on_gpu[name] != plain[name]}
+assert not wrong, wrong
+""")
+
+
+def test_program_s_class_answers_for_its_shape_and_type(shim: Snippet) -> None:
+    shim("""
+class Counted(torch.Tensor):
+    @property
+    def shape(self):
+        return "its own"
+    @property
+    def dtype(self):
+        return super().dtype, "its own"
+    @property
+    def ndim(self):
+        return -1
+class Asked(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        asked.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+asked = []
+def facts(device):
+    counted = torch.ones(2, 3, device=device).as_subclass(Counted)
+    assert (counted * 2).shape == "its own"
+    x = torch.ones(2, 3, device=device).as_subclass(Asked)
+    asked.clear()
+    found = (x.shape, x.dtype, x.ndim, x.size(), x.size(1), x.dim(), x.numel(), x.stride(),
+        x.is_contiguous(), x.is_floating_point())
+    return counted.shape, counted.dtype, counted.ndim, found, list(asked)
+assert facts("cuda") == facts("cpu"), (facts("cuda"), facts("cpu"))
+assert len(asked) == 10
+""")
+
+
+def test_model_answers_in_the_classes_that_operators_give(tracing_shim: Snippet) -> None:
+    tracing_shim("""
+import collections, torch
+class Tagged(torch.Tensor):
+    pass
+class Derived(Tagged):
+    pass
+Answer = collections.namedtuple("Answer", "first second")
 class Model(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, compute):
         super().__init__()
-        self.layer = torch.nn.Linear(2, 2)
+        self.layer, self.compute = torch.nn.Linear(2, 2), compute
         self.register_buffer("kept", torch.zeros(2))
-    def forward(self, x):
-        return self.layer(x), self.kept
-model, x = Model().cuda(), torch.ones(3, 2, device="cuda").as_subclass(Tagged)
-for _ in range(2):
+        self.register_buffer("tagged", torch.zeros(2).as_subclass(Tagged))
+    def forward(self, *args):
+        return self.compute(self, *args)
+computations = dict(
+    computed=lambda m, x, y, p: {
+        "map": {"first": m.layer(x), "both": x + y, "plain": m.layer(p) * p},
+        "tuple": (Answer(m.layer(x), [m.layer(y)]), x.split(1), torch.zeros(x.shape)),
+        "given": (p, y, m.kept, m.answers, m.layer.weight, m.tagged),
+        "buffer": p * m.tagged},
+    written=lambda m, x, y, p: (p.add_(x), x.mul_(2), m.layer(p)),
+    broken=lambda m, x, y, p: (
+        torch._dynamo.graph_break(), m.layer(x) + y, m.layer(x).as_subclass(torch.Tensor))[1:])
+def leaves(device, compute):
+    model, plain = Model(compute).to(device), torch.ones(3, 2, device=device)
+    model.answers = [model.kept]
+    x, y, p = (plain.clone().as_subclass(kind) for kind in (Tagged, Derived, torch.Tensor))
+    own = {id(t): name for name, t in dict(x=x, y=y, p=p, kept=model.kept, tagged=model.tagged,
+        weight=model.layer.weight, answers=model.answers).items()}
+    def described(value):
+        if isinstance(value, torch.Tensor):
+            kind = next((k.__name__ for k in (Derived, Tagged) if type(value) == k), "plain")
+            return kind, own.get(id(value))
+        if isinstance(value, dict):
+            return {name: described(item) for name, item in value.items()}
+        return type(value), own.get(id(value)), [described(item) for item in value]
     with torch.no_grad():
-        answer, _ = model(x)
-    assert type(answer) == Tagged and answer.is_cuda
-    assert type(model.kept) is type(torch.ones(1).cuda())
+        return [described(model(x, y, p)) for _ in range(2)]
+for name, compute in computations.items():
+    on_gpu, plain = leaves("cuda", compute), leaves("cpu", compute)
+    if name == "written":  # what is written keeps its class
+        plain = [(kind, None, [("plain", "p"), ("Tagged", "x"), ("plain", None)])
+            for kind, _, _ in plain]
+    assert on_gpu == plain, (name, on_gpu, plain)
 """)
 
 
