@@ -164,6 +164,8 @@ class Graph:
         """Run the forward pass on a worker; this process computes gradients if they are needed."""
         if self._writes:
             return self.run_locally(args, "it writes to its inputs while gradients are recorded")
+        if self._outputs.may_be_refused(args):
+            return self.run_locally(args, "it records gradients of inference tensors")
         root = self.root_of(args)
         if root in self._training or self._roots.is_repeated(root):
             return self.run_locally(args, "gradients are asked for: training runs locally")
