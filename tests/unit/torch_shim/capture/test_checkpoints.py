@@ -128,6 +128,24 @@ for recorded in (True, False):
 """)
 
 
+def test_older_checkpoint_in_a_graph_that_may_not_break_trains_as_torch_compile_does(
+    tracing_shim: Snippet,
+) -> None:
+    tracing_shim(f"""{TRAINING}
+def gradients(device, recorded):
+    torch.manual_seed(0)
+    block = Block().to(device).eval()
+    called = torch.compile(lambda x: older(block, x) * 2, fullgraph=True, backend="eager")
+    for _ in range(3):
+        called(torch.ones(8, 4, device=device, requires_grad=recorded)).square().mean().backward()
+    return [None if w.grad is None else w.grad.sum().item() for w in block.parameters()]
+
+for recorded in (True, False):
+    on_gpu, plain = (gradients(device, recorded) for device in ("cuda", "cpu"))
+    assert on_gpu == plain and None not in on_gpu[:4], (on_gpu, plain)
+""")
+
+
 def test_checkpoint_stays_in_its_graph_when_no_gradients_are_recorded(
     tracing_shim: Snippet,
 ) -> None:
