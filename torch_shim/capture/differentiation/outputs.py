@@ -1,10 +1,12 @@
 """What is known of a captured graph's outputs before it runs: devices, gradients, dependencies."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch.autograd_function import autograd_function_apply
 
 from torch_shim.capture.dynamo import on_gpu
 
@@ -106,9 +108,18 @@ def _reached_by_gradients(module: fx.GraphModule, examples: Sequence[Any]) -> se
             enabled, inference = not node.args[0], bool(node.args[0])
         elif node.target is _EXIT:
             enabled, inference = before.get(node.args[0], (torch.is_grad_enabled(), False))
-        elif enabled and not inference and node.target != "detach" and _is_or_has_float(example):
+        elif enabled and not inference and _passes_gradients(node, example):
             reached.update({node} if not reached.isdisjoint(node.all_input_nodes) else ())
     return reached
+
+
+def _passes_gradients(node: fx.Node, example: Any) -> bool:
+    function: Any = node.args[0] if node.target is operator.getitem else None
+    if isinstance(function, fx.Node) and function.target is autograd_function_apply:
+        fixed: Any = function.kwargs["non_differentiable_idx"]  # as the function marked them
+        if node.args[1] in fixed:
+            return False
+    return node.target != "detach" and _is_or_has_float(example)
 
 
 def _modes_of_memory(module: fx.GraphModule) -> dict[int, bool | None]:
