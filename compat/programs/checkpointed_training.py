@@ -1,6 +1,7 @@
 """Three steps of training with activation checkpointing, in every way that torch has for it."""
 
 import functools
+import itertools
 import sys
 import warnings
 
@@ -29,6 +30,19 @@ class Block(nn.Module):
         return x + self.drop(self.narrow(torch.relu(self.wide(self.norm(x)))))
 
 
+class Counting(Block):
+    """A repetition in the backward pass counts again, as it does for the running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.batch = nn.BatchNorm1d(WIDTH)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(self.batch(x))
+
+
 def branching(block, x):
     x = block(x)
     return x * 1.1 if x.sum().item() > 0 else x
@@ -50,11 +64,16 @@ def nested(block, x):
     )
 
 
+def older_within(block, x):
+    return newer(lambda t: older(block, t) * 1.5, x)
+
+
 SELECTIVE = functools.partial(create_selective_checkpoint_contexts, products)
 newer = functools.partial(checkpoint, use_reentrant=False)
+older = functools.partial(checkpoint, use_reentrant=True)
 WAYS = {
     "newer": newer,
-    "older": functools.partial(checkpoint, use_reentrant=True),
+    "older": older,
     "unsaid": checkpoint,
     "unchecked": functools.partial(newer, determinism_check="none"),
     "debugged": functools.partial(newer, debug=True),
@@ -62,13 +81,14 @@ WAYS = {
     "branching": lambda block, x: newer(branching, block, x),
     "whole": without_early_stop,
     "nested": nested,
+    "older_within": older_within,
 }
 
 
 class Model(nn.Module):
-    def __init__(self, way):
+    def __init__(self, way, block):
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(block() for _ in range(3))
         self.head = nn.Linear(WIDTH, 4)
         self.way = way
 
@@ -93,17 +113,18 @@ def called(model, x):
 
 path, device = sys.argv[1], "cuda" if torch.cuda.is_available() else "cpu"
 results = {}
-for way in (*WAYS, "sequential", "sequential_older", "outside", "autocast"):
+ways = (*WAYS, "sequential", "sequential_older", "outside", "autocast")
+for way, block in itertools.product(ways, (Block, Counting)):
     torch.manual_seed(0)
-    model = Model(way).to(device).train()
+    model = Model(way, block).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    name = f"{way} {block.__name__}"
     for step in range(3):
         x, target = torch.randn(8, WIDTH, device=device), torch.randint(0, 4, (8,), device=device)
         loss = nn.functional.cross_entropy(called(model, x), target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        results[f"{way}{step}"] = loss.detach().cpu()
-    for name, weight in model.named_parameters():
-        results[f"{way} {name}"] = weight.detach().cpu()
+        results[f"{name} {step}"] = loss.detach().cpu()
+    results |= {f"{name} {key}": value.cpu() for key, value in model.state_dict().items()}
 torch.save(results, path)

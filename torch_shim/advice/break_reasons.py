@@ -17,6 +17,7 @@ class Advice(NamedTuple):
 _KEEP_OUT = "keep it out of forward"
 _NUMBERS = "keep the value in a tensor, or read it outside of forward"
 _PRINTS = "take it out of forward, or guard it with torch.compiler.is_compiling()"
+_CHECKPOINT = Advice("an activation checkpoint computes gradients", "pass use_reentrant=False")
 _NUMPY = Advice("NumPy computes on the function's own processor", "use the torch function instead")
 
 # The first match applies.
@@ -41,10 +42,7 @@ BREAKS: tuple[tuple[str, Advice], ...] = (
         r"^Hook on a computed tensor",
         Advice("it registers a hook on a tensor", "register it outside of forward"),
     ),
-    (
-        r"^Reentrant checkpoint",
-        Advice("an activation checkpoint computes gradients", "pass use_reentrant=False"),
-    ),
+    (r"^Reentrant checkpoint", _CHECKPOINT),
     (
         r"^Custom operator|No worker has the operator",
         Advice("workers know PyTorch's own operators only", "write it with PyTorch's operators"),
@@ -134,6 +132,11 @@ _GRADIENTS = Advice(
 
 LOCAL: tuple[tuple[str, Advice], ...] = (
     (r"^gradients are asked for|^backward$", _GRADIENTS),
+    (r"^a reentrant checkpoint", _CHECKPOINT),
+    (
+        r"^it records gradients of inference",
+        Advice("it records gradients of inference tensors", "call .clone() on those first"),
+    ),
     (r"^only CPU tensors", Advice("its tensors are on the CPU", "move inputs with .to('cuda')")),
     (r"^layout ", Advice("workers take dense tensors only", "call .to_dense() first")),
     (

@@ -22,6 +22,7 @@ from torch._dynamo.types import (  # type: ignore[attr-defined] # which has them
     FrameExecStrategy,
 )
 from torch._dynamo.variables import builder
+from torch._functorch.autograd_function import AutogradFunctionApply
 from torch._guards import Guard
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
@@ -35,8 +36,9 @@ from torch_shim.cuda_api.tracing_state import tracing
 from torch_shim.layers import fast_paths
 from torch_shim.missing_kernels import substitution
 from torch_shim.mixed_devices import rules
+from torch_shim.patching import replace
 from torch_shim.process_report import report
-from torch_shim.redirected_device import CPU, CUDA, names_cuda
+from torch_shim.redirected_device import CPU, CUDA, names_cuda, tracing_fakes
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction
 from torch_shim.tensors.modules import alias_of
 
@@ -58,6 +60,7 @@ def configure() -> None:
     _put_around(builder, "get_specialized_props", _properties_of)
     _put_around(utils, "run_node", _run_node)
     _put_around(convert_frame, "_compile", _compile)
+    replace(AutogradFunctionApply, "__call__", _function_applied)
     builder.VariableBuilder._wrap = _noting(builder.VariableBuilder._wrap)  # type: ignore[method-assign] # noqa: SLF001 - where every object that a trace reads passes
     _put_steps(symbolic_convert.InstructionTranslatorBase, "step")
     _put_steps(Guard, "create")
@@ -160,6 +163,24 @@ def _run_node(
     substitute = substitution.of_node(node, args, kwargs) if is_gpu else None
     result = substitute() if substitute else native(tracer, node, args, kwargs, module)
     return pytree.tree_map(lambda item: _marked(item, is_gpu=is_gpu, instead_of=args), result)
+
+
+def _function_applied(native: Native) -> Native:
+    """Mark the results of a custom autograd function, whose traced forward Dynamo runs again."""
+
+    def call(self: Any, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        if not tracing_fakes():
+            return native(self, forward, *args, **kwargs)
+        results = native(self, without_gpu(forward), *args, **kwargs)
+        (output,) = (node for node in forward.graph.nodes if node.op == "output")
+        returned, _saved = output.args[0]
+        pairs = zip(pytree.tree_leaves(results), pytree.tree_leaves(returned), strict=True)
+        for result, node in pairs:
+            traced = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
+            _marked(result, is_gpu=on_gpu(traced))
+        return results
+
+    return call
 
 
 def _results_on_gpu(node: torch.fx.Node, args: Any, kwargs: Any) -> bool:

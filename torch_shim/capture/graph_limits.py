@@ -14,6 +14,7 @@ from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariab
 from torch._dynamo.variables.misc import RandomVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchCtxManagerClassVariable
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from torch_shim.capture.traces import dynamo_settings
@@ -199,10 +200,15 @@ def leave_out_hooks() -> None:
 
 
 def _may_break(tracer: Any) -> bool:
-    """Whether this trace is the shim's, may have several graphs, and is in none's part."""
+    """Whether this trace is the shim's, may have several graphs, and is in none's branch or loop.
+
+    A checkpoint's region may break: the whole checkpoint then runs as it does without graphs.
+    """
     users_whole = tracer.root_tx.one_graph and not dynamo_settings.traces_in_background()
-    in_part = tracer.current_tracer.parent is not None
-    return dynamo_settings.traces_for_gpu() and not in_part and not users_whole
+    part = tracer.current_tracer
+    while part.parent is not None and part.source_target is tag_activation_checkpoint:
+        part = part.parent
+    return dynamo_settings.traces_for_gpu() and part.parent is None and not users_whole
 
 
 def _registered_name(target: Any) -> str:

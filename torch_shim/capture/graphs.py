@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
 
 from torch_shim.advice.told_places import CodePlace
 from torch_shim.capture.differentiation.outputs import Outputs, differentiable, example_of
@@ -57,6 +58,7 @@ class Graph:
         )
         self._training: weakref.WeakSet[Root] = weakref.WeakSet()  # those asked for gradients
         self._writes = _writes_to_inputs(module)
+        self._reentrant = any(map(_is_reentrant_checkpoint, nodes_of(module)))
         self._loose: Root | None = None
         self._remote: RemoteProgram | None = None
         self._reason = self._why_local(examples)
@@ -165,6 +167,10 @@ class Graph:
         """Run the forward pass on a worker; this process computes gradients if they are needed."""
         if self._writes:
             return self.run_locally(args, "it writes to its inputs while gradients are recorded")
+        if self._reentrant:  # its backward pass refuses to run under `torch.autograd.grad`
+            return self.run_locally(args, "a reentrant checkpoint computes gradients")
+        if self._outputs.may_be_refused(args):
+            return self.run_locally(args, "it records gradients of inference tensors")
         root = self.root_of(args)
         if root in self._training or self._roots.is_repeated(root):
             return self.run_locally(args, "gradients are asked for: training runs locally")
@@ -199,6 +205,11 @@ def _writes_to_inputs(module: fx.GraphModule) -> bool:
         if switch is not None and argument(node, 5, switch, default=name == "instance_norm"):
             return True
     return False
+
+
+def _is_reentrant_checkpoint(node: fx.Node) -> bool:
+    newer = node.kwargs.get("use_reentrant") is False
+    return node.target is tag_activation_checkpoint and not newer
 
 
 def _on_gpu(node: Any) -> bool:

@@ -1,9 +1,10 @@
 """Replaces the functions that create tensors on a named device."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import overrides
 from torch.jit import _builtins
 from torch.utils import _device
 
@@ -146,7 +147,7 @@ def _sparse(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def build(*args: Any, **kwargs: Any) -> Tensor:
         if torch.compiler.is_dynamo_compiling():
             return native(*args, **kwargs)
-        if kwargs.get("device") is None and not tracing_fakes():
+        if _device_in_force(kwargs) is None and not tracing_fakes():
             parts = dict(zip(kinds, args, strict=False)) | kwargs
             values = parts.get("values")
             on_gpu = isinstance(values, CudaTensor)
@@ -185,7 +186,7 @@ def _from_dlpack(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return native(ext_tensor, **kwargs)
         if ext_tensor.requires_grad:
             raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
-        return torch.asarray(ext_tensor.detach(), **kwargs)
+        return _convert_tensor(ext_tensor.detach(), **kwargs)
 
     return from_dlpack
 
@@ -202,17 +203,28 @@ def _converter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return make(data, *args, **kwargs)
         if tracing_fakes():
             return native(data, *args, **kwargs)
-        device = kwargs.get("device")
+        device = _device_in_force(kwargs)
         if not (isinstance(data, CudaTensor) or names_cuda(device)):
             return make(data, *args, **kwargs)
         if copies:
+            on_gpu = device is None or names_cuda(device)
             bring((data,))
             with NoTorchFunction():
-                made = native(data, *args, **{**kwargs, "device": CPU})
-            return become_cuda(made) if device is None or names_cuda(device) else made
-        return _convert_tensor(data, *args, **kwargs)
+                made = native(data, *args, **{**kwargs, "device": CPU if on_gpu else device})
+            return become_cuda(made) if on_gpu else made
+        return _convert_tensor(data, *args, **{**kwargs, "device": device})
 
     return convert
+
+
+def _device_in_force(kwargs: Mapping[str, Any]) -> DeviceLike:
+    """Return the device that a call names, or else that of `with torch.device(...)` around it."""
+    named: DeviceLike = kwargs.get("device")
+    if named is not None:
+        return named
+    modes: Any = overrides._get_current_function_mode_stack  # noqa: SLF001 - no public way to ask
+    around = (mode for mode in reversed(modes()) if isinstance(mode, _device.DeviceContext))
+    return next((mode.device for mode in around), None)
 
 
 def _convert_tensor(

@@ -1,10 +1,12 @@
 """What is known of a captured graph's outputs before it runs: devices, gradients, classes."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch.autograd_function import autograd_function_apply
 
 from torch_shim.capture.dynamo import on_gpu
 from torch_shim.tensors.handles import give_class, is_given_to_results
@@ -24,10 +26,19 @@ class Outputs:
         self.differentiable = [node in reached for node in nodes]
         # Whether anything in the graph has a history, even if no output has.
         self.recorded = any(node.op != "placeholder" for node in reached)
-        self.modes = _inference_modes(module, nodes)
+        memory = _modes_of_memory(module)
+        made_by = {position: _modes_of(node, memory) for position, node in enumerate(nodes)}
+        self.modes = {position: modes[0] for position, modes in made_by.items() if modes}
         modes = {*self.modes.values()}
         # The mode that all outputs are made in, where the program enters one; None: the caller's.
         self.inference = modes.pop() if len(modes) == 1 else None
+        # The modes of what the program makes and then records gradients of.
+        self._recorded_modes = {
+            mode
+            for node in reached
+            for source in node.all_input_nodes
+            for mode in _modes_of(source, memory)
+        }
         # The positions in the order in which one output may be computed from those before it;
         # None where an output is also written to, so that it has no one place in this order.
         self.stages = _stages(module, nodes, reached)
@@ -37,6 +48,13 @@ class Outputs:
     def are_recorded(self) -> bool:
         """Whether the program records gradients when it is called in this thread's mode."""
         return not torch.is_inference_mode_enabled() or False in self.modes.values()
+
+    def may_be_refused(self, args: Sequence[Any]) -> bool:
+        """Whether gradients are recorded of an inference tensor, which torch saves for none."""
+        caller = torch.is_inference_mode_enabled()
+        return any(caller if mode is None else mode for mode in self._recorded_modes) or any(
+            isinstance(value, torch.Tensor) and value.is_inference() for value in args
+        )
 
     def in_their_modes(self, values: list[Any]) -> list[Any]:
         """Return the outputs, each an inference tensor or none as the program made it."""
@@ -98,7 +116,7 @@ def _reached_by_gradients(module: fx.GraphModule, examples: Sequence[Any]) -> se
             enabled, inference = not node.args[0], bool(node.args[0])
         elif node.target is _EXIT:
             enabled, inference = before.get(node.args[0], (torch.is_grad_enabled(), False))
-        elif enabled and not inference and node.target != "detach" and _is_or_has_float(example):
+        elif enabled and not inference and _passes_gradients(node, example):
             reached.update({node} if not reached.isdisjoint(node.all_input_nodes) else ())
     return reached
 
@@ -130,8 +148,17 @@ def _has_tensors(example: Any) -> bool:
     return isinstance(example, torch.Tensor)
 
 
-def _inference_modes(module: fx.GraphModule, outputs: Sequence[Any]) -> dict[int, bool | None]:
-    """Return the inference mode of each output by its position; a view has that of its memory.
+def _passes_gradients(node: fx.Node, example: Any) -> bool:
+    function: Any = node.args[0] if node.target is operator.getitem else None
+    if isinstance(function, fx.Node) and function.target is autograd_function_apply:
+        fixed: Any = function.kwargs["non_differentiable_idx"]  # as the function marked them
+        if node.args[1] in fixed:
+            return False
+    return node.target != "detach" and _is_or_has_float(example)
+
+
+def _modes_of_memory(module: fx.GraphModule) -> dict[int, bool | None]:
+    """Return the inference mode in which the program made each storage, if it enters a mode.
 
     None is the caller's mode. What lies in an input's memory is as the input is.
     """
@@ -149,12 +176,12 @@ def _inference_modes(module: fx.GraphModule, outputs: Sequence[Any]) -> dict[int
         for storage in _storages_of(example_of(node)):
             modes.setdefault(storage, mode)
             inputs.update({storage} if node.op == "placeholder" else ())
-    found = [(position, _storages_of(example_of(node))) for position, node in enumerate(outputs)]
-    return {
-        position: modes[storages[0]]
-        for position, storages in found
-        if storages and storages[0] not in inputs
-    }
+    return {storage: mode for storage, mode in modes.items() if storage not in inputs}
+
+
+def _modes_of(node: Any, memory: Mapping[int, bool | None]) -> list[bool | None]:
+    """Return the modes of a node's tensors; a view has that of its memory."""
+    return [memory[storage] for storage in _storages_of(example_of(node)) if storage in memory]
 
 
 def _storages_of(example: Any) -> list[int]:

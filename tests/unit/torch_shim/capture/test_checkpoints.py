@@ -100,6 +100,52 @@ assert on_gpu == plain, (on_gpu, plain)
 """)
 
 
+@pytest.mark.parametrize("way", ["newer", "older"])
+def test_older_checkpoint_within_another_gives_gradients_only_to_what_torch_does(
+    tracing_shim: Snippet, way: str
+) -> None:
+    tracing_shim(f"""{TRAINING}
+import warnings
+
+warnings.simplefilter("ignore")  # torch's: an input of the inner one has no gradients
+
+def within(block, x):
+    return {way}(lambda t: older(block, t) * 1.5, x)
+
+def gradients(device, recorded):
+    torch.manual_seed(0)
+    model = Model(within).to(device)
+    model.tail = nn.Linear(4, 4).to(device)
+    for _ in range(3):
+        x = torch.randn(8, 4, device=device, requires_grad=recorded)
+        model.tail(model(x)).square().mean().backward()
+    return [None if w.grad is None else w.grad.sum().item() for w in model.parameters()]
+
+for recorded in (True, False):
+    on_gpu, plain = (gradients(device, recorded) for device in ("cuda", "cpu"))
+    assert on_gpu == plain, (on_gpu, plain)
+    assert recorded or plain[:-2].count(None) == len(plain[:-2])
+""")
+
+
+def test_older_checkpoint_in_a_graph_that_may_not_break_trains_as_torch_compile_does(
+    tracing_shim: Snippet,
+) -> None:
+    tracing_shim(f"""{TRAINING}
+def gradients(device, recorded):
+    torch.manual_seed(0)
+    block = Block().to(device).eval()
+    called = torch.compile(lambda x: older(block, x) * 2, fullgraph=True, backend="eager")
+    for _ in range(3):
+        called(torch.ones(8, 4, device=device, requires_grad=recorded)).square().mean().backward()
+    return [None if w.grad is None else w.grad.sum().item() for w in block.parameters()]
+
+for recorded in (True, False):
+    on_gpu, plain = (gradients(device, recorded) for device in ("cuda", "cpu"))
+    assert on_gpu == plain and None not in on_gpu[:4], (on_gpu, plain)
+""")
+
+
 def test_checkpoint_stays_in_its_graph_when_no_gradients_are_recorded(
     tracing_shim: Snippet,
 ) -> None:

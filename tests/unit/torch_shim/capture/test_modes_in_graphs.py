@@ -127,3 +127,65 @@ for _ in range(2):
     assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
 assert "singular" in str(raised), raised
 """)
+
+
+def test_inference_tensor_is_refused_by_backward_s_operators_alone(tracing_shim: Snippet) -> None:
+    tracing_shim(f"""{MODELS}
+class Inside(Model):
+    def forward(self, x):
+        with torch.inference_mode():
+            y = self.a(x)
+        return self.b(y)
+
+class Copied(Model):
+    def forward(self, x):
+        with torch.inference_mode():
+            y = self.a(x)
+        return self.b(y.clone())
+
+class Within(Model):
+    def forward(self, x):
+        y = x + 1
+        with torch.inference_mode(False):
+            return self.b(y)
+
+class Added(Model):
+    def forward(self, x):
+        return x + self.a.bias
+
+class Held(Model):
+    def forward(self, x):
+        return self.b.bias * self.cache
+
+def outcomes(device, model, around, given):
+    torch.manual_seed(0)
+    model, x = model().to(device), torch.ones(2, 4, device=device)
+    with torch.inference_mode():
+        unsaved = torch.ones(2, 4, device=device)
+        if given == "cache":
+            model.cache = torch.ones(4, 4, device=device)
+    found = []
+    for _ in range(3):
+        try:
+            with around():
+                y = model(unsaved if given == "unsaved" else x)
+        except RuntimeError as error:
+            found.append(str(error))
+        else:
+            found.append((y.is_inference(), y.requires_grad, y.sum().item()))
+    return found
+
+cases = [
+    (Inside, "x"), (Copied, "x"), (Within, "x"), (Added, "unsaved"), (Held, "cache"), (Held, "x")
+]
+refused = 0
+for model, given in cases:
+    for around in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        here, plain = (outcomes(d, model, around, given) for d in ("cuda", "cpu"))
+        assert here == plain, (model, around, here, plain)
+        refused += "cannot be saved for backward" in str(plain)
+assert refused == 3, refused
+report.counts.local_calls.clear()
+outcomes("cuda", Copied, torch.enable_grad, "x")
+assert report.counts.local_calls == {{NO_MANAGER: 3}}, report.counts
+""")

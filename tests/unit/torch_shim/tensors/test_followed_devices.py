@@ -158,3 +158,35 @@ made = torch.sparse_coo_tensor(here["i"], there["v"], (3, 3), device="cuda")
 assert made.is_cuda and made.indices is not None
 assert torch.sparse_coo_tensor(there["i"], there["v"], (3, 3), device="cpu").is_cpu
 """)
+
+
+def test_factory_of_gpu_tensors_obeys_the_device_around_it_where_torch_s_own_does(
+    shim: Snippet,
+) -> None:
+    shim(f"""{ARGUMENTS}
+wrong, told = {{}}, 0
+
+def device_of(call, given, around):
+    with torch.device(around):
+        return eval(call, globals(), given).device.type
+
+for call in (call for calls in {[*FOLLOWING.values(), *FREE.values()]!r} for call in calls):
+    try:
+        obeys = device_of(call, arguments("cpu"), "meta") == "meta"
+    except (NotImplementedError, RuntimeError):
+        obeys = True  # it was about to move to `meta` what it reads
+    told += obeys
+    if obeys and device_of(call, arguments("cuda"), "cpu") != "cpu":
+        wrong[call] = "under cpu"
+    if obeys != (device_of(call, arguments("cpu"), "cuda") == "cuda"):
+        wrong[call] = "under cuda"
+    if not obeys and call in {[call for calls in FOLLOWING.values() for call in calls]!r}:
+        if device_of(call, arguments("cuda"), "cpu") != "cuda":
+            wrong[call] = "under cpu, though torch's own follows its tensors"
+assert told > 30 and not wrong, (told, wrong)
+given = arguments("cuda")
+torch.set_default_device("cpu")
+assert torch.as_tensor(given["v"]).is_cpu and torch.sparse_coo_tensor(given["i"], given["v"]).is_cpu
+assert torch.as_tensor(given["v"], device="cuda").is_cuda
+assert torch.tensor(given["v"], device="meta").is_meta
+""")
