@@ -1,6 +1,6 @@
 """Replaces the functions that create tensors on a named device."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -76,12 +76,33 @@ def _replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]]
     native = getattr(owner, name, None)
     if native is None:
         return
-    replace(owner, name, make)
+    seen = name != "range"  # torch's own goes to no mode
+    replace(owner, name, _seen_by_modes(make) if seen else make)
     _replacements[native] = getattr(owner, name)
     scripts: Any = _builtins  # TorchScript's table of builtin functions
     scripted = scripts._find_builtin(native)  # noqa: SLF001 - no public way
     if scripted is not None:
         scripts._register_builtin(getattr(owner, name), scripted)  # noqa: SLF001 - see above
+
+
+def _seen_by_modes(make: Callable[[Any], Callable[..., Any]]) -> Callable[[Any], Any]:
+    """Pass calls to the function modes around them first, `with torch.device(...)` among them.
+
+    C++ would pass them the native function, and no sooner than the device has been chosen.
+    """
+    enabled = torch._C._is_torch_function_mode_enabled  # noqa: SLF001 - as torch's own ask
+
+    def make_seen(native: Any) -> Callable[..., Any]:
+        function = make(native)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not enabled() or torch.compiler.is_dynamo_compiling():
+                return function(*args, **kwargs)
+            return overrides.handle_torch_function(call, (), *args, **kwargs)
+
+        return call
+
+    return make_seen
 
 
 def _factory(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -147,7 +168,7 @@ def _sparse(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def build(*args: Any, **kwargs: Any) -> Tensor:
         if torch.compiler.is_dynamo_compiling():
             return native(*args, **kwargs)
-        if _device_in_force(kwargs) is None and not tracing_fakes():
+        if kwargs.get("device") is None and not tracing_fakes():
             parts = dict(zip(kinds, args, strict=False)) | kwargs
             values = parts.get("values")
             on_gpu = isinstance(values, CudaTensor)
@@ -203,7 +224,7 @@ def _converter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return make(data, *args, **kwargs)
         if tracing_fakes():
             return native(data, *args, **kwargs)
-        device = _device_in_force(kwargs)
+        device = kwargs.get("device")
         if not (isinstance(data, CudaTensor) or names_cuda(device)):
             return make(data, *args, **kwargs)
         if copies:
@@ -212,19 +233,9 @@ def _converter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
             with NoTorchFunction():
                 made = native(data, *args, **{**kwargs, "device": CPU if on_gpu else device})
             return become_cuda(made) if on_gpu else made
-        return _convert_tensor(data, *args, **{**kwargs, "device": device})
+        return _convert_tensor(data, *args, **kwargs)
 
     return convert
-
-
-def _device_in_force(kwargs: Mapping[str, Any]) -> DeviceLike:
-    """Return the device that a call names, or else that of `with torch.device(...)` around it."""
-    named: DeviceLike = kwargs.get("device")
-    if named is not None:
-        return named
-    modes: Any = overrides._get_current_function_mode_stack  # noqa: SLF001 - no public way to ask
-    around = (mode for mode in reversed(modes()) if isinstance(mode, _device.DeviceContext))
-    return next((mode.device for mode in around), None)
 
 
 def _convert_tensor(

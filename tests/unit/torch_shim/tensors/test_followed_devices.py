@@ -190,3 +190,28 @@ assert torch.as_tensor(given["v"]).is_cpu and torch.sparse_coo_tensor(given["i"]
 assert torch.as_tensor(given["v"], device="cuda").is_cuda
 assert torch.tensor(given["v"], device="meta").is_meta
 """)
+
+
+def test_function_mode_sees_the_public_factory_before_a_device_is_chosen(shim: Snippet) -> None:
+    shim(f"""{ARGUMENTS}
+from torch.overrides import TorchFunctionMode
+
+class Noting(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        seen.append((function, (kwargs or {{}}).get("device")))
+        return function(*args, **kwargs or {{}})
+
+given = arguments("cuda")
+for around, where in (("cuda", "cuda"), ("cpu", "cpu"), ("meta", "meta")):
+    for function, *args in (
+        (torch.zeros, 2),
+        (torch.tensor, given["v"]),
+        (torch.sparse_coo_tensor, given["i"], given["v"], (3, 3)),
+    ):
+        seen = []
+        with torch.device(around), Noting():
+            made = function(*args)
+        assert seen[0] == (function, None) and made.device.type == where, (around, function, seen)
+with torch.device("cuda"):
+    assert torch.range(0, 3).is_cpu  # as torch's own, which goes to no mode
+""")
