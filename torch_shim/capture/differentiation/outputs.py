@@ -151,7 +151,7 @@ def _has_tensors(example: Any) -> bool:
 def _passes_gradients(node: fx.Node, example: Any) -> bool:
     function: Any = node.args[0] if node.target is operator.getitem else None
     if isinstance(function, fx.Node) and function.target is autograd_function_apply:
-        fixed: Any = function.kwargs["non_differentiable_idx"]  # as the function marked them
+        fixed: Any = function.kwargs.get("non_differentiable_idx", ())  # as it marked them
         if node.args[1] in fixed:
             return False
     return node.target != "detach" and _is_or_has_float(example)
