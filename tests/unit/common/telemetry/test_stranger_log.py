@@ -43,3 +43,16 @@ async def test_each_cause_has_a_line_a_minute_of_its_level(
         ("WARNING", "call 0: it is broken"),
         ("INFO", "call 1000: nobody is there (999 lines like this one were left out)"),
     ]
+
+
+@virtually
+async def test_causes_are_forgotten_when_there_are_too_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    strangers = StrangerLog(logging.getLogger("strangers"))
+
+    for cause in ("kept", "forgotten", *map(str, range(998)), "kept", "1000", "kept", "forgotten"):
+        strangers.log(logging.WARNING, cause, "%s", cause)
+    assert caplog.messages.count("kept") == 1
+    assert caplog.messages.count("forgotten") == 2
