@@ -184,8 +184,8 @@ def refuse_longer(deployment: Deployment, longest_timeout_s: float) -> None:
     timeout_s = own_timeout_s(deployment)
     if timeout_s > longest_timeout_s:
         raise BadDeployment(
-            f"a time-out of {timeout_s:g} s is longer than {longest_timeout_s:g} s, which the "
-            "operator allows: longest_timeout_s in the gateway's settings"
+            f"a time-out of {timeout_s:g} s: at most {longest_timeout_s:g} s, by the operator's "
+            "longest_timeout_s in the gateway's settings"
         )
     read = _AnnotationReader(deployment)
     for key in (OURS + "slo", OURS + "max-wait", SCALING + "zero-duration"):

@@ -25,7 +25,7 @@ HUGE = "1" + 30 * "0"
         ({"annotations": {"com.gpufaas.timeout": "99999999999"}}, "longest_timeout_s"),
         (
             {"annotations": {"com.gpufaas.timeout": "3601"}},
-            "longer than 3600 s, which the operator",
+            "at most 3600 s, by the operator's longest_timeout_s",
         ),
         ({"labels": {"com.gpufaas.timeout": "10h"}}, "longest_timeout_s"),
         ({"envVars": {"exec_timeout": "10h"}}, "longest_timeout_s"),
