@@ -374,7 +374,7 @@ class GpuNode:
     def stuck_reason(self) -> str:
         """Return how many loads make no progress, without names of tenants; empty if all do."""
         count = sum(len(gpu.stuck_loads()) for gpu in self.gpus.values())
-        return f"{count} loads make no progress; the GPU manager's log names them" if count else ""
+        return f"loads without progress: {count}; the log here names them" if count else ""
 
     def _is_on_a_gpu(self, model: ModelId) -> bool:
         return any(model in gpu.residents for gpu in self.gpus.values())

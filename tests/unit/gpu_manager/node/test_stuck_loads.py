@@ -52,9 +52,7 @@ async def test_load_is_named_as_stuck_until_it_ends_when_its_worker_hangs() -> N
         assert (it.node.stuck_reason(), stuck_gauge(it)) == ("", 0.0)
         await until(10.1)
 
-        assert (
-            it.node.stuck_reason() == "1 loads make no progress; the GPU manager's log names them"
-        )
+        assert it.node.stuck_reason() == "loads without progress: 1; the log here names them"
         assert stuck_gauge(it) == 1.0
         assert known_as_stuck(it) == [model]
         await it.node.when_loaded(placement)
@@ -111,7 +109,7 @@ async def test_node_is_not_ready_and_names_the_load_while_it_is_stuck(
 
         await eventually(is_stuck, "the load is seen to make no progress")
         _, reason = await answer("/readyz")
-        assert reason == "1 loads make no progress; the GPU manager's log names them\n"
+        assert reason == "loads without progress: 1; the log here names them\n"
         assert 'gpufaas_node_stuck_loads{gpu="node/cpu:0"} 1.0' in (await answer("/metrics"))[1]
         manager.node.demote(Demote(GpuId("node/cpu:0"), model, "test"))
         assert await answer("/readyz") == (200, "ready\n")
