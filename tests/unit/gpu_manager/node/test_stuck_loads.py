@@ -80,7 +80,7 @@ async def test_resident_calls_go_on_beside_a_stuck_load_on_the_same_node() -> No
         assert asyncio.get_running_loop().time() < 20.0
 
 
-async def test_node_is_not_ready_and_names_the_load_while_it_is_stuck(
+async def test_node_is_not_ready_and_names_no_tenant_while_a_load_is_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(load_progress, "_STUCK_S", 0.0)
