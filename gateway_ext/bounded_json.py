@@ -1,12 +1,14 @@
 """Reads JSON that others wrote: bytes and elements are counted before it is decoded; pure."""
 
 import json
+import math
 from typing import Any, NoReturn
 
 from gateway_ext.errors import BadRequest, TooLarge
 
 MOST_ELEMENTS = 100_000
 MOST_OF_PROVIDERS = 4_000_000  # a list of all functions has some dozens for each
+_SHOWN = 80  # characters of a number that is refused
 
 
 def read_json(
@@ -18,7 +20,7 @@ def read_json(
     if _separators(body) > most_elements and _elements(body, most_elements) > most_elements:
         raise TooLarge(most_elements, f"as JSON {what} is", "elements")
     try:
-        return json.loads(body.decode(), parse_constant=_refuse)
+        return json.loads(body.decode(), parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"{what} is not JSON: {str(error)[:200]}") from error
 
@@ -37,6 +39,13 @@ def _elements(body: bytes, most: int) -> int:
 
 def _separators(text: bytes) -> int:
     return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:_SHOWN]} is too large a number")
+    return number
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -31,7 +31,7 @@ from gateway_ext.jobs.queue_choice import check_queue
 from gateway_ext.metrics import gateway_metrics
 from gateway_ext.metrics.api_counts import ApiMeters
 from gateway_ext.metrics.call_counts import GatewayMeters
-from gateway_ext.model import FunctionId
+from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials, credentials_in
 from gateway_ext.openfaas.logs_route import Logs
@@ -94,13 +94,7 @@ class Gateway:
         self._serving = False
         self.meters = GatewayMeters(most_names=settings.metric_names)
         self._scaler: Scaler | None = None
-        options_of = partial(
-            function_options.of,
-            default_timeout_s=settings.timeout_s,
-            default_max_wait_s=settings.max_wait_s,
-            default_shows_errors=settings.shows_errors,
-        )
-        self.functions = Functions(on_change=self._changed, options_of=options_of)
+        self.functions = Functions(on_change=self._changed, options_of=self._options_of)
         self.credentials = _credentials(settings)
         self.address = ("", 0)
 
@@ -237,6 +231,19 @@ class Gateway:
         if self._scaler is not None:
             self._scaler.wake(function)
 
+    def _options_of(self, deployment: Deployment) -> function_options.FunctionOptions:
+        settings, own_s = self._settings, function_options.own_timeout_s(deployment)
+        if own_s > settings.longest_timeout_s:  # it was deployed before, or elsewhere
+            text = "%s: its time-out of %g s is cut to %g s, longest_timeout_s in the settings"
+            _log.warning(text, deployment.id, own_s, settings.longest_timeout_s)
+        return function_options.of(
+            deployment,
+            settings.timeout_s,
+            settings.max_wait_s,
+            longest_timeout_s=settings.longest_timeout_s,
+            default_shows_errors=settings.shows_errors,
+        )
+
     def _changed(self, function: Function) -> None:
         if self._leases is not None:
             terms = function.options.terms if function.options.gpu and not function.gone else None
@@ -252,6 +259,9 @@ class Gateway:
 def _check(settings: GatewaySettings) -> None:
     if settings.role not in _ROLES:
         raise BadRequest(f"role: {settings.role!r}: one of {', '.join(sorted(_ROLES))} is expected")
+    for name in ("timeout_s", "longest_timeout_s"):
+        if not 0 < (time_s := getattr(settings, name)) <= function_options.LONGEST_S:
+            raise BadRequest(f"{name}: {time_s}: a time above 0, of a day at most, is expected")
     if not settings.max_wait_s >= 0:  # nor is NaN
         raise BadRequest(f"max_wait_s: {settings.max_wait_s}: a time from 0 is expected")
     try:

@@ -33,9 +33,11 @@ class GatewaySettings:
     # Calls: the default time limit of a call, and how long it waits for an instance, for the start
     # of one, and for a connection. A call that is expected to wait for its turn for longer than
     # `max_wait_s` (0: any time), or for half of its time limit, is refused at once. A function's
-    # own options take precedence over `timeout_s` and `max_wait_s`.
+    # own options take precedence over `timeout_s` and `max_wait_s`; its own time limit is at most
+    # `longest_timeout_s`, for so long one call may hold a GPU.
     max_body_bytes: int = 512 << 20
     timeout_s: float = 60.0
+    longest_timeout_s: float = 3600.0
     max_wait_s: float = 5.0
     wake_s: float = 60.0
     connect_s: float = 2.0

@@ -1,10 +1,12 @@
 """The deployed functions, their instances, and the choice of the instance for the next call."""
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit
 from gateway_ext.calls.call_limits import Turns
 from gateway_ext.calls.call_waits import CallWaits
@@ -27,6 +29,8 @@ _WAIT_SHARE = 0.5
 # wait here, in their order. In the instance they would hold connections, and the instance reads
 # those in any order while it is busy.
 _CALLS_FOR_A_THREAD = 4
+
+_log = logging.getLogger(__name__)
 
 OptionsOf = Callable[[Deployment], function_options.FunctionOptions]
 
@@ -72,13 +76,13 @@ class Function:
     """One function as it is deployed now; it stays the same object through updates.
 
     `calls` is the number of calls so far, `last_call_s` when the last call began or ended
-    (monotonic).
+    (monotonic); `log` has lines about its calls, which strangers make.
     """
 
     __slots__ = (
         "id", "label", "deployment", "options", "endpoints", "wanted", "troubles", "inflight",
-        "unanswered", "calls", "last_call_s", "gone", "learned", "local", "waits", "_instances",
-        "_next", "_turns", "_ready",
+        "unanswered", "calls", "last_call_s", "gone", "learned", "local", "log", "waits",
+        "_instances", "_next", "_turns", "_ready",
     )  # fmt: skip
 
     def __init__(self, deployment: Deployment, options: function_options.FunctionOptions) -> None:
@@ -96,6 +100,7 @@ class Function:
         self.gone = False
         self.learned = Learned(self.id, options.models)
         self.local = LocalWork()
+        self.log = StrangerLog(_log)
         self.waits = CallWaits()
         self._instances: list[Instance] = []
         self._next = 0

@@ -31,8 +31,6 @@ from scheduler.api import (
 from scheduler.client.granted_lease import GrantedLease
 from scheduler.client.lease_client import LeaseKeeper
 
-log = logging.getLogger(__name__)
-
 _CALL_ID_LETTERS = 64
 
 
@@ -164,8 +162,9 @@ class GpuLeasing:
     ) -> None:
         """Continue without a lease if the scheduler does not know the models; else raise NoGpu."""
         if isinstance(error, EventRefused | RequestFailed | RequestWithdrawn):
-            call_id = journey.call_id
-            log.info("call %s: %s continues without a lease: %s", call_id, function.id, error)
+            text = "call %s: %s continues without a lease: %s"
+            cause = type(error).__name__
+            function.log.log(logging.INFO, cause, text, journey.call_id, function.id, error)
             function.learned.forget()
             self._meters.lease("refused", time.monotonic() - asked_s)
             journey.attempts[-1].leased_s = time.monotonic()

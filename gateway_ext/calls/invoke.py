@@ -35,8 +35,6 @@ from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings
 from gateway_ext.tracing.reported_trace import batch_size
 
-log = logging.getLogger(__name__)
-
 PREFIX = "/function/"
 _PREFIX = PREFIX.encode()
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
@@ -396,5 +394,6 @@ def _ours(call: FunctionCall) -> list[Header]:
 def _note(call: FunctionCall, error: GatewayError) -> None:
     """Log a failed call; the caller's own errors are logged for debugging only."""
     ours = error_statuses.status_of(error) >= _SERVER_ERROR
-    level = logging.WARNING if ours else logging.DEBUG
-    log.log(level, "call %s: %s: %s", call.call_id, call.function.id, error)
+    level, cause = logging.WARNING if ours else logging.DEBUG, type(error).__name__
+    text = "call %s: %s: %s"
+    call.function.log.log(level, cause, text, call.call_id, call.function.id, error)

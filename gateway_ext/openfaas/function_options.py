@@ -44,6 +44,7 @@ _TIMEOUTS = ("exec_timeout", "write_timeout", "read_timeout")
 _MAX_WAIT = "max_wait"
 _TIMEOUT_S = 60.0
 _MAX_WAIT_S = 5.0
+LONGEST_S = 86_400.0  # of a time in a deployment: clocks, and times in messages, have their ends
 _MOST = 5
 _NONE: tuple[str, ...] = ()
 _ALL_PERCENT = 100
@@ -80,7 +81,7 @@ class FunctionOptions:
     wait for its turn longer than `max_wait_s`, or than half of `timeout_s`, is refused at once. Its
     idle models leave by `exit_rule`, an empty one being the scheduler's own. With `shows_errors`
     every caller gets the text of its errors. `wishes` are for the node's GPU manager, `terms` for
-    the scheduler.
+    the scheduler. Times that are longer than a day are a day.
     """
 
     gpu: bool = False
@@ -117,23 +118,25 @@ def of(
     default_timeout_s: float = _TIMEOUT_S,
     default_max_wait_s: float = _MAX_WAIT_S,
     *,
+    longest_timeout_s: float = LONGEST_S,
     default_shows_errors: bool = False,
 ) -> FunctionOptions:
     """All options of a deployment; BadDeployment names the key and the value that is wrong."""
     _refuse_unknown(deployment)
     read = _AnnotationReader(deployment)
+    timeout_s = own_timeout_s(deployment)
     least = read.scaling("min", _from_zero, 1) or 1
     proportion = read.scaling("target-proportion", _proportion, 0.9)
     return FunctionOptions(
         gpu=_uses_gpu(deployment, read),
         models=read.ours("model", _names, _NONE),
         memory_bytes=read.ours("memory", quantities.memory_bytes, None),
-        slo_s=read.ours("slo", _some_seconds, None),
+        slo_s=read.ours("slo", _a_day_at_most_s, None),
         priority=read.ours("priority", _whole, 0),
         retry=read.ours("retry", _idempotent, False),
         retries=read.ours("retries", _from_zero, None),
         keep=read.ours("keep", _truth, False),
-        timeout_s=_timeout_s(deployment, read, default_timeout_s),
+        timeout_s=min(timeout_s, longest_timeout_s) or default_timeout_s,
         workers=read.ours("workers", _from_one, 1),
         concurrency=_concurrency(deployment, read),
         queue=read.ours("queue", _from_zero, 100),
@@ -152,7 +155,7 @@ def of(
         scale_max=_most(read, least),
         scale_factor=read.scaling("factor", _percent, 20),
         scale_zero=read.scaling("zero", _truth, False),
-        scale_zero_after_s=read.scaling("zero-duration", _some_seconds, 900.0),
+        scale_zero_after_s=read.scaling("zero-duration", _a_day_at_most_s, 900.0),
         scale_target=read.scaling("target", _target, 50.0),
         scale_type=read.scaling("type", _scale_type, "capacity"),
         scale_proportion=read.scaling("proportion", _proportion, proportion),
@@ -166,6 +169,29 @@ def refuse_beyond(deployment: Deployment, largest_bytes: int) -> None:
         found = read.ours("memory", str, "")
         largest = quantities.shown(largest_bytes)
         raise BadDeployment(f"{OURS}memory: {found}: the largest GPU has {largest}")
+
+
+def own_timeout_s(deployment: Deployment) -> float:
+    """The time-out that it asks for: by annotation, else by the first variable; 0: none."""
+    annotated_s = _AnnotationReader(deployment).ours("timeout", _some_seconds, 0.0)
+    variables = (name for name in _TIMEOUTS if deployment.environment.get(name))
+    times_s = (_read(name, deployment.environment[name], durations.seconds) for name in variables)
+    return annotated_s or next((time_s for time_s in times_s if time_s > 0), 0.0)
+
+
+def refuse_longer(deployment: Deployment, longest_timeout_s: float) -> None:
+    """BadDeployment if it asks for longer times than it would get."""
+    timeout_s = own_timeout_s(deployment)
+    if timeout_s > longest_timeout_s:
+        raise BadDeployment(
+            f"a time-out of {timeout_s:g} s: at most {longest_timeout_s:g} s, by the operator's "
+            "longest_timeout_s in the gateway's settings"
+        )
+    read = _AnnotationReader(deployment)
+    for key in (OURS + "slo", OURS + "max-wait", SCALING + "zero-duration"):
+        time_s = read.value(key, durations.seconds, 0.0)
+        if time_s > LONGEST_S:
+            raise BadDeployment(f"{key}: {time_s:g} s: at most {LONGEST_S:g} s, a day")
 
 
 # -- the sources of a value ------------------------------------------------------------------------
@@ -232,23 +258,13 @@ def _has_gpu(amount: Resources | None) -> bool:
     return _read(GPU_RESOURCES[0], amount.gpu, _from_zero) > 0
 
 
-def _timeout_s(deployment: Deployment, read: _AnnotationReader, default_s: float) -> float:
-    """The annotation, else the first variable that sets a time; 0 means the default."""
-    annotated_s = read.ours("timeout", _some_seconds, None)
-    if annotated_s is not None:
-        return annotated_s
-    variables = (name for name in _TIMEOUTS if deployment.environment.get(name))
-    times_s = (_read(name, deployment.environment[name], durations.seconds) for name in variables)
-    return next((time_s for time_s in times_s if time_s > 0), default_s)
-
-
 def _max_wait_s(deployment: Deployment, read: _AnnotationReader, default_s: float) -> float:
     """The annotation, else the variable, else the default; 0 means no bound."""
     found_s = read.ours("max-wait", durations.seconds, None)
     if found_s is None:
         text = deployment.environment.get(_MAX_WAIT)
         found_s = _read(_MAX_WAIT, text, durations.seconds) if text else default_s
-    return found_s or math.inf
+    return min(found_s, LONGEST_S) or math.inf
 
 
 def _concurrency(deployment: Deployment, read: _AnnotationReader) -> int | None:
@@ -368,6 +384,10 @@ def _some_seconds(text: str) -> float:
     if found_s <= 0:
         raise ValueError("a duration above 0 is expected")
     return found_s
+
+
+def _a_day_at_most_s(text: str) -> float:
+    return min(_some_seconds(text), LONGEST_S)
 
 
 def _exit_rule(text: str) -> str:

@@ -127,6 +127,7 @@ class _Functions:
     async def _deploy(self, request: Request, *, update: bool) -> Response:
         wanted = openfaas_json.deployment(await body_of(request))
         self._check_replicas(function_options.of(wanted).scale_max)
+        function_options.refuse_longer(wanted, self._settings.longest_timeout_s)
         largest_bytes = None if self._capacity is None else self._capacity.largest_gpu_bytes()
         if largest_bytes is not None:
             function_options.refuse_beyond(wanted, largest_bytes)

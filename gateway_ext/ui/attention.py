@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from gateway_ext.ui.page_state import Json
@@ -10,6 +11,7 @@ from gateway_ext.ui.shown_names import short_model, shown_function
 _LONG_S = 30.0
 _THRASHING, _ENOUGH, _ENOUGH_A_SECOND = 0.3, 100, 1.0
 _MOST = 50
+_MOST_OF_ONE = 10  # alerts of one namespace and code
 _MOST_SKEW_S = 5.0
 _LEVELS = ("critical", "warning")
 
@@ -20,12 +22,37 @@ def alerts(
     functions: Iterable[Json],
     refused_workflows: Iterable[tuple[str, str]] = (),
 ) -> list[Json]:
-    """The most severe alerts, the worst first; a refused workflow comes with the reason."""
-    found = [*_of_scheduler(whole["scheduler"]), *_of_gpus(whole, list(gpus))]
-    found += [*_of_queue(whole), *_of_functions(functions), *_of_jobs(whole["dead_letters"])]
-    found += [_refused_workflow(name, why) for name, why in refused_workflows]
+    """The most severe alerts, the worst first; a refused workflow comes with the reason.
+
+    Those that there can be many of come last, in turn: no namespace crowds out another one's.
+    """
+    found = [*_of_scheduler(whole["scheduler"]), *_of_queue(whole)]
+    found += _of_jobs(whole["dead_letters"])
+    owned = [*_of_functions(functions)]
+    owned += [_refused_workflow(name, why) for name, why in refused_workflows]
+    pairs = [("", alert) for alert in _of_gpus(whole, list(gpus))]
+    found += _in_turn([*pairs, *((alert["about"].partition(".")[2], alert) for alert in owned)])
     found.sort(key=lambda alert: _LEVELS.index(alert["level"]))
     return found[:_MOST]
+
+
+def _in_turn(owned: Iterable[tuple[str, Json]]) -> list[Json]:
+    """One alert of each namespace and code, then a second one of each; each has a share."""
+    groups: dict[tuple[str, str], list[Json]] = {}
+    for namespace, alert in owned:
+        groups.setdefault((namespace, alert["code"]), []).append(alert)
+    shares = [_share(namespace, group) for (namespace, _), group in groups.items()]
+    return [alert for turn in zip_longest(*shares) for alert in turn if alert is not None]
+
+
+def _share(namespace: str, group: list[Json]) -> list[Json]:
+    more = len(group) - _MOST_OF_ONE
+    if more <= 0:
+        return group
+    level, code = group[0]["level"], group[0]["code"]
+    text = f"and {more} more of {namespace or 'the GPUs'} like these: {code}"
+    remedy = "see the lists of GPUs and functions"
+    return [*group[:_MOST_OF_ONE], _alert(level, code, namespace or "gpus", text, remedy)]
 
 
 def _alert(level: str, code: str, about: str, text: str, what_to_do: str) -> Json:

@@ -29,7 +29,8 @@ def shorten(log: Path, most_bytes: int) -> None:
     """Move the newest lines of a log that is longer than this to `NAME.log.1`.
 
     Whoever appends to the file has it open and goes on, so it is copied, not renamed. ext4 and XFS
-    take off what was copied, and no line is lost. Elsewhere the file is emptied once nothing was
+    take off whole blocks of what was copied, and no line is lost; of the line that the last block
+    cuts, which is copied whole, blanks stay. Elsewhere the file is emptied once nothing was
     appended while it was copied: what comes in that very moment is lost. On a full disk both files
     stay as they are.
     """
@@ -56,8 +57,15 @@ def _move(file: BinaryIO, copied: int, aside: Path) -> None:
     """Copy what comes next in the file, to this byte at least, and take it off."""
     with aside.open("wb") as copy:
         copy.write(file.read(max(0, copied - file.tell())))
+        rest = file.readline(_LONGEST_SKIPPED)
+        if not rest.endswith(b"\n"):  # the line is too long, or not yet whole: it is cut
+            file.seek(-len(rest), os.SEEK_CUR)
+            rest = b""
+        copy.write(rest)
         copy.flush()  # a full disk fails here, before anything is taken off
         if _is_taken_off(file.fileno(), copied):
+            if rest:
+                os.pwrite(file.fileno(), b"\n".rjust(file.tell() - copied), 0)
             return
         while os.fstat(file.fileno()).st_size > file.tell():
             shutil.copyfileobj(file, copy)

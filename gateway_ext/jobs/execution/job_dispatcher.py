@@ -1,11 +1,12 @@
 """Claims jobs as places become free, runs them, and records how each one ended."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from logging import Logger
 from typing import assert_never
 
+from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit
 from gateway_ext.errors import ClaimLost, GatewayError, QueueFailed
 from gateway_ext.jobs.execution.job_endings import (
@@ -46,7 +47,7 @@ class JobDispatcher:
         limits: LaneLimits,
         handle: Handle,
         now_s: Callable[[], float],
-        log: Logger,
+        log: logging.Logger,
         defect_s: float = 30.0,
     ) -> None:
         self._queue = queue
@@ -56,6 +57,7 @@ class JobDispatcher:
         self._handle = handle
         self._now_s = now_s
         self._log = log
+        self._endings_log = StrangerLog(log)
         self._defect_s = defect_s
         self._running: Counter[JobLane] = Counter()
         self._tasks: dict[asyncio.Task[None], None] = {}  # in the order of their starts
@@ -208,12 +210,17 @@ class JobDispatcher:
             case JobDone():
                 await self._queue.finish(number)
             case TryAgain(after_s, why, counts):
-                self._log.info("call %s: again in %.1f s: %s", job.call.id, after_s, why)
+                self._tell(logging.INFO, job, ending, f"again in {after_s:.1f} s: {why}")
                 await self._queue.reschedule(number, now_s + after_s, why, counts=counts)
             case CallAnswered(result, body, lane):
                 await self._queue.store_result(number, result, body, lane, now_s)
             case JobDead(why, status):
-                self._log.warning("call %s to %s is dead: %s", job.call.id, job.call.function, why)
+                self._tell(logging.WARNING, job, ending, f"it is dead: {why}")
                 await self._queue.bury(number, why, now_s, status)
             case _:
                 assert_never(ending)
+
+    def _tell(self, level: int, job: Job, ending: TryAgain | JobDead, text: str) -> None:
+        function = job.call.function
+        cause = f"{ending.outcome} {function}"
+        self._endings_log.log(level, cause, "call %s to %s: %s", job.call.id, function, text)

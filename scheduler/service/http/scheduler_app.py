@@ -118,23 +118,23 @@ def _management(
     app.include_router(quota_router(service, view, change))
     app.include_router(feed_router(service, meters, view))
     app.include_router(models_router(LeaderResidency(service.office), view, change))
-    _add_health(app, service)
+    _add_health(app, service, access)
     app.add_exception_handler(SchedulerError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _no_route)
     return app
 
 
-def _add_health(app: FastAPI, service: ServiceApplication) -> None:
+def _add_health(app: FastAPI, service: ServiceApplication, access: ApiAccess) -> None:
     @app.get("/healthz", tags=["health"], summary="Whether the process is alive")
     async def healthz() -> dict[str, bool]:
         return {"alive": True}
 
     @app.get("/readyz", tags=["health"], summary="Whether callers are served, here or elsewhere")
-    async def readyz(response: Response) -> Health:
+    async def readyz(request: Request, response: Response) -> Health:
         health = service.health()
         response.status_code = 200 if health.ready else 503
-        return health
+        return health if _is_known(access, request.scope) else health.without_names()
 
     @app.get(_METRICS, tags=["health"], summary="For Prometheus", response_class=Response)
     async def metrics() -> Response:

@@ -37,7 +37,18 @@ def test_json_is_refused_when_it_has_too_many_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"[" * 90_000, b"1" * 5000, b"NaN", b"-Infinity", b"", b"\xff", b'{"a":1}}']
+    "text",
+    [
+        b"[" * 90_000,
+        b"1" * 5000,
+        b"[1e400]",
+        b"-1e400",
+        b"NaN",
+        b"-Infinity",
+        b"",
+        b"\xff",
+        b'{"a":1}}',
+    ],
 )
 def test_what_is_not_json_is_refused(text: bytes) -> None:
     with pytest.raises(BadRequest, match="the body is not JSON"):

@@ -24,3 +24,35 @@ async def test_strangers_get_one_warning_a_minute_with_how_many_were_left_out(
         "rejected a client",
         "rejected 100 %s (999 lines like this one were left out)",
     ]
+
+
+@virtually
+async def test_each_cause_has_a_line_a_minute_of_its_level(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    strangers = StrangerLog(logging.getLogger("strangers"))
+
+    for number in range(1_000):
+        strangers.log(logging.INFO, "away", "call %d: nobody is there", number)
+        strangers.log(logging.WARNING, "broken", "call %d: it is broken", number)
+    await asyncio.sleep(61)
+    strangers.log(logging.INFO, "away", "call %d: nobody is there", 1_000)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "call 0: nobody is there"),
+        ("WARNING", "call 0: it is broken"),
+        ("INFO", "call 1000: nobody is there (999 lines like this one were left out)"),
+    ]
+
+
+@virtually
+async def test_causes_are_forgotten_when_there_are_too_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    strangers = StrangerLog(logging.getLogger("strangers"))
+
+    for cause in ("kept", "forgotten", *map(str, range(998)), "kept", "1000", "kept", "forgotten"):
+        strangers.log(logging.WARNING, cause, "%s", cause)
+    assert caplog.messages.count("kept") == 1
+    assert caplog.messages.count("forgotten") == 2

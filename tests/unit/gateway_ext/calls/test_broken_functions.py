@@ -1,6 +1,7 @@
 """Calls of a function that does not start are refused at once; those of a slow one wait."""
 
 import asyncio
+import logging
 
 import pytest
 
@@ -55,3 +56,15 @@ async def test_calls_are_served_by_what_still_runs_when_a_newer_version_does_not
     async with a_gateway() as gateway, a_function(says(b"old")) as instance:
         gateway.deploy(SHOWN, instance, troubles=BROKEN)
         assert (await gateway.call()).body == b"old"
+
+
+async def test_strangers_calls_fill_no_log_when_nothing_can_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "gateway_ext")
+    async with a_gateway() as gateway:
+        gateway.deploy(SHOWN, troubles=BROKEN)
+        for _ in range(20):
+            assert (await gateway.call()).status == 503
+    (line,) = caplog.messages
+    assert BROKEN.start in line

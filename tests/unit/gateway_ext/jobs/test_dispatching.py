@@ -1,6 +1,7 @@
 """When jobs begin: by the wall clock, which somebody may set, and after those of others."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from random import Random
 import pytest
 
 from gateway_ext.jobs.execution.job_dispatcher import JobDispatcher
-from gateway_ext.jobs.execution.job_endings import JobDone, JobEnding
+from gateway_ext.jobs.execution.job_endings import JobDead, JobDone, JobEnding, TryAgain
 from gateway_ext.jobs.execution.lane_fairness import LaneLimits
 from gateway_ext.jobs.queue.job_queue import JobQueue
 from gateway_ext.jobs.queue.job_values import Job, JobKind, JobLane
@@ -81,3 +82,28 @@ async def test_later_job_of_a_lane_begins_when_another_gateway_has_taken_the_fir
         async with dispatching(queue, loop.time) as begun:
             await asyncio.sleep(6.0)
             assert begun == ["c2"]
+
+
+@pytest.mark.usefixtures("disk")
+@pytest.mark.parametrize("ending", [TryAgain(3600.0, "nobody listens"), JobDead("nobody listens")])
+@virtually
+async def test_jobs_of_strangers_fill_no_log_when_all_of_them_fail(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ending: JobEnding
+) -> None:
+    ended: list[str] = []
+
+    async def fail(job: Job) -> JobEnding:
+        ended.append(job.call.id)
+        return ending
+
+    now_s = asyncio.get_running_loop().time
+    async with a_queue(tmp_path) as queue:
+        dispatcher = JobDispatcher(queue, JobKind.CALL, LaneLimits(), fail, now_s=now_s, log=LOG)
+        with caplog.at_level(logging.INFO, LOG.name):
+            dispatcher.start()
+            for number in range(20):
+                await put(queue, call(f"c{number}", queued_at_s=now_s()))
+            await asyncio.sleep(30.0)
+            await dispatcher.close()
+    assert len(ended) == 20
+    assert len([line for line in caplog.messages if "nobody listens" in line]) == 1

@@ -123,9 +123,14 @@ def test_variable_whose_name_no_provider_could_set_is_refused(name: str) -> None
     openfaas_json.deployment(json.dumps(sent).encode())
 
 
+def test_deployment_is_refused_when_a_number_that_nobody_reads_has_no_end() -> None:
+    with pytest.raises(BadRequest, match="1e400 is too large a number"):
+        openfaas_json.deployment(b'{"service": "f", "image": "i", "replicas": 1e400}')
+
+
 @pytest.mark.parametrize("text", ["Infinity", "NaN", "1e999", "-1", "0.5", '"1"', "true", "[]"])
 def test_replicas_are_a_number_that_can_be_counted(text: str) -> None:
-    with pytest.raises(BadRequest, match=r"replicas must be|no JSON"):
+    with pytest.raises(BadRequest, match=r"replicas must be|no JSON|is too large"):
         openfaas_json.scaling(f'{{"replicas": {text}}}'.encode())
 
 

@@ -166,8 +166,28 @@ def test_load_without_progress_is_named_with_model_function_node_gpu_and_since_w
 
 
 def test_alerts_are_few_enough_to_read() -> None:
+    broken = [function(id=f"f{number}.n{number % 30}", trouble="no") for number in range(200)]
+    assert len(codes(gpu(), functions=broken)) == 50
     silent = [gpu(id=f"g{number}", state="silent") for number in range(200)]
-    assert len(codes(*silent)) == 50
+    assert [alert["text"] for alert in alerts(whole(), silent, ())][-1] == (
+        "and 190 more of the GPUs like these: gpu-silent"
+    )
+
+
+def test_alerts_of_a_namespace_crowd_out_nobody_elses_when_it_has_many() -> None:
+    evil = [function(id=f"f{number}.evil", trouble="no") for number in range(60)]
+    victim = function(id="important.victims", trouble="no")
+    letters = {"count": 9, "why": ""}
+    found = alerts(whole(dead_letters=letters), [gpu()], [*evil, victim])
+    assert [alert["about"] for alert in found[:3]] == [
+        "dead_letters",
+        "f0.evil",
+        "important.victims",
+    ]
+    assert found[-1]["text"] == "and 50 more of evil like these: does-not-start"
+    assert len(found) == 1 + 10 + 1 + 1
+    keys = {(alert["code"], alert["about"]) for alert in found}
+    assert len(keys) == len(found)
 
 
 def test_function_is_late_when_it_has_had_no_instance_for_a_minute() -> None:

@@ -46,6 +46,8 @@ async def test_stage_is_called_for_each_element_and_answers_in_their_order(tmp_p
     [
         (b"[1, 2]", 200, "[1,2]"),
         (b"[]", 200, "[]"),
+        (b'["\\ud800", "\xc3\xa9", 1e3]', 200, r'["\ud800","\u00e9",1000.0]'),
+        (b"[1e400]", 400, "the request is not JSON: 1e400 is too large a number"),
         (b"{}", 400, "is no array"),
         (b"x", 400, "the request is not JSON"),
         (b"[" + b"1," * 300 + b"1]", 400, "more than 256 elements"),

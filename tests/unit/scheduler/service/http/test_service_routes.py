@@ -268,6 +268,11 @@ async def test_scheduler_is_not_ready_when_every_gpu_has_a_load_that_makes_no_pr
             assert ready.body["stuck"][number].startswith(
                 f"the load of team/model for nobody on {stuck.spec.id} of node {stuck.spec.node}"
             )
+            seen_by_strangers = await world.get("/readyz", headers={"Authorization": ""})
+            assert (seen_by_strangers.status, seen_by_strangers.body) == (
+                ready.status,
+                {**ready.body, "stuck": number + 1},
+            )
         (shown, *_) = (await world.get("/feed")).body["gpus"]
         assert [each["model"] for each in shown["stuck"]] == ["team/model"]
         gpus[0].stuck.clear()
