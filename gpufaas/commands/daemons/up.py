@@ -114,7 +114,7 @@ def _up(options: argparse.Namespace) -> int:
 def _down(options: argparse.Namespace) -> int:
     """Send SIGTERM to the supervising process, and wait until it has ended."""
     folder = stack_folder(options.state, options.environment)
-    running = folder.running()
+    running = folder.holder()
     if running is None:
         print(f"nothing is up in {folder.root}")
         return 0
@@ -123,9 +123,10 @@ def _down(options: argparse.Namespace) -> int:
         "gateway, the GPU manager, the scheduler and etcd",
         file=sys.stderr,
     )
-    os.kill(running.pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        os.kill(running.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + _DOWN_S
-    while folder.running() is not None:
+    while (holder := folder.holder()) and holder.pid == running.pid:
         if time.monotonic() > deadline_s:
             raise CommandError(f"process {running.pid} has not ended after {_DOWN_S:g} s")
         time.sleep(0.1)

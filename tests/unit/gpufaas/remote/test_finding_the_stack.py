@@ -1,6 +1,7 @@
 """Which stack commands speak to: a named one, the running one of a folder, never another's."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,16 @@ def test_command_names_the_folder_when_nothing_is_up_there(
     assert f"nothing is up in {tmp_path}: " in said
     assert said.startswith(f"gpufaas {words[0]}: ")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_command_names_the_process_when_a_stack_is_starting(
+    words: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with StackFolder(tmp_path).held():
+        assert main(words) == EXIT_BAD_USE
+    starting = f"a stack is starting in {tmp_path} (process {os.getpid()}): try again"
+    assert starting in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["pin", "unpin", "evict", "prefetch"])
@@ -157,3 +168,4 @@ def test_record_of_a_killed_stack_names_nobody_when_the_next_one_starts(tmp_path
     folder.record(RunningStack(1, "http://old", "http://old", "unix:/old"))
     with folder.held():
         assert folder.running() is None
+        assert folder.holder() == RunningStack(os.getpid())
