@@ -145,6 +145,20 @@ def test_no_other_gateway_gets_the_password_of_the_stack_that_is_up(
     assert [line.split()[1] for line in asked] == ["Basic", "Basic"]
 
 
+def test_command_names_the_variable_when_it_leads_to_the_gateway_of_another_stack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = {"message": "no"}
+    with answering(200, []) as (ours, _), answering(401, refused) as (theirs, _):
+        monkeypatch.setenv("OPENFAAS_URL", theirs)
+        with a_stack(tmp_path, ours):
+            assert main(["top", "--once"]) == EXIT_BAD_USE
+            said = f"OPENFAAS_URL names {theirs}, which is not the stack in {tmp_path}: unset it"
+            assert said in capsys.readouterr().err
+            assert main(["top", "--once", "--gateway", theirs]) == EXIT_BAD_USE
+        assert f"{theirs} needs a login: name the folder" in capsys.readouterr().err
+
+
 def test_command_says_whose_secret_it_lacks_when_a_scheduler_has_another_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
