@@ -33,7 +33,7 @@ from gpufaas.options.gpu_node import (
     check_node,
 )
 from gpufaas.options.subparsers import Commands
-from gpufaas.output.cluster_text import choice_text
+from gpufaas.output.cluster_text import in_force_text
 from gpufaas.remote.scheduler_api import SchedulerApi
 from gpufaas.stack.example_functions import show_examples
 from gpufaas.stack.kept_etcd import kept_etcd_anywhere
@@ -263,7 +263,7 @@ def _policy_in_force(plan: StackPlan) -> str:
         return f"{plan.settings.policy} by the settings"
     kept = choice["policy"] != plan.settings.policy
     by = f" (kept from `gpufaas policy set`; the settings say {plan.settings.policy})"
-    return choice_text(choice) + (by if kept else "")
+    return in_force_text(choice) + (by if kept else "")
 
 
 def _moved(plan: StackPlan) -> Iterator[str]:
