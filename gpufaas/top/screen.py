@@ -46,11 +46,8 @@ def frame(
 ) -> list[list[StyledText]]:
     """Exactly `height` lines of at most `width` characters."""
     panel = PANELS[view.panel]
-    alerts = next(number for number, panel in enumerate(PANELS, 1) if panel.name == "alerts")
-    lines: list[StyledLine] = [
-        *head(state, trouble, width, f": key {alerts}"),
-        _tabs(state, view),
-    ]
+    others = f": key {len(PANELS)}"  # the alerts are the last list
+    lines: list[StyledLine] = [*head(state, trouble, width, others), _tabs(state, view)]
     room = max(1, height - len(lines) - 1)
     lines += _opened(state, panel, view, room) if view.opened else _list(state, view, width, room)
     lines = lines[: height - 1]
@@ -78,7 +75,7 @@ def full_listing(
 
 
 def head(state: State, trouble: str, width: int, others: str) -> list[StyledLine]:
-    """The scheduler, totals, the last minutes, and the first alert; `others` says where more are."""
+    """The scheduler, totals, the last minutes, and the first alert, with where others are."""
     scheduler, totals, queue = state["scheduler"], state["totals"], state["queue"]
     shown = {"policy": state["policy"]["name"], "parameters": state["policy"]["parameters"]}
     policy, _, parameters = in_force_text(shown).partition(" ")
