@@ -164,7 +164,7 @@ def _settings(options: argparse.Namespace) -> AllSettings:
         "node.emulate_context": options.emulate_context,
     }
     settings = read_settings(options.config, options.environment, flags)
-    check_node(settings.node)
+    check_node(settings.node, options.environment.get("CUDA_VISIBLE_DEVICES"))
     return settings
 
 
@@ -276,8 +276,8 @@ def _moved(plan: StackPlan) -> Iterator[str]:
         if url != f"http://{wanted}" and wanted:
             file = plan.folder.kept_port(part)
             address = url.removeprefix("http://")
-            keeps = f"{file} keeps this from when {wanted} was taken (remove it for {wanted})"
-            yield f"  {part} at {address}: {keeps}"
+            keeps = f"{file} keeps this port for later starts (remove it for {wanted})"
+            yield f"  {part} at {address}: {wanted} was taken; {keeps}"
 
 
 def _export(plan: StackPlan) -> str:
