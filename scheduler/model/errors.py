@@ -1,7 +1,7 @@
 """What can go wrong in the scheduler.
 
 SchedulerError
-├── UnknownPolicy        no policy of that name
+├── UnknownPolicy        no policy of that name, or a file that is none
 ├── BadParameter         a policy parameter that does not exist, or a value it cannot take
 ├── BadEvent             an event about a slot, GPU or lease that the core does not know
 ├── BadWorkload          a workload or trace that cannot be simulated
@@ -39,12 +39,16 @@ class SchedulerError(Exception):
 
 
 class UnknownPolicy(SchedulerError):
-    """No policy has this name."""
+    """No policy has this name, or its file is none."""
 
-    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+    def __init__(self, name: str, known: tuple[str, ...], detail: str = "") -> None:
         self.name = name
         self.known = known
-        super().__init__(f"unknown policy {name!r}; known: {', '.join(known)}")
+        super().__init__(
+            f"policy {name!r}: {detail}"
+            if detail
+            else f"unknown policy {name!r}; known: {', '.join(known)}"
+        )
 
 
 class BadParameter(SchedulerError):
