@@ -156,5 +156,5 @@ def _authorization(folder: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise CommandError(f"{folder}: {error}") from error
+        raise CommandError(f"{folder}: {error.strerror}") from error
     return "Basic " + b64encode(f"{user}:{password}".encode()).decode()

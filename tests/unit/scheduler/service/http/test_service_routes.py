@@ -245,6 +245,7 @@ async def test_views_require_credentials() -> None:
             answer = await world.get(path, headers={"Authorization": ""})
             assert answer.status == 401
             assert "Basic" in answer.headers["WWW-Authenticate"]
+            assert "`gpufaas token`" in answer.body["message"]
 
 
 async def test_health_shows_whether_callers_are_served() -> None:
