@@ -18,6 +18,7 @@ SchedulerError
 │   │   └── BodyTooLarge the body is larger than the scheduler reads
 │   ├── NotAllowed       no credentials, wrong ones, or insufficient rights
 │   ├── Unknown          no object of that name
+│   │   └── UnknownModel no model of that name, nor one of a function
 │   ├── NotLeading       another scheduler leads, or none
 │   ├── NoGpus           no GPU is attached
 │   └── Unreachable      no scheduler answered
@@ -211,10 +212,18 @@ class CallerNotAllowed(ServiceError):
 class UnknownName(ServiceError):
     """There is no object of that name."""
 
-    def __init__(self, what: str, name: str) -> None:
+    def __init__(self, what: str, name: str, detail: str = "") -> None:
         self.what = what
         self.name = name
-        super().__init__(f"no {what} {name!r}")
+        super().__init__(f"no {what} {name!r}{detail}")
+
+
+class UnknownModel(UnknownName):
+    """No model has this id, nor has a function of this name one."""
+
+    def __init__(self, name: str) -> None:
+        detail = ": a function has none if it uses no GPU, or was not called yet"
+        super().__init__("model", name, detail)
 
 
 class NotLeading(ServiceError):

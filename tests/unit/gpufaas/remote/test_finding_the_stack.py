@@ -92,6 +92,7 @@ def test_models_of_a_function_are_those_of_the_stack(
         assert main(["models", "reader", "--json"]) == 0
         assert [line.split()[0] for line in asked][1:] == ["/models", "/models/team/1"]
         assert main(["models", "nobody"]) == EXIT_BAD_USE
+    assert "no model 'nobody': a function has none if it uses no GPU" in capsys.readouterr().err
 
 
 def test_explicit_scheduler_is_asked_although_a_stack_is_up(tmp_path: Path) -> None:
