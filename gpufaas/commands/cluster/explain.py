@@ -26,7 +26,7 @@ _LOCAL, _REQUEST, _LEASE, _GPU = "gpufaas.local", "gpufaas.request", "gpufaas.le
 def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("explain", help="why a call was placed where it was")
-    which = "the X-Call-Id of an answer, or a request's id; without one, the latest requests"
+    which = "an X-Call-Id, or how that begins, or a request's id; without one, the latest requests"
     parser.add_argument("request", nargs="?", metavar="CALL", help=which)
     add_gateway_options(parser)
     add_scheduler_options(parser)
@@ -112,4 +112,5 @@ def _refused(call: dict[str, Any]) -> str:
     status, error = call["attributes"].get(_STATUS, 0), call.get("error", "")
     if status < http.client.INTERNAL_SERVER_ERROR:
         return ""
-    return f"; it was answered {status}: {error}".removesuffix(f": status {status}")
+    why = "" if error in {"", f"status {status}"} else f": {error}"
+    return f"; it was answered {status}{why}"

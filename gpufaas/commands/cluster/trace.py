@@ -55,7 +55,7 @@ _WORDS: Sequence[tuple[str, str]] = (
 def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("trace", help="where a call went, and what took how long")
-    which = "its X-Call-Id or a request's id; without one, the latest calls"
+    which = "its X-Call-Id, or how that begins, or a request's id; without one, the latest calls"
     parser.add_argument("call", nargs="?", help=which)
     add_gateway_options(parser)
     add_scheduler_options(parser)
@@ -113,7 +113,7 @@ def call_spans(gateway: GatewayApi, call_id: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = gateway.get(f"{_PATH}/{quote(call_id, safe='')}")["spans"]
     except CommandError as unknown:
         latest = (call["call_id"] for call in gateway.get(_PATH)["calls"])
-        ids = {each for each in latest if each.startswith(call_id)}
+        ids = {each for each in latest if each.startswith(call_id)} - {call_id}
         if len(call_id) >= _SHORTEST and len(ids) == 1:
             return call_spans(gateway, ids.pop())
         many = f"{len(ids)} of the latest calls begin so, " if ids else ""

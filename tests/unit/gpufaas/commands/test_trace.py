@@ -109,6 +109,11 @@ def test_call_is_traced_by_the_beginning_of_its_id_if_that_is_one_call() -> None
             request_trace(FakeGateway(CALL), NoRequests(), given)
 
 
+def test_call_that_is_listed_and_gone_is_unknown() -> None:
+    with pytest.raises(CommandError, match="the call is unknown"):
+        request_trace(FakeGateway(CALL), NoRequests(), "abcdefgh-1")
+
+
 def test_failure_is_shown() -> None:
     failed = a_span("call f", 1, 0, 0, 1, error="status 502")
     story = request_trace(FakeGateway(failed), FakeScheduler(), "c/1")
