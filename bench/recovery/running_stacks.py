@@ -278,7 +278,9 @@ class SupervisedStack(RunningStack):
             "up", self.command("up", *state, *options, *_DEVICES, *self.emulated)
         )
         record = self.state / "stack.json"
-        self.until(record.exists, "it is up")
+        self.until(
+            lambda: record.exists() and json.loads(record.read_text())["scheduler"], "it is up"
+        )
         self.scheduler_urls = (json.loads(record.read_text())["scheduler"],)
 
     def pids(self, part: str) -> list[int]:

@@ -1,7 +1,7 @@
 """What can go wrong in the cache manager.
 
 CacheError
-├── UnknownRule          no eviction rule of that name, or a parameter it does not have
+├── UnknownRule          no eviction or exit rule of that name, or a parameter it does not have
 └── GpuNotHeld           a GPU that was never added to the index
 """
 
@@ -11,15 +11,17 @@ class CacheError(Exception):
 
 
 class UnknownRule(CacheError):
-    """No eviction rule has this name, or the rule lacks the parameter."""
+    """No rule of this kind has this name, or the rule lacks the parameter."""
 
-    def __init__(self, name: str, known: tuple[str, ...], detail: str = "") -> None:
+    def __init__(
+        self, name: str, known: tuple[str, ...], detail: str = "", kind: str = "eviction"
+    ) -> None:
         self.name = name
         self.known = known
         super().__init__(
-            f"eviction rule {name!r}: {detail}"
+            f"{kind} rule {name!r}: {detail}"
             if detail
-            else f"unknown eviction rule {name!r}; known: {', '.join(known)}"
+            else f"unknown {kind} rule {name!r}; known: {', '.join(known)}"
         )
 
 

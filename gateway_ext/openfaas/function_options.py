@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import NamedTuple, TypeVar
 
 from cache_manager.model.errors import UnknownRule
@@ -228,7 +229,11 @@ def _read(key: str, text: str, read: Callable[[str], _Value]) -> _Value:
 def _refuse_unknown(deployment: Deployment) -> None:
     for key in (*deployment.annotations, *deployment.labels):
         if key.startswith(OURS) and key not in KEYS:
-            raise BadDeployment(f"{key} is not known; known: {', '.join(sorted(KEYS))}")
+            settable = sorted(KEYS - {TROUBLE, TEMPLATE_STATE})
+            names = [each.removeprefix(OURS) for each in settable]
+            near = get_close_matches(key.removeprefix(OURS), names, 1)
+            meant = f"did you mean {OURS}{near[0]}? " if near else ""
+            raise BadDeployment(f"{key} is not known: {meant}known: {', '.join(settable)}")
 
 
 # -- the options, one by one -----------------------------------------------------------------------

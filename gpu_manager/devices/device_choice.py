@@ -42,7 +42,7 @@ def choose(
         if not found:
             return list(emulated(node, 1, memory_bytes))
     elif kind == "cuda":
-        found = _named(choice, rest, _confined(nvidia_gpu.find(node, nvml), visible))
+        found = _found_and_named(choice, node, visible, nvml)
     else:
         raise NoSuchDevice(choice, "use auto, cuda, cuda:0,2 or cpu:N")
     _check_shareable(choice, found)
@@ -55,6 +55,12 @@ def choose(
     limited = [_limited(choice, device, memory_bytes) for device in found]
     nvidia_gpu.start_watching(limited)
     return list(limited)
+
+
+def check_named(choice: str, visible: str | None, nvml: Nvml = pynvml) -> None:
+    """Raise for `cuda` or `cuda:0,2` what `choose` would, with NVML closed at the end."""
+    _found_and_named(choice, NodeId(""), visible, nvml)
+    nvml.nvmlShutdown()
 
 
 def _check_shareable(choice: str, found: list[NvidiaGpu]) -> None:
@@ -88,6 +94,11 @@ def _count(choice: str, text: str) -> int:
     if text and not 1 <= count <= _MOST_EMULATED:
         raise NoSuchDevice(choice, f"use cpu:N with N from 1 to {_MOST_EMULATED}")
     return count or 1
+
+
+def _found_and_named(choice: str, node: NodeId, visible: str | None, nvml: Nvml) -> list[NvidiaGpu]:
+    _, _, rest = choice.partition(":")
+    return _named(choice, rest, _confined(nvidia_gpu.find(node, nvml), visible))
 
 
 def _named(choice: str, text: str, found: list[NvidiaGpu]) -> list[NvidiaGpu]:

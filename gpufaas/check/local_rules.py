@@ -16,11 +16,12 @@ def of_local(reason: str, *, heavy: bool) -> UseRule:
     return UseRule(UseOutcome.LOCAL, why, remedy, heavy)
 
 
-def of_operator(*, heavy: bool) -> UseRule:
-    """The rule for an operator outside of graphs."""
+def of_operator(name: str, *, heavy: bool) -> UseRule:
+    """The rule for an operator outside of graphs; graphs take no sparse ones."""
+    remedy = "compute it in the forward of an nn.Module, where no graph break keeps it out"
     return UseRule(
         UseOutcome.LOCAL,
         "outside of any graph it runs on the function's own processor",
-        "compute it in the forward of an nn.Module, where no graph break keeps it out",
+        "" if "sparse" in name else remedy,
         heavy=heavy,
     )

@@ -125,11 +125,11 @@ def _short(file: str, folder: Path) -> str:
 def _of_run(ran: TrialRun) -> Iterator[str]:
     yield f"ran in {ran.took_s:.1f} s, exit code {ran.code}"
     share = share_in_graphs(ran)
-    if share is None:
-        yield "no module, and no function under torch.compile, ran on the GPU: it runs on the"
+    if share is None and not ran.code:
+        yield "no module, and no function under torch.compile, ran on the GPU: all of it ran on the"
         yield "function's own processor; put torch.compile around what computes"
         yield "(of processes that end by os._exit nothing is known)"
-    else:
+    elif share is not None:
         here = _counted(ran.local_operators, "operator")
         yield (
             f"{share:.1%} of the modules' operators in graphs: {ran.graph_operators:,} in "

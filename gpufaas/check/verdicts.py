@@ -33,7 +33,7 @@ def judge(ran: TrialRun) -> Iterator[Finding]:
                 _absolute(operator.file),
                 operator.line,
                 what,
-                local_rules.of_operator(heavy=heavy),
+                local_rules.of_operator(operator.name, heavy=heavy),
                 FoundBy.RUN,
             )
     for file, line, reason in ran.breaks:

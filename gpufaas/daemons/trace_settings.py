@@ -80,7 +80,9 @@ def _headers_in_file(path: Path) -> Mapping[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"[tracing] headers_file: {path}: {error}") from error
+        raise CommandError(
+            f"[tracing] headers_file: {path}: {getattr(error, 'strerror', error)}"
+        ) from error
     pairs = [line.partition(":") for line in lines if line.strip()]
     if not all(colon for _, colon, _ in pairs):
         raise CommandError(f"[tracing] headers_file: {path}: a line is `Name: value`")

@@ -1,6 +1,7 @@
 """Ports for servers: any loopback port, held until its release, and claims on given ports."""
 
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,7 +113,10 @@ def claimed_port(listen: str, whose: str, remedy: str) -> Iterator[None]:
             claim.bind(f"\0gpufaas-port-{port}")
             _check_free(host, port)
         except OSError as error:
-            problem = f"{listen} is not free for {whose} ({error.strerror}); try {remedy}"
+            if error.errno == errno.EADDRINUSE:
+                problem = f"{listen} is not free for {whose} ({error.strerror}); try {remedy}"
+            else:
+                problem = f"{listen} cannot be listened at for {whose}: {error.strerror}"
             raise CommandError(problem) from error
         yield
 

@@ -25,12 +25,12 @@ _LOOKS, _LOOK_S = 50, 0.02
 
 @dataclass(frozen=True, slots=True)
 class RunningStack:
-    """A stack that is up: its supervisor's process, and the addresses of its parts."""
+    """A stack: its supervisor's process, and the addresses of its parts once it is up."""
 
     pid: int
-    gateway: str
-    scheduler: str
-    node: str
+    gateway: str = ""
+    scheduler: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,35 +96,53 @@ class StackFolder:
                 raise AlreadyUp(str(self.root), holder)
             self._record_file.unlink(missing_ok=True)  # a killed holder has left its own
             try:
+                self.record(RunningStack(os.getpid()))
                 yield
             finally:
                 self._record_file.unlink(missing_ok=True)
 
     def record(self, running: RunningStack) -> None:
-        """Publish the running stack for other commands; only for the holder of the lock."""
+        """Publish the stack for other commands; only for the holder of the lock."""
         aside = self._record_file.with_suffix(".new")
-        aside.write_text(json.dumps(asdict(running)))
-        aside.replace(self._record_file)
+        try:
+            aside.write_text(json.dumps(asdict(running)))
+            aside.replace(self._record_file)
+        except OSError as error:
+            raise CommandError(f"{self._record_file}: {error.strerror}") from error
+
+    def holder(self) -> RunningStack | None:
+        """The stack that is up or starts in this folder, or None."""
+        with suppress(FileNotFoundError), self._lock_file(os.O_RDONLY) as lock:
+            for _ in _looks():
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if holder := self._recorded():
+                        return holder
+                else:
+                    return None
+        return None
 
     def running(self) -> RunningStack | None:
         """The stack that is up in this folder, or None."""
-        with suppress(FileNotFoundError), self._lock_file(os.O_RDONLY) as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return self._recorded()
-        return None
+        holder = self.holder()
+        return holder if holder and holder.gateway else None
 
     def up(self, flag: str) -> RunningStack:
         """The stack that is up in this folder; CommandError names the folder if none is.
 
         `flag` is the option that names another server.
         """
-        running = self.running()
+        running = self.holder()
         if running is None:
             raise CommandError(
                 f"nothing is up in {self.root}: `gpufaas up` starts a stack, GPUFAAS_STATE=DIR "
                 f"names another stack's folder, {flag} another server"
+            )
+        if not running.gateway:
+            raise CommandError(
+                f"a stack is starting in {self.root} (process {running.pid}): try again in some "
+                "seconds"
             )
         return running
 
@@ -159,14 +177,17 @@ class StackFolder:
             return None
 
 
-def _locked(lock: int) -> bool:
-    """Take the lock for this process alone; whoever only asks for `running` has it for a moment.
-
-    Looks are counted, not time, of which much may pass while this process stands still.
-    """
+def _looks() -> Iterator[None]:
+    """Looks for what lasts a moment: counted, since much time may pass while a process is still."""
     for look in range(_LOOKS):
         if look:
             time.sleep(_LOOK_S)
+        yield
+
+
+def _locked(lock: int) -> bool:
+    """Take the lock for this process alone; whoever asks for the holder has it for a moment."""
+    for _ in _looks():
         with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True

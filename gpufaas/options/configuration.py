@@ -120,10 +120,10 @@ def read_settings(
     for key, value in given.items():
         table, _, name = key.rpartition(".")
         settings = _with(settings, {table: {name: value}} if table else {name: value}, "the flags")
-    return _checked(settings)
+    return _checked(settings, given)
 
 
-def _checked(settings: AllSettings) -> AllSettings:
+def _checked(settings: AllSettings, flags: Mapping[str, object]) -> AllSettings:
     policies.make(settings.policy, settings.parameters)
     eviction.make(settings.eviction)
     exits.make(settings.exit_rule)
@@ -132,8 +132,10 @@ def _checked(settings: AllSettings) -> AllSettings:
         value = getattr(settings.node, key)
         if value not in known:
             raise CommandError(f"[node] {key} = {value!r}: {' or '.join(known)} is expected")
-    _check_address("[scheduler] listen", settings.scheduler.listen)
-    _check_address("[gateway] listen", settings.gateway.listen)
+    for table, listen in (
+        ("scheduler", settings.scheduler.listen), ("gateway", settings.gateway.listen),
+    ):  # fmt: skip
+        _check_address("--listen" if f"{table}.listen" in flags else f"[{table}] listen", listen)
     if settings.node.metrics:
         _check_address("[node] metrics", settings.node.metrics)
     _check_etcd(settings.etcd)

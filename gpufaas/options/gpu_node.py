@@ -12,6 +12,7 @@ from common.errors import BadSize
 from common.gpu_wishes import PROCESS, RUNTIMES
 from common.sizes import parse_size
 from gpu_manager.api import MOST_SLOTS, EmulatedTimes, NodeSettings
+from gpu_manager.devices.device_choice import check_named
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import StackNode
 from scheduler import policies
@@ -90,10 +91,12 @@ def node_settings(
     )
 
 
-def check_node(node: StackNode) -> None:
-    """CommandError, before anything is started, for a value that the GPU manager would refuse."""
+def check_node(node: StackNode, visible_devices: str | None) -> None:
+    """Refuse, before anything is started, a value that the GPU manager would refuse."""
     if not _DEVICES.fullmatch(node.devices):
         raise CommandError(f"devices: {node.devices!r}: auto, cuda, cuda:0,2 or cpu:N is expected")
+    if node.devices.startswith("cuda"):
+        check_named(node.devices, visible_devices)
     for size in (node.gpu_memory, node.store_memory):
         _size(size or None)
     for read, number in (

@@ -1,12 +1,16 @@
 """A scheduler's cluster as text: figures, GPUs, models, queues."""
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from common.sizes import format_size
 from gpufaas.output.columns import columns
 from gpufaas.output.hosting_text import unusual_hosting
 from gpufaas.output.request_text import configuration_text
+from scheduler import policies
+from scheduler.model.errors import UnknownPolicy
 
 _MOST_MODELS = _MOST_FUNCTIONS = 4
 _BAR = 20
@@ -21,7 +25,7 @@ def cluster_text(cluster: dict[str, Any]) -> str:
 def _head(cluster: dict[str, Any]) -> Iterator[str]:
     yield (
         f"{cluster['name']} leads, term {cluster['term']}, state in {cluster['store']}; "
-        f"policy {choice_text(cluster)}"
+        f"policy {in_force_text(cluster)}"
     )
     ratio = cluster["hit_ratio"]
     yield (
@@ -111,6 +115,20 @@ def choice_text(choice: dict[str, Any]) -> str:
     """A policy with its parameters, in the form that `gpufaas policy set` takes."""
     parameters = [f"{name}={value:g}" for name, value in choice["parameters"].items()]
     return " ".join([choice["policy"], *parameters])
+
+
+def in_force_text(choice: dict[str, Any]) -> str:
+    """A policy with the parameters that differ from its defaults; all if it is unknown here."""
+    usual = _usual(choice["policy"])
+    changed = {k: v for k, v in choice["parameters"].items() if v != getattr(usual, k, None)}
+    return choice_text({"policy": choice["policy"], "parameters": changed})
+
+
+@lru_cache(maxsize=32)
+def _usual(policy: str) -> object:
+    with suppress(UnknownPolicy):  # one of another release
+        return policies.make(policy)
+    return None
 
 
 def functions_text(names: list[str]) -> str:

@@ -38,6 +38,12 @@ def chosen_policies(names: Sequence[str], parameters: str | None) -> list[Choice
     found = policies.available() if "all" in asked else tuple(dict.fromkeys(asked))
     if not found:
         raise CommandError(f"which policy? one of {', '.join(policies.available())}, or all")
+    for name in asked:
+        if "=" in name:
+            raise CommandError(
+                f"{name!r} is no policy's name: `gpufaas policy set` sets parameters of a "
+                "scheduler, `gpufaas replay --parameters` of a study"
+            )
     try:
         given = numbers(parameters or "")
     except ValueError as error:

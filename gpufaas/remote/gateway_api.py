@@ -22,9 +22,14 @@ _USER_FILE, _PASSWORD_FILE = "basic-auth-user", "basic-auth-password"
 class GatewayApi:
     """One gateway, with the authorization that requests to it carry."""
 
-    def __init__(self, url: HttpUrl, authorization: str) -> None:
+    def __init__(self, url: HttpUrl, authorization: str, another_stack: str = "") -> None:
+        """`another_stack` tells why there is no authorization, should the gateway want one."""
         self.url = url
         self._authorization = authorization
+        self._needs_login = another_stack or (
+            f"{url} needs a login: name the folder of {_USER_FILE} and {_PASSWORD_FILE} with "
+            "--secrets-dir"
+        )
 
     def get(self, path: str) -> Any:
         """The answer to a GET; CommandError says why there is none."""
@@ -88,10 +93,7 @@ class GatewayApi:
 
     def _content(self, status: int, body: bytes) -> Any:
         if status == http.client.UNAUTHORIZED:
-            raise CommandError(
-                f"{self.url} needs a login: name the folder of {_USER_FILE} and {_PASSWORD_FILE} "
-                "with --secrets-dir"
-            )
+            raise CommandError(self._needs_login)
         try:
             content = json.loads(body)
         except ValueError as error:
@@ -129,8 +131,13 @@ def gateway_api(options: argparse.Namespace) -> GatewayApi:
         return GatewayApi(url, _authorization(Path(secrets)))
     stack = stack_folder(None, environment)
     running = stack.running()
-    is_ours = is_at(url, running.gateway if running else None)
-    return GatewayApi(url, _authorization(stack.credentials) if is_ours else "")
+    if is_at(url, running.gateway if running else None):
+        return GatewayApi(url, _authorization(stack.credentials))
+    another_stack = (
+        f"OPENFAAS_URL names {url}, which is not the stack in {stack.root}: unset it, or name its "
+        "--secrets-dir"
+    )
+    return GatewayApi(url, "", another_stack if running and not options.gateway else "")
 
 
 def gateway_url(option: str | None, environment: Mapping[str, str]) -> str:
@@ -149,5 +156,5 @@ def _authorization(folder: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise CommandError(f"{folder}: {error}") from error
+        raise CommandError(f"{folder}: {error.strerror}") from error
     return "Basic " + b64encode(f"{user}:{password}".encode()).decode()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.foreign_text import plain as clean
+from gpufaas.output.cluster_text import in_force_text
 from gpufaas.top.bars import sparkline
 from gpufaas.top.live_state import State
 from gpufaas.top.number_format import clock, rate, seconds, share
@@ -45,7 +46,8 @@ def frame(
 ) -> list[list[StyledText]]:
     """Exactly `height` lines of at most `width` characters."""
     panel = PANELS[view.panel]
-    lines: list[StyledLine] = [*head(state, trouble, width), _tabs(state, view)]
+    others = f": key {len(PANELS)}"  # the alerts are the last list
+    lines: list[StyledLine] = [*head(state, trouble, width, others), _tabs(state, view)]
     room = max(1, height - len(lines) - 1)
     lines += _opened(state, panel, view, room) if view.opened else _list(state, view, width, room)
     lines = lines[: height - 1]
@@ -57,7 +59,7 @@ def full_listing(
     state: State, trouble: str, width: int, *, whole: bool = False
 ) -> list[list[StyledText]]:
     """All lists below each other; whole lines for a pipe or a file."""
-    lines: list[StyledLine] = [*head(state, trouble, width)]
+    lines: list[StyledLine] = [*head(state, trouble, width, ", below")]
     for panel in PANELS:
         rows = list(panel.rows(state, width))
         lines += [[], [StyledText(f"{panel.name}: {panel.count(state)}", BOLD)]]
@@ -72,10 +74,11 @@ def full_listing(
     return [list(line) if whole else cut(line, width) for line in lines]
 
 
-def head(state: State, trouble: str, width: int) -> list[StyledLine]:
-    """The scheduler, totals, the last minutes, and the first alert."""
+def head(state: State, trouble: str, width: int, others: str) -> list[StyledLine]:
+    """The scheduler, totals, the last minutes, and the first alert, with where others are."""
     scheduler, totals, queue = state["scheduler"], state["totals"], state["queue"]
-    parameters = " ".join(f"{k}={v:g}" for k, v in state["policy"]["parameters"].items())
+    shown = {"policy": state["policy"]["name"], "parameters": state["policy"]["parameters"]}
+    policy, _, parameters = in_force_text(shown).partition(" ")
     first = [
         StyledText("gpufaas", BOLD),
         StyledText(
@@ -83,7 +86,7 @@ def head(state: State, trouble: str, width: int) -> list[StyledLine]:
         ),
         StyledText(f"etcd {clean(scheduler['etcd'])}", RED if scheduler["etcd"] == "lost" else ""),
         StyledText("; policy "),
-        StyledText(clean(state["policy"]["name"]), CYAN),
+        StyledText(clean(policy), CYAN),
         StyledText(f" {clean(parameters)}".rstrip()),
         StyledText(f"   {clock(state['now'])}", DIM),
     ]
@@ -106,7 +109,13 @@ def head(state: State, trouble: str, width: int) -> list[StyledLine]:
         ),
         StyledText(f"{totals['failed']} failed", RED if totals["failed"] else ""),
     ]
-    return [first, second, third, *_history(state["history"], width), _alert_line(state, trouble)]
+    return [
+        first,
+        second,
+        third,
+        *_history(state["history"], width),
+        _alert_line(state, trouble, others),
+    ]
 
 
 def _history(history: Mapping[str, Any], width: int) -> list[StyledLine]:
@@ -130,13 +139,13 @@ def _history(history: Mapping[str, Any], width: int) -> list[StyledLine]:
     return [line]
 
 
-def _alert_line(state: State, trouble: str) -> StyledLine:
+def _alert_line(state: State, trouble: str, others: str) -> StyledLine:
     if trouble:
         return [StyledText(f"not fresh: {clean(trouble)}", f"{BOLD};{RED}")]
     alerts = state["alerts"]
     if not alerts:
         return [StyledText("nothing needs looking at", DIM)]
-    more = f"  (and {len(alerts) - 1} more: 6)" if len(alerts) > 1 else ""
+    more = f"  (and {len(alerts) - 1} more{others})" if len(alerts) > 1 else ""
     style = RED if alerts[0]["level"] == "critical" else YELLOW
     return [StyledText(clean(alerts[0]["text"]), f"{BOLD};{style}"), StyledText(more, DIM)]
 

@@ -1,7 +1,7 @@
 """What can go wrong in the scheduler.
 
 SchedulerError
-├── UnknownPolicy        no policy of that name
+├── UnknownPolicy        no policy of that name, or a file that is none
 ├── BadParameter         a policy parameter that does not exist, or a value it cannot take
 ├── BadEvent             an event about a slot, GPU or lease that the core does not know
 ├── BadWorkload          a workload or trace that cannot be simulated
@@ -18,6 +18,7 @@ SchedulerError
 │   │   └── BodyTooLarge the body is larger than the scheduler reads
 │   ├── NotAllowed       no credentials, wrong ones, or insufficient rights
 │   ├── Unknown          no object of that name
+│   │   └── UnknownModel no model of that name, nor one of a function
 │   ├── NotLeading       another scheduler leads, or none
 │   ├── NoGpus           no GPU is attached
 │   └── Unreachable      no scheduler answered
@@ -39,12 +40,16 @@ class SchedulerError(Exception):
 
 
 class UnknownPolicy(SchedulerError):
-    """No policy has this name."""
+    """No policy has this name, or its file is none."""
 
-    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+    def __init__(self, name: str, known: tuple[str, ...], detail: str = "") -> None:
         self.name = name
         self.known = known
-        super().__init__(f"unknown policy {name!r}; known: {', '.join(known)}")
+        super().__init__(
+            f"policy {name!r}: {detail}"
+            if detail
+            else f"unknown policy {name!r}; known: {', '.join(known)}"
+        )
 
 
 class BadParameter(SchedulerError):
@@ -207,10 +212,18 @@ class CallerNotAllowed(ServiceError):
 class UnknownName(ServiceError):
     """There is no object of that name."""
 
-    def __init__(self, what: str, name: str) -> None:
+    def __init__(self, what: str, name: str, detail: str = "") -> None:
         self.what = what
         self.name = name
-        super().__init__(f"no {what} {name!r}")
+        super().__init__(f"no {what} {name!r}{detail}")
+
+
+class UnknownModel(UnknownName):
+    """No model has this id, nor has a function of this name one."""
+
+    def __init__(self, name: str) -> None:
+        detail = ": a function has none if it uses no GPU, or was not called yet"
+        super().__init__("model", name, detail)
 
 
 class NotLeading(ServiceError):

@@ -1,7 +1,7 @@
 """Placement policies, one file each; a policy's file name is its name in the configuration."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -71,6 +71,8 @@ def _kind(name: str) -> type:
     if name not in available():
         raise UnknownPolicy(name, available())
     kind: type = import_module(f"{__name__}.{name}").Policy
+    if not is_dataclass(kind):
+        raise UnknownPolicy(name, available(), "its `Policy` is no dataclass")
     return kind
 
 

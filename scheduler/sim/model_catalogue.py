@@ -80,7 +80,7 @@ def _table_text(profile: str) -> str:
             table = files("scheduler.sim").joinpath(f"data/{profile}{_TABLE}")
             return table.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadWorkload(f"profile {profile}: {error}") from error
+        raise BadWorkload(f"profile {profile}: {getattr(error, 'strerror', error)}") from error
     known = ", ".join(profiles())
     raise BadWorkload(f"no profile {profile}; there are {known}, and tables of your own (*.csv)")
 

@@ -129,6 +129,22 @@ def test_check_calls_a_handler_with_its_example_beside_packages_named_as_ours(
     assert (said["run"]["exit_code"], said["run"]["share_in_graphs"]) == (0, 1.0)
 
 
+def test_check_names_lines_of_the_program_alone_when_it_computes_without_a_module(
+    tmp_path: Path,
+) -> None:
+    lines = ("x = torch.ones(40, 40, device='cuda')", "for _ in range(30): x = torch.tanh(x @ x)")
+    sparse = ("y = x.to_sparse()", "print((y @ x).shape)")
+    (tmp_path / "app.py").write_text("\n".join(["import torch", *lines, *sparse]))
+    said, told = check(tmp_path / "app.py", 0)
+    assert "app.py:3: the program runs on the function's own processor" in told
+    assert "notes.py" not in told
+    remedies = {
+        finding["what"].partition(":")[0]: finding["remedy"] for finding in said["findings"]
+    }
+    assert remedies["matmul"]
+    assert remedies["sparse matmul"] == ""
+
+
 def test_check_says_so_when_there_is_no_such_python(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(GOOD, encoding="utf-8")
     command = [*CHECK, "--python", "/no/python", "app.py"]

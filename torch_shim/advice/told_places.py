@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+import torch_shim
 from torch_shim.advice.break_reasons import NO_REMEDY, Advice
 
 log = logging.getLogger("gpufaas")
@@ -21,7 +22,6 @@ _MOST_CHARACTERS = 240  # of one line on its way to a gateway
 _MOST_SENT = 4  # with one answer: all have to fit into one header
 _TIMES_SENT = 3  # an answer may not arrive
 _BETWEEN = "|"  # lines in a header
-_HERE = f"{Path(__file__).parents[1]}{os.sep}"
 _PYTHON = f"{Path(os.__file__).parent}{os.sep}"
 _TORCH = f"{os.sep}torch{os.sep}"
 _LIBRARIES = ("site-packages", "dist-packages")
@@ -88,11 +88,12 @@ def users_line() -> CodePlace:
 
 def _callers() -> Iterator[CodePlace]:
     """The lines outside of PyTorch, Python's library and the shim, the innermost first."""
+    ours = ("<", *(f"{folder}{os.sep}" for folder in torch_shim.__path__))
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - there is no other way to it
     while frame is not None:
         file = frame.f_code.co_filename
         of_python = file.startswith(_PYTHON) and not any(name in file for name in _LIBRARIES)
-        if not (of_python or file.startswith(("<", _HERE)) or _TORCH in file):
+        if not (of_python or file.startswith(ours) or _TORCH in file):
             yield CodePlace(file, frame.f_lineno)
         frame = frame.f_back
 

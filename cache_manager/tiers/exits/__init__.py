@@ -35,10 +35,10 @@ def make(text: str) -> ExitRule:
     """The rule that a text names; UnknownRule if none does."""
     name, _, parameters = text.partition(":")
     if name not in available():
-        raise UnknownRule(name, available())
+        raise UnknownRule(name, available(), kind="exit")
     try:
         numbers = [number(each) for each in parameters.split(",")] if parameters else []
         rule: ExitRule = import_module(f"{__name__}.{name}").Rule.of(numbers)
     except ValueError as error:
-        raise UnknownRule(name, available(), str(error)) from error
+        raise UnknownRule(name, available(), str(error), "exit") from error
     return rule

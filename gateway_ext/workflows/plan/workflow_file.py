@@ -67,10 +67,8 @@ class _File:
         stages = {
             each: self._stage(each, table, namespace, names) for each, table in tables.items()
         }
-        if self._problems:
-            return None
         graph = self._graph(name, stages, listed)
-        if graph is None:
+        if graph is None or self._problems:
             return None
         return WorkflowPlan(
             id=WorkflowId(namespace, name),
@@ -154,12 +152,15 @@ class _File:
     def _graph(
         self, name: str, stages: Mapping[str, PlannedStage], listed: YamlTable
     ) -> Workflow | None:
+        """The graph of the sources that are stages: the others are told already."""
         edges = tuple(
             (source, stage.name)
             for stage in stages.values()
-            for source in stage.sources
-            if source != REQUEST
+            for source in dict.fromkeys(stage.sources)
+            if source in stages and source != stage.name
         )
+        if not stages:
+            return None
         if len(edges) > MOST_EDGES:
             self._whole.wrong("stages", f"wait for others more than {MOST_EDGES} times")
             return None

@@ -73,8 +73,9 @@ class Notes:
                 return _operator(cls, func, types, args, kwargs)
             finally:
                 took_s = time.perf_counter() - start_s
+                name = _name(func, args)
                 self._inside.operator = False
-                key = (*self._place(), getattr(func, "__name__", str(func)))
+                key = (*self._place(), name)
                 with self._lock:
                     sums = self.operators.setdefault(key, [0, 0.0, took_s])
                     sums[0] += 1
@@ -132,3 +133,10 @@ class Notes:
                 return place
             frame = frame.f_back
         return place
+
+
+def _name(func: Any, args: Sequence[Any]) -> str:
+    """The operator's name, which says whether a tensor of it is sparse."""
+    name: str = getattr(func, "__name__", str(func))
+    is_sparse = any(isinstance(a, torch.Tensor) and "sparse" in str(a.layout) for a in args)
+    return f"sparse {name}" if is_sparse and "sparse" not in name else name

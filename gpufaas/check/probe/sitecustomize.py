@@ -53,14 +53,9 @@ def _install_after(loader: importlib.abc.Loader, path: str) -> None:
 
 
 def _notes() -> Any:
-    """The notes, loaded under a name within the shim, whose functions Dynamo skips."""
-    spec = importlib.util.spec_from_file_location("torch_shim.notes", _HERE / "notes.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    """The notes, as a module of the shim: its advice, tracebacks and Dynamo skip their frames."""
+    importlib.import_module("torch_shim").__path__.append(str(_HERE))
+    return importlib.import_module("torch_shim.notes")
 
 
 def _run_shadowed() -> None:

@@ -1,12 +1,13 @@
 """`gpufaas explain`: why a call or a request was placed where it was, and its outcome."""
 
 import argparse
+import http.client
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
 
 from common.foreign_text import plain, printable
+from gpufaas.commands.cluster.trace import call_spans
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
 from gpufaas.output.request_text import request_text
@@ -18,13 +19,14 @@ from gpufaas.remote.scheduler_api import (
     scheduler_api,
 )
 
+_STATUS = "http.response.status_code"
 _LOCAL, _REQUEST, _LEASE, _GPU = "gpufaas.local", "gpufaas.request", "gpufaas.lease", "gpufaas.gpu"
 
 
 def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("explain", help="why a call was placed where it was")
-    which = "the X-Call-Id of an answer, or a request's id; without one, the latest requests"
+    which = "an X-Call-Id, or how that begins, or a request's id; without one, the latest requests"
     parser.add_argument("request", nargs="?", metavar="CALL", help=which)
     add_gateway_options(parser)
     add_scheduler_options(parser)
@@ -54,7 +56,7 @@ def explanation(
         return {"requests": [request_story(scheduler, call)]}
     except CommandError as unknown:
         try:
-            spans = gateway().get(f"/system/traces/{quote(call, safe='')}")["spans"]
+            spans = call_spans(gateway(), call)
         except CommandError as error:
             raise CommandError(f"{unknown}; and the gateway: {error}") from error
     requests = dict.fromkeys(span["attributes"].get(_REQUEST) for span in spans)
@@ -72,7 +74,8 @@ def call_text(told: dict[str, Any]) -> str:
 
 def latest_text(requests: list[dict[str, Any] | str]) -> str:
     """The latest requests, one a line."""
-    return "\n".join(map(_latest, requests))
+    none = "no request yet: call a function that uses a GPU"
+    return "\n".join(map(_latest, requests)) or none
 
 
 def _latest(request: dict[str, Any] | str) -> str:
@@ -101,4 +104,13 @@ def _without_request(spans: list[dict[str, Any]]) -> Iterator[str]:
         gpu = next((one[_GPU] for one in leases if one[_LEASE] == lease and _GPU in one), "its GPU")
         yield f"  on {gpu} under lease {lease}, which stood from an earlier call"
     if not leases and not any(one.get(_LOCAL) for one in attributes):
-        yield "  it used no GPU"
+        yield f"  it used no GPU{_refused(spans[0])}"
+
+
+def _refused(call: dict[str, Any]) -> str:
+    """The status of a call that was answered with an error of ours or of its function, and why."""
+    status, error = call["attributes"].get(_STATUS, 0), call.get("error", "")
+    if status < http.client.INTERNAL_SERVER_ERROR:
+        return ""
+    why = "" if error in {"", f"status {status}"} else f": {error}"
+    return f"; it was answered {status}{why}"

@@ -15,6 +15,7 @@ from gpufaas.output.request_text import rest_text
 from gpufaas.remote.manager_admin import request_admin
 from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
 from scheduler.client.model_orders import GIVEN_ONCE
+from scheduler.model.errors import UnknownModel
 
 _HEAD = (
     "MODEL",
@@ -115,7 +116,7 @@ def _named(rows: list[dict[str, Any]], name: str | None) -> list[dict[str, Any]]
         or any(name in (of, of.rpartition("/")[2]) for of in _functions(row))
     ]
     if not found:
-        raise CommandError(f"there is no model {name!r}")
+        raise UnknownModel(name)
     return found
 
 

@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common import numerals
@@ -12,6 +13,8 @@ from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands, add_verb
 from gpufaas.output.quota_text import quota_table
 from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
+from scheduler.model.errors import BadValue
+from scheduler.model.terms_bounds import check_number
 
 _NONE = "none"
 _OWNER_HELP = "NAMESPACE or NAMESPACE/FUNCTION"
@@ -64,9 +67,30 @@ def _set(options: argparse.Namespace) -> int:
     changed = {term: given[option] for option, term in _TERMS.items() if option in given}
     if not changed:
         raise CommandError("nothing to set: name one of " + ", ".join(map(_flag, _TERMS)))
+    for option, term in _TERMS.items():
+        if changed.get(term) is not None:
+            _check(option, term, changed[term])
     scheduler, path = scheduler_api(options), _path(options.owner)
     before: Mapping[str, Any] = scheduler.get(path)["terms"]
+    functions = [of for model in scheduler.get("/models") for of in model.get("functions", ())]
+    if note := _namespace_of_none(options.owner, functions):
+        print(f"gpufaas quota: {note}", file=sys.stderr)
     return _print([scheduler.put(path, {**before, **changed})], options)
+
+
+def _check(option: str, term: str, value: float) -> None:
+    try:
+        check_number(term, value)
+    except BadValue as error:
+        raise CommandError(f"{_flag(option)}: {error.detail}, not {value:g}") from error
+
+
+def _namespace_of_none(owner: str, functions: Sequence[str]) -> str:
+    """What to say of a namespace that only looks like a function; empty if it is none of these."""
+    named = sorted({of for of in functions if of.rpartition("/")[2] == owner})
+    if not named or any(of.startswith(f"{owner}/") for of in functions):
+        return ""
+    return f"{owner!r} is a namespace of no function; the function is {' or '.join(named)}"
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ Shown = Mapping[str, Any]
 _TIME = "{:ms}"  # seconds that are shown as milliseconds
 _MS = 1e6  # nanoseconds
 _PATH = "/system/traces"
+_SHORTEST = 8  # beginning of an id
 _REQUEST = "gpufaas.request"
 # The attributes of a span that are shown, and their texts.
 _WORDS: Sequence[tuple[str, str]] = (
@@ -53,7 +55,8 @@ _WORDS: Sequence[tuple[str, str]] = (
 def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("trace", help="where a call went, and what took how long")
-    parser.add_argument("call", nargs="?", help="its X-Call-Id; without one, the latest calls")
+    which = "its X-Call-Id, or how that begins, or a request's id; without one, the latest calls"
+    parser.add_argument("call", nargs="?", help=which)
     add_gateway_options(parser)
     add_scheduler_options(parser)
     parser.set_defaults(run=_run)
@@ -63,7 +66,8 @@ def _run(options: argparse.Namespace) -> int:
     gateway = gateway_api(options)
     if options.call is None:
         found = gateway.get(_PATH)
-        print(json.dumps(found) if options.json else "\n".join(_latest(printable(found))))
+        latest = "\n".join(_latest(printable(found))) or "no call yet: call a function"
+        print(json.dumps(found) if options.json else latest)
         return 0
     story = request_trace(gateway, _scheduler(options), options.call)
     print(json.dumps(story, indent=1) if options.json else "\n".join(trace_text(story)))
@@ -81,9 +85,15 @@ def _scheduler(options: argparse.Namespace) -> SchedulerApi:
 
 
 def request_trace(gateway: GatewayApi, scheduler: SchedulerApi, call_id: str) -> dict[str, Any]:
-    """A call's spans; `missing` lists its requests whose spans are unknown."""
-    spans: list[dict[str, Any]] = gateway.get(f"{_PATH}/{quote(call_id, safe='')}")["spans"]
-    missing = []
+    """A call's spans, or a request's; `missing` lists a call's requests whose spans are unknown."""
+    missing: list[str] = []
+    try:
+        spans = call_spans(gateway, call_id)
+    except CommandError:
+        with suppress(CommandError):
+            spans = scheduler.get(f"/traces/{in_path(call_id)}")["spans"]
+            return {"call_id": call_id, "spans": spans, "missing": missing}
+        raise
     for span in list(spans):
         request = span["attributes"].get(_REQUEST)
         if request is None:
@@ -95,6 +105,21 @@ def request_trace(gateway: GatewayApi, scheduler: SchedulerApi, call_id: str) ->
         else:
             spans += _attached_below(span, found)
     return {"call_id": call_id, "spans": spans, "missing": missing}
+
+
+def call_spans(gateway: GatewayApi, call_id: str) -> list[dict[str, Any]]:
+    """The spans of a call, by its id or by the beginning of that alone."""
+    try:
+        found: list[dict[str, Any]] = gateway.get(f"{_PATH}/{quote(call_id, safe='')}")["spans"]
+    except CommandError as unknown:
+        latest = (call["call_id"] for call in gateway.get(_PATH)["calls"])
+        ids = {each for each in latest if each.startswith(call_id)} - {call_id}
+        if len(call_id) >= _SHORTEST and len(ids) == 1:
+            return call_spans(gateway, ids.pop())
+        many = f"{len(ids)} of the latest calls begin so, " if ids else ""
+        expected = f"{many}an X-Call-Id or at least its first {_SHORTEST} characters are expected"
+        raise CommandError(f"{unknown}; {expected}") from unknown
+    return found
 
 
 def trace_text(story: Shown) -> Iterator[str]:

@@ -124,14 +124,18 @@ def _invoke(options: argparse.Namespace) -> int:
         status = response.status
         if options.later and status == http.client.ACCEPTED:
             print(response.headers["X-Call-Id"])
+        end = b"\n"
         while piece := response.read1(_PIECE_BYTES):
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
+            end = piece[-1:]
+        if end != b"\n" and sys.stdout.isatty():
+            print(flush=True)
         if status < _FAILURES:
             return 0
         stage = response.headers.get("X-Workflow-Stage")
     where = f", from the stage {stage}" if stage else ""
-    print(f"\n{options.name} answered {status}{where}", file=sys.stderr)
+    print(f"{options.name} answered {status}{where}", file=sys.stderr)
     return _EXIT_FAILED
 
 

@@ -221,7 +221,7 @@ def _read(name: str, path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"[etcd] {name}: {path}: {error}") from error
+        raise CommandError(f"[etcd] {name}: {path}: {getattr(error, 'strerror', error)}") from error
 
 
 def _listener(address: str) -> socket.socket:

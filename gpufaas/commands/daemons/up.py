@@ -33,7 +33,7 @@ from gpufaas.options.gpu_node import (
     check_node,
 )
 from gpufaas.options.subparsers import Commands
-from gpufaas.output.cluster_text import choice_text
+from gpufaas.output.cluster_text import in_force_text
 from gpufaas.remote.scheduler_api import SchedulerApi
 from gpufaas.stack.example_functions import show_examples
 from gpufaas.stack.kept_etcd import kept_etcd_anywhere
@@ -114,7 +114,7 @@ def _up(options: argparse.Namespace) -> int:
 def _down(options: argparse.Namespace) -> int:
     """Send SIGTERM to the supervising process, and wait until it has ended."""
     folder = stack_folder(options.state, options.environment)
-    running = folder.running()
+    running = folder.holder()
     if running is None:
         print(f"nothing is up in {folder.root}")
         return 0
@@ -123,9 +123,10 @@ def _down(options: argparse.Namespace) -> int:
         "gateway, the GPU manager, the scheduler and etcd",
         file=sys.stderr,
     )
-    os.kill(running.pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        os.kill(running.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + _DOWN_S
-    while folder.running() is not None:
+    while (holder := folder.holder()) and holder.pid == running.pid:
         if time.monotonic() > deadline_s:
             raise CommandError(f"process {running.pid} has not ended after {_DOWN_S:g} s")
         time.sleep(0.1)
@@ -163,7 +164,7 @@ def _settings(options: argparse.Namespace) -> AllSettings:
         "node.emulate_context": options.emulate_context,
     }
     settings = read_settings(options.config, options.environment, flags)
-    check_node(settings.node)
+    check_node(settings.node, options.environment.get("CUDA_VISIBLE_DEVICES"))
     return settings
 
 
@@ -262,7 +263,7 @@ def _policy_in_force(plan: StackPlan) -> str:
         return f"{plan.settings.policy} by the settings"
     kept = choice["policy"] != plan.settings.policy
     by = f" (kept from `gpufaas policy set`; the settings say {plan.settings.policy})"
-    return choice_text(choice) + (by if kept else "")
+    return in_force_text(choice) + (by if kept else "")
 
 
 def _moved(plan: StackPlan) -> Iterator[str]:
@@ -275,8 +276,8 @@ def _moved(plan: StackPlan) -> Iterator[str]:
         if url != f"http://{wanted}" and wanted:
             file = plan.folder.kept_port(part)
             address = url.removeprefix("http://")
-            keeps = f"{file} keeps this from when {wanted} was taken (remove it for {wanted})"
-            yield f"  {part} at {address}: {keeps}"
+            keeps = f"{file} keeps this port for later starts (remove it for {wanted})"
+            yield f"  {part} at {address}: {wanted} was taken; {keeps}"
 
 
 def _export(plan: StackPlan) -> str:

@@ -48,7 +48,8 @@ def add_parser(commands: Commands) -> None:
     add("--json", action="store_true", help="print one JSON object")
     add("--python", default=sys.executable, metavar="PROGRAM", help="what runs the script")
     add("script", help="a Python script, or the handler.py of a function")
-    add("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    # Not required, whatever argparse takes of it.
+    add("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
     parser.set_defaults(run=_run)
 
 

@@ -102,12 +102,14 @@ def _stack(folder: StackFolder) -> tuple[PartStatus, bool]:
     """The stack of the folder, and whether it is up."""
     used_for = "status, top, pin and all others ask it"
     try:
-        running = folder.running()
+        running = folder.holder()
     except CommandError as error:
         remedy = "name a folder of yours with GPUFAAS_STATE"
         return PartStatus("stack", "lacks", str(error), used_for, remedy), False
     up = f"nothing is up in {folder.root}"
     if running is not None:
+        up = f"starting in {folder.root} (process {running.pid})"
+    if running is not None and running.gateway:
         up = f"up in {folder.root}: {running.gateway}, {running.scheduler}"
     return PartStatus("stack", "ok", up, used_for), running is not None
 

@@ -118,4 +118,4 @@ def _entries(path: Path) -> Iterator[tuple[int, Beginning | RecordedStep]]:
                 except BadRecording as error:
                     raise BadRecording(f"{path}, line {number}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{path}: {error}") from error
+        raise CommandError(f"{path}: {getattr(error, 'strerror', error)}") from error

@@ -3,8 +3,9 @@
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from gpufaas.errors import CommandError
@@ -15,7 +16,12 @@ from gpufaas.output.progress_bar import ProgressBar
 from scheduler.sim.grounds.ground_study import GroundPlan, default_ground_plan, evaluate_grounds
 from scheduler.sim.grounds.page.ground_blocks import ground_blocks
 from scheduler.sim.latency_bound import average_latency_bound
-from scheduler.sim.papers.esg.esg_experiments import EsgPlan, default_esg_plan, evaluate_esg
+from scheduler.sim.papers.esg.esg_experiments import (
+    ESG_STEPS,
+    EsgPlan,
+    default_esg_plan,
+    evaluate_esg,
+)
 from scheduler.sim.papers.esg.page.esg_blocks import esg_blocks
 from scheduler.sim.papers.interference.interference_experiments import (
     InterferencePlan,
@@ -24,7 +30,12 @@ from scheduler.sim.papers.interference.interference_experiments import (
 )
 from scheduler.sim.papers.interference.page.interference_blocks import interference_blocks
 from scheduler.sim.papers.sage.page.sage_blocks import sage_blocks
-from scheduler.sim.papers.sage.sage_experiments import SagePlan, default_sage_plan, evaluate
+from scheduler.sim.papers.sage.sage_experiments import (
+    SAGE_STEPS,
+    SagePlan,
+    default_sage_plan,
+    evaluate,
+)
 from scheduler.sim.papers.thesis import (
     beyond,
     calibrate,
@@ -156,7 +167,7 @@ def write(out: Path, plan: ReproductionPlan) -> Path:
 def write_sage(out: Path, plan: SagePlan) -> Path:
     """Simulate SAGE's systems, and write the generated parts and pictures of their page."""
     pictures = load_pictures(SAGE)
-    evaluation = evaluate(plan, _announce)
+    evaluation = evaluate(plan, _announcer(SAGE_STEPS))
     pictures.draw_sage(out / "pictures", evaluation)
     folder = make_folder(str(out / "evaluation"))
     return _write_page(folder / "sage.md", _SAGE_TITLE, sage_blocks(evaluation))
@@ -165,7 +176,7 @@ def write_sage(out: Path, plan: SagePlan) -> Path:
 def write_esg(out: Path, plan: EsgPlan) -> Path:
     """Simulate ESG's systems and ours, and write the generated parts and pictures of their page."""
     pictures = load_pictures(ESG)
-    evaluation = evaluate_esg(plan, _announce)
+    evaluation = evaluate_esg(plan, _announcer(ESG_STEPS))
     pictures.draw_esg(out / "pictures", evaluation)
     folder = make_folder(str(out / "evaluation"))
     return _write_page(folder / "esg.md", _ESG_TITLE, esg_blocks(evaluation))
@@ -173,7 +184,7 @@ def write_esg(out: Path, plan: EsgPlan) -> Path:
 
 def write_interference(out: Path, plan: InterferencePlan) -> Path:
     """Simulate pairs of jobs, and write the generated parts of their page."""
-    evaluation = evaluate_interference(plan, _announce)
+    evaluation = evaluate_interference(plan, _announcer(len(plan.settings)))
     folder = make_folder(str(out / "evaluation"))
     blocks = interference_blocks(evaluation)
     return _write_page(folder / "interference.md", _INTERFERENCE_TITLE, blocks)
@@ -189,7 +200,7 @@ def write_grounds(out: Path, plan: GroundPlan) -> Path:
 
 def write_tenants(out: Path, plan: TenantPlan) -> Path:
     """Simulate tenants that share a cluster, and write the generated parts of their page."""
-    evaluation = evaluate_tenants(plan, _announce)
+    evaluation = evaluate_tenants(plan, _announcer(len(plan.loads) * len(plan.chosen)))
     folder = make_folder(str(out / "evaluation"))
     return _write_page(folder / "tenants.md", _TENANTS_TITLE, tenant_blocks(evaluation))
 
@@ -214,8 +225,10 @@ def _write_page(path: Path, title: str, parts: Mapping[str, str]) -> Path:
     return path
 
 
-def _announce(what: str) -> None:
-    print(f"simulating {what}", file=sys.stderr)
+def _announcer(steps: int) -> Callable[[str], None]:
+    """Tell what is simulated next, as `2 of 7`."""
+    numbers = count(1)
+    return lambda what: print(f"simulating {next(numbers)} of {steps}: {what}", file=sys.stderr)
 
 
 def _by_reading(paper: Paper, plan: ReproductionPlan) -> list[MeasuredVariant]:

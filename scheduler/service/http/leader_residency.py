@@ -5,7 +5,7 @@ from collections.abc import Callable
 from cache_manager.http.residency_routes import ConfiguredRun, Holder, ModelShown
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.estimates.profiles import Profile
-from scheduler.model.errors import MalformedRequest, UnknownName
+from scheduler.model.errors import MalformedRequest, UnknownModel, UnknownName
 from scheduler.service.driver.hosting import hosting_of
 from scheduler.service.leadership.term import Office
 from scheduler.service.views.explanation import tier_name
@@ -45,7 +45,7 @@ class LeaderResidency:
             or any(name in (user, user.rpartition("/")[2]) for user in office.bill.users(model))
         ]
         if not found:
-            raise UnknownName("model", name)
+            raise UnknownModel(name)
         if len(found) > 1:
             raise MalformedRequest(f"{name!r} may be any of {', '.join(sorted(found))}")
         return found[0]

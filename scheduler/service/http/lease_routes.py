@@ -217,7 +217,10 @@ class HotPath:
 
 def unknown_caller() -> CallerNotAllowed:
     """The error for a request without a credential of ours."""
-    return CallerNotAllowed("no valid credentials in the Authorization header", known=False)
+    return CallerNotAllowed(
+        "no valid credentials in the Authorization header: Bearer and what `gpufaas token` prints",
+        known=False,
+    )
 
 
 def header_of(scope: Scope, name: bytes) -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ class Command:
 
 
 async def test_workflow_is_deployed_called_shown_and_removed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     functions = {"a": says_json(b'{"x": 1}'), "b": echoes}
     async with workflow_world(tmp_path, functions) as flows:
@@ -57,6 +58,10 @@ async def test_workflow_is_deployed_called_shown_and_removed(
         assert await command.run("""invoke w --body '{"n": 2}'""") == (0, '{"x": 1}', "")
         assert flows.got["a"][0].header("content-type") == "application/json"
         assert flows.bodies("a") == [b'{"n": 2}']
+        with monkeypatch.context() as terminal:
+            terminal.setattr(sys.stdout, "isatty", lambda: True)
+            assert await command.run("invoke w --body '{}'") == (0, '{"x": 1}\n', "")
+        flows.got["a"].pop()
         code, out, _ = await command.run("invoke w --async -n openfaas-fn")
         assert (code, len(out)) == (0, 37)
         code, out, _ = await command.run("describe w")
@@ -92,7 +97,7 @@ async def test_failed_call_says_which_stage_failed(
         await command.run(f"deploy {command.file}")
         code, out, err = await command.run("invoke w --body hello --content-type text/plain")
         assert (code, out) == (1, "no")
-        assert err == "\nw answered 422, from the stage first\n"
+        assert err == "w answered 422, from the stage first\n"
         (tmp_path / "body").write_bytes(b"from a file")
         await command.run(f"invoke w --body @{tmp_path}/body")
         assert [one.header("content-type") for one in flows.got["a"]] == [

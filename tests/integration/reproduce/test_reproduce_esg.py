@@ -11,6 +11,7 @@ from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.studies import reproduce
 from scheduler.sim.papers.esg.esg_experiments import (
     ESG,
+    ESG_STEPS,
     INFLESS,
     OURS,
     STRICT,
@@ -47,7 +48,10 @@ PLAN = EsgPlan(
 
 @cache
 def evaluation() -> EsgEvaluation:
-    return evaluate_esg(PLAN, lambda _: None)
+    steps: list[str] = []
+    found = evaluate_esg(PLAN, steps.append)
+    assert len(steps) == ESG_STEPS
+    return found
 
 
 @cache

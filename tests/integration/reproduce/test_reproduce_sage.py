@@ -16,6 +16,7 @@ from scheduler.sim.papers.sage.page.sage_blocks import sage_blocks
 from scheduler.sim.papers.sage.page.sage_headlines import judged_headlines
 from scheduler.sim.papers.sage.printed_numbers import sage_paper
 from scheduler.sim.papers.sage.sage_experiments import (
+    SAGE_STEPS,
     SageEvaluation,
     SagePlan,
     default_sage_plan,
@@ -43,7 +44,10 @@ PLAN = SagePlan(
 
 @cache
 def evaluation() -> SageEvaluation:
-    return evaluate(PLAN, lambda _: None)
+    steps: list[str] = []
+    found = evaluate(PLAN, steps.append)
+    assert len(steps) == SAGE_STEPS
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """A `gpufaas up` of its own: its folder, its processes, and what is asked of it."""
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -103,12 +102,9 @@ class Stack:
         return process
 
     def is_up(self) -> bool:
-        """Whether what was launched last says so; one that looks at its lock may keep it out."""
-        try:
-            record = json.loads((self.state / "stack.json").read_text())
-        except FileNotFoundError:
-            return False
-        return [process.pid for process in self._processes[-1:]] == [record["pid"]]
+        """Whether what was launched last says so."""
+        running = StackFolder(self.state).running()
+        return running is not None and running.pid == self._processes[-1].pid
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Another command of ours, to its end."""

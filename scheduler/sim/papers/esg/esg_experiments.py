@@ -20,6 +20,7 @@ from scheduler.sim.papers.esg.workflow_figures import WorkflowFigures, workflow_
 from scheduler.sim.papers.esg.workflow_run import WorkflowRun, calls_of
 
 Announce = Callable[[str], None]
+ESG_STEPS = 7  # that `evaluate_esg` announces
 MakePlanner = Callable[[EsgAssumptions], LanePlanner]
 ESG, OURS = "ESG", "cost-to-go"
 ORION, AQUATOPE, INFLESS, FAST = "Orion", "Aquatope", "INFless", "FaST-GShare"

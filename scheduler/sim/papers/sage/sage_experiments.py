@@ -45,6 +45,7 @@ _CONTENDED = (FIXED_GSL, FIXED_GSL_F)
 # Exit rules that run in the whole simulator.
 RULES = ("fixed", "adaptive", "adaptive:500", "never")
 Announce = Callable[[str], None]
+SAGE_STEPS = 7  # that `evaluate` announces
 
 
 @dataclass(frozen=True, slots=True)

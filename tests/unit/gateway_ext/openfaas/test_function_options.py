@@ -287,5 +287,10 @@ def test_as_much_memory_as_the_largest_gpu_has_is_accepted(given: dict[str, str]
 
 
 def test_a_key_of_ours_that_is_not_known_is_refused_with_those_that_are() -> None:
-    with pytest.raises(BadDeployment, match=r"com\.gpufaas\.memmory is not known.*gpufaas\.memory"):
+    nearest = r"com\.gpufaas\.memmory is not known: did you mean com\.gpufaas\.memory\? known: "
+    with pytest.raises(BadDeployment, match=nearest) as refused:
         ours(memmory="1Gi")
+    assert "com.gpufaas.path" in str(refused.value)
+    assert "trouble" not in str(refused.value), "nobody may set it"
+    with pytest.raises(BadDeployment, match=r"com\.gpufaas\.0 is not known: known: "):
+        ours(**{"0": "1"})

@@ -115,6 +115,15 @@ def test_cycle_is_refused_at_one_of_its_stages() -> None:
     assert found == ["line 4: it has the cycle b -> c -> d -> b"]
 
 
+def test_cycle_is_refused_beside_other_errors() -> None:
+    waits = {"a": "[a, none]", "b": "[a, a]", "d": "e", "e": "d"}
+    lines = [f"  {stage}: {{function: f, after: {before}}}\n" for stage, before in waits.items()]
+    found = refused(stages("".join(lines)))
+
+    assert "line 5: it has the cycle d -> e -> d" in found
+    assert len(found) == 4
+
+
 def test_every_unknown_function_is_named() -> None:
     with pytest.raises(BadWorkflowFile) as caught:
         read_workflow(GOOD, lambda function: function.name == "hello")

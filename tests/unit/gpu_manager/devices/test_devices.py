@@ -8,7 +8,7 @@ import pynvml  # type: ignore[import-untyped]  # NVIDIA gives it no types
 import pytest
 
 from cache_manager.model.ids import NodeId
-from gpu_manager.devices.device_choice import choose, closed_device_files
+from gpu_manager.devices.device_choice import check_named, choose, closed_device_files
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.devices.host_memory import available_bytes
 from gpu_manager.errors import NoDriver, NoSuchDevice
@@ -167,6 +167,14 @@ def test_gpus_are_confined_to_those_that_cuda_would_show(
 def test_choice_is_refused_when_it_cannot_be_had(choice: str, why: str) -> None:
     with pytest.raises(NoSuchDevice, match=why):
         choose(choice, NODE, nvml=three_gpus())
+
+
+def test_named_gpus_are_checked_before_anything_is_started() -> None:
+    check_named("cuda:0,2", "0,2", three_gpus())
+    with pytest.raises(NoSuchDevice, match="no GPU 1; there are 0, 2"):
+        check_named("cuda:1", "0,2", three_gpus())
+    with pytest.raises(NoDriver):
+        check_named("cuda", None, NO_DRIVER)
 
 
 def test_choice_is_refused_when_it_wants_more_memory_than_there_is() -> None:

@@ -166,6 +166,15 @@ def test_check_passes_when_nothing_is_heavy_here_or_impossible(
 def test_check_fails_when_the_program_fails() -> None:
     assert not checked(run=ran(code=3)).passes
     assert "the program failed" in as_text(checked(run=ran(code=3)))
+    text = as_text(checked(run=ran(code=1, graph_operators=0)))
+    assert "torch.compile" not in text, "it never came to compute"
+
+
+def test_sparse_operator_has_no_remedy() -> None:
+    names = ("mm", "sparse matmul", "_sparse_mm")
+    operators = [OutsideOperator("app.py", 9, name, 3, 0.1, 0.1) for name in names]
+    found = list(judge(ran(operators=operators)))
+    assert [bool(finding.rule.remedy) for finding in found] == [True, False, False]
 
 
 def test_text_groups_items_under_the_advice_they_share() -> None:
@@ -219,4 +228,5 @@ def test_text_says_what_runs_on_the_cpu_when_nothing_ran_on_the_gpu() -> None:
     assert "runs on the CPU: 1" in text
     assert "redirected to the GPU" not in text, "the same line"
     assert "nothing stands in the way" not in text
+    assert "all of it ran on the\nfunction's own processor" in text
     assert text.splitlines()[-1].startswith("nothing ran on the GPU")

@@ -55,7 +55,7 @@ def test_check_reports_the_modules_of_the_project(capsys: Output, tmp_path: Path
     ("options", "answer"),
     [
         (["missing.py"], "missing.py: No such file"),
-        ([], "script"),
+        ([], "required: script\n"),
         (["--emulate-run", "soon", "app.py"], "no number of seconds"),
     ],
 )

@@ -67,6 +67,25 @@ def test_call_without_a_request_of_its_own_says_where_it_ran(
     assert text in told
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "text"),
+    [
+        (503, "it does not start: KeyError", "no GPU; it was answered 503: it does not start: Key"),
+        (502, "status 502", "it used no GPU; it was answered 502"),
+        (404, "", "it used no GPU"),
+    ],
+)
+def test_call_that_was_refused_says_with_what(status: int, error: str, text: str) -> None:
+    attributes = {"http.response.status_code": status}
+    told = call_text({"spans": [{"name": "call f", "attributes": attributes, "error": error}]})
+    assert text in told
+    assert told.endswith(str(status) if error == "status 502" else error or "no GPU")
+
+
+def test_listing_of_no_request_says_what_makes_one() -> None:
+    assert latest_text([]) == "no request yet: call a function that uses a GPU"
+
+
 def test_call_that_nobody_knows_is_refused_with_what_both_say() -> None:
     with pytest.raises(CommandError, match=r"no request among .*; and the gateway: call is unkn"):
         explanation(FakeScheduler(), FakeGateway, "c2")

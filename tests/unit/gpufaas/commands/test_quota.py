@@ -58,11 +58,25 @@ async def test_terms_are_shown_and_removed(capsys: pytest.CaptureFixture[str]) -
         assert "no terms that an operator set of" in capsys.readouterr().err
 
 
+async def test_namespace_that_only_a_function_has_is_noted_and_set(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with leading() as world:
+        await world.acquire("r1")
+        await quota(world, "set", "team", "--gpu-seconds", "5")
+        assert capsys.readouterr().err == ""
+        assert await quota(world, "set", "reader", "--gpu-seconds", "5") == 0
+        note = "'reader' is a namespace of no function; the function is team/reader"
+        assert note in capsys.readouterr().err
+        assert "reader" in in_force(world)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("set", "team"), "nothing to set"),
-        (("set", "team", "--weight", "0"), "weight"),
+        (("set", "team", "--weight", "0"), "--weight: from 0.001 to"),
+        (("set", "team", "--gpu-seconds", "-3"), "--gpu-seconds: from 0.001 to 1e+09 is expected"),
         (("set", "a/b/c", "--weight", "2"), "NAMESPACE/FUNCTION"),
         (("show", "a/b/c"), "NAMESPACE/FUNCTION"),
     ],

@@ -289,6 +289,8 @@ def test_doctor_says_what_is_up_and_which_ports_are_taken(tmp_path: Path) -> Non
     folder = StackFolder(tmp_path / "state")
     folder.make()
     with folder.held():
+        starts = {each.name: each for each in doctor.examine_room(environment)}
+        assert starts["stack"].found == f"starting in {folder.root} (process {os.getpid()})"
         folder.record(RunningStack(1, "http://g", "http://s", "unix:/n"))
         up = {each.name: each for each in doctor.examine_room(environment)}
     assert up["stack"].found == f"up in {tmp_path / 'state'}: http://g, http://s"

@@ -106,7 +106,9 @@ def test_explain_prints_an_array_when_json_is_asked_for(capsys: Output) -> None:
 
 BAD_VALUES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("--policy", "nope"), "unknown policy 'nope'; known: "),
+    (("--policy", "gain overlap=0"), "'gain overlap=0' is no policy's name: `gpufaas policy set` "),
     (("--eviction", "nope"), "nope"),
+    (("--profile", "none.csv"), "profile none.csv: No such file or directory\n"),
     (("--working-set", "0"), "a working set must have at least 1 function, not 0"),
     (("--gpus", "0"), "gpus must be at least 1, not 0"),
     (("--gpu-memory-mb", "100"), "gpu-memory-mb of 100 is too small"),

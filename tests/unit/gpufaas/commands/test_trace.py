@@ -40,7 +40,11 @@ class FakeGateway(GatewayApi):
         self.spans = list(spans)
 
     def get(self, path: str) -> Any:
-        assert path == "/system/traces/c%2F1"
+        if path == "/system/traces":
+            calls = ("12345678-a", "abcdefgh-1", "abcdefgh-2")
+            return {"calls": [{"call_id": each} for each in calls]}
+        if path not in {"/system/traces/c%2F1", "/system/traces/12345678-a"}:
+            raise CommandError("the call is unknown")
         return {"spans": self.spans}
 
 
@@ -54,6 +58,11 @@ class FakeScheduler(SchedulerApi):
         if not self.spans:
             raise CommandError("it is forgotten")
         return {"spans": self.spans}
+
+
+class NoRequests(SchedulerApi):
+    def __init__(self) -> None:
+        super().__init__((), "")
 
 
 def test_spans_of_the_scheduler_are_below_the_lease_that_asked_for_them() -> None:
@@ -80,6 +89,29 @@ def test_foreign_names_reach_no_terminal_as_they_are() -> None:
     evil = CALL | {"name": "call\x1b[2J\r\n", "attributes": {"gpufaas.call_id": "\x9b"}}
     story = request_trace(FakeGateway(evil), FakeScheduler(), "c/1")
     assert all(line.isprintable() for line in trace_text(story))
+
+
+def test_request_is_traced_by_its_own_id() -> None:
+    queue = a_span("queue", 4, 3, 2, 1, service="gpufaas-scheduler")
+    story = request_trace(FakeGateway(CALL), FakeScheduler(queue), "r0")
+    assert story == {"call_id": "r0", "spans": [queue], "missing": []}
+
+
+def test_call_is_traced_by_the_beginning_of_its_id_if_that_is_one_call() -> None:
+    assert request_trace(FakeGateway(CALL), FakeScheduler(), "12345678")["spans"] == [CALL]
+    expected = "an X-Call-Id or at least its first 8 characters are expected"
+    for given, why in (
+        ("abcdefgh", f"2 of the latest calls begin so, {expected}"),
+        ("1234", f"1 of the latest calls begin so, {expected}"),
+        ("feelings", expected),
+    ):
+        with pytest.raises(CommandError, match=f"^the call is unknown; {why}$"):
+            request_trace(FakeGateway(CALL), NoRequests(), given)
+
+
+def test_call_that_is_listed_and_gone_is_unknown() -> None:
+    with pytest.raises(CommandError, match="the call is unknown"):
+        request_trace(FakeGateway(CALL), NoRequests(), "abcdefgh-1")
 
 
 def test_failure_is_shown() -> None:

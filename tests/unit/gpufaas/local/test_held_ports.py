@@ -122,6 +122,16 @@ def test_kept_port_is_given_up_when_another_server_listens_there(
         assert kept.read_text() == address.rpartition(":")[2] + "\n"
 
 
+@pytest.mark.parametrize("listen", ["nowhere.invalid:80", "192.0.2.1:9"])
+def test_address_that_is_none_of_this_machine_has_no_port_as_its_remedy(listen: str) -> None:
+    refusal = f"^{listen} cannot be listened at for the gateway: [^;]+$"
+    with (
+        pytest.raises(CommandError, match=refusal),
+        claimed_port(listen, "the gateway", "--port N"),
+    ):
+        pass
+
+
 def test_chosen_address_is_refused_when_another_stack_claims_it(
     port: HeldPort, tmp_path: Path
 ) -> None:

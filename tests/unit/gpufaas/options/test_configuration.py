@@ -185,6 +185,15 @@ def test_start_is_stopped_when_there_is_no_such_policy_or_parameter() -> None:
         read_settings(None, {}, {"policy": "lb", "parameters": "o3_limit=3"})
 
 
+@pytest.mark.parametrize("table", ["gateway", "scheduler"])
+def test_address_is_refused_with_its_option_or_its_key(table: str) -> None:
+    with pytest.raises(CommandError, match=r"^--listen: not an address"):
+        read_settings(None, {}, {f"{table}.listen": "127.0.0.1"})
+    variable = {f"GPUFAAS_{table.upper()}_LISTEN": "127.0.0.1"}
+    with pytest.raises(CommandError, match=rf"^\[{table}\] listen: not an address"):
+        read_settings(None, variable, {f"{table}.listen": None})
+
+
 def test_service_links_of_kubernetes_are_passed_over() -> None:
     links = {
         "GPUFAAS_SCHEDULER_SERVICE_HOST": "10.0.0.7",

@@ -66,6 +66,13 @@ def test_policies_are_named_in_any_way_and_take_only_their_own_parameters() -> N
     assert chosen["lb"] == {}
 
 
+def test_missing_recording_is_named_as_other_commands_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["replay", "nofile"]) == EXIT_BAD_USE
+    assert capsys.readouterr().err == "gpufaas replay: nofile: No such file or directory\n"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

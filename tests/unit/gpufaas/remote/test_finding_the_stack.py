@@ -1,6 +1,7 @@
 """Which stack commands speak to: a named one, the running one of a folder, never another's."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,16 @@ def test_command_names_the_folder_when_nothing_is_up_there(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_command_names_the_process_when_a_stack_is_starting(
+    words: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with StackFolder(tmp_path).held():
+        assert main(words) == EXIT_BAD_USE
+    starting = f"a stack is starting in {tmp_path} (process {os.getpid()}): try again"
+    assert starting in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", ["pin", "unpin", "evict", "prefetch"])
 def test_order_goes_to_the_stack_of_the_folder_with_its_secret(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -81,6 +92,7 @@ def test_models_of_a_function_are_those_of_the_stack(
         assert main(["models", "reader", "--json"]) == 0
         assert [line.split()[0] for line in asked][1:] == ["/models", "/models/team/1"]
         assert main(["models", "nobody"]) == EXIT_BAD_USE
+    assert "no model 'nobody': a function has none if it uses no GPU" in capsys.readouterr().err
 
 
 def test_explicit_scheduler_is_asked_although_a_stack_is_up(tmp_path: Path) -> None:
@@ -134,6 +146,20 @@ def test_no_other_gateway_gets_the_password_of_the_stack_that_is_up(
     assert [line.split()[1] for line in asked] == ["Basic", "Basic"]
 
 
+def test_command_names_the_variable_when_it_leads_to_the_gateway_of_another_stack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = {"message": "no"}
+    with answering(200, []) as (ours, _), answering(401, refused) as (theirs, _):
+        monkeypatch.setenv("OPENFAAS_URL", theirs)
+        with a_stack(tmp_path, ours):
+            assert main(["top", "--once"]) == EXIT_BAD_USE
+            said = f"OPENFAAS_URL names {theirs}, which is not the stack in {tmp_path}: unset it"
+            assert said in capsys.readouterr().err
+            assert main(["top", "--once", "--gateway", theirs]) == EXIT_BAD_USE
+        assert f"{theirs} needs a login: name the folder" in capsys.readouterr().err
+
+
 def test_command_says_whose_secret_it_lacks_when_a_scheduler_has_another_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,3 +183,4 @@ def test_record_of_a_killed_stack_names_nobody_when_the_next_one_starts(tmp_path
     folder.record(RunningStack(1, "http://old", "http://old", "unix:/old"))
     with folder.held():
         assert folder.running() is None
+        assert folder.holder() == RunningStack(os.getpid())

@@ -5,6 +5,7 @@ import fcntl
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -41,6 +42,8 @@ def test_folder_is_held_once(tmp_path: Path) -> None:
         folder.record(RUNNING)
         with pytest.raises(AlreadyUp, match="1234"), folder.held():
             pass
+    with folder.held(), pytest.raises(AlreadyUp, match=f"process {os.getpid()} "), folder.held():
+        pass  # the first is still starting
     with folder.held():
         pass
 
@@ -63,6 +66,7 @@ def test_folder_of_a_killed_holder_runs_nothing(tmp_path: Path) -> None:
         record = (tmp_path / "stack.json").read_text()
     (tmp_path / "stack.json").write_text(record)  # it was not removed
     assert folder.running() is None
+    assert folder.holder() is None
 
 
 def test_folder_is_the_named_one_then_that_of_the_environment(tmp_path: Path) -> None:
@@ -83,6 +87,22 @@ def test_down_reports_it_when_nothing_is_up(
 ) -> None:
     assert main(["down", "--state", str(tmp_path / "none")]) == 0
     assert "nothing is up" in capsys.readouterr().out
+
+
+def test_down_ends_a_stack_that_is_starting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    holds = "import sys; from pathlib import Path; from gpufaas.local.stack_folder import *\n"
+    holds += "with StackFolder(Path(sys.argv[1])).held(): print('held', flush=True); input()"
+    command = [sys.executable, "-c", holds, str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as starting:
+        assert starting.stdout is not None
+        assert starting.stdout.readline() == b"held\n"
+        assert main(["down", "--state", str(tmp_path)]) == 0
+        assert starting.wait() == -signal.SIGTERM
+    assert f"stopping process {starting.pid} of {tmp_path}" in capsys.readouterr().err
+    assert StackFolder(tmp_path).holder() is None
 
 
 async def test_child_is_started_again_when_it_dies_and_gone_at_the_end(tmp_path: Path) -> None:

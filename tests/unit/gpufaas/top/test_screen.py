@@ -15,6 +15,7 @@ from gpufaas.top.panels import PANELS
 from gpufaas.top.screen import ScreenView, frame, full_listing, rows_of, selected_index
 from gpufaas.top.styled_text import StyledText, cut, padded, painted
 from gpufaas.top.terminal import pressed_keys
+from scheduler.policies import describe
 from tests.kit.outcomes import outcome
 from tests.kit.page.generated_cluster import GeneratedCluster, empty
 
@@ -68,7 +69,7 @@ def test_everything_is_printed_once() -> None:
         assert gpu["id"] in text
     for function in STATE["functions"]:
         assert function["id"] in text
-    assert "policy lalbo3 o3_limit=25" in text
+    assert "; policy lalbo3   " in text  # with the defaults
     assert "\x1b" not in text
 
 
@@ -105,6 +106,21 @@ def test_gpu_is_opened_with_its_models() -> None:
 def test_trouble_is_reported_in_front_of_alerts() -> None:
     assert "not fresh: it is away" in text_of(frame(STATE, "it is away", ScreenView(), 140, 40))
     assert STATE["alerts"][0]["text"] in text_of(frame(STATE, "", ScreenView(), 140, 40))
+
+
+def test_other_alerts_are_by_key_or_below() -> None:
+    state = {**STATE, "alerts": [STATE["alerts"][0]] * 10}
+    assert "  (and 9 more: key 6)" in text_of(frame(state, "", ScreenView(), 240, 40))
+    assert "  (and 9 more, below)" in text_of(full_listing(state, "", 240))
+
+
+def test_policy_is_shown_with_the_parameters_that_are_not_the_defaults() -> None:
+    parameters = {**describe("gain").parameters, "overlap": 0}
+    assert len(parameters) > 9
+    shown = {**STATE, "policy": {"name": "gain", "parameters": parameters}}
+    assert "; policy gain overlap=0   " in text_of(full_listing(shown, "", 160))
+    shown["policy"] = {"name": "of-tomorrow", "parameters": {"a": 1, "b": 2}}
+    assert "; policy of-tomorrow a=1 b=2   " in text_of(full_listing(shown, "", 160))
 
 
 def test_names_cannot_steer_the_terminal() -> None:

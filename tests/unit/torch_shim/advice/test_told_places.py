@@ -1,9 +1,11 @@
 """Each place in a program that stays in the function is told once, with a remedy."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
+import torch_shim
 from gateway_ext.runtime.gpu_placement import ShimPlacements
 from torch_shim.advice.break_reasons import Advice, for_local
 from torch_shim.advice.told_places import CodePlace, ToldPlaces, users_line
@@ -29,6 +31,12 @@ def test_nothing_is_told_when_there_is_nothing_to_do(caplog: pytest.LogCaptureFi
     told.tell(CodePlace("app.py", 7), "Net runs here", for_local("its graph is being traced"))
     assert not caplog.records
     assert not told.to_send()
+
+
+def test_place_is_in_no_folder_of_the_shim(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert users_line().file == __file__
+    monkeypatch.setattr(torch_shim, "__path__", [*torch_shim.__path__, str(Path(__file__).parent)])
+    assert users_line().file != __file__
 
 
 def test_program_with_many_places_is_told_of_some(caplog: pytest.LogCaptureFixture) -> None:

@@ -55,6 +55,11 @@ def test_fixed_keeps_every_stage_for_the_one_number_or_each_for_its_own() -> Non
     assert stays("fixed:10,20,0,60", model()) == [10.0, 20.0, 0.0, 60.0]
 
 
+def test_unknown_rule_is_an_exit_rule() -> None:
+    with pytest.raises(UnknownRule, match="unknown exit rule 'fixd'; known: adaptive, "):
+        exits.make("fixd:30")
+
+
 @pytest.mark.parametrize(
     "rule",
     [

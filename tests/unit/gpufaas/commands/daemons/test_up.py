@@ -16,6 +16,7 @@ from tests.kit.network.answering import answering
 REFUSED = (
     (("--devices", "gpu:3"), "devices: 'gpu:3': auto, cuda, cuda:0,2 or cpu:N is expected"),
     (("--devices", "cuda:٣"), "devices: "),
+    (("--devices", "cuda:4095"), "no "),  # driver, else GPU of this number
     (("--gpu-memory", "8XB"), "not a size: '8XB'"),
     (("--store-memory", "much"), "not a size: 'much'"),
     (("--gpu-overlap", "0"), "GPU overlap: '0'"),
@@ -79,8 +80,8 @@ def test_up_says_what_to_export_when_its_folder_is_not_the_default_one(
 def test_up_says_which_port_was_taken_and_where_the_part_is_instead(tmp_path: Path) -> None:
     said = _welcome(a_plan(tmp_path, "http://127.0.0.1:35129"), "lb", 1.0)
     file = tmp_path / "scheduler.port"
-    why = f"{file} keeps this from when 127.0.0.1:7700 was taken (remove it for 127.0.0.1:7700)"
-    assert f"scheduler at 127.0.0.1:35129: {why}" in said
+    keeps = f"{file} keeps this port for later starts (remove it for 127.0.0.1:7700)"
+    assert f"scheduler at 127.0.0.1:35129: 127.0.0.1:7700 was taken; {keeps}" in said
     assert "metrics at" not in said
 
 

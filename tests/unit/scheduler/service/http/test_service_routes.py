@@ -173,7 +173,9 @@ async def test_order_about_a_model_or_gpu_that_is_unknown_is_refused() -> None:
     async with leading() as world:
         await serve(world, "r0", "bert-large")
         await serve(world, "r1", "bert-small")
-        assert (await world.ask("POST", "/models/gpt/evict")).status == 404
+        answer = await world.ask("POST", "/models/gpt/evict")
+        assert answer.status == 404
+        assert answer.body["message"].endswith("it uses no GPU, or was not called yet")
         assert (await world.ask("POST", "/models/bert-large/evict?gpu=g9")).status == 404
         answer = await world.ask("POST", "/models/bert/evict")
         assert answer.status == 400
@@ -245,6 +247,7 @@ async def test_views_require_credentials() -> None:
             answer = await world.get(path, headers={"Authorization": ""})
             assert answer.status == 401
             assert "Basic" in answer.headers["WWW-Authenticate"]
+            assert "`gpufaas token`" in answer.body["message"]
 
 
 async def test_health_shows_whether_callers_are_served() -> None:

@@ -62,7 +62,9 @@ def test_same_seed_draws_the_same_workload() -> None:
     assert draw(paper, setting, 1) != draw(paper, setting, 2)
 
 
-def test_page_is_written_from_a_small_plan(tmp_path: Path) -> None:
+def test_page_is_written_from_a_small_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = InterferencePlan([DrawnSetting(1, 1, 2.0, 0.0), DrawnSetting(1, 2, 5.0, 0.4)], seeds=3)
 
     page = write_interference(tmp_path, plan).read_text()
@@ -70,3 +72,5 @@ def test_page_is_written_from_a_small_plan(tmp_path: Path) -> None:
     assert "| cnn | +0.000 | 1.250 |" in page
     assert page.count(" of 3 |") == 2
     assert "of 6 drawn workloads" in page
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[0] for line in told] == ["simulating 1 of 2", "simulating 2 of 2"]
