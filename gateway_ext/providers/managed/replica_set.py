@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Generic
 
-from gateway_ext.model import Endpoint
+from gateway_ext.model import Endpoint, SlowStart
 from gateway_ext.providers.managed.replica import I, Replica, ReplicaContext
 
 
@@ -44,6 +44,16 @@ class ReplicaSet(ABC, Generic[I]):
     def trouble(self) -> str:
         """The problem of one replica; empty if there is none."""
         return next((replica.trouble for replica in self.replicas if replica.trouble), "")
+
+    @property
+    def dying(self) -> str:
+        """How instances of one replica end again and again; empty if none do."""
+        return next((replica.dying for replica in self.replicas if replica.dying), "")
+
+    @property
+    def slow(self) -> SlowStart | None:
+        """A start that takes long; None if there is none."""
+        return next((replica.slow for replica in self.replicas if replica.slow), None)
 
     @property
     def broken(self) -> str:

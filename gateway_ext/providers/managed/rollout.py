@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from common.tasks import error_of, until_first
 from gateway_ext.errors import BadDeployment, GatewayError
-from gateway_ext.model import Deployment, Endpoint, Troubles
+from gateway_ext.model import Deployment, Endpoint, SlowStart, Troubles
 from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.managed.replica import Replica
 
@@ -42,6 +42,16 @@ class Version(Protocol):
     @property
     def partly_broken(self) -> str:
         """Why one replica does not start; empty if there is none."""
+        ...
+
+    @property
+    def dying(self) -> str:
+        """How instances of one replica end again and again; empty if none do."""
+        ...
+
+    @property
+    def slow(self) -> SlowStart | None:
+        """A start that takes long; None if there is none."""
         ...
 
     def resize(self, wanted: int) -> Sequence[Replica[Any]]:
@@ -190,8 +200,14 @@ class Rollout(Generic[V]):
         broken = self._failed or (newest.broken if newest else "")
         if broken and (self.current is None or self.current.broken):
             return Troubles(broken, template)
-        partly = (one.partly_broken for one in reversed(self.versions))
-        return Troubles("", template, broken or next(filter(None, partly), ""))
+        newest_first = list(reversed(self.versions))
+        return Troubles(
+            "",
+            template,
+            broken or next(filter(None, (one.partly_broken for one in newest_first)), ""),
+            next(filter(None, (one.dying for one in newest_first)), ""),
+            next(filter(None, (one.slow for one in newest_first)), None),
+        )
 
     @property
     def _makes(self) -> bool:

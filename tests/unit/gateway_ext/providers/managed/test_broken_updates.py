@@ -26,6 +26,8 @@ class StillReplica(Replica[Any]):
         self.broken = WHY if state == BROKEN else ""
         self.trouble = self.broken
         self.instance = None
+        self.slow = None
+        self._deaths = 0
         self._state = state
 
     @property
