@@ -32,8 +32,8 @@ _MOST_MODELS = 64
 _MOST_LEASES = 1 << 62
 # A function's gateway tells it the caller of the function, too, and no other line.
 _TRACING = (
-    "tracing: this call ran on the processor while its graph was traced; an example.json has that"
-    " done in the seconds after a deployment"
+    "tracing: this call ran on the processor while its graph was traced; later calls with such"
+    " inputs use the GPU (docs/functions.md#first-calls)"
 )
 # A function has about one lease at a time from each gateway, for many requests.
 _MOST_TOKENS = 64

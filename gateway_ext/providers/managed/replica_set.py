@@ -19,10 +19,20 @@ class ReplicaSet(ABC, Generic[I]):
     async def _make(self) -> I:
         """Start another instance."""
 
+    def add(self) -> Replica[I]:
+        """Start another replica."""
+        self.replicas.append(Replica(self._context, self._make))
+        return self.replicas[-1]
+
+    @property
+    def outdated(self) -> list[Replica[I]]:
+        """Replicas that serve, and whose instances would serve better if they were started now."""
+        return []
+
     def resize(self, wanted: int) -> list[Replica[I]]:
         """Change the number of replicas; returns the surplus ones, which get no new call."""
         while len(self.replicas) < wanted:
-            self.replicas.append(Replica(self._context, self._make))
+            self.add()
         leaving = sorted(self.replicas, key=lambda replica: replica.ready)
         leaving = leaving[: len(self.replicas) - wanted]
         for replica in leaving:

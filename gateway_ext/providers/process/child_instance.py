@@ -104,6 +104,11 @@ class ChildInstance:
         return self._process.pid
 
     @property
+    def is_warm(self) -> bool:
+        """Whether it began with what the example calls had traced."""
+        return self._process.is_warm
+
+    @property
     def endpoint(self) -> Endpoint:
         """Where it is called."""
         return Endpoint(self.name, f"unix:{self._path}", exited=self.exited)
