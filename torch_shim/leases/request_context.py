@@ -145,6 +145,11 @@ def used() -> list[str]:
     return [] if found is None else list(found.models)
 
 
+def expect_calls() -> None:
+    """This process serves a function's calls."""
+    report.expect_calls()
+
+
 def told() -> list[str]:
     """Return lines about work that stays in the function, for the header X-Gpu-Local."""
     report.note_answer()
