@@ -4,8 +4,7 @@ import asyncio
 from asyncio.subprocess import Process
 from collections.abc import Callable
 
-from common.liveness import Answers, LivenessTimes, until_frozen
-from common.signal_names import signal_name
+from common.liveness import Answers, LivenessTimes, signal_name, until_frozen
 
 
 async def until_ended(

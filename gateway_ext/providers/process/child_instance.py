@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from common.liveness import LivenessTimes, until_frozen
-from common.signal_names import signal_name
+from common.liveness import LivenessTimes, signal_name, until_frozen
 from gateway_ext.model import Endpoint
 from gateway_ext.providers.managed.logs.output_pipe import OutputPipe
 from gateway_ext.providers.managed.managed_instance import exited_with

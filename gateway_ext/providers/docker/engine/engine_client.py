@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from common.liveness import signal_name
 from common.numerals import natural
-from common.signal_names import signal_name
 from common.time_limits import time_limit
 from gateway_ext.providers.docker.engine import json_lines
 from gateway_ext.providers.docker.engine.engine_transport import EngineRefused, EngineTransport

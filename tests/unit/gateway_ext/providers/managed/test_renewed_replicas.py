@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from gateway_ext.model import Deployment
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.managed_settings import ManagedSettings
 from gateway_ext.providers.managed.replica import Replica, ReplicaContext
@@ -10,14 +9,18 @@ from gateway_ext.providers.managed.replica_set import ReplicaSet
 from gateway_ext.providers.managed.rollout import Rollout
 from tests.kit.processes.process_functions import Heard
 from tests.kit.virtual_time import until, virtually
-from tests.unit.gateway_ext.providers.managed.test_broken_updates import F, StillOwner
-from tests.unit.gateway_ext.providers.managed.test_replacement import MortalInstance
+from tests.unit.gateway_ext.providers.managed.managed_world import (
+    DEPLOYMENT,
+    F,
+    MortalInstance,
+    StillOwner,
+)
 
 
 class AgingVersion(ReplicaSet[MortalInstance]):
     """A version whose instances are outdated if they were started before it `ages`."""
 
-    deployment = Deployment(F, "reg/f:1")
+    deployment = DEPLOYMENT
 
     def __init__(self, world: "World") -> None:
         log = FunctionLog(F, world.folder, 1 << 20)

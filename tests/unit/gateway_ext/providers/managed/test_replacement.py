@@ -8,43 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.model import Endpoint, FunctionId, LogLine, SlowStart
+from gateway_ext.model import FunctionId, LogLine, SlowStart
 from gateway_ext.ports import LogQuery
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.logs.start_output import StartOutput
 from gateway_ext.providers.managed.managed_settings import ManagedSettings
 from gateway_ext.providers.managed.replica import Replica, ReplicaContext
 from tests.kit.virtual_time import until, virtually
+from tests.unit.gateway_ext.providers.managed.managed_world import MortalInstance
 
 _SETTINGS = ManagedSettings(first_pause_s=0.5, longest_pause_s=60.0)
 _LONG_S, _SHORT_S = 100.0, 1.0
-
-
-class MortalInstance:
-    """An instance that is ready at once, and dies of itself after a time."""
-
-    name = "f-1"
-    endpoint = Endpoint("f-1", "unix:/nowhere")
-
-    def __init__(self, lives_s: float) -> None:
-        self.ready = True
-        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(lives_s, self.kill, "died")
-
-    async def collect_output(self) -> None:
-        await asyncio.shield(self.exited)
-
-    async def until_ready(self, within_s: float) -> bool:
-        del within_s
-        return self.ready
-
-    async def stop(self, within_s: float) -> None:
-        del within_s
-        self.kill("was stopped")
-
-    def kill(self, why: str) -> None:
-        if not self.exited.done():
-            self.exited.set_result(why)
 
 
 class UncollectedInstance(MortalInstance):
