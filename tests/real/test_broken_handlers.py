@@ -28,7 +28,7 @@ BROKEN = {
         "import nix\n",
         "ModuleNotFoundError: No module named 'nix' (handler.py, line 1)",
     ),
-    "no-handle": ("x = 1\n", "NoHandler: handler.py has no function `handle`"),
+    "no-handle": ("x = 1\n", "handler.py has no function `handle`"),
     "its-end": ("import os\nos._exit(3)\n", "it exited with status 3"),
     "last-words": (
         "import os\nprint('no licence', flush=True)\nos._exit(3)\n",
