@@ -1,10 +1,13 @@
 """Tells a frozen process from a busy one, by its answers, its state and its processor time.
 
+And names the signal that has ended one.
+
 A machine under load starves processes, but a starved process is runnable, and uses some processor
 time; a stopped one is not, and a blocked one uses none.
 """
 
 import asyncio
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -142,3 +145,11 @@ async def _ask(record: LivenessRecord, answers: Answers, every_s: float) -> None
         if await answers():
             record.answered(time.monotonic())
         await asyncio.sleep(every_s)
+
+
+def signal_name(number: int) -> str:
+    """The signal's name, such as SIGSEGV; Python has none for most real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

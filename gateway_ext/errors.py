@@ -238,16 +238,21 @@ class NoInstance(GatewayError):
 class Unreachable(GatewayError):
     """An instance broke off; `sent` is true if a byte of the call may have reached it."""
 
-    def __init__(self, function: FunctionId, why: str, *, sent: bool) -> None:
-        super().__init__(f"{function} broke off: {why}")
+    def __init__(
+        self, function: FunctionId, why: str, *, sent: bool, ended: str = "", call_id: str = ""
+    ) -> None:
+        """`ended` is how its process came to its end, where that is known."""
+        what = f"{ended} while it answered" if ended else f"broke off: {why}"
+        super().__init__(f"{function} {what}{_its_log(function, call_id)}")
         self.sent = sent
 
 
 class TimedOut(GatewayError):
     """The function exceeded its time limit."""
 
-    def __init__(self, function: FunctionId, after_s: float) -> None:
-        super().__init__(f"{function} did not answer within {after_s:g} s")
+    def __init__(self, function: FunctionId, after_s: float, call_id: str = "") -> None:
+        what = f"did not answer within {after_s:g} s"
+        super().__init__(f"{function} {what}{_its_log(function, call_id)}")
 
 
 class CallerGone(GatewayError):
@@ -306,3 +311,7 @@ class ClaimLost(QueueFailed):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"job {number} is not claimed, or by another")
+
+
+def _its_log(function: FunctionId, call_id: str) -> str:
+    return f"; its log: {function.log_command}" + (f", call {call_id}" if call_id else "")

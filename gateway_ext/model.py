@@ -1,5 +1,6 @@
 """Values of the gateway: deployed functions, running functions, and their addresses. Frozen."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -63,17 +64,27 @@ class Deployment:
     read_only: bool = False
 
 
+class SlowStart(NamedTuple):
+    """What a start takes long for, for people, and when it began (by the loop's clock)."""
+
+    what: str
+    began_s: float
+
+
 class Troubles(NamedTuple):
     """What keeps a function from being as it was deployed, for people; empty while nothing does.
 
     `start` is why nothing of it starts that could serve its calls, so that none need wait;
     `template` why its template is not warm; `partly` why an update or an instance of it does not
-    start, though others serve its calls or may do so soon.
+    start, though others serve its calls or may do so soon; `dying` how an instance ends that was
+    ready, again and again; `slow` a start that others wait for.
     """
 
     start: str = ""
     template: str = ""
     partly: str = ""
+    dying: str = ""
+    slow: SlowStart | None = None
 
 
 NO_TROUBLES = Troubles()
@@ -103,11 +114,15 @@ class FunctionStatus:
 
 
 class Endpoint(NamedTuple):
-    """One ready instance: `unix:/path` or `tcp:host:port`, and the prefix of a call's path."""
+    """One ready instance: `unix:/path` or `tcp:host:port`, and the prefix of a call's path.
+
+    `exited` resolves to the reason of its end, where the provider comes to know that.
+    """
 
     instance: str
     address: str
     prefix: str = ""
+    exited: asyncio.Future[str] | None = None
 
 
 class LogLine(NamedTuple):

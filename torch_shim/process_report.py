@@ -58,7 +58,12 @@ class ProcessReport:
         self._logged: set[tuple[str, str, CodePlace | None]] = set()
         self._place: CodePlace | None = None  # of the first operator on a GPU tensor
         self._waits_for_module = False
+        self._serves = False
         self._answers = 0
+
+    def expect_calls(self) -> None:
+        """This process serves calls: one that has had none tells nothing of the program."""
+        self._serves = True
 
     def expect_modules(self) -> None:
         """Tell, at the latest when this process ends, that it captures nothing of what it does."""
@@ -79,7 +84,7 @@ class ProcessReport:
 
     def _tell_of_no_module(self) -> None:
         place, counts = self._place, self.counts
-        if place is None:
+        if place is None or (self._serves and not self._answers):
             return
         self._waits_for_module = False
         if counts.graph_calls or counts.local_calls:

@@ -47,6 +47,7 @@ _KEPT = {b"host": "host", b"x-forwarded-host": "forwarded_host", b"upgrade": "up
 _CALL_ID_BYTES = 256
 _SECONDS_DIGITS = 9
 MOST_DATA = 16  # handles, beside the word
+_MOST_SHOWN = 80  # characters of what is no handle
 _DATA_WISH = "handle"  # the caller wants a handle of the result
 _H2C = b"h2c"
 
@@ -221,7 +222,9 @@ def _node_of_data(value: bytes) -> str:
         raise BadRequest(f"X-Gpu-Data lists more than {MOST_DATA} handles")
     nodes = [node_of(handle) for handle in handles]
     if None in nodes:
-        raise BadRequest("X-Gpu-Data is a list of handles, and of the word `handle`")
+        word = plain(handles[nodes.index(None)][:_MOST_SHOWN])
+        gives = "context.put gives one, and so does the word handle"
+        raise BadRequest(f"X-Gpu-Data: {word!r} is no handle ({gives})")
     return nodes[0] if nodes and nodes[0] else ""
 
 

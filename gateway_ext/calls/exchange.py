@@ -18,13 +18,14 @@ from gateway_ext.calls.doubted_instances import until_it_answers
 from gateway_ext.calls.function_table import Function, Instance
 from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
 from gateway_ext.calls.upload import RequestBody
-from gateway_ext.errors import GatewayError, NoInstance, TimedOut, TooSlow, Unreachable
+from gateway_ext.errors import GatewayError, TimedOut, TooSlow, Unreachable
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.tracing.call_journey import Attempt, Journey
 
 # The caller's disconnection is watched for only in calls that take longer than this.
 _WATCH_AFTER_S = 0.01
 _PAUSE_S = 0.05
+_EXITED_S = 0.5  # from the end of a process's connections to that of its exit status
 
 
 @dataclass(slots=True)
@@ -125,10 +126,12 @@ class Exchange:
                 return await self._try()
             except NoResponse as error:
                 failed, sent = self._instance, error.sent
-                self._note(str(self._unreachable(error)))
+                repeats = attempt < self._parts.settings.attempts and self._may_repeat(sent=sent)
+                ended = "" if repeats else await self._ended_how(error)
+                self._note(str(self._unreachable(error, ended)))
                 self._let_go(lease=sent)
-                if attempt >= self._parts.settings.attempts or not self._may_repeat(sent=sent):
-                    raise self._unreachable(error) from error
+                if not repeats:
+                    raise self._unreachable(error, ended) from error
             self._parts.meters.retried(self.call.function.label)
             self._avoid = (*self._avoid, failed) if failed is not None else self._avoid
             if all(one in self._avoid for one in self.call.function.instances):
@@ -144,7 +147,9 @@ class Exchange:
             try:
                 await connection.more()
             except NoResponse as error:
-                raise self.interruption or self._unreachable(error) from error
+                if self.interruption is not None:
+                    raise self.interruption from error
+                raise self._unreachable(error, await self._ended_how(error)) from error
         body = connection.take()
         if connection.complete:
             self.end()
@@ -245,7 +250,7 @@ class Exchange:
             async with time_limit(wake_s):
                 instance = await function.turn(parts.settings.max_waking)
         except TimeoutError as error:
-            raise NoInstance(function.id, f"none came within {wake_s:g} s") from error
+            raise function.did_not_start(wake_s) from error
         self._deadline_s = min(time.monotonic() + self.call.timeout_s, self.call.latest_s)
         self._timer.cancel()
         self._tick()
@@ -268,10 +273,22 @@ class Exchange:
             call.method.encode(), target, call.asked, extra, call.client
         )
 
-    def _unreachable(self, error: NoResponse) -> Unreachable:
+    async def _ended_how(self, error: NoResponse) -> str:
+        """How the instance's process ended, which is known a moment after its connections do."""
+        if not error.sent or self._instance is None:
+            return ""
+        self._instance.doubted_since_s = time.monotonic()
+        exited = self._instance.endpoint.exited
+        if exited is not None:
+            await asyncio.wait([exited], timeout=_EXITED_S)
+        return exited.result() if exited is not None and exited.done() else ""
+
+    def _unreachable(self, error: NoResponse, ended: str) -> Unreachable:
         if error.sent and self._instance is not None:
             self._instance.doubted_since_s = time.monotonic()
-        return Unreachable(self.call.function.id, str(error), sent=error.sent)
+        call, sent = self.call, error.sent
+        function, call_id = call.function.id, call.call_id
+        return Unreachable(function, str(error), sent=sent, ended=ended, call_id=call_id)
 
     def _note(self, error: str) -> None:
         """Complete the attempt's record: its error, and the trace report after the response."""
@@ -325,7 +342,8 @@ class Exchange:
             return
         function, timeout_s = self.call.function, self.call.timeout_s
         received = self._upload.complete or self.call.journey.received_s
-        self._interrupt(TimedOut(function.id, timeout_s) if received else TooSlow(timeout_s))
+        late = TimedOut(function.id, timeout_s, self.call.call_id)
+        self._interrupt(late if received else TooSlow(timeout_s))
 
     def _interrupt(self, error: GatewayError) -> None:
         if self._ended or self.interruption is not None:

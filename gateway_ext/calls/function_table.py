@@ -239,6 +239,14 @@ class Function:
         why = self.troubles.start if self.options.shows_errors else "it does not start"
         return NoInstance(self.id, f"{why}; its log: {self.id.log_command}")
 
+    def did_not_start(self, within_s: float) -> NoInstance:
+        """The answer to a call that has waited so long for an instance."""
+        why, slow = f"none came within {within_s:g} s", self.troubles.slow
+        if slow is not None:
+            for_s = asyncio.get_running_loop().time() - slow.began_s
+            why += f": {slow.what}, for {for_s:.0f} s"
+        return NoInstance(self.id, f"{why}; its log: {self.id.log_command}")
+
     def _take(self, avoid: Collection[Instance] = (), preferred: str = "") -> Instance | None:
         instances = self._instances
         count = len(instances)

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple
+from uuid import uuid4
 
 from common.http import asgi
 from common.http.asgi import Header, Receive, Scope, Send
@@ -85,7 +86,7 @@ class Invoke:
         try:
             call = self._call(scope["method"], raw_path, scope["query_string"], scope["headers"])
         except GatewayError as error:
-            await self._refuse(send, error)
+            await self._refuse(send, error, scope["headers"])
             return
         peer = scope.get("client")
         call.client = peer[0].encode("latin-1") if peer else b""
@@ -193,11 +194,15 @@ class Invoke:
         short, _, namespace = name.decode("latin-1").partition(".")
         raise UnknownFunction(FunctionId(namespace or DEFAULT_NAMESPACE, short))
 
-    async def _refuse(self, send: Send, error: GatewayError) -> None:
-        status = error_statuses.status_of(error)
+    async def _refuse(self, send: Send, error: GatewayError, asked: Iterable[Header]) -> None:
+        status, headers = error_statuses.status_of(error), [*error_statuses.headers_of(error)]
         if not isinstance(error, Busy):  # which is counted as an answer of its function
             self._parts.meters.refused(status)
-        await asgi.send_text(send, status, str(error), error_statuses.headers_of(error))
+            named = next((value for name, value in asked if name == call_headers.CALL_ID), b"")
+            call_id = call_headers.call_id_in(named) or str(uuid4()).encode()
+            headers.append((call_headers.CALL_ID, call_id))
+            log.debug("call %s was refused: %s", call_id.decode("latin-1"), error)
+        await asgi.send_text(send, status, str(error), headers)
 
     def _loads(self) -> Iterable[FunctionLoad]:
         for function in self._functions:

@@ -61,6 +61,7 @@ class ShimPlacements(NoPlacements):
         self._timing_entries: Callable[[], Sequence[str]] | None = getattr(
             module, "timing_entries", None
         )
+        getattr(module, "expect_calls", _nothing)()
         self._takes = frozenset(inspect.signature(module.given).parameters)
 
     def awaited_s(self, headers: Headers) -> float:
@@ -87,6 +88,10 @@ class ShimPlacements(NoPlacements):
     def timing_entries(self) -> Sequence[str]:
         """Return the times in the format of X-Gpu-Trace."""
         return () if self._timing_entries is None else self._timing_entries()
+
+
+def _nothing() -> None:
+    """What an older shim does."""
 
 
 def placements(*, gpu: bool) -> NoPlacements:

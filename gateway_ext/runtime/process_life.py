@@ -95,7 +95,7 @@ def _call_examples(settings: RuntimeSettings) -> int:
             sys.stderr.write(f"there is no {example_calls.FILE}: {without}\n")
         example_calls.make(handler, calls or [example_calls.EMPTY], settings.hostname)
     except example_calls.BadExample as error:
-        sys.stderr.write(f"{settings.errors.raised(error.__cause__ or error)}\n")
+        sys.stderr.write(settings.errors.example_failure(error))
         return 1
     return 0
 

@@ -23,6 +23,7 @@ from gateway_ext.runtime.template.worker_template import WorkerTemplate
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
 _LIVED_LONG_S = 60.0
 _LOOK_S = 0.2
+_SIGNAL_STATUS = 128  # and the signal's number, as shells have it
 
 
 class WorkerProcess(Protocol):
@@ -53,7 +54,7 @@ class Workers:
         self._listener = listener
         self._command = command
         self._stopping = threading.Event()
-        self._status = 0
+        self._status, self._why = 0, ""
         self._was_ready = False  # any worker
         self._lobby = FunctionServer(settings)
         self._lobby_open = True
@@ -83,22 +84,28 @@ class Workers:
             keeper.join()
         self._template.close()
         self._listener.close()
+        if self._why:  # the last line of all workers
+            _log(self._why)
         return self._status
 
     def _keep(self, number: int) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause_s, killed = _FIRST_PAUSE_S, False
         while not self._stopping.is_set():
             started_s = time.monotonic()
             status = self._live_once()
             if self._stopping.is_set():
                 return
-            if status > 0 and not self._was_ready:  # others would fail, too
-                self._status = status
-                self._stopping.set()  # without a word: the worker's last line says why
+            if not self._was_ready and (status > 0 or killed):  # others would fail, too
+                # Without a word if the worker chose its end: its last line says why.
+                self._status = status if status > 0 else _SIGNAL_STATUS - status
+                if status < 0:
+                    self._why = f"worker {number} {_described(status)} again before it was ready"
+                self._stopping.set()
                 return
+            killed = status < 0
             if time.monotonic() - started_s > _LIVED_LONG_S:
                 pause_s = _FIRST_PAUSE_S
-            _log(f"worker {number} ended with {status}; another one follows in {pause_s:g} s")
+            _log(f"worker {number} {_described(status)}; another one follows in {pause_s:g} s")
             self._stopping.wait(pause_s * random.uniform(0.8, 1.2))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -171,6 +178,14 @@ class Workers:
                 self._lobby_open = False
                 self._lobby.stop()
                 self._lobby.wait()
+
+
+def _described(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    with suppress(ValueError):  # Python has no name for most real-time signals
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"was ended by signal {-status}"
 
 
 def _log(text: str) -> None:

@@ -166,6 +166,14 @@ def _of_functions(functions: Iterable[Json]) -> Iterator[Json]:
                 f"{id_} {what}: {trouble or part_trouble}",
                 f"see its log: {log}; then mend it and deploy it again",
             )
+        elif function["dying"]:
+            yield _alert(
+                "warning",
+                "keeps-ending",
+                id_,
+                f"instances of {id_} end again and again; the last one {function['dying']}",
+                f"see its log: {log}; then mend it and deploy it again",
+            )
         elif (
             function["wanted"]
             and not function["replicas"]

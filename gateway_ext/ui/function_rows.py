@@ -146,6 +146,7 @@ def _row(
         "wanted": seen.wanted,
         "trouble": seen.troubles.start,
         "part_trouble": seen.troubles.partly,
+        "dying": seen.troubles.dying,
         "late": seen.late,
         "template_trouble": seen.troubles.template,
         "log_command": function.id.log_command,

@@ -1,11 +1,10 @@
 """Waits for the end of a process, whose frozen life is ended first."""
 
 import asyncio
-import signal
 from asyncio.subprocess import Process
 from collections.abc import Callable
 
-from common.liveness import Answers, LivenessTimes, until_frozen
+from common.liveness import Answers, LivenessTimes, signal_name, until_frozen
 
 
 async def until_ended(
@@ -31,5 +30,5 @@ async def until_ended(
 def exit_text(status: int) -> str:
     """How a process ended, by its exit status."""
     if status < 0:
-        return f"was ended by {signal.Signals(-status).name}"
+        return f"was ended by {signal_name(-status)}"
     return f"ended with status {status}"

@@ -1,11 +1,15 @@
 """Handlers that do not start, as processes: what is known of them, and what heals them."""
 
+from functools import partial
+
 import pytest
 
+from gateway_ext.model import Endpoint
 from tests.kit.processes.process_functions import (
     HELLO,
     Heard,
     World,
+    call,
     store_otherwise,
     template_text,
     trouble,
@@ -24,10 +28,19 @@ BROKEN = {
         "import nix\n",
         "ModuleNotFoundError: No module named 'nix' (handler.py, line 1)",
     ),
-    "no-handle": ("x = 1\n", "NoHandler: handler.py has no function `handle`"),
-    "its-end": ("import os\nos._exit(3)\n", "it exited with 3"),
-    "last-words": ("import os\nprint('no licence', flush=True)\nos._exit(3)\n", "no licence"),
+    "no-handle": ("x = 1\n", "handler.py has no function `handle`"),
+    "its-end": ("import os\nos._exit(3)\n", "it exited with status 3"),
+    "last-words": (
+        "import os\nprint('no licence', flush=True)\nos._exit(3)\n",
+        "it exited with status 3; last words: no licence",
+    ),
 }
+# What a library does that was built for another processor, after the author's own words.
+SEGFAULT = "import ctypes\nprint('about to be silly', flush=True)\nctypes.string_at(0)\n"
+
+
+def _is_left(there: World, endpoint: Endpoint) -> bool:
+    return all(endpoint not in endpoints for endpoints in there.heard.endpoints.values())
 
 
 async def why(there: World, name: str, **annotations: str) -> str:
@@ -57,6 +70,47 @@ async def test_reason_is_known_at_once_when_a_function_has_several_workers(templ
                 there.build(name, handler)
                 reason = await why(there, name, workers="2", template=template)
                 assert reason.removeprefix("its handler cannot be imported: ") == expected
+
+
+async def test_signal_is_named_before_last_words_when_an_import_is_ended_by_it() -> None:
+    async with world(first_pause_s=0.1, template_bytes=0) as there:
+        there.build("f", SEGFAULT)
+        reason = await why(there, "f")
+        assert reason == "it was ended by SIGSEGV; last words: about to be silly"
+        log = [line.text for line in await there.log(await there.deploy("f", update=True))]
+        assert "this instance was ended by SIGSEGV; the next one starts in 0.1 s" in log
+        assert [line for line in log if "(2 times), in the same way as before; last words" in line]
+
+
+@pytest.mark.parametrize("template", ["true", "false"])
+async def test_function_is_broken_when_its_workers_are_ended_by_a_signal_before_they_are_ready(
+    template: str,
+) -> None:
+    async with world(first_pause_s=30.0) as there:
+        there.build("f", SEGFAULT)
+        reason = await why(there, "f", workers="2", template=template)
+        assert reason.startswith("it exited with status 139; last words: worker ")
+        assert reason.endswith(" was ended by SIGSEGV again before it was ready")
+
+
+async def test_function_is_watched_when_instances_die_again_and_again_and_its_log_says_how() -> (
+    None
+):
+    die = "import os\ndef handle(event, context):\n    os.kill(os.getpid(), int(event.path[1:]))\n"
+    async with world(first_pause_s=0.0) as there:
+        there.build("f", die)
+        f = await there.deploy("f")
+        for number, name in ((11, "SIGSEGV"), (9, "SIGKILL"), (35, "signal 35")):
+            (endpoint,) = await there.ready(f)
+            assert await call(endpoint, f"/{number}") == b""
+            assert endpoint.exited is not None
+            assert await endpoint.exited == f"was ended by {name}"
+            await eventually(partial(_is_left, there, endpoint), "it takes no calls")
+        await eventually(lambda: there.heard.troubles[f].dying, "the trouble")
+        assert there.heard.troubles[f].dying == "was ended by signal 35 (3 times)"
+        await trouble(there.provider, f, "was ended by signal 35 (3 times)")
+        log = [line.text for line in await there.log(f)]
+        assert [line for line in log if line.startswith("this instance was ended by SIGSEGV; ")]
 
 
 async def test_function_is_waited_for_again_as_soon_as_it_is_deployed_again() -> None:

@@ -55,21 +55,60 @@ async def is_warm(there: World, function: FunctionId) -> bool:
     return text == "warm"
 
 
-async def test_answer_says_that_its_graph_was_traced_meanwhile() -> None:
-    class InBackground(Shim):
-        def environment(self, function: FunctionId, wishes: GpuWishes) -> Mapping[str, str]:
-            return {**super().environment(function, wishes), "GPUFAAS_TRACING": "background"}
+GATED = """
+import os, time
+answered = handle
+def handle(event, context):
+    while event.body == b"wait" and not os.path.exists(os.environ["GATE"]):
+        time.sleep(0.01)
+    return answered(event, context)
+"""
 
+
+class InBackground(Shim):
+    """As functions trace: those before traced while their call waited."""
+
+    def environment(self, function: FunctionId, wishes: GpuWishes) -> Mapping[str, str]:
+        return {**super().environment(function, wishes), "GPUFAAS_TRACING": "background"}
+
+
+async def test_answer_says_that_its_graph_was_traced_meanwhile() -> None:
     with node_thread() as node:
         async with world(InBackground(node)) as there:
             there.build("f", MODEL)
             (endpoint,) = await there.ready(await there.deploy("f", process=FLAG))
-            path = endpoint.address.removeprefix("unix:")
-            connection = Unix(path)
-            connection.request("POST", "/")
-            told = connection.getresponse().headers["X-Gpu-Local"]
-            connection.close()
-            assert told.startswith("tracing: this call ran on the processor")
+            assert local(endpoint) == (
+                "tracing: this call ran on the processor while its graph was traced; later calls"
+                " with such inputs use the GPU (docs/functions.md#first-calls)"
+            )
+
+
+async def test_first_call_uses_the_gpu_when_the_example_was_made_after_the_first_start() -> None:
+    with node_thread() as node:
+        async with world(InBackground(node)) as there:
+            (there.build("f", MODEL + GATED) / "example.json").write_text('{"body": "wait"}')
+            gate = there.builds / "gate"
+            f = await there.deploy("f", process=FLAG, environment={"GATE": str(gate)})
+            (first,) = await there.ready(f)
+            gate.touch()
+            await eventually(partial(is_warm, there, f), "f is warm")
+            await eventually(
+                lambda: (
+                    len(there.heard.endpoints[f]) == 1 and first not in there.heard.endpoints[f]
+                ),
+                "another one has taken the place of the first",
+            )
+            (endpoint,) = there.heard.endpoints[f]
+            assert local(endpoint) is None
+
+
+def local(endpoint: Endpoint) -> str | None:
+    """What a call says of its work on the processor."""
+    connection = Unix(endpoint.address.removeprefix("unix:"))
+    connection.request("POST", "/")
+    told = connection.getresponse().headers["X-Gpu-Local"]
+    connection.close()
+    return told
 
 
 async def test_container_layout_serves_without_the_rest_of_the_project(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class ToldPlaces:
         if full:
             log.warning("more of the program stays in the function: see `gpufaas check`")
         else:
-            log.warning("%s: %s: %s (%s)", place, what, advice.why, advice.remedy)
+            log.warning("%s: %s: %s (%s)", _as_imported(place), what, advice.why, advice.remedy)
 
     def to_send(self) -> list[str]:
         """Return lines for the gateway, each a few times, as text for a header."""
@@ -100,20 +100,20 @@ def _callers() -> Iterator[CodePlace]:
 
 def _shortened(place: CodePlace, advice: Advice) -> str:
     """One line for a header: the file as it was imported, the reason and the remedy."""
-    shown = CodePlace(_as_imported(place.file), place.line)
-    line = f"{shown}: {advice.why}; {advice.remedy}"[:_MOST_CHARACTERS]
+    line = f"{_as_imported(place)}: {advice.why}; {advice.remedy}"[:_MOST_CHARACTERS]
     return "".join(
         character if " " <= character <= "~" and character != _BETWEEN else "?"
         for character in line
     )
 
 
-def _as_imported(file: str) -> str:
+def _as_imported(place: CodePlace) -> CodePlace:
     """The file below the folder that Python found it in, else its last parts."""
+    file = place.file
     folders = [folder for folder in sys.path if folder and file.startswith(f"{folder}{os.sep}")]
     if folders:
-        return file[len(max(folders, key=len)) + 1 :]
-    return "/".join(Path(file).parts[-3:])
+        return place._replace(file=file[len(max(folders, key=len)) + 1 :])
+    return place._replace(file="/".join(Path(file).parts[-3:]))
 
 
 told_places = ToldPlaces()

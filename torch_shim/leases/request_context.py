@@ -32,8 +32,8 @@ _MOST_MODELS = 64
 _MOST_LEASES = 1 << 62
 # A function's gateway tells it the caller of the function, too, and no other line.
 _TRACING = (
-    "tracing: this call ran on the processor while its graph was traced; an example.json has that"
-    " done in the seconds after a deployment"
+    "tracing: this call ran on the processor while its graph was traced; later calls with such"
+    " inputs use the GPU (docs/functions.md#first-calls)"
 )
 # A function has about one lease at a time from each gateway, for many requests.
 _MOST_TOKENS = 64
@@ -143,6 +143,11 @@ def used() -> list[str]:
     """Return the digests of the models that this request has called, in order of first use."""
     found = _current.get()
     return [] if found is None else list(found.models)
+
+
+def expect_calls() -> None:
+    """This process serves a function's calls."""
+    report.expect_calls()
 
 
 def told() -> list[str]:

@@ -64,7 +64,8 @@ class ContainerInstance:
     @property
     def endpoint(self) -> Endpoint:
         """Where it is called."""
-        return Endpoint(self.name, f"tcp:{self._address}:{self._place.port}")
+        address = f"tcp:{self._address}:{self._place.port}"
+        return Endpoint(self.name, address, exited=self.exited)
 
     async def adopt_output(self) -> None:
         """Continue after the newest line that an earlier gateway stored."""
@@ -124,7 +125,6 @@ class ContainerInstance:
         if self.exited.done() or self._why:
             return
         self._why = why
-        self._write(why)
         self._killing = asyncio.create_task(self._kill())
 
     async def _kill(self) -> None:

@@ -47,6 +47,9 @@ class DockerParts:
             raise BadDeployment(f"image {name} is not built on a template of ours: it has no shim")
 
 
+_STARTS = "its container takes no calls yet"
+
+
 class ContainerVersion(ReplicaSet[ContainerInstance]):
     """Replicas of one release, whose image is on the Engine."""
 
@@ -58,7 +61,7 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
         changed: Callable[[], None],
         running: Iterable[ContainerInstance] = (),
     ) -> None:
-        super().__init__(ReplicaContext(changed, log, parts.settings), running)
+        super().__init__(ReplicaContext(changed, log, parts.settings, _STARTS), running)
         self.release = release
         self._parts = parts
         self._log = log

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from gateway_ext.model import Endpoint
 
-_EXITED = "exited with "
+_EXITED = "exited with status "
 
 
 def exited_with(status: object) -> str:

@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from common.tasks import error_of
 from gateway_ext.errors import GatewayError
+from gateway_ext.model import SlowStart
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.managed_instance import ManagedInstance, chose_its_end
 from gateway_ext.providers.managed.managed_settings import ManagedSettings
@@ -14,16 +15,24 @@ from gateway_ext.providers.managed.managed_settings import ManagedSettings
 log = logging.getLogger(__name__)
 
 _LIVED_LONG_S = 60.0
+_SLOW_S = 10.0  # of a start: then its function's log says so
+_MANY_DEATHS = 3
+# As our runtime begins its last line then: the reason of the end, and not what came before it.
+_IMPORT_FAILED = "its handler cannot be imported: "
 
 I = TypeVar("I", bound=ManagedInstance)  # noqa: E741 - an instance
 
 
 class ReplicaContext(NamedTuple):
-    """What all replicas of a version share; `changed` is called when readiness changes."""
+    """What all replicas of a version share; `changed` is called when readiness changes.
+
+    `starting` is what a start takes its time for.
+    """
 
     changed: Callable[[], None]
     log: FunctionLog
     settings: ManagedSettings
+    starting: str = "its module is still being imported"
 
 
 class Replica(Generic[I]):
@@ -35,6 +44,7 @@ class Replica(Generic[I]):
         self.instance: I | None = running
         self.trouble = ""
         self.broken = ""  # why no instance need be waited for; empty while one may become ready
+        self.slow: SlowStart | None = None
         self._running = running
         self._detached = False
         self._context = context
@@ -42,8 +52,12 @@ class Replica(Generic[I]):
         self._deaths = 0
         self._was_ready = False  # the instance, whatever became of it
         self._failed_starts = 0
+        self._name = self._start_name = f"{context.log.function.name}-start"
         self._last_line = ""
         self._output: list[str] = []  # of the start that failed last
+        self._repeats = False  # the start that failed last, what the one before it wrote
+        self._told_slow = False
+        self._timer: asyncio.TimerHandle  # of a start that is slow, then of a life that is long
         self._leaving = asyncio.Event()
         self._task = asyncio.create_task(self._keep_alive())
         self._task.add_done_callback(_log_failure)
@@ -52,6 +66,11 @@ class Replica(Generic[I]):
     def ready(self) -> bool:
         """Whether it can be called now."""
         return self.instance is not None and self.instance.ready and not self._leaving.is_set()
+
+    @property
+    def dying(self) -> str:
+        """How its instances end, again and again, after they were ready; empty if they do not."""
+        return self.trouble if self._deaths >= _MANY_DEATHS and not self.broken else ""
 
     def leave(self) -> None:
         """Stop offering its endpoint, and start no further instance."""
@@ -82,7 +101,7 @@ class Replica(Generic[I]):
             if self._leaving.is_set():
                 return
             if loop.time() - started_s > _LIVED_LONG_S:
-                pause_s, self._deaths = 0.0, 0
+                pause_s = 0.0
             self._note_death(why, pause_s)
             self._context.changed()
             await asyncio.sleep(pause_s)
@@ -91,12 +110,21 @@ class Replica(Generic[I]):
     async def _run_instance(self) -> str:
         """Run one instance to its end; returns the reason of the end."""
         self._was_ready = False
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_SLOW_S, self._note_slow, loop.time())
         try:
-            instance = await self._next_instance()
-        except (GatewayError, OSError) as error:
-            self._last_line = ""
-            return f"cannot be started: {error}"
-        self.instance = instance
+            try:
+                instance = await self._next_instance()
+            except (GatewayError, OSError) as error:
+                self._name, self._last_line, self._repeats = self._start_name, "", False
+                return f"cannot be started: {error}"
+            return await self._run_started(instance)
+        finally:
+            self._timer.cancel()
+            self.slow = None
+
+    async def _run_started(self, instance: I) -> str:
+        self.instance, self._name = instance, instance.name
         self._context.log.begin_start(instance.name, self._output)
         output = asyncio.create_task(instance.collect_output())
         try:
@@ -137,18 +165,34 @@ class Replica(Generic[I]):
     def _end_start(self, instance: I) -> bool:
         """Keep what a start that failed has written; whether it is what the one before wrote."""
         start = self._context.log.end_start(instance.name)
-        if start is None:
-            return False
-        self._output = start.texts
-        if start.repeats:
-            again = f"ended again in the same way, {self._failed_starts + 1} times"
-            self._context.log.write(instance.name, f"{again}: {self._last_line}")
-        return start.repeats
+        self._repeats = start is not None and start.repeats
+        if start is not None:
+            self._output = start.texts
+        return self._repeats
 
     def _note_ready(self, instance: I) -> None:
-        self.trouble = self.broken = ""
+        self.broken, self.slow = "", None
+        if self._deaths < _MANY_DEATHS:
+            self.trouble = ""
         self._was_ready, self._failed_starts, self._output = True, 0, []
+        self._told_slow = False
+        self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(_LIVED_LONG_S, self._forget_deaths)
         self._context.log.end_start(instance.name)
+        self._context.changed()
+
+    def _forget_deaths(self) -> None:
+        """The instance has lived long."""
+        self._deaths, self.trouble = 0, ""
+        self._context.changed()
+
+    def _note_slow(self, began_s: float) -> None:
+        self.slow = SlowStart(self._context.starting, began_s)
+        if not self._told_slow:
+            self._told_slow = True
+            text = f"{self._context.starting} after {_SLOW_S:g} s"
+            self._context.log.write(self._start_name, text)
+            self.trouble = self.trouble or text
         self._context.changed()
 
     async def _next_instance(self) -> I:
@@ -159,17 +203,19 @@ class Replica(Generic[I]):
 
     def _note_death(self, why: str, pause_s: float) -> None:
         self._deaths += 1
-        times = "" if self._deaths == 1 else f", {self._deaths} times"
-        last = self._last_line
-        self.trouble = f"{why}{times}" + (f"; last words: {last[:300]}" if last else "")
+        times = "" if self._deaths == 1 else f" ({self._deaths} times)"
+        last = self._last_line[:300]
+        words = f"; last words: {last}" if last else ""
+        self.trouble = f"{why}{times}{words}"
         if not self._was_ready:
             self._failed_starts += 1
             # Whoever killed one need not kill the next one, too.
             if chose_its_end(why) or self._failed_starts > 1:
-                self.broken = last[:300] or f"it {why}"
-        function = self._context.log.function
-        text = "%s: an instance %s; the next one starts in %g s"
-        log.warning(text, function, self.trouble, pause_s)
+                self.broken = last if last.startswith(_IMPORT_FAILED) else f"it {why}{words}"
+        told = f"{why}{times}" + (f", in the same way as before{words}" if self._repeats else "")
+        follows = f"the next one starts in {pause_s:g} s"
+        self._context.log.write(self._name, f"this instance {told}; {follows}")
+        log.warning("%s: an instance %s; %s", self._context.log.function, self.trouble, follows)
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

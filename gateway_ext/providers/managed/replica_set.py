@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Generic
 
-from gateway_ext.model import Endpoint
+from gateway_ext.model import Endpoint, SlowStart
 from gateway_ext.providers.managed.replica import I, Replica, ReplicaContext
 
 
@@ -19,10 +19,20 @@ class ReplicaSet(ABC, Generic[I]):
     async def _make(self) -> I:
         """Start another instance."""
 
+    def add(self) -> Replica[I]:
+        """Start another replica."""
+        self.replicas.append(Replica(self._context, self._make))
+        return self.replicas[-1]
+
+    @property
+    def outdated(self) -> list[Replica[I]]:
+        """Replicas that serve, and whose instances would serve better if they were started now."""
+        return []
+
     def resize(self, wanted: int) -> list[Replica[I]]:
         """Change the number of replicas; returns the surplus ones, which get no new call."""
         while len(self.replicas) < wanted:
-            self.replicas.append(Replica(self._context, self._make))
+            self.add()
         leaving = sorted(self.replicas, key=lambda replica: replica.ready)
         leaving = leaving[: len(self.replicas) - wanted]
         for replica in leaving:
@@ -44,6 +54,16 @@ class ReplicaSet(ABC, Generic[I]):
     def trouble(self) -> str:
         """The problem of one replica; empty if there is none."""
         return next((replica.trouble for replica in self.replicas if replica.trouble), "")
+
+    @property
+    def dying(self) -> str:
+        """How instances of one replica end again and again; empty if none do."""
+        return next((replica.dying for replica in self.replicas if replica.dying), "")
+
+    @property
+    def slow(self) -> SlowStart | None:
+        """A start that takes long; None if there is none."""
+        return next((replica.slow for replica in self.replicas if replica.slow), None)
 
     @property
     def broken(self) -> str:

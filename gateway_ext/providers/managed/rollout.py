@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from common.tasks import error_of, until_first
 from gateway_ext.errors import BadDeployment, GatewayError
-from gateway_ext.model import Deployment, Endpoint, Troubles
+from gateway_ext.model import Deployment, Endpoint, SlowStart, Troubles
 from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.managed.replica import Replica
 
@@ -42,6 +43,25 @@ class Version(Protocol):
     @property
     def partly_broken(self) -> str:
         """Why one replica does not start; empty if there is none."""
+        ...
+
+    @property
+    def dying(self) -> str:
+        """How instances of one replica end again and again; empty if none do."""
+        ...
+
+    @property
+    def slow(self) -> SlowStart | None:
+        """A start that takes long; None if there is none."""
+        ...
+
+    @property
+    def outdated(self) -> Sequence[Replica[Any]]:
+        """Replicas that serve, and whose instances would serve better if they were started now."""
+        ...
+
+    def add(self) -> Replica[Any]:
+        """Start another replica."""
         ...
 
     def resize(self, wanted: int) -> Sequence[Replica[Any]]:
@@ -99,6 +119,8 @@ class Rollout(Generic[V]):
         self._changed = asyncio.Event()
         self._hurried = asyncio.Event()
         self._making: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._staying: weakref.WeakSet[Replica[Any]] = weakref.WeakSet()  # not renewed once
         self._retiring: dict[asyncio.Task[None], V] = {}
 
     def begin(self, make: Callable[[], Awaitable[V]]) -> None:
@@ -190,8 +212,14 @@ class Rollout(Generic[V]):
         broken = self._failed or (newest.broken if newest else "")
         if broken and (self.current is None or self.current.broken):
             return Troubles(broken, template)
-        partly = (one.partly_broken for one in reversed(self.versions))
-        return Troubles("", template, broken or next(filter(None, partly), ""))
+        newest_first = list(reversed(self.versions))
+        return Troubles(
+            "",
+            template,
+            broken or next(filter(None, (one.partly_broken for one in newest_first)), ""),
+            next(filter(None, (one.dying for one in newest_first)), ""),
+            next(filter(None, (one.slow for one in newest_first)), None),
+        )
 
     @property
     def _makes(self) -> bool:
@@ -202,6 +230,7 @@ class Rollout(Generic[V]):
         self._changed.set()
         if not self._stopped:
             self.notify()
+            self._renew_outdated()
 
     def notify(self) -> None:
         """Report deployment, endpoints and wanted replicas to the listener."""
@@ -222,9 +251,10 @@ class Rollout(Generic[V]):
 
     async def _stop_making(self) -> None:
         self._stopped = True
-        if self._making is not None:
-            self._making.cancel()
-            await asyncio.wait([self._making])
+        for task in (self._making, self._renewing):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
 
     async def _replace(
         self, make: Callable[[], Awaitable[V]], before: asyncio.Task[None] | None
@@ -263,6 +293,40 @@ class Rollout(Generic[V]):
         while len(coming.endpoints) < self._owner.wanted:
             self._changed.clear()
             await self._changed.wait()
+
+    def _renew_outdated(self) -> None:
+        if self._renewing is not None and not self._renewing.done():
+            return
+        outdated = ((one, replica) for one in self.versions for replica in one.outdated)
+        found = next((pair for pair in outdated if pair[1] not in self._staying), None)
+        if found is not None:
+            self._renewing = asyncio.create_task(self._renew(*found))
+            self._renewing.add_done_callback(self._renewed)
+
+    async def _renew(self, version: V, old: Replica[Any]) -> None:
+        """Have another replica take the place of this one, which ends its calls first."""
+        new = version.add()
+        while {old, new} <= set(version.replicas) and not (new.ready or new.trouble):
+            self._changed.clear()
+            await self._changed.wait()
+        if version not in self.versions:
+            return  # none of its replicas is left
+        leaving = []
+        if new.ready and old in version.replicas:
+            version.replicas.remove(old)
+            old.leave()
+            leaving.append(old)
+        elif new.trouble:
+            self._staying.add(old)
+        leaving += version.resize(self._owner.wanted)
+        self.notify()
+        self._end_surplus(leaving, version)
+
+    def _renewed(self, task: asyncio.Task[None]) -> None:
+        if (error := error_of(task)) is not None:
+            log.error("%s: an instance is not renewed", self._owner.deployment.id, exc_info=error)
+        elif not self._stopped:
+            self._renew_outdated()  # the next one
 
     def _swap(self, old: V, coming: V) -> None:
         self.current, self.coming = coming, None

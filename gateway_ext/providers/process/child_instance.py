@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from common.liveness import LivenessTimes, until_frozen
+from common.liveness import LivenessTimes, signal_name, until_frozen
 from gateway_ext.model import Endpoint
 from gateway_ext.providers.managed.logs.output_pipe import OutputPipe
 from gateway_ext.providers.managed.managed_instance import exited_with
@@ -103,9 +103,14 @@ class ChildInstance:
         return self._process.pid
 
     @property
+    def is_warm(self) -> bool:
+        """Whether it began with what the example calls had traced."""
+        return self._process.is_warm
+
+    @property
     def endpoint(self) -> Endpoint:
         """Where it is called."""
-        return Endpoint(self.name, f"unix:{self._path}")
+        return Endpoint(self.name, f"unix:{self._path}", exited=self.exited)
 
     async def collect_output(self) -> None:
         """Store its output until it has ended; then kill all processes that it has started."""
@@ -137,14 +142,15 @@ class ChildInstance:
         try:
             await asyncio.wait_for(asyncio.shield(self.exited), within_s)
         except TimeoutError:
-            self.kill(f"was killed: it did not end within {within_s:g} s")
+            why = f"was killed: it did not end within {within_s:g} s"
+            self._store([why])
+            self.kill(why)
             await asyncio.shield(self.exited)
 
     def kill(self, why: str) -> None:
         """Kill its session at once; `why` is the reason that `exited` resolves to."""
         if not self.exited.done() and not self._why:
             self._why = why
-            self._place.processes.log.write(self.name, why)
         if not self.exited.done():
             process_table.kill_session(self._process.pid)
             self._signal(signal.SIGKILL)
@@ -222,4 +228,4 @@ def _listener(path: Path) -> socket.socket:
 def _described(status: int) -> str:
     if status >= 0:
         return exited_with(status)
-    return f"was ended by {signal.Signals(-status).name}"
+    return f"was ended by {signal_name(-status)}"

@@ -12,6 +12,8 @@ from gateway_ext.providers.process.process_launch import LaunchedProcess
 class InstanceProcess(Protocol):
     """A process that leads a session, until it has ended."""
 
+    is_warm: bool  # began with what a template's example calls had traced
+
     @property
     def pid(self) -> int:
         """Its id, and that of its session."""
@@ -43,6 +45,7 @@ class StartedProcess:
     def __init__(self, launched: LaunchedProcess) -> None:
         """Kill it, and raise OSError, if no descriptor is left by which to notice its end."""
         self._process = launched.process
+        self.is_warm = False
         self.output = launched.output
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -81,6 +84,7 @@ class KeptProcess:
     def __init__(self, pid: int, output: int) -> None:
         """ProcessLookupError if it has ended and its keeper has taken note of that."""
         self.pid = pid
+        self.is_warm = False
         self.output = output
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -15,7 +15,7 @@ from gateway_ext.providers.function_environment import (
     runtime_settings,
 )
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
-from gateway_ext.providers.managed.replica import ReplicaContext
+from gateway_ext.providers.managed.replica import Replica, ReplicaContext
 from gateway_ext.providers.managed.replica_set import ReplicaSet
 from gateway_ext.providers.process import build_folders
 from gateway_ext.providers.process.build_store import BuildRecord
@@ -76,6 +76,17 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
     def deployment(self) -> Deployment:
         """The deployment that they run."""
         return self.record.deployment
+
+    @property
+    def outdated(self) -> list[Replica[ChildInstance]]:
+        """Replicas without what the example calls have traced since they were started."""
+        if not (self.template.alive and self.template.warm):
+            return []
+        return [
+            replica
+            for replica in self.replicas
+            if replica.ready and replica.instance is not None and not replica.instance.is_warm
+        ]
 
     async def _make(self) -> ChildInstance:
         return await ChildInstance.start(self._orders, self.template, self._place)

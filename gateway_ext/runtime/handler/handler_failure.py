@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from gateway_ext.runtime.handler.handler_module import NoHandler
 from gateway_ext.runtime.handler.handler_response import BadResponse
 
 _FAILED = 500
@@ -59,10 +60,20 @@ class HandlerErrors:
         """The text of the log when the handler cannot be imported; its last line says why."""
         raised = traceback.TracebackException.from_exception(error)
         authors = [frame for frame in raised.stack if self._is_authors(frame.filename)]
+        if isinstance(error, NoHandler):
+            return f"its handler cannot be imported: {error}\n"
         why = " ".join(f"{type(error).__name__}: {raised}".split())[:_MOST_TEXT]
         if authors and not isinstance(error, SyntaxError):  # whose text names its place
             why += f" ({self._shown(authors[-1].filename)}, line {authors[-1].lineno})"
         return f"{self.raised(error)}\nits handler cannot be imported: {why}\n"
+
+    def example_failure(self, error: Exception) -> str:
+        """The text of the log when an example fails: its sentence, after what the author raised."""
+        cause = error.__cause__
+        frames = traceback.extract_tb(cause.__traceback__) if cause is not None else ()
+        is_authors = any(self._is_authors(frame.filename) for frame in frames)
+        before = f"{self.raised(cause)}\n" if cause is not None and is_authors else ""
+        return f"{before}{error}\n"
 
     def raised(self, error: BaseException) -> str:
         """The traceback without the frames of those who called the handler, or wrapped torch."""

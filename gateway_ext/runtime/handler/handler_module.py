@@ -46,10 +46,12 @@ def load(folder: Path, *, takes_list: bool = False) -> Handler:
     sys.modules.setdefault("handler", module)
     handle, of_list = getattr(module, _HANDLE, None), getattr(module, _HANDLE_LIST, None)
     if callable(of_list) and (takes_list or not callable(handle)):
+        _check_shape(of_list, _HANDLE_LIST, "events")
         return ListHandler(of_list)
     if takes_list or not callable(handle):
         wanted = _HANDLE_LIST if takes_list else _HANDLE
         raise NoHandler(f"{path.name} has no function `{wanted}`")
+    _check_shape(handle, _HANDLE, "event")
     found: Handle = handle
     return found
 
@@ -59,6 +61,25 @@ def runs_in_loop(handle: Handle) -> bool:
     call = getattr(handle, "__call__", handle)  # noqa: B004 - an object's, not whether it has one
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     return any(is_kind(one) for is_kind in kinds for one in (handle, call))
+
+
+def _check_shape(handle: Callable[..., object], name: str, first: str) -> None:
+    """NoHandler if no call of it could succeed; one whose signature is unknown may be called."""
+    expected = f"{name}({first}, context) is expected"
+    if inspect.isclass(handle):
+        raise NoHandler(f"{name} is a class: a function {expected}")
+    if hasattr(handle, "__signature__"):
+        return  # a decorator's claim, perhaps of what it wraps
+    try:
+        signature = inspect.signature(handle, follow_wrapped=False)
+    except (ValueError, TypeError):
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        count = len(signature.parameters)
+        takes = f"{count} argument{'' if count == 1 else 's'}"
+        raise NoHandler(f"{name}{signature} takes {takes}: {expected}") from error
 
 
 def _package(folder: Path) -> None:

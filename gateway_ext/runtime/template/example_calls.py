@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent, Headers
 from gateway_ext.runtime.handler.handler_module import Handle, Handler, ListHandler
 from gateway_ext.runtime.handler.handler_response import (
+    BadResponse,
     HandlerResponse,
     answer_of,
     answers_in,
@@ -52,6 +53,9 @@ def examples_in(folder: Path) -> list[ExampleCall]:
     try:
         found = json.loads(path.read_bytes())
         calls = [_call(one) for one in (found if isinstance(found, list) else [found])]
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, column {error.colno}"
+        raise BadExample(f"{FILE}: {at}: {error.msg}") from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BadExample(f"{FILE}: {error}") from error
     if len(calls) > _MOST_CALLS:
@@ -74,15 +78,21 @@ def make(handler: Handler, calls: list[ExampleCall], hostname: str) -> None:
             else:
                 statuses = [_status(handler, event, context)]
         except Exception as error:
-            raise BadExample(f"{what} raised {error!r}") from error
+            raise _failed(what, error) from error
         _refuse_errors(what, statuses)
     if isinstance(handler, ListHandler) and len(events) > 1:
         what = f"a list of all calls of {FILE}"
         try:
             statuses = _statuses(handler, events, context)
         except Exception as error:
-            raise BadExample(f"{what} raised {error!r}") from error
+            raise _failed(what, error) from error
         _refuse_errors(what, statuses)
+
+
+def _failed(what: str, error: Exception) -> BadExample:
+    if isinstance(error, BadResponse):
+        return BadExample(f"{what}: the function returned what cannot be sent: {error}")
+    return BadExample(f"{what} raised {error!r}")
 
 
 def _refuse_errors(what: str, statuses: Sequence[int]) -> None:

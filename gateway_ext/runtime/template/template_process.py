@@ -112,7 +112,7 @@ class Template:
             self._make_examples()
         except BadExample as error:
             errors = HandlerErrors(str(self._folder.absolute()))
-            sys.stderr.write(f"{errors.raised(error)}\n")
+            sys.stderr.write(errors.example_failure(error))
             self._line.report(state="failed", why=str(error))
             os._exit(1)
         self._line.report(state="warmed", why="")

@@ -121,7 +121,7 @@ async def test_log_has_both_streams_and_outlives_its_containers(
         await eventually(lambda: {"hello", "hello wrong"} <= set(followed))
         following.cancel()
         await call(endpoint, "/die")
-        await there.trouble(function, "exited with 3; last words: these are my last words")
+        await there.trouble(function, "exited with status 3; last words: these are my last words")
         await eventually(lambda: there.heard.endpoints[function])
         assert there.heard.endpoints[function][0].instance != endpoint.instance
         await call((await there.ready(function))[0], "/say?what=again")

@@ -325,6 +325,7 @@ class GeneratedCluster:
             "trouble": "",
             "late": False,
             "part_trouble": "",
+            "dying": "",
             "template_trouble": "",
             "log_command": f"faas-cli logs {function.name}",
             "wanted": 1 + called.in_flight // 3,

@@ -69,7 +69,7 @@ async def test_instance_can_be_killed_in_such_a_moment(monkeypatch: pytest.Monke
         with monkeypatch.context() as patch:
             patch.setattr(process_table, "sessions", Denied())
             f = await there.deploy()
-            await trouble(there.provider, f, "was not ready within 1 s, 2 times")
+            await trouble(there.provider, f, "was not ready within 1 s (2 times)")
         await there.provider.remove(f)
         await eventually(lambda: not marked("f-", there.state), "the end")
 

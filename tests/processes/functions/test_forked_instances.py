@@ -87,7 +87,7 @@ async def test_replaced_and_woken_instances_are_forks_and_their_ends_are_told() 
         (endpoint,) = await there.ready(f)
         template = (await told(endpoint))["imported_by"]
         await call(endpoint, "/exit")
-        await trouble(there.provider, f, "exited with 3")
+        await trouble(there.provider, f, "exited with status 3")
         await eventually(lambda: endpoint not in there.heard.endpoints[f], "its end")
         (endpoint,) = await there.ready(f)
         os.kill((await told(endpoint))["pid"], signal.SIGKILL)

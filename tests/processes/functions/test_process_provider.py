@@ -183,7 +183,7 @@ async def test_instance_is_replaced_more_and_more_slowly_when_it_dies() -> None:
         await trouble(there.provider, f, "3 times")
         status = await there.provider.function(f, usage=False)
         assert status.available_replicas == 0
-        assert status.trouble.startswith("exited with 1, 3 times")
+        assert status.trouble.startswith("exited with status 1 (3 times)")
 
 
 async def test_dead_instance_is_left_out_at_once() -> None:

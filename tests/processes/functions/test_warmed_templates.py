@@ -1,7 +1,9 @@
 """A template is warmed by the calls of `example.json`, and by nothing else."""
 
+import asyncio
 import json
 import os
+import random
 import signal
 
 from gateway_ext.model import FunctionId, Resources
@@ -9,7 +11,7 @@ from tests.kit.processes.process_functions import World, call, lines_with, templ
 from tests.kit.waiting import eventually
 
 _COUNTS = """
-import os, random, threading
+import os, random, threading, time
 random.seed(1)
 IMPORTED_BY = os.getpid()
 CALLS = []
@@ -20,9 +22,15 @@ def handle(event, context):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
     if event.body == b"exit":
         os._exit(3)
+    if event.body == b"wait":
+        while not os.path.exists(os.environ["GATE"]):
+            time.sleep(0.01)
     CALLS.append([event.body.decode(), random.random()])
     return {"calls": CALLS, "template": IMPORTED_BY}
 """
+
+
+FIRST = random.Random(1).random()
 
 
 def _with_examples(there: World, bodies: list[str]) -> None:
@@ -34,16 +42,36 @@ async def test_instances_have_what_the_examples_have_made_and_chances_as_after_t
     async with world() as there:
         _with_examples(there, ["one", "two"])
         f = await there.deploy()
-        (endpoint,) = await there.ready(f)
-        cold = json.loads(await call(endpoint))["calls"]
-        assert [body for body, _ in cold] == [""]
         await eventually(lambda: _is(there, f, "warm"), "a warm template")
-        await there.provider.scale(f, 2)
-        endpoints = await there.ready(f, 2)
-        (other,) = [one for one in endpoints if one != endpoint]
-        warm = json.loads(await call(other))["calls"]
+        await there.provider.scale(f, 0)
+        await there.ready(f, 0)
+        await there.provider.scale(f, 1)
+        (endpoint,) = await there.ready(f)
+        warm = json.loads(await call(endpoint))["calls"]
         assert [body for body, _ in warm] == ["one", "two", ""]
-        assert warm[2][1] == cold[0][1], "a generator that the handler has seeded begins as it did"
+        assert warm[2][1] == FIRST, "a generator that the handler has seeded begins as it did"
+
+
+async def test_instance_that_was_there_before_the_examples_is_replaced_and_no_call_is_lost() -> (
+    None
+):
+    async with world() as there:
+        _with_examples(there, ["wait"])
+        gate = there.builds / "gate"
+        f = await there.deploy(environment={"GATE": str(gate)})
+        (cold,) = await there.ready(f)
+        there.heard.drain = asyncio.Event()
+        gate.touch()
+        await eventually(lambda: there.heard.endpoints[f] not in ([cold], []), "another")
+        await eventually(lambda: len(there.heard.endpoints[f]) == 1, "the first one takes no calls")
+        (warm,) = there.heard.endpoints[f]
+        assert [body for body, _ in json.loads(await call(warm))["calls"]] == ["wait", ""]
+        assert [body for body, _ in json.loads(await call(cold))["calls"]] == [""], "it drains"
+        assert there.heard.least[f] == 1, "there was one at any time"
+        there.heard.drain.set()
+        assert cold.exited is not None
+        await cold.exited
+        assert await there.ready(f) == [warm]
 
 
 async def _is(there: World, function: FunctionId, text: str) -> bool:

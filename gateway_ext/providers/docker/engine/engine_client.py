@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import json
+import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from common.liveness import signal_name
 from common.numerals import natural
 from common.time_limits import time_limit
 from gateway_ext.providers.docker.engine import json_lines
@@ -21,6 +23,13 @@ _FORBIDDEN, _GONE, _CONFLICT = 403, 404, 409
 _PULL_BEGINS_S, _SLACK_S = 120.0, 30.0
 _CHUNK = 1 << 16
 _NS = 1e9
+# A program may exit with 128 and more by itself, so only those that end programs are believed.
+_ENDING = frozenset(
+    {
+        *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
+        *(signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM),
+    }
+)
 
 
 class EngineImage(NamedTuple):
@@ -300,10 +309,10 @@ def ended_with(status: str, error: str = "") -> str:
     """Describe how a container ended."""
     code = natural(status) or 0
     signal_number = code - 128
-    if signal_number in {9, 15}:
-        text = f"was ended by {'SIGKILL' if signal_number == 9 else 'SIGTERM'}"  # noqa: PLR2004
+    if signal_number in _ENDING:
+        text = f"was ended by {signal_name(signal_number)}"
     else:
-        text = exited_with(status or "no status")
+        text = exited_with(status or "unknown")
     return f"{text}: {error}" if error else text
 
 

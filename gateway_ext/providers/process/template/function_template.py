@@ -179,9 +179,11 @@ class FunctionTemplate:
             await self._ensure()
             async with self._one_at_a_time:
                 try:
-                    return await self._spare.become(name, listener) or await self._forked_now(
-                        name, listener
-                    )
+                    process = await self._spare.become(name, listener)
+                    process = process or await self._forked_now(name, listener)
+                    if process is not None:
+                        process.is_warm = self.warm
+                    return process
                 except (TemplateBroken, OSError) as error:
                     self._fail(str(error))
                     return None
@@ -278,6 +280,7 @@ class FunctionTemplate:
                     self._run, self.warm = run, True
                     self._watch(run)
                     run = None
+                    self._changed()
         except (TemplateBroken, OSError) as error:
             if run is None:
                 self._note(f"is not warm: {error}")

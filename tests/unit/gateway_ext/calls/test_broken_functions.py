@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from gateway_ext.model import Troubles
+from gateway_ext.model import SlowStart, Troubles
 from tests.kit.fakes.fake_function import a_function, says
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import a_deployment, a_gateway
@@ -40,6 +40,15 @@ async def test_calls_that_wait_are_refused_as_soon_as_nothing_can_start() -> Non
         await eventually(lambda: function.waiting == len(calls), "slow starts are waited for")
         gateway.deploy(SHOWN, troubles=BROKEN)
         assert [(await call).status for call in calls] == [503, 503]
+
+
+async def test_answer_says_what_a_start_takes_long_for_and_where_the_log_is() -> None:
+    async with a_gateway(wake_s=0.01) as gateway:
+        began_s = asyncio.get_running_loop().time() - 74.0
+        gateway.deploy(SHOWN, troubles=Troubles(slow=SlowStart("its module is imported", began_s)))
+        said = (await gateway.call()).body.decode()
+        assert "is ready: none came within 0.01 s: its module is imported, for 7" in said
+        assert said.endswith(" s; its log: faas-cli logs echo")
 
 
 async def test_call_waits_and_is_served_when_the_function_was_mended() -> None:

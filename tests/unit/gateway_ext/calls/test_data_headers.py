@@ -59,6 +59,19 @@ async def test_call_is_refused_when_any_of_its_data_headers_is_wrong(sent: list[
         assert not fake.got
 
 
+async def test_refusal_names_what_is_no_handle_and_has_the_id_of_its_call() -> None:
+    async with a_gateway() as gateway, a_function(says()) as fake:
+        gateway.deploy(a_deployment("", enabled="true"), fake)
+        ours = await gateway.call(headers=[f"X-Gpu-Data: {ONE}, nonsense"])
+        assert ours.body.decode() == (
+            "X-Gpu-Data: 'nonsense' is no handle"
+            " (context.put gives one, and so does the word handle)"
+        )
+        assert len(ours.header("x-call-id") or "") == len("7eeab308-98d2-4fff-a078-843ad0453cbc")
+        theirs = await gateway.call(headers=["X-Gpu-Data: nonsense", "X-Call-Id: mine"])
+        assert theirs.header("x-call-id") == "mine"
+
+
 @pytest.mark.parametrize(
     "name",
     [

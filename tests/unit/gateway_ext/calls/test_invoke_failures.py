@@ -101,6 +101,38 @@ async def test_call_behind_a_broken_one_is_repeated_elsewhere_if_the_instance_ha
         assert len(ended.got) == 1
 
 
+async def test_answer_says_how_the_process_ended_and_where_its_log_is_when_a_call_breaks_off() -> (
+    None
+):
+    exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def die(got: Got, writer: asyncio.StreamWriter) -> None:
+        asyncio.get_running_loop().call_later(0.02, exited.set_result, "was ended by SIGSEGV")
+        await writes(close=True)(got, writer)
+
+    async with a_gateway() as gateway, a_function(die) as fake:
+        fake.endpoint = fake.endpoint._replace(exited=exited)
+        gateway.deploy(a_deployment(), fake)
+        said = await gateway.call()
+        assert (said.status, said.body.decode()) == (
+            502,
+            "echo.openfaas-fn was ended by SIGSEGV while it answered; its log: faas-cli logs echo,"
+            f" call {said.header('x-call-id')}",
+        )
+
+
+async def test_answer_says_that_an_instance_broke_off_when_its_process_lives() -> None:
+    async with a_gateway() as gateway, a_function(writes(close=True)) as fake:
+        lives: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        fake.endpoint = fake.endpoint._replace(exited=lives)
+        gateway.deploy(a_deployment(), fake)
+        said = await gateway.call()
+        assert said.body.decode() == (
+            "echo.openfaas-fn broke off: it closed the connection; its log: faas-cli logs echo,"
+            f" call {said.header('x-call-id')}"
+        )
+
+
 async def test_instance_that_lives_gets_the_calls_behind_a_broken_one() -> None:
     answers = [writes(close=True), says(b"second"), says(b"third")]
 
@@ -163,7 +195,11 @@ async def test_call_times_out_before_the_answer() -> None:
         function = gateway.deploy(a_deployment(timeout="50ms"), fake)
         began_s = time.monotonic()
         result = await gateway.call()
-        assert result.status == 504
+        assert (result.status, result.body.decode()) == (
+            504,
+            "echo.openfaas-fn did not answer within 0.05 s; its log: faas-cli logs echo,"
+            f" call {result.header('x-call-id')}",
+        )
         assert 0.04 < time.monotonic() - began_s < 20
         assert function.inflight == 0
         gateway.deploy(a_deployment("5ms"), fake)

@@ -90,10 +90,26 @@ def import_error(errors: HandlerErrors, handler: str | None) -> str:
 @pytest.mark.parametrize(
     ("handler", "why"),
     [
-        (None, "NoHandler: handler.py does not exist in the function's folder"),
+        (None, "handler.py does not exist in the function's folder"),
         ("def handle(event, context)\n", "SyntaxError: expected ':' (handler.py, line 1)"),
         ("\nimport nix\n", "ModuleNotFoundError: No module named 'nix' (handler.py, line 2)"),
-        ("x = 1\n", "NoHandler: handler.py has no function `handle`"),
+        ("x = 1\n", "handler.py has no function `handle`"),
+        (
+            "class handle:\n    def __init__(self, event, context): ...\n",
+            "handle is a class: a function handle(event, context) is expected",
+        ),
+        (
+            "def handle(req): ...\n",
+            "handle(req) takes 1 argument: handle(event, context) is expected",
+        ),
+        (
+            "def handle(a, b, c): ...\n",
+            "handle(a, b, c) takes 3 arguments: handle(event, context) is expected",
+        ),
+        (
+            "def handle_batch(events): ...\n",
+            "handle_batch(events) takes 1 argument: handle_batch(events, context) is expected",
+        ),
         ("raise SystemExit(7)\n", "SystemExit: 7 (handler.py, line 1)"),
         ("raise ValueError('a\\nb')\n", "ValueError: a b (handler.py, line 1)"),
     ],
@@ -104,6 +120,27 @@ def test_last_line_says_why_the_handler_cannot_be_imported(
     found = import_error(errors, handler)
     assert found.splitlines()[-1] == f"its handler cannot be imported: {why}"
     assert errors.folder not in found
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "def handle(event, context, *, retries=2): ...\n",
+        "def handle(*args): ...\n",
+        "def handle(event, context=None): ...\n",
+        "class Model:\n    def __call__(self, event, context): ...\nhandle = Model()\n",
+        "import functools\nhandle = functools.partial(lambda a, event, context: a, 1)\n",
+        "handle = max\n",
+        "def inner(event): ...\ndef handle(event, context): ...\nhandle.__wrapped__ = inner\n",
+        "import inspect\ndef inner(event): ...\ndef handle(event, context): ...\n"
+        "handle.__signature__ = inspect.signature(inner)\n",
+    ],
+)
+def test_handler_is_taken_when_it_can_be_called_with_both_or_nobody_knows(
+    errors: HandlerErrors, handler: str
+) -> None:
+    (Path(errors.folder) / "handler.py").write_text(handler)
+    assert callable(handler_module.load(Path(errors.folder)))
 
 
 def test_traceback_begins_at_the_authors_line_and_names_its_file_in_the_folder(

@@ -429,6 +429,13 @@ HANDLE = "def handle(event, context): return"
         (f"{HANDLE} event.body", "", 0, "an empty call is made"),
         (f"{HANDLE} 1 / 0", "{}", 1, "line 1, in handle"),
         (HANDLE + " {'statusCode': 400}", "{}", 1, "answered 400"),
+        (f"{HANDLE} object", "{}", 1, "call 1 of example.json: the function returned what cannot"),
+        (
+            f"{HANDLE} event.body",
+            '{"body": "x",}',
+            1,
+            "example.json: line 1, column 14: Expecting property name enclosed in double quotes",
+        ),
         ("import nix", "{}", 1, "its handler cannot be imported: ModuleNotFoundError"),
     ],
 )
@@ -447,3 +454,4 @@ def test_example_calls_are_made_once_when_asked_for(
     )
     assert (done.returncode, told in done.stderr) == (code, True), done.stderr
     assert str(tmp_path) not in done.stderr
+    assert not any(name in done.stderr for name in ("gateway_ext", "BadExample", "json/decoder"))

@@ -90,6 +90,7 @@ def function(**more: Any) -> dict[str, Any]:
     well = {
         "trouble": "",
         "part_trouble": "",
+        "dying": "",
         "template_trouble": "",
         "log_command": "faas-cli logs f -n x",
     }
@@ -142,6 +143,16 @@ def test_alert_says_why_a_function_does_not_start_and_how_to_see_its_log(waiting
 def test_alert_says_what_does_not_start_when_others_serve_or_may_do_so(replicas: int) -> None:
     (alert,) = alerts(whole(), [gpu()], [function(replicas=replicas, part_trouble="no package")])
     assert alert["text"] == "f.x has an instance that does not start: no package"
+
+
+def test_alert_says_how_instances_end_again_and_again() -> None:
+    dying = function(replicas=1, dying="was ended by SIGSEGV (3 times)")
+    (alert,) = alerts(whole(), [gpu()], [dying])
+    assert (alert["code"], alert["text"]) == (
+        "keeps-ending",
+        "instances of f.x end again and again; the last one was ended by SIGSEGV (3 times)",
+    )
+    assert "faas-cli logs f -n x" in alert["what_to_do"]
 
 
 def test_alert_says_that_a_template_is_not_warm() -> None:

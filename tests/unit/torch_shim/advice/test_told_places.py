@@ -1,6 +1,7 @@
 """Each place in a program that stays in the function is told once, with a remedy."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,33 @@ def test_program_without_a_module_is_told_once_that_it_uses_no_gpu(
     assert len(told) == 1
     assert "test_told_places.py" in told[0]
     assert "torch.compile" in told[0]
+
+
+def test_function_that_was_never_called_tells_nothing_at_its_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_shim.process_report.told_places", ToldPlaces())
+    ends: list[Callable[[], None]] = []
+    monkeypatch.setattr("torch_shim.process_report.atexit.register", ends.append)
+    monkeypatch.setattr("torch_shim.leases.request_context.report", report := ProcessReport())
+    ShimPlacements()
+    report.expect_modules()
+    report.note_operator()
+    ends[0]()
+    assert not caplog.records
+    report.note_answer()
+    ends[0]()
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [line.partition(":")[0].rpartition("/")[2] for line in told] == ["test_told_places.py"]
+
+
+def test_place_is_told_below_the_folder_that_its_file_was_imported_from(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend("/state/build-badf/function")
+    told = ToldPlaces()
+    told.tell(CodePlace("/state/build-badf/function/handler.py", 7), "Net runs here", PRINTS)
+    assert caplog.records[0].getMessage().startswith("handler.py:7: Net runs here")
 
 
 class Exits:

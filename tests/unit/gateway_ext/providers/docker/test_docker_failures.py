@@ -122,7 +122,7 @@ async def test_death_is_noticed_at_once_when_a_long_event_came_before(
         received = count(there, "GET events".__eq__)
         there.engine.says({"name": "other", "label": "x" * size})
         there.engine.dies(first)
-        await there.trouble("exited with 1")
+        await there.trouble("exited with status 1")
         assert count(there, "GET events".__eq__) == received  # by the same stream
 
 
@@ -132,7 +132,7 @@ async def test_long_event_is_understood_up_to_a_bound(tmp_path: Path) -> None:
         (first,) = await there.ready()
         there.engine.containers[first]["State"] = {"Running": False, "ExitCode": 7}
         there.engine.says({"name": first, "label": "x" * (900 << 10), "exitCode": "7"})
-        await there.trouble("exited with 7")
+        await there.trouble("exited with status 7")
 
 
 async def test_gateway_starts_and_looks_again_when_an_answer_makes_no_sense(tmp_path: Path) -> None:

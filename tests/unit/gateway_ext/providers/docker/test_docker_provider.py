@@ -34,7 +34,7 @@ async def test_death_is_noticed_when_its_event_was_missed(tmp_path: Path) -> Non
         (first,) = await there.ready()
         there.engine.containers[first]["State"] = {"Running": False, "ExitCode": 9}
         there.engine.break_off()
-        await there.trouble("exited with 9")
+        await there.trouble("exited with status 9")
 
 
 async def test_function_is_replaced_when_its_container_is_removed(tmp_path: Path) -> None:

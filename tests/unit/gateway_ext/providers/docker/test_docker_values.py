@@ -213,7 +213,11 @@ def test_url_is_refused_when_it_names_no_engine(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("status", "error", "answer"),
-    [("0", "", "exited with 0"), ("137", "", "was ended by SIGKILL"), ("127", "no", "127: no")],
+    [
+        ("0", "", "exited with status 0"),
+        ("137", "", "was ended by SIGKILL"),
+        ("127", "no", "127: no"),
+    ],
 )
 def test_end_is_described_in_words(status: str, error: str, answer: str) -> None:
     assert answer in ended_with(status, error)

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from gateway_ext.errors import BadDeployment
-from gateway_ext.model import Deployment, Endpoint, FunctionId, Troubles
+from gateway_ext.model import Endpoint, Troubles
 from gateway_ext.providers.managed.replica import Replica
 from gateway_ext.providers.managed.replica_set import ReplicaSet
 from gateway_ext.providers.managed.rollout import Rollout
 from tests.kit.processes.process_functions import Heard
 from tests.kit.waiting import eventually
+from tests.unit.gateway_ext.providers.managed.managed_world import DEPLOYMENT, F, StillOwner
 
-F = FunctionId("n", "f")
 WHY = "pip: there is no such package"
 FINE, STARTING, BROKEN = "fine", "starting", "broken"
 
@@ -26,6 +26,8 @@ class StillReplica(Replica[Any]):
         self.broken = WHY if state == BROKEN else ""
         self.trouble = self.broken
         self.instance = None
+        self.slow = None
+        self._deaths = 0
         self._state = state
 
     @property
@@ -36,7 +38,7 @@ class StillReplica(Replica[Any]):
 class StillVersion(ReplicaSet[Any]):
     """A version whose replicas, as many as there are states, are as these say."""
 
-    deployment = Deployment(F, "reg/f:1")
+    deployment = DEPLOYMENT
 
     def __init__(self, *states: str) -> None:
         self.replicas = [StillReplica(state) for state in states]
@@ -52,25 +54,6 @@ class StillVersion(ReplicaSet[Any]):
     @property
     def endpoints(self) -> list[Endpoint]:
         return [Endpoint("f-1", "tcp:1.2.3.4:80") for one in self.replicas if one.ready]
-
-
-class StillOwner:
-    """A function with one replica, or none."""
-
-    deployment = StillVersion.deployment
-    template_trouble = ""
-
-    def __init__(self) -> None:
-        self.wanted = 1
-
-    def note(self, text: str) -> None:
-        del text
-
-    def took_over(self, version: StillVersion) -> None:
-        del version
-
-    def instances_ended(self, version: StillVersion) -> None:
-        del version
 
 
 class World:

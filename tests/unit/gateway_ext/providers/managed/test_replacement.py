@@ -8,43 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.model import Endpoint, FunctionId, LogLine
+from gateway_ext.model import FunctionId, LogLine, SlowStart
 from gateway_ext.ports import LogQuery
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.logs.start_output import StartOutput
 from gateway_ext.providers.managed.managed_settings import ManagedSettings
 from gateway_ext.providers.managed.replica import Replica, ReplicaContext
 from tests.kit.virtual_time import until, virtually
+from tests.unit.gateway_ext.providers.managed.managed_world import MortalInstance
 
 _SETTINGS = ManagedSettings(first_pause_s=0.5, longest_pause_s=60.0)
 _LONG_S, _SHORT_S = 100.0, 1.0
-
-
-class MortalInstance:
-    """An instance that is ready at once, and dies of itself after a time."""
-
-    name = "f-1"
-    endpoint = Endpoint("f-1", "unix:/nowhere")
-
-    def __init__(self, lives_s: float) -> None:
-        self.ready = True
-        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(lives_s, self.kill, "died")
-
-    async def collect_output(self) -> None:
-        await asyncio.shield(self.exited)
-
-    async def until_ready(self, within_s: float) -> bool:
-        del within_s
-        return self.ready
-
-    async def stop(self, within_s: float) -> None:
-        del within_s
-        self.kill("was stopped")
-
-    def kill(self, why: str) -> None:
-        if not self.exited.done():
-            self.exited.set_result(why)
 
 
 class UncollectedInstance(MortalInstance):
@@ -105,8 +79,10 @@ async def test_instance_is_replaced_when_its_output_cannot_be_collected(tmp_path
 class StartingInstance(MortalInstance):
     """An instance that writes some lines, and ends in this way before it is ready, or after it."""
 
-    def __init__(self, log: FunctionLog, name: str, why: str, *lines: str, ready: bool) -> None:
-        super().__init__(_LONG_S if not ready else _SHORT_S)
+    def __init__(
+        self, log: FunctionLog, name: str, why: str, *lines: str, ready: bool, lives_s: float
+    ) -> None:
+        super().__init__(lives_s if ready else _LONG_S)
         self.name = name
         self.ready = ready
         self._log = log
@@ -129,6 +105,7 @@ class Starts:
     def __init__(self, folder: Path, *ways: tuple[str, bool, tuple[str, ...]]) -> None:
         self.log = FunctionLog(FunctionId("n", "f"), folder, 1 << 20)
         self._ways = ways
+        self.lives_s = [_SHORT_S]  # of those that were ready; the last one of all later ones
         self._count = 0
         self.broken: list[str] = []
         self.replica = Replica(ReplicaContext(self._note, self.log, _SETTINGS), self._make)
@@ -146,12 +123,14 @@ class Starts:
 
     async def _make(self) -> MortalInstance:
         why, ready, lines = self._ways[min(self._count, len(self._ways) - 1)]
+        lives_s = self.lives_s[min(self._count, len(self.lives_s) - 1)]
         self._count += 1
-        return StartingInstance(self.log, f"f-{self._count}", why, *lines, ready=ready)
+        name = f"f-{self._count}"
+        return StartingInstance(self.log, name, why, *lines, ready=ready, lives_s=lives_s)
 
 
-FAILS = ("exited with 1", False, ("Traceback", "ValueError: no"))
-WELL = ("exited with 1", True, ("it runs",))
+FAILS = ("exited with status 1", False, ("Traceback", "ValueError: no"))
+WELL = ("exited with status 1", True, ("it runs",))
 
 
 @virtually
@@ -160,7 +139,7 @@ async def test_replica_is_broken_as_soon_as_its_program_ends_before_it_is_ready(
 ) -> None:
     starts = Starts(tmp_path, FAILS)
     await until(1.4)
-    assert starts.broken[-1] == "ValueError: no"
+    assert starts.broken[-1] == f"it {FAILS[0]}; last words: ValueError: no"
     await starts.end()
 
 
@@ -191,8 +170,11 @@ async def test_log_has_what_a_failing_start_writes_once_and_then_how_often(tmp_p
     await until(12.0)
     lines = await starts.lines()
     assert lines[:2] == list(FAILS[2])
-    assert lines[2:4] == [
-        f"ended again in the same way, {number} times: ValueError: no" for number in (2, 3)
+    again = f"this instance {FAILS[0]} ({{}} times), in the same way as before; last words: {{}}"
+    assert lines[2:5] == [
+        f"this instance {FAILS[0]}; the next one starts in 0.5 s",
+        f"{again.format(2, 'ValueError: no')}; the next one starts in 1 s",
+        f"{again.format(3, 'ValueError: no')}; the next one starts in 2 s",
     ]
     await starts.end()
 
@@ -201,12 +183,63 @@ async def test_log_has_what_a_failing_start_writes_once_and_then_how_often(tmp_p
 async def test_log_has_all_that_a_start_writes_when_it_differs_from_the_one_before(
     tmp_path: Path,
 ) -> None:
-    other = ("exited with 1", False, ("Traceback", "KeyError: 1"))
-    shorter = ("exited with 1", False, ("Traceback",))
+    other = ("exited with status 1", False, ("Traceback", "KeyError: 1"))
+    shorter = ("exited with status 1", False, ("Traceback",))
     starts = Starts(tmp_path, FAILS, other, shorter, WELL)
     await until(8.0)
-    assert await starts.lines() == [*FAILS[2], *other[2], *shorter[2], *WELL[2]]
+    written = [line for line in await starts.lines() if not line.startswith("this instance")]
+    assert written == [*FAILS[2], *other[2], *shorter[2], *WELL[2]]
     await starts.end()
+
+
+@virtually
+async def test_replica_is_dying_from_its_third_death_until_an_instance_has_lived_long(
+    tmp_path: Path,
+) -> None:
+    starts = Starts(tmp_path, *[WELL] * 3, ("died", True, ()))
+    starts.lives_s = [_SHORT_S] * 3 + [1_000.0]
+    await until(3.0)
+    assert starts.replica.dying == ""
+    await until(10.0)
+    assert starts.replica.dying == "died (3 times); last words: it runs"
+    assert starts.replica.trouble == starts.replica.dying
+    await until(80.0)
+    assert (starts.replica.dying, starts.replica.trouble) == ("", "")
+    await starts.end()
+
+
+@virtually
+async def test_log_says_once_that_a_start_takes_long_and_since_when_is_known(
+    tmp_path: Path,
+) -> None:
+    loop = asyncio.get_running_loop()
+    waits: list[asyncio.Future[MortalInstance]] = []
+
+    async def make() -> MortalInstance:
+        waits.append(loop.create_future())
+        return await waits[-1]
+
+    log = FunctionLog(FunctionId("n", "f"), tmp_path, 1 << 20)
+    changes: list[float] = []
+    replica = Replica(ReplicaContext(lambda: changes.append(loop.time()), log, _SETTINGS), make)
+    await until(9.0)
+    assert (replica.slow, replica.trouble) == (None, "")
+    await until(11.0)
+    slow = SlowStart("its module is still being imported", changes[0] - 10.0)
+    text = "its module is still being imported after 10 s"
+    assert (replica.slow, replica.trouble) == (slow, text)
+    waits[0].set_exception(OSError("no"))
+    await until(30.0)
+    assert replica.slow is not None, "the next start takes long, too"
+    assert [line.text async for line in log.read(LogQuery(log.function))] == [
+        text,
+        "this instance cannot be started: no; the next one starts in 0.5 s",
+    ]
+    waits[1].set_result(MortalInstance(_LONG_S))
+    await until(31.0)
+    assert [replica.slow, replica.trouble] == [None, ""]
+    await replica.stop()
+    log.close()
 
 
 @virtually
@@ -215,7 +248,7 @@ async def test_warning_names_the_function_whose_instance_has_ended(
 ) -> None:
     starts = Starts(tmp_path, FAILS)
     await until(1.4)
-    assert "f.n: an instance exited with 1" in caplog.text
+    assert "f.n: an instance exited with status 1" in caplog.text
     await starts.end()
 
 

@@ -1,0 +1,108 @@
+"""A replica that would serve better if it were started now gives its place to another one."""
+
+from pathlib import Path
+
+from gateway_ext.providers.managed.logs.function_log import FunctionLog
+from gateway_ext.providers.managed.managed_settings import ManagedSettings
+from gateway_ext.providers.managed.replica import Replica, ReplicaContext
+from gateway_ext.providers.managed.replica_set import ReplicaSet
+from gateway_ext.providers.managed.rollout import Rollout
+from tests.kit.processes.process_functions import Heard
+from tests.kit.virtual_time import until, virtually
+from tests.unit.gateway_ext.providers.managed.managed_world import (
+    DEPLOYMENT,
+    F,
+    MortalInstance,
+    StillOwner,
+)
+
+
+class AgingVersion(ReplicaSet[MortalInstance]):
+    """A version whose instances are outdated if they were started before it `ages`."""
+
+    deployment = DEPLOYMENT
+
+    def __init__(self, world: "World") -> None:
+        log = FunctionLog(F, world.folder, 1 << 20)
+        super().__init__(ReplicaContext(world.rollout.changed, log, ManagedSettings()))
+        self.log = log
+        self.made: list[MortalInstance] = []
+        self.old: list[MortalInstance] = []
+        self.fails = False
+
+    def ages(self) -> None:
+        self.old = list(self.made)
+
+    @property
+    def outdated(self) -> list[Replica[MortalInstance]]:
+        return [one for one in self.replicas if one.ready and one.instance in self.old]
+
+    async def _make(self) -> MortalInstance:
+        if self.fails:
+            raise OSError("no memory")
+        self.made.append(MortalInstance(1e6))
+        return self.made[-1]
+
+
+class World:
+    """A rollout whose version has instances that are outdated by now."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.owner, self.heard = StillOwner(), Heard()
+        self.rollout: Rollout[AgingVersion] = Rollout(self.owner, self.heard, 1.0)
+        self.version = AgingVersion(self)
+
+    async def age(self, count: int) -> None:
+        self.owner.wanted = count
+        self.rollout.start_with(self.version)
+        await until(1.0)
+        self.version.ages()
+        self.rollout.changed()
+
+    async def end(self) -> None:
+        await self.rollout.stop(drain=False)
+        self.version.log.close()
+
+    @property
+    def serving(self) -> list[MortalInstance]:
+        return [one.instance for one in self.version.replicas if one.instance is not None]
+
+
+@virtually
+async def test_all_outdated_replicas_are_renewed_and_the_number_stays(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.age(3)
+    await until(5.0)
+    assert world.serving == world.version.made[3:]
+    assert [one.exited.result() for one in world.version.old] == ["was stopped"] * 3
+    assert world.heard.least[F] == 1, "as it began"
+    await world.end()
+
+
+@virtually
+async def test_function_is_as_it_was_scaled_when_it_was_scaled_during_a_renewal(
+    tmp_path: Path,
+) -> None:
+    for count in (0, 2):
+        world = World(tmp_path)
+        await world.age(1)
+        world.owner.wanted = count
+        world.rollout.resize()
+        await until(5.0)
+        assert len(world.serving) == count
+        assert not [one for one in world.serving if one in world.version.old]
+        await world.end()
+
+
+@virtually
+async def test_outdated_replica_stays_when_another_one_does_not_start(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.age(1)
+    world.version.fails = True
+    await until(5.0)
+    world.rollout.changed()
+    await until(9.0)
+    assert world.serving == world.version.old
+    assert len(world.version.replicas) == 1
+    await world.end()
