@@ -302,6 +302,19 @@ def computing(meter: UseMeter, before_us: int, now: float) -> int:
     return before_us + parts[0] - parts[1] - parts[2]
 
 
+def test_calls_that_a_gateway_reports_are_split_right_at_each_second() -> None:
+    core, meter = standing()
+    used(core, 2.013, ended=2.003)
+    computed_us = 0
+    for second in range(3, 70):
+        if second == 5:
+            used(core, 4.2, LeaseUse(RequestId("u"), 4.1, 4.1, None))
+        if second == 65:
+            core.handle(LeaseUsed(LeaseId(1), "f", (), (CallEnd(RequestId("u"), 64.1),)), 64.11)
+        computed_us = computing(meter, computed_us, float(second))
+        assert computed_us == pytest.approx(3_000 + min(60, max(0, second - 4.1)) * _S, abs=2)
+
+
 @pytest.mark.parametrize("late_s", [0, 1, 20])
 def test_long_call_of_an_own_process_is_charged_once_whenever_its_node_reports(late_s: int) -> None:
     core, meter = own_process()
