@@ -66,6 +66,9 @@ class Unconcerned:
     def learned(self, hosted: HostedModel, records: Sequence[KnownRecord]) -> None:
         """No call is merged."""
 
+    def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
+        """No call is made."""
+
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         """No call is made."""
 

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 _LATE_S = 1.0
 # A model that does not answer for this long hangs; its runtime then kills its process.
 _ANSWER_S = 2.5
+# How often models say for how long calls of functions' own processes have run.
+_ASK_S = 1.0
 _NO_LEASE = LeaseId(0)
 # For these reasons a lease ends that its holder has kept since its last call; if the end takes
 # longer, a call was in flight.
@@ -49,6 +51,7 @@ class LeaseEndings:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = BackgroundTasks(log, "the end of a lease")
+        self._following = BackgroundTasks(log, "the calls of a lease")
 
     def watch(self) -> None:
         """Start to check for leases that are due, unless a check is scheduled already."""
@@ -86,17 +89,27 @@ class LeaseEndings:
         else:
             self._tasks.start(self._end_calls(lease, grace_s))
 
+    def follow(self, lease: LeaseInForce) -> None:
+        """Have the lease's models say now and then, until its end, for how long its calls ran."""
+        self._following.start(self._follow(lease))
+
     async def end_all(self, within_s: float) -> None:
         """End every lease; calls in flight have `within_s` to end."""
         for lease in self._leases:
             self.end(lease, EndReason.STOPPING, within_s)
         await self._tasks.wait(within_s + 1.0)
+        self._following.cancel()
         if self._timer is not None:
             self._timer.cancel()
 
     def end_after(self, lease: LeaseId, load: asyncio.Task[None] | None) -> None:
         """End a prefetch's lease after its last load; the scheduler ends it if a load fails."""
         self._tasks.start(self._end_after(lease, load))
+
+    async def _follow(self, lease: LeaseInForce) -> None:
+        while self._leases.get(lease.id) is lease:
+            await asyncio.sleep(_ASK_S)
+            await asyncio.gather(*(hosted.heard() for hosted in self._hosted_of(lease)))
 
     async def _end_after(self, lease: LeaseId, load: asyncio.Task[None] | None) -> None:
         if load is not None:

@@ -43,6 +43,7 @@ from scheduler.api import (
     EndContext,
     EndLease,
     GpuId,
+    LeaseComputed,
     LeaseId,
     MemoryPressure,
     NodeReports,
@@ -171,6 +172,8 @@ class GpuNode:
         self._note_loaded()
         if fresh and order.function:
             self._claiming.admit_ahead(order.lease)
+        if fresh and order.own:
+            self._endings.follow(lease)
         self.granted.notify()
         self._endings.watch()
 
@@ -316,6 +319,13 @@ class GpuNode:
         self.meters.ran(gpu.id, resident.model, calls, run_s)
         kind = RunKind.of(found, gpu.slot, resident.model, max(1, batch), together)
         self._runs.ran(kind, run_s, needed_bytes)
+
+    def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
+        """Report for how long calls ran under a lease of a function's own process."""
+        found = self.leases.get(LeaseId(lease))
+        model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
+        if found is not None and found.own and (found.gpu, model in found.models) == (gpu, True):
+            self._reports.report(LeaseComputed(found.id, computed_s))
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         """Count calls that ran as one, and those that did not; remember what never may."""

@@ -46,6 +46,7 @@ def _gpu_snapshot(now_s: float, gpu: HostGpu, leases: LeasesInForce) -> GpuSnaps
             lease.requests,
             lease.more_slots,
             lease.configuration,
+            lease.own,
         )
         for lease in leases
         if lease.gpu == gpu.id

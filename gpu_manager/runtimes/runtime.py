@@ -219,7 +219,10 @@ class HostedModel(Protocol):
         """Let nothing more be put so; `grant_left` is called with what is left, behind the last."""
 
     async def heard(self) -> None:
-        """Return when every report was handled that the worker has made so far, or it has ended."""
+        """Return when every report was handled that the worker has made so far, or it has ended.
+
+        It says for how long calls have run, too.
+        """
 
     def lend(self, handle: str) -> None:
         """Have the worker let another process open data that functions put with it.
@@ -343,6 +346,13 @@ class Observer(Protocol):
         memory of calls back at once, `held_bytes` is what it has between calls; else it is 0.
         `batch` is the first dimension of the call's largest input, 0 if there is none; `run_s` is
         the time of each call, or its part of its group's.
+        """
+
+    def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
+        """Handle for how long calls ran under a lease since the last such report.
+
+        A call that still runs counts up to now; the report comes when a model is asked to be
+        `heard`, and before the lease's end.
         """
 
     @property

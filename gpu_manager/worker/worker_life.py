@@ -149,7 +149,9 @@ class _WorkerLife:
     def _end(self, order: worker_orders.EndCalls) -> None:
         model = self._models.get(order.model)
         if model is None:
-            self._tell(worker_orders.CallsEnded(order.model, order.lease))
+            for each in list(self._models.values()):
+                each.tell_ended()
+            self._tell(worker_orders.CallsEnded(order.model, order.lease, [], []))
         else:
             model.leases.end(order.lease)
 

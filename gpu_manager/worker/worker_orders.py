@@ -161,10 +161,16 @@ class EndCalls(NamedTuple):
 
 
 class CallsEnded(NamedTuple):
-    """Worker to manager: the lease's last call has been answered."""
+    """Worker to manager: the lease's last call has been answered.
+
+    Under these leases calls of the model ran for so long, `computed_s`, since this was last said,
+    those that still run included.
+    """
 
     model: int
     lease: int
+    leases: list[int]
+    computed_s: list[float]
 
 
 class OpenChannel(NamedTuple):

@@ -216,6 +216,7 @@ class Core:
             events.LeaseReleased: (life.lease_released, False),
             events.LeaseWanted: (life.lease_wanted, True),
             events.LeaseUsed: (uses.used, False),
+            events.LeaseComputed: (uses.computed, False),
             events.RecallPassed: (life.recall_passed, False),
             events.SlotFreed: (self._slot_freed, True),
             events.RunFinished: (reports.run_finished, False),

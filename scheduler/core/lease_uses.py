@@ -1,4 +1,4 @@
-"""Takes in what callers report of the calls that they ran under leases that they keep."""
+"""Takes in what is reported of the calls that ran under leases that are kept between them."""
 
 from operator import attrgetter
 
@@ -10,7 +10,7 @@ from scheduler.core.state.slots import ActiveLease
 from scheduler.estimates import estimate
 from scheduler.model.actions import Action, Dispatch, Finish, Taken
 from scheduler.model.errors import BadEvent
-from scheduler.model.events import LeaseUsed
+from scheduler.model.events import LeaseComputed, LeaseUsed
 from scheduler.model.values import Estimate, LeaseUse, Request, RequestOutcome
 
 _BEGAN_S = attrgetter("began_s")
@@ -39,6 +39,13 @@ class LeaseUses:
         lease.called_until_s = max(lease.called_until_s, latest_s)
         if not lease.requests:
             self._placer.kept(lease, latest_s if ended_s else now, now)
+
+    def computed(self, event: LeaseComputed, now: float, out: list[Action]) -> None:
+        """Take a node's report of a function's own process in."""
+        del out
+        lease = self._placer.leases.get(event.lease)
+        if lease is not None and lease.own:
+            self._placer.computed(lease, event.computed_s, now)
 
     def _count(
         self, event: LeaseUsed, lease: ActiveLease | None, now: float, out: list[Action]

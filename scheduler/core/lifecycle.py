@@ -317,8 +317,6 @@ class Lifecycle:
             return  # freed twice, or freed after its GPU was lost
         if lease.slot.id != event.slot:
             raise BadEvent(f"lease {event.lease} on slot", event.slot)
-        if event.kept_s > 0.0 and lease.requests:  # else its caller said what it used
-            self._placer.lingered(lease, event.kept_s, now)
         self._placer.end(lease, now)
         self._conclude(lease, out)
 

@@ -114,6 +114,7 @@ class Placer:
             under_way_s = self._loads.under_way_s(slot, bundle.models, now)
             estimate = Estimate(under_way_s, estimate.run_s)
         occupation.join(lease, chosen)
+        lease.own = all(pending.request.own for pending in chosen)
         if not from_local or self._counts_dispatches:
             slot.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)
@@ -134,7 +135,7 @@ class Placer:
             first.request.function if lease.is_shared or first.request.caller else "",
             lease.more_ids,
             lease.configuration,
-            all(p.request.own for p in chosen),
+            lease.own,
         )
         out.append(lease.dispatch)
         if lease.dispatch.stands is not None:
@@ -157,11 +158,11 @@ class Placer:
         self.standing.used(lease)
 
     def kept(self, lease: ActiveLease, since_s: float, now: float) -> None:
-        """No call has run since then under a lease that its caller keeps."""
+        """No call has run since then under a lease that is kept."""
         if self.meter is not None:
             self.meter.kept(lease, since_s, now)
         if self.tenancy.on:
-            self.tenancy.leases.rests(lease, now)
+            self.tenancy.leases.rests(lease, since_s, now)
 
     def called(self, lease: ActiveLease, use: LeaseUse, now: float) -> None:
         """A call began, and perhaps ended, under a lease that its caller keeps.
@@ -177,12 +178,20 @@ class Placer:
         if self.tenancy.on:
             self.tenancy.leases.called(lease, began_s, ended_s, now)
 
-    def lingered(self, lease: ActiveLease, kept_s: float, now: float) -> None:
-        """A lease ends that was not used for so long."""
+    def computed(self, lease: ActiveLease, computed_s: float, now: float) -> None:
+        """Calls ran for so long, since it was last said, under a lease of an own process."""
+        most_s = max(0.0, now - lease.there_s - lease.computed_s)
+        computed_s = min(max(0.0, computed_s), most_s)
+        lease.computed_s += computed_s
         if self.meter is not None:
-            self.meter.lingered(lease, kept_s, now)
+            self.meter.computed(lease, computed_s, now)
         if self.tenancy.on:
-            self.tenancy.leases.lingered(lease, kept_s, now)
+            self.tenancy.leases.computed(lease, computed_s, now)
+
+    def rest_if_own(self, lease: ActiveLease, now: float) -> None:
+        """An own process has a lease whose models are there: it is kept while no call runs."""
+        if lease.own and not lease.loading:
+            self.kept(lease, now, now)
 
     def prefetch(self, model: ModelId, slot: Slot, now: float, out: list[Action]) -> bool:
         """Load a model without a request; the slot is busy until its manager reports it freed."""
@@ -231,10 +240,11 @@ class Placer:
         lease.there_s = now
         if lease.beside:
             self._computes(lease, now)
-            return
-        due_s = max(now, lease.begins_s) + lease.run_s
-        if due_s != lease.due_s:
-            occupation.postpone(self.cluster, lease, due_s, now)
+        else:
+            due_s = max(now, lease.begins_s) + lease.run_s
+            if due_s != lease.due_s:
+                occupation.postpone(self.cluster, lease, due_s, now)
+        self.rest_if_own(lease, now)
 
     def stand_aside(self, lease: ActiveLease, now: float) -> None:
         """What it loads makes no progress: its part in the compute is others' until it is there."""
@@ -433,6 +443,7 @@ class Placer:
             self.tenancy.granted(lease, lease.requests, max(0.0, lease.due_s - now))
         if self.meter is not None:
             self.meter.began(lease, now)
+        self.rest_if_own(lease, now)
 
     def _explain(
         self, pending: Pending, slot: Slot, rule: str, now: float, plan: LoadPlan | None

@@ -87,6 +87,7 @@ class LiveLease(NamedTuple):
     requests: tuple[RequestId, ...] = ()
     more_slots: tuple[SlotId, ...] = ()
     configuration: Configuration | None = None
+    own: bool = False
 
 
 class GpuSnapshot(NamedTuple):
@@ -254,6 +255,16 @@ class LeaseUsed(NamedTuple):
     batch: int = 1
 
 
+class LeaseComputed(NamedTuple):
+    """Under a lease of a function's own process calls ran for so long since the last report.
+
+    A call that still runs counts up to now.
+    """
+
+    lease: LeaseId
+    computed_s: float
+
+
 class RecallPassed(NamedTuple):
     """The time has passed that the caller of a recalled lease has to give it back."""
 
@@ -351,6 +362,7 @@ Event = (
     | LeaseReleased
     | LeaseWanted
     | LeaseUsed
+    | LeaseComputed
     | RecallPassed
     | SlotFreed
     | PinAsked

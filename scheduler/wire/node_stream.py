@@ -188,6 +188,7 @@ NodeReport = (
     | events.ModelDemoted
     | events.ContextKept
     | events.RunFinished
+    | events.LeaseComputed
     | events.RunFailed
     | events.SlotFreed
     | events.LeaseReleased

@@ -69,6 +69,7 @@ def _enter(order: Order, books: dict[GpuId, _Books]) -> None:
             order.requests,
             order.more_slots,
             order.configuration,
+            order.own,
         )
     else:
         for victim in order.victims:

@@ -334,14 +334,19 @@ class ModelInWorker:
         elif isinstance(order, worker_orders.CallsClaimed):
             self._observer.claimed(self, order.lease, order.session)
         elif isinstance(order, worker_orders.CallsEnded):
-            self._admitted.discard(order.lease)
-            ending = self._ending.pop(order.lease, None)
-            if ending is not None:
-                ending.set_result(None)
+            self._calls_ended(order)
         elif isinstance(order, worker_orders.Pressure):
             self._pressures.start(self._relieve(order))
         else:
             self._handle_data(order, descriptors)
+
+    def _calls_ended(self, order: worker_orders.CallsEnded) -> None:
+        for lease, computed_s in zip(order.leases, order.computed_s, strict=False):
+            self._observer.computed(self, lease, computed_s)
+        self._admitted.discard(order.lease)
+        ending = self._ending.pop(order.lease, None)
+        if ending is not None:
+            ending.set_result(None)
 
     def _handle_data(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int]) -> None:
         data = self._observer.data

@@ -1,7 +1,8 @@
 """Which leases are in force in this worker, and how many calls of each are under way."""
 
 import threading
-from collections import deque
+import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 from gpu_manager.worker.call_errors import CallRefused
@@ -22,6 +23,7 @@ class AdmittedLeases:
         ended: Callable[[int], None],
         claimed: Callable[[int, str], None],
         patience_s: float = _PATIENCE_S,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`ended` and `claimed` are called on whatever thread.
 
@@ -38,6 +40,9 @@ class AdmittedLeases:
         self._unclaimed: dict[int, bool] = {}  # a function's leases; if several sessions use it
         self._ended: deque[int] = deque(maxlen=_REMEMBERED)
         self._under_way: dict[int, int] = {}
+        self._now_s = now_s
+        self._since_s: dict[int, float] = {}  # of leases with calls under way: what is not counted
+        self._computed_s: dict[int, float] = defaultdict(float)  # and what nobody has taken
         self._terms: dict[int, LeaseTerms] = {}  # of leases in force, or with calls under way
 
     def admit(
@@ -100,6 +105,7 @@ class AdmittedLeases:
             if owners.isdisjoint((session, function)):
                 raise CallRefused(FailureKind.LEASE, f"lease {lease} is another session's")
             self._under_way[lease] = self._under_way.get(lease, 0) + 1
+            self._since_s.setdefault(lease, self._now_s())
             several = self._unclaimed.pop(lease, None)
             first = several is not None and session not in owners
             if first and not several:
@@ -115,13 +121,29 @@ class AdmittedLeases:
         """A call has been answered."""
         with self._lock:
             left = self._under_way.pop(lease) - 1
+            self._count(lease)
             if left:
                 self._under_way[lease] = left
+            else:
+                del self._since_s[lease]
             over = not left and lease not in self._in_force
             if over:
                 self._terms.pop(lease, None)
         if over:
             self._tell_ended(lease)
+
+    def take_computed(self) -> dict[int, float]:
+        """For how long calls have run under each lease since this was last asked."""
+        with self._lock:
+            for lease in self._since_s:
+                self._count(lease)
+            computed_s = dict(self._computed_s)
+            self._computed_s.clear()
+            return computed_s
+
+    def _count(self, lease: int) -> None:
+        since_s, self._since_s[lease] = self._since_s[lease], self._now_s()
+        self._computed_s[lease] += self._since_s[lease] - since_s
 
     def _is_known(self, lease: int) -> bool:
         return lease in self._in_force or lease in self._ended

@@ -169,6 +169,7 @@ def _reports() -> list[bytes]:
             node_stream.Report(events.ModelRegistered(model("bert"))),
             node_stream.Report(events.ModelLoaded(_GPU, _BERT, 1.5, Tier.DISK, 9)),
             node_stream.Report(events.RunFinished(_SLOT, _BERT, 4, 0.1, 77)),
+            node_stream.Report(events.LeaseComputed(_LEASE, 0.5)),
             node_stream.Acquire(3, request("r1", deadline_s=3.0)),
             node_stream.Ask(4, "pin", _BERT, _GPU),
             node_stream.Locate(5, _NODE),

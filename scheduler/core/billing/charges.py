@@ -32,9 +32,11 @@ class Payer:
     """The account of one function for one model, on one GPU or (without a GPU) in nodes' stores.
 
     `charged` lists the payers with something on their account that was not collected yet.
+    `owed_us` was kept, and charged as computing: as much of that counts as kept when it is
+    collected, now or, if it has been collected, of what is computed next.
     """
 
-    __slots__ = ("amounts", "charged", "function", "gpu", "listed", "model")
+    __slots__ = ("amounts", "charged", "function", "gpu", "listed", "model", "owed_us")
 
     def __init__(
         self, function: str, model: ModelId, gpu: GpuId | None, charged: list["Payer"]
@@ -45,11 +47,7 @@ class Payer:
         self.charged = charged
         self.listed = False
         self.amounts = [0] * CHARGES
-
-    @property
-    def computing_us(self) -> int:
-        """The GPU time that was neither loading nor kept, as far as it was not collected yet."""
-        return computing_us(self.amounts)
+        self.owed_us = 0
 
     def add(self, charge: int, amount: int) -> None:
         """Charge this much more."""
@@ -62,6 +60,10 @@ class Payer:
         """What was charged since the last collection."""
         amounts, self.amounts = self.amounts, [0] * CHARGES
         self.listed = False
+        if self.owed_us:
+            repaid_us = min(self.owed_us, computing_us(amounts))
+            amounts[KEPT] += repaid_us
+            self.owed_us -= repaid_us
         return amounts
 
 
@@ -77,6 +79,12 @@ def charge_equally(payers: Sequence[Payer], charge: int, amount: int) -> None:
         return
     for payer, part in zip(payers, equal_parts(amount, len(payers)), strict=True):
         payer.add(charge, part)
+
+
+def owe_equally(payers: Sequence[Payer], kept_us: int) -> None:
+    """So much that was charged to them as computing was kept."""
+    for payer, part_us in zip(payers, equal_parts(kept_us, len(payers)), strict=True):
+        payer.owed_us += part_us
 
 
 def equal_parts(amount: int, count: int) -> list[int]:

@@ -3,12 +3,14 @@
 from typing import NamedTuple
 
 from cache_manager.model.ids import GpuId, ModelId
+from scheduler.core.billing.charges import Payer
 
 
 class Collected(NamedTuple):
     """What was charged to one function for one model since the last collection.
 
-    `gpu_type` is empty for weights in nodes' stores.
+    `gpu_type` is empty for weights in nodes' stores. Kept time may be below zero: a call ran in
+    what was collected as kept before.
     """
 
     gpu: GpuId | None
@@ -27,3 +29,13 @@ class GpuSpan(NamedTuple):
     idle_slot_us: int
     byte_us: int
     unused_byte_us: int
+
+
+def take_charges(charged: list[Payer], gpu_type: str) -> list[Collected]:
+    """What these payers were charged since the last collection; empties the list."""
+    rows = [
+        Collected(payer.gpu, gpu_type, payer.function, payer.model, payer.collect())
+        for payer in charged
+    ]
+    charged.clear()
+    return rows

@@ -10,6 +10,7 @@ from scheduler.core.billing.charges import (
     NOBODY,
     Payer,
     charge_equally,
+    equal_parts,
 )
 from scheduler.model.values import LeaseId
 
@@ -20,26 +21,29 @@ _MOST_FORMER = 10_000
 class SlotTime:
     """What a lease spends its slot's time with, if no call computes: a load, or being kept.
 
-    `called_us` is the time of calls that were reported when they had ended. `contended_s` is what
-    the slot's contention was when the lease began to be kept; it was kept for `kept_us` since.
+    It was kept for `kept_us`; that others waited is charged for up to `counted_us` of it, when the
+    slot's contention was `contended_s`.
     """
 
-    __slots__ = ("called_us", "contended_s", "kept_us", "kind")
+    __slots__ = ("contended_s", "counted_us", "kept_us", "kind")
 
     def __init__(self, kind: int, contended_s: float) -> None:
         self.kind = kind
         self.contended_s = contended_s
-        self.called_us = 0
-        self.kept_us = 0
+        self.kept_us = self.counted_us = 0
 
     def charge(self, payers: Sequence[Payer], slot_us: int) -> None:
-        """So much of the slot's time was spent with it, less what calls took."""
-        called_us = min(slot_us, self.called_us)
-        # What is left of calls ran in a time that was collected as kept.
-        self.called_us = min(self.called_us - called_us, self.kept_us)
+        """So much of the slot's time was spent with it."""
         if self.kind == KEPT:
-            self.kept_us += slot_us - called_us
-        charge_equally(payers, self.kind, slot_us - called_us)
+            self.kept_us += slot_us
+        charge_equally(payers, self.kind, slot_us)
+
+    def correct(self, payers: Sequence[Payer], called_us: int) -> None:
+        """For so much of the time in which it seemed to be kept a call ran: collected or not."""
+        called_us = min(called_us, self.kept_us)
+        self.kept_us -= called_us
+        for payer, part_us in zip(payers, equal_parts(called_us, len(payers)), strict=True):
+            payer.add(KEPT, -part_us)
 
 
 class LeaseBill:

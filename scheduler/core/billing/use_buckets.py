@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.billing.charges import CHARGES, NOBODY
+from scheduler.core.billing.charges import CHARGES, KEPT, NOBODY
 from scheduler.core.billing.collected import Collected, GpuSpan
 
 HOUR_S = 3600
@@ -44,7 +44,9 @@ class UseBucket:
         """Add amounts of one function."""
         if key not in self.rows and (len(self.rows) >= MOST_ROWS or _is_long(key)):
             key = UseKey(OTHERS, ModelId(OTHERS), key.gpu_type)
-        _add(self.rows.setdefault(key, [0] * CHARGES), amounts)
+        sums = self.rows.setdefault(key, [0] * CHARGES)
+        _add(sums, amounts)
+        sums[KEPT] = max(0, sums[KEPT])  # what is corrected may have been kept an hour before
 
     def count(self, gpu_type: str, amounts: Iterable[int]) -> None:
         """Add what there was of GPUs of one type."""

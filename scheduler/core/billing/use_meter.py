@@ -15,9 +15,9 @@ from scheduler.core.billing.charges import (
     WAITING,
     Payer,
     charge_equally,
-    equal_parts,
+    owe_equally,
 )
-from scheduler.core.billing.collected import Collected, GpuSpan
+from scheduler.core.billing.collected import Collected, GpuSpan, take_charges
 from scheduler.core.billing.gpu_book import GpuBook
 from scheduler.core.billing.holding import (
     FormerUsers,
@@ -125,43 +125,40 @@ class UseMeter:
 
     def kept(self, lease: ActiveLease, since_s: float, now: float) -> None:
         """No call has run under a lease since then, as is reported now: its caller keeps it."""
-        bill = self._sole(lease) or self._bills[lease.id]
+        bill = self._account(lease)
         if lease.loading or (bill.time is not None and bill.time.kind == KEPT):
             return
-        self.lingered(lease, now - since_s, now)
+        if since_s < now:
+            kept_us = min(_us(since_s, now), max(0, self._at(now) - bill.computes_us))
+            sharing = max(len(self._slots[lease.slot.id][1].leases), lease.slot.capacity)
+            owe_equally(self._payers_of(lease), kept_us * (1 + len(lease.more)) // sharing)
         self._spend(lease, KEPT, now)
 
     def called(
         self, lease: ActiveLease, use: LeaseUse, began_s: float, ended_s: float, now: float
     ) -> None:
         """A call ran under a lease that its caller keeps, for so long without any other one."""
-        bill = self._sole(lease) or self._bills[lease.id]
-        if bill.time is not None and bill.time.kind == KEPT:
-            slots, sharing = 1 + len(lease.more), len(self._slots[lease.slot.id][1].leases)
-            bill.time.called_us += _us(began_s, ended_s) * slots // max(1, sharing)
+        self._correct(lease, _us(began_s, ended_s), now)
         waited_us = _us(use.arrived_s, min(use.began_s, now))
         charge_equally(self._payers_of(lease)[:1], WAITING, waited_us)
         if use.ended_s is None:
             self._spend(lease, GPU_TIME, now)
 
-    def lingered(self, lease: ActiveLease, kept_s: float, now: float) -> None:
-        """No call has run under a lease for so long, as its node or its caller says afterwards.
+    def computed(self, lease: ActiveLease, computed_s: float, now: float) -> None:
+        """Calls have run for so long, since it was last said, under a lease that is kept."""
+        kept = self._correct(lease, _us(0.0, computed_s), now)
+        if kept is not None:
+            self._charge_for_others(lease, kept, self._cluster.contended_s(lease.slot, now))
 
-        What was collected meanwhile stays under computing.
-        """
-        computes_us = (self._sole(lease) or self._bills[lease.id]).computes_us
-        now_us = self._settle(lease, now)
-        kept_us = min(_us(now - kept_s, now), max(0, now_us - computes_us))
-        contended_s = self._cluster.contended_s
-        before_s = contended_s(lease.slot, now - kept_us / _MICROSECONDS)
-        others_us = min(kept_us, _us(before_s, contended_s(lease.slot, now)))
-        sharing = max(len(self._slots[lease.slot.id][1].leases), lease.slot.capacity)
-        slots, payers = 1 + len(lease.more), self._payers_of(lease)
-        parts = (equal_parts(us * slots // sharing, len(payers)) for us in (kept_us, others_us))
-        for payer, kept, others in zip(payers, *parts, strict=True):
-            kept_now = min(kept, payer.computing_us)
-            payer.add(KEPT, kept_now)
-            payer.add(KEPT_FROM_OTHERS, min(kept_now, others))
+    def _correct(self, lease: ActiveLease, called_us: int, now: float) -> SlotTime | None:
+        """Calls took so much of what seems to be kept time; returns that time if it goes on."""
+        kept = self._account(lease).time
+        if kept is None or kept.kind != KEPT:
+            return None
+        self._settle(lease, now)
+        slots, sharing = 1 + len(lease.more), len(self._slots[lease.slot.id][1].leases)
+        kept.correct(self._payers_of(lease), called_us * slots // max(1, sharing))
+        return kept
 
     def stands_aside(self, lease: ActiveLease, now: float) -> None:
         """A lease has its slot no more, until what it loads is there."""
@@ -225,14 +222,14 @@ class UseMeter:
             for nodes in self._stored.values():
                 for stored in nodes.values():
                     stored.settle(now_us)
-            self._collected += _collected(self._charged, "")
+            self._collected += take_charges(self._charged, "")
         rows, self._collected = self._collected, []
         spans, self._spans = self._spans, []
         return rows, spans
 
     def _close(self, book: GpuBook, now_us: int) -> None:
         book.settle(now_us)
-        self._collected += _collected(book.charged, book.gpu_type)
+        self._collected += take_charges(book.charged, book.gpu_type)
         self._spans.append(GpuSpan(book.gpu, book.gpu_type, *book.take_totals()))
 
     # -- residents and empty processes ------------------------------------------------------------
@@ -247,6 +244,9 @@ class UseMeter:
         """Its simple account, if it has one."""
         sole = self._slots[lease.slot.id][1].sole
         return sole if sole is not None and sole.id == lease.id else None
+
+    def _account(self, lease: ActiveLease) -> SoleLease | LeaseBill:
+        return self._sole(lease) or self._bills[lease.id]
 
     def _payers_of(self, lease: ActiveLease) -> Sequence[Payer]:
         """Who pays for a lease's slot, or will."""
@@ -270,13 +270,19 @@ class UseMeter:
         if lease.loading and kind != LOADING:
             return
         now_us = self._settle(lease, now)
-        bill = self._sole(lease) or self._bills[lease.id]
+        bill = self._account(lease)
         before, contended_s = bill.time, self._cluster.contended_s(lease.slot, now)
         if before is not None and before.kind == KEPT:
-            others_us = min(before.kept_us, _us(before.contended_s, contended_s))
-            charge_equally(self._payers_of(lease), KEPT_FROM_OTHERS, others_us)
+            self._charge_for_others(lease, before, contended_s)
         bill.time = None if kind == GPU_TIME else SlotTime(kind, contended_s)
         bill.computes_us = now_us
+
+    def _charge_for_others(self, lease: ActiveLease, kept: SlotTime, contended_s: float) -> None:
+        """Charge for what others have waited while a lease was kept, since the last time."""
+        counted_us, kept.counted_us = kept.counted_us, max(kept.counted_us, kept.kept_us)
+        others_us = min(kept.counted_us - counted_us, _us(kept.contended_s, contended_s))
+        kept.contended_s = contended_s
+        charge_equally(self._payers_of(lease), KEPT_FROM_OTHERS, others_us)
 
     def _bill(
         self, lease: ActiveLease, book: GpuBook, functions: Sequence[str], now_us: int
@@ -406,12 +412,3 @@ class UseMeter:
 def _us(from_s: float, to_s: float) -> int:
     """The microseconds between two times; 0 if the second one comes first."""
     return round(max(0.0, to_s - max(0.0, from_s)) * _MICROSECONDS)
-
-
-def _collected(charged: list[Payer], gpu_type: str) -> list[Collected]:
-    rows = [
-        Collected(payer.gpu, gpu_type, payer.function, payer.model, payer.collect())
-        for payer in charged
-    ]
-    charged.clear()
-    return rows

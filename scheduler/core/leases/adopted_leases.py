@@ -21,7 +21,7 @@ class AdoptedLeases:
         """Take over a lease that a manager reports and that this core did not grant."""
         placer, lease_id, models = self._placer, found.lease, found.models
         lease = ActiveLease(lease_id, slot, models)
-        lease.is_shared = len(found.requests) > 1
+        lease.is_shared, lease.own = len(found.requests) > 1, found.own
         placer.leases[lease_id] = lease
         more = tuple([self._cluster.slots[other] for other in found.more_slots])
         occupation.configure(lease, found.configuration, more)
@@ -31,6 +31,7 @@ class AdoptedLeases:
             self._cluster.index.use(slot.gpu.cache, model, +1)
         if placer.meter is not None:
             placer.meter.began(lease, now)
+        placer.rest_if_own(lease, now)
 
     def promised(self, pending: Pending) -> ActiveLease | None:
         """The lease that an earlier leader gave this request, if it is still in force."""
@@ -57,6 +58,7 @@ class AdoptedLeases:
             placer.meter.named(lease, now)
         if placer.tenancy.on:
             placer.tenancy.granted(lease, (pending,), max(0.0, lease.due_s - now))
+        placer.rest_if_own(lease, now)
         lease.dispatch = Dispatch(
             lease=lease.id,
             slot=slot.id,
@@ -71,6 +73,6 @@ class AdoptedLeases:
             function=pending.request.function if lease.is_shared else "",
             more_slots=lease.more_ids,
             configuration=lease.configuration,
-            own=all(each.request.own for each in lease.requests),
+            own=lease.own,
         )
         out.append(lease.dispatch)

@@ -129,10 +129,10 @@ class ClusterState:
         self.waiting.remove(pending)
         self.waits.note(self.waiting.count, self.now)
 
-    def contended_s(self, slot: Slot, at_s: float) -> float:
-        """For how long, in all, somebody had waited for any slot, or for this one."""
-        any_s = self.waits.read_s(at_s)
-        return any_s + slot.waits.read_s(at_s - any_s)
+    def contended_s(self, slot: Slot, now: float) -> float:
+        """For how long, in all, somebody has waited for any slot, or for this one."""
+        any_s = self.waits.read_s(now)
+        return any_s + slot.waits.read_s(now - any_s)
 
     def note_local(self, slot: Slot, now: float) -> None:
         """The slot's local queue has changed: its clock stands while somebody waits for any."""

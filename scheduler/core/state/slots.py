@@ -31,13 +31,15 @@ class ActiveLease:
     While a lease is `beside` the slot's runs, its models are being copied, and it has no part in
     the slot's compute. It occupies the `more` slots of its GPU as well: `slot` alone lists it, and
     these count it as taken. One that `is_shared` was given to several requests: it ends when all of
-    them have given it back.
+    them have given it back. One that is `own` has a function's own process, which keeps it between
+    its calls: these have run for `computed_s`, as far as its node has reported.
     """
 
     __slots__ = (
         "begins_s",
         "beside",
         "called_until_s",
+        "computed_s",
         "configuration",
         "dispatch",
         "due_s",
@@ -47,6 +49,7 @@ class ActiveLease:
         "may_return",
         "models",
         "more",
+        "own",
         "released",
         "requests",
         "run_s",
@@ -74,6 +77,8 @@ class ActiveLease:
         self.due_s = 0.0
         self.there_s = 0.0
         self.called_until_s = 0.0
+        self.own = False
+        self.computed_s = 0.0
 
     @property
     def more_ids(self) -> tuple[SlotId, ...]:

@@ -14,10 +14,10 @@ class LeaseCharge:
     """One lease: each of its requests' `owners` was charged `charge_s` seconds of GPU time.
 
     Each has a `share` of the lease's slots since `since_s`, and until `due_s` by estimate; not yet
-    if it is only loading, beside the runs of others. While its caller keeps it and no call runs
-    (`rests_s`: since then), its time counts for no quota, but for what others wait, from
-    `contended_s` of its slot's contention on; and for the calls that are reported when they have
-    ended, `called_s` of them.
+    if it is only loading, beside the runs of others. While it is kept and no call runs (`rests_s`:
+    since then; else one runs since `woke_s`), its time counts for no quota, but for what others
+    wait, from `contended_s` of its slot's contention on; and for the calls that are reported when
+    they have ended, `called_s` of them.
     """
 
     __slots__ = (
@@ -31,6 +31,7 @@ class LeaseCharge:
         "share",
         "since_s",
         "slot",
+        "woke_s",
     )
 
     def __init__(
@@ -40,7 +41,7 @@ class LeaseCharge:
         self.slot = slot
         self.share = share
         self.since_s = since_s
-        self.due_s = since_s
+        self.due_s = self.woke_s = since_s
         self.charge_s = 0.0
         self.runs = False
         self.rests_s: float | None = None
@@ -56,7 +57,8 @@ class LeaseCharge:
 
     def begin(self, since_s: float) -> None:
         """It has its slots from now on."""
-        self.runs, self.since_s, self.due_s, self.rests_s = True, since_s, since_s, None
+        self.runs, self.rests_s = True, None
+        self.since_s = self.due_s = self.woke_s = since_s
         self._run(+1, since_s, since_s)
 
     def end(self, now: float) -> None:
@@ -64,9 +66,10 @@ class LeaseCharge:
         if self.runs and self.rests_s is None:
             self._run(-1, self.due_s, now)
 
-    def rest(self, contended_s: float, now: float) -> None:
-        """No call runs under it."""
+    def rest(self, since_s: float, contended_s: float, now: float) -> None:
+        """No call has run under it since then."""
         if self.runs and self.rests_s is None:
+            self.correct(min(0.0, max(since_s, self.woke_s) - now), now)
             self._run(-1, self.due_s, now)
             self.rests_s, self.contended_s, self.called_s = now, contended_s, 0.0
 
@@ -74,7 +77,7 @@ class LeaseCharge:
         """A call runs under it again, or it ends: count for what others have waited meanwhile."""
         if self.rests_s is not None:
             kept_s = max(0.0, now - self.rests_s - self.called_s)
-            self.rests_s, self.due_s = None, now
+            self.rests_s, self.due_s, self.woke_s = None, now, now
             self._run(+1, now, now)
             self.correct(min(kept_s, contended_s - self.contended_s), now)
 
@@ -84,6 +87,14 @@ class LeaseCharge:
             called_s = max(0.0, ended_s - max(began_s, self.rests_s))
             self.called_s += called_s
             self.correct(called_s, now)
+
+    def computed(self, computed_s: float, contended_s: float, now: float) -> None:
+        """Calls have run under it for so long since it was last said, while it seemed to rest."""
+        if self.rests_s is not None:
+            self.called_s += computed_s
+            self.correct(computed_s, now)
+            self.wake(contended_s, now)
+            self.rest(now, contended_s, now)
 
     def correct(self, used_s: float, now: float) -> None:
         """Its calls have used its slots for so much more than was counted, or less."""
@@ -156,11 +167,11 @@ class LeaseCharges:
         for each in charge.distinct():
             self._order.paused.may_have_room(each)
 
-    def rests(self, lease: ActiveLease, now: float) -> None:
-        """No call runs under a lease that its caller keeps."""
+    def rests(self, lease: ActiveLease, since_s: float, now: float) -> None:
+        """No call has run since then under a lease that is kept."""
         charge = self._charges.get(lease.id)
         if charge is not None:
-            charge.rest(self._cluster.contended_s(charge.slot, now), now)
+            charge.rest(since_s, self._cluster.contended_s(charge.slot, now), now)
             for each in charge.distinct():
                 self._order.paused.may_have_room(each)
 
@@ -170,14 +181,11 @@ class LeaseCharges:
         if charge is not None:
             charge.called(began_s, ended_s, now)
 
-    def lingered(self, lease: ActiveLease, kept_s: float, now: float) -> None:
-        """A lease ends that was not used for so long: give back what was kept from nobody."""
+    def computed(self, lease: ActiveLease, computed_s: float, now: float) -> None:
+        """Calls have run for so long, since it was last said, under a lease that is kept."""
         charge = self._charges.get(lease.id)
-        if charge is not None and charge.runs:
-            kept_s = min(kept_s, max(0.0, now - charge.since_s))
-            before_s = self._cluster.contended_s(charge.slot, now - kept_s)
-            others_s = self._cluster.contended_s(charge.slot, now) - before_s
-            charge.correct(-max(0.0, kept_s - others_s), now)
+        if charge is not None:
+            charge.computed(computed_s, self._cluster.contended_s(charge.slot, now), now)
 
     def computes(self, lease: ActiveLease, now: float) -> None:
         """A lease has its slot from now on."""

@@ -294,6 +294,8 @@ class Tenancy:
                 self._unqueue(turn)
             owners.append(turn.owner)
         self.leases.granted(lease, owners, expected_s, self.now)
+        if lease.own and not lease.loading:
+            self.leases.rests(lease, self.now, self.now)
 
     def named(self, lease: ActiveLease, function: str, expected_s: float) -> None:
         """A call of this function runs under a lease, perhaps one that an earlier leader gave."""

@@ -18,6 +18,7 @@ from scheduler.model.actions import (
 from scheduler.model.events import (
     Event,
     GpuLost,
+    LeaseComputed,
     LoadFailed,
     ModelLoaded,
     NodeSnapshot,
@@ -58,6 +59,16 @@ class Happened:
     run_s: float = 0.0
     runs: int = 0
     freed_s: float | None = None
+    loaded_s: float | None = None
+    computed_s: float = 0.0
+
+    def used_s(self, now_s: float, *, own: bool) -> float:
+        """How long it used its slot; its `own` process has kept it while no call ran."""
+        held_s = max(0.0, (now_s if self.freed_s is None else self.freed_s) - self.dispatched_s)
+        if not own:
+            return held_s
+        load_s = 0.0 if self.loaded_s is None else self.loaded_s - self.dispatched_s
+        return min(held_s, load_s + self.computed_s)
 
 
 @dataclass(slots=True)
@@ -123,6 +134,7 @@ class History:
             ModelLoaded: self._loaded,
             LoadFailed: self._load_failed,
             RunFinished: self._run_finished,
+            LeaseComputed: self._lease_computed,
             SlotFreed: self._slot_freed,
             GpuLost: self._fleet_changed,
             NodeSnapshot: self._fleet_changed,
@@ -193,12 +205,12 @@ class History:
         return record
 
     def _loaded(self, event: ModelLoaded, now: float) -> None:
-        del now
         self._listener.loaded(event.load_s)
         for held in self._held.values():
             happened = held.happened
             if happened.gpu == event.gpu and event.model in happened.missing:
                 happened.load_s += event.load_s
+                happened.loaded_s = now
                 happened.sources[event.model] = event.source
 
     def _load_failed(self, event: LoadFailed, now: float) -> None:
@@ -217,6 +229,12 @@ class History:
                     happened.runs += 1
                 held.calls[:] = [call for call in held.calls if call.freed_s is None]
                 return
+
+    def _lease_computed(self, event: LeaseComputed, now: float) -> None:
+        del now
+        held = self._held.get(event.lease)
+        if held is not None:
+            held.happened.computed_s += max(0.0, event.computed_s)
 
     def _slot_freed(self, event: SlotFreed, now: float) -> None:
         held = self._forget(event.lease)

@@ -35,12 +35,11 @@ def used_by(record: RequestRecord, core: Core, billing: Billing, now_s: float) -
         happened = of_lease(record, action.lease) if isinstance(action, Dispatch) else None
         if happened is None or not isinstance(action, Dispatch):
             continue
-        ended_s = now_s if happened.freed_s is None else happened.freed_s
-        held_s = max(0.0, ended_s - happened.dispatched_s) / max(1, len(action.requests))
+        used_s = happened.used_s(now_s, own=action.own) / max(1, len(action.requests))
         amounts = [0] * CHARGES
-        held_us = int(held_s * 1e6)
-        amounts[GPU_TIME] = held_us * (1 + len(action.more_slots))
-        amounts[IN_USE] = held_us * _bytes(action.models, known)
+        used_us = int(used_s * 1e6)
+        amounts[GPU_TIME] = used_us * (1 + len(action.more_slots))
+        amounts[IN_USE] = used_us * _bytes(action.models, known)
         gpu_us += amounts[GPU_TIME]
         byte_us += amounts[IN_USE]
         cost += billing.cost(amounts, _gpu_type(core, action.gpu))

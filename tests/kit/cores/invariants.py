@@ -23,6 +23,7 @@ from scheduler.model.actions import (
 )
 from scheduler.model.events import (
     Event,
+    LeaseComputed,
     LeaseReleased,
     LeaseUsed,
     LoadFailed,
@@ -40,7 +41,9 @@ from scheduler.model.values import LeaseId, RequestId
 from tests.kit.cores.core_world import World
 
 # After these the policy does not run: work that they make possible waits for the next event.
-NO_DECISION = (LeaseReleased, LeaseUsed, ModelLoaded, RecallPassed, RunFinished)
+NO_DECISION = (
+    LeaseComputed, LeaseReleased, LeaseUsed, ModelLoaded, RecallPassed, RunFinished,
+)  # fmt: skip
 
 # The policies that load models beside the runs of others: not the thesis's.
 _OVERLAPPING = ("beside", "gain")

@@ -111,6 +111,8 @@ class Chaos:
         )
         if who % 2:  # its caller keeps leases
             asked = asked._replace(caller=f"gw{how % 2}", function=f"f{who % 3}")
+        elif who % 3 == 0:  # a function's own process does
+            asked = asked._replace(own=True)
         asked = asked._replace(exit_rule=_OWN_RULES[(who + how) % len(_OWN_RULES)])
         return events.RequestArrived(asked)
 
@@ -149,9 +151,14 @@ class Chaos:
         return events.LeaseReleased(lease.id, may_return=how % 3 == 0, request=request)
 
     def _used(self, who: int, how: int) -> Event | None:
-        """A caller reports calls under some lease, perhaps of one that has ended long ago."""
+        """A caller reports calls under some lease, perhaps of one that has ended long ago.
+
+        Of an own process its node does, perhaps of more than there was time for.
+        """
         lease = self._lease(who)
         number = LeaseId(1 + how) if lease is None else lease.id
+        if lease is not None and self.world.core.placer.leases[number].own:
+            return events.LeaseComputed(number, how / 40)
         running = [] if lease is None else [*self.world.core.placer.leases[number].requests]
         now = self.world.now
         uses = [

@@ -56,6 +56,7 @@ class InMemoryHosted:
         self.terms: dict[int, LeaseTerms] = {}
         self._runtime = runtime
         self._calls: dict[int, asyncio.Event] = {}
+        self._since_s: dict[int, float] = {}  # of leases with a call under way
 
     @property
     def pid(self) -> int:
@@ -89,6 +90,13 @@ class InMemoryHosted:
         waiting.cancel()
         if not done:
             self.die("a call outlived its lease")
+
+    def _say_computed(self, lease: int) -> None:
+        """A worker says for how long calls ran since it last said so."""
+        now_s = asyncio.get_running_loop().time()
+        since_s, self._since_s[lease] = self._since_s[lease], now_s
+        if not self.closed.done():
+            self._runtime.observer.computed(self, lease, now_s - since_s)
 
     def channel(self, session: str, function: str, end: socket.socket) -> None:
         self.channels.append((session, function, end))
@@ -126,6 +134,8 @@ class InMemoryHosted:
 
     async def heard(self) -> None:
         self._say_puts()
+        for lease in self._calls:
+            self._say_computed(lease)
 
     def _say_puts(self) -> None:
         """What it has put and not said yet is said now."""
@@ -171,6 +181,7 @@ class InMemoryHosted:
         assert lease in self.admitted, f"lease {lease} is not in force"
         assert session in self.parts.get(lease, ("",)), f"lease {lease} is not {session}'s"
         ended = self._calls[lease] = asyncio.Event()
+        self._since_s[lease] = asyncio.get_running_loop().time()
         relief = None
         if need_bytes > self.limit_bytes:
             relief = await self._runtime.observer.pressure(self, lease, need_bytes)
@@ -181,6 +192,7 @@ class InMemoryHosted:
                 if session:
                     self._runtime.observer.called(self, lease, session, run_s)
                 self._runtime.observer.ran(self, lease, 1, run_s, self.memory_bytes)
+        self._say_computed(lease)
         ended.set()
         del self._calls[lease]
         return relief

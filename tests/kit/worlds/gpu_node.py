@@ -24,6 +24,7 @@ from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import Event, GpuSpec, LeaseId, Placement, Request, RequestId
+from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.core import make_core
 from scheduler.service.driver.driver import Driver
 from scheduler.service.driver.loop_clocks import LoopClock
@@ -48,6 +49,7 @@ class World:
     store: WeightStore
     library: Library
     events: list[Event]
+    meter: UseMeter
     ended: list[tuple[SessionKey, LeaseId]] = field(default_factory=list)
     _requests: int = 0
 
@@ -58,17 +60,20 @@ class World:
     def model(self, model: ModelId) -> TenantModel:
         return self.library.catalogue.get(model)
 
-    async def acquire(self, *models: ModelId, deadline_s: float | None = None) -> Placement:
+    async def acquire(
+        self, *models: ModelId, deadline_s: float | None = None, own: bool = False
+    ) -> Placement:
         """A lease, as the scheduler gives it: nobody has claimed it yet."""
         self._requests += 1
         name = RequestId(f"r{self._requests}")
-        return await self.driver.acquire(Request(name, "f", models, deadline_s=deadline_s))
+        request = Request(name, "f", models, deadline_s=deadline_s, own=own)
+        return await self.driver.acquire(request)
 
     async def hold(
-        self, *models: ModelId, session: str = "s"
+        self, *models: ModelId, session: str = "s", own: bool = False
     ) -> tuple[LeaseInForce, InMemoryHosted]:
         """A claimed lease, and the worker of its first model."""
-        placement = await self.acquire(*models)
+        placement = await self.acquire(*models, own=own)
         workers = await self.node.when_loaded(placement)
         assert self.node.claim(placement.lease, SessionKey(session), workers.values())
         held = self.node.leases.get(placement.lease)
@@ -125,8 +130,9 @@ async def world(
     ]
     catalogue = Catalogue()
     events: list[Event] = []
+    core = make_core("lalbo3")
     driver = Driver(
-        make_core("lalbo3"),
+        core,
         LoopClock(loop),
         logging.getLogger("test"),
         recorder=lambda _, event: events.append(event),
@@ -134,7 +140,8 @@ async def world(
     node = GpuNode(settings, hosts, store, catalogue)
     runtime = InMemoryRuntime(node, shared=shared)
     library = Library(name, store, catalogue, driver, 0)
-    found = World(node, driver, runtime, store, library, events)
+    meter = core.start_metering(loop.time())
+    found = World(node, driver, runtime, store, library, events, meter)
     node.lease_ended = lambda holder, lease: found.ended.append((holder, lease))
     driver.attach(name, node)
     node.start(runtime, driver)

@@ -56,6 +56,7 @@ class Watcher:
         self.held_bytes = 0  # of the last report
         self.merges = MergedSums()
         self.learnt: list[KnownRecord] = []
+        self.computed_s: dict[int, float] = {}
 
     def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
         del hosted, run_s
@@ -84,6 +85,10 @@ class Watcher:
         del hosted
         if metrics:
             self.metrics = list(metrics)
+
+    def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
+        del hosted
+        self.computed_s[lease] = self.computed_s.get(lease, 0.0) + computed_s
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         del hosted

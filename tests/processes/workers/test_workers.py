@@ -145,6 +145,29 @@ def test_lease_ends_with_its_call_when_one_is_in_flight(machine: Machine) -> Non
     assert machine.watcher.deaths == []
 
 
+def test_worker_says_how_long_calls_ran_when_it_is_heard_and_at_the_leases_end(
+    machine: Machine,
+) -> None:
+    hosted, computed_s = machine.load(), machine.watcher.computed_s
+    computed_s.clear()
+    machine.admit(hosted, 1)
+    with machine.connect(hosted) as caller:
+        machine.call(caller, DOUBLE, torch.ones(2), lease=1)
+
+        async def say() -> bool:
+            """The answer may overtake the worker's note that the call is over."""
+            await hosted.heard()
+            return 1 in computed_s
+
+        machine.run(eventually(say, "it has said so"))
+        assert set(computed_s) == {1}
+        machine.admit(hosted, 2)
+        machine.call(caller, DOUBLE, torch.ones(2), lease=2)
+        machine.run(hosted.end(2))
+    assert set(computed_s) == {1, 2}
+    assert all(seconds > 0 for seconds in computed_s.values())
+
+
 def test_worker_is_killed_when_a_call_outlives_its_grace(machine: Machine) -> None:
     hosted = machine.load()
     machine.admit(hosted)

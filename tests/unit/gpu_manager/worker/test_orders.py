@@ -35,7 +35,7 @@ EXAMPLES: list[worker_orders.WorkerOrder] = [
     worker_orders.AdmitCalls(1, 1, "team/f/s", False, True, [0, 3], 7, 4, 2),
     worker_orders.CallsClaimed(1, 1, "team/f/s"),
     worker_orders.EndCalls(1, 2),
-    worker_orders.CallsEnded(1, 2),
+    worker_orders.CallsEnded(1, 2, [2, 3], [0.5, 1.0]),
     worker_orders.OpenChannel(1, "s", "f"),
     worker_orders.StopWorker(),
     worker_orders.DropModel(2),

@@ -35,6 +35,9 @@ class Nobody:
     def learned(self, *_: Any) -> None:
         pass
 
+    def computed(self, *_: Any) -> None:
+        pass
+
     def merged(self, *_: Any) -> None:
         pass
 

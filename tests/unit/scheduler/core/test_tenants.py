@@ -12,6 +12,7 @@ from scheduler.core.tenants.gpu_window import GpuWindow
 from scheduler.model.actions import Action, Demote, Dispatch, Finish, Prepare, Recall
 from scheduler.model.events import (
     GpuSnapshot,
+    LeaseComputed,
     LeaseUsed,
     LiveLease,
     ModelLoaded,
@@ -317,8 +318,40 @@ def test_quota_gets_back_what_a_functions_own_process_kept() -> None:
     world = quotas(a=OwnerTerms(gpu_s=30.0))
     world.arrive(of(A, "a0", "a/m")._replace(own=True))
     world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
-    world.send(SlotFreed(SlotId("g0"), LeaseId(1), 5.0), 7.5)
+    world.now = 4.0
+    assert gpu_time_used_s(world) == pytest.approx(2.0), "no tail of a lease holds it back"
+    world.send(LeaseComputed(LeaseId(1), 0.5), 4.5)
+    world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 7.5)
     assert gpu_time_used_s(world) == pytest.approx(2.5)
+
+
+def test_quota_that_comes_later_counts_no_tail_of_a_functions_own_process() -> None:
+    world = World(a_core("lalbo3", models=["a/m", "b/m"]))
+    world.arrive(of(A, "a0", "a/m")._replace(own=True))
+    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    world.send(TermsSet("a", OwnerTerms(gpu_s=30.0)), 3.0)
+    world.send(LeaseComputed(LeaseId(1), 0.5), 4.5)
+    world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 7.5)
+    assert gpu_time_used_s(world) == pytest.approx(0.5)
+
+
+def test_quota_counts_a_long_call_of_a_functions_own_process_while_it_runs() -> None:
+    world = quotas(a=OwnerTerms(gpu_s=30.0))
+    world.arrive(of(A, "a0", "a/m")._replace(own=True))
+    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    for at_s in (3.0, 4.0, 9.0):
+        world.send(LeaseComputed(LeaseId(1), at_s - max(2.0, world.now)), at_s)
+        assert gpu_time_used_s(world) == pytest.approx(at_s)
+    world.send(LeaseComputed(LeaseId(1), 1e300), 10.0)
+    world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 10.0)
+    assert gpu_time_used_s(world) == pytest.approx(10.0), "never more than there was"
+
+
+def test_quota_does_not_count_what_was_kept_when_its_gateway_reports_late() -> None:
+    world = kept_from(3.0)
+    world.send(LeaseUsed(LeaseId(1), A, (LeaseUse(RequestId("u"), 4.0, 4.0, None),)), 4.0)
+    world.send(LeaseUsed(LeaseId(1), A, (), (CallEnd(RequestId("u"), 4.5),)), 9.0)
+    assert gpu_time_used_s(world) == pytest.approx(3.0 + 0.5)
 
 
 def test_quota_does_not_get_back_what_was_kept_while_others_waited() -> None:
@@ -327,7 +360,8 @@ def test_quota_does_not_get_back_what_was_kept_while_others_waited() -> None:
     world.arrive(of(A, "a0", "a/m")._replace(own=True))
     world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
     world.arrive(of(B, "b0", "b/m"), at=4.5)
-    world.send(SlotFreed(SlotId("g0"), LeaseId(1), 5.0), 7.5)
+    world.send(LeaseComputed(LeaseId(1), 0.5), 2.5)
+    world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 7.5)
     assert gpu_time_used_s(world) == pytest.approx(2.5 + 3.0)
 
 
@@ -336,7 +370,9 @@ def test_quota_gets_back_all_that_was_kept_when_requests_share_the_lease() -> No
     world.arrive(of(A, "a0", "a/m")._replace(own=True))
     leases, lease = world.core.placer.tenancy.leases, world.core.placer.leases[LeaseId(1)]
     leases.granted(lease, list(leases.owners_of(lease.id)), 3.0, 0.0)
-    world.send(SlotFreed(SlotId("g0"), LeaseId(1), 8.0), 12.0)
+    world.core.placer.loaded(lease, ModelId("a/m"), 2.0)
+    world.send(LeaseComputed(LeaseId(1), 2.0), 4.0)
+    world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 12.0)
     assert gpu_time_used_s(world) == pytest.approx(12.0 - 8.0)
 
 

@@ -114,3 +114,20 @@ def test_divided_lease_lets_in_each_session_that_was_admitted_and_reports_each()
     leases.admit(2, "team/f/a")
     assert leases.reported_session(2, "team/f/a") == ""
     assert claimed == []
+
+
+def test_time_of_calls_is_told_once_and_while_one_runs() -> None:
+    now_s = 0.0
+    leases = AdmittedLeases(nobody, nobody, now_s=lambda: now_s)
+    leases.admit(1, "s")
+    leases.enter(1, "s", "f")
+    now_s = 2.0
+    assert leases.take_computed() == {1: 2.0}
+    leases.enter(1, "s", "f")
+    now_s = 3.0
+    leases.leave(1)
+    now_s = 5.0
+    leases.leave(1)
+    now_s = 9.0
+    assert leases.take_computed() == {1: 3.0}, "calls that run at once count once"
+    assert leases.take_computed() == {}

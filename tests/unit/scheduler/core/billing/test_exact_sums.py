@@ -110,7 +110,7 @@ def check_sums(naive: NaiveBill, rows: list[Collected], spans: list[GpuSpan], st
     by_function: dict[object, int] = defaultdict(int)
     for row in rows:
         for charge, amount in enumerate(row.amounts):
-            assert amount >= 0
+            assert amount >= 0 or charge == KEPT
             if row.gpu is not None:
                 paid[row.gpu][charge] += amount
             place = row.gpu, row.model, charge
@@ -127,7 +127,7 @@ def check_sums(naive: NaiveBill, rows: list[Collected], spans: list[GpuSpan], st
         charged = paid[gpu]
         assert charged[GPU_TIME] + idle_us == slot_us, gpu
         assert charged[LOADING] + charged[KEPT] <= charged[GPU_TIME], gpu
-        assert charged[KEPT_FROM_OTHERS] <= charged[KEPT], gpu
+        assert 0 <= charged[KEPT_FROM_OTHERS] <= charged[KEPT], gpu
         assert charged[IN_USE] + charged[IDLE] + charged[CONTEXT] + unused == byte_us, gpu
     for place, units in naive.of_place().items():
         if place[2] not in {GPU_TIME, LOADING}:  # slots' time is split among models

@@ -1,7 +1,7 @@
 """Hours become days, days are dropped, and no amount is lost before."""
 
 from cache_manager.model.ids import GpuId, ModelId
-from scheduler.core.billing.charges import CHARGES, GPU_TIME
+from scheduler.core.billing.charges import CHARGES, GPU_TIME, KEPT
 from scheduler.core.billing.collected import Collected, GpuSpan
 from scheduler.core.billing.use_buckets import (
     DAY_S,
@@ -50,6 +50,16 @@ def test_oldest_day_is_dropped_when_there_are_more_and_its_key_is_deleted() -> N
     buckets.age(BEGIN_S + 5 * DAY_S)
     assert sorted(buckets.of) == days[1:]
     assert days[0] in buckets.changed
+
+
+def test_kept_time_is_not_below_zero_when_it_was_collected_in_the_hour_before() -> None:
+    buckets = UseBuckets()
+    for hour, kept_us in ((0, 5), (1, -3), (1, 4)):
+        of_f = row("f", 10)
+        of_f.amounts[KEPT] = kept_us
+        buckets.add([of_f], [], BEGIN_S + hour * HOUR_S)
+    sums = [amounts[KEPT] for bucket in buckets.of.values() for amounts in bucket.rows.values()]
+    assert sums == [5, 4]
 
 
 def test_no_day_is_dropped_when_the_clock_is_years_ahead_for_a_moment() -> None:

@@ -1,6 +1,7 @@
 """Who pays for what: users of a lease, users before, nobody."""
 
 from collections import defaultdict
+from math import inf
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from scheduler.core.core import Core
 from scheduler.model.events import (
     EvictAsked,
     GpuSnapshot,
+    LeaseComputed,
     LeaseUsed,
     LiveLease,
     ModelDemoted,
@@ -247,18 +249,28 @@ def own_process() -> tuple[Core, UseMeter]:
     return core, meter
 
 
-def test_time_that_was_collected_stays_under_computing_when_it_was_kept() -> None:
-    core, meter = own_process()
-    assert charged(meter, 4.0)["f", GPU_TIME] == 4 * _S
-    core.handle(SlotFreed(SlotId("g0"), LeaseId(1), 5.0), 7.007)
-    found = charged(meter, 7.007)
-    assert (found["f", GPU_TIME], found["f", KEPT]) == (3_007_000, 3_007_000)
+def computed(core: Core, computed_s: float, now: float) -> None:
+    """The node says for how long calls of the process have run since it last said so."""
+    core.handle(LeaseComputed(LeaseId(1), computed_s), now)
+
+
+def test_what_was_collected_as_computing_is_repaid_when_its_gateway_reports_late() -> None:
+    core, meter = standing()
+    assert charged(meter, 6.0)["f", GPU_TIME] == 6 * _S
+    used(core, 7.0, ended=2.5)
+    found = charged(meter, 7.0)
+    assert (found["f", GPU_TIME], found["f", KEPT]) == (_S, _S)
+    used(core, 8.0, LeaseUse(RequestId("u"), 8.0, 8.0, None))
+    found = charged(meter, 13.0)
+    kept_us = _S + 3_500_000
+    assert (found["f", GPU_TIME], found["f", KEPT]) == (6 * _S, kept_us), "5 s computed, 1.5 new"
 
 
 def test_nothing_was_kept_when_the_lease_ends_before_its_load() -> None:
     core, meter = metered(a_core())
     core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 0.0)
-    core.handle(SlotFreed(SlotId("g0"), LeaseId(1), 5.0), 6.0)
+    computed(core, 5.0, 5.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 6.0)
     found = charged(meter, 6.0)
     assert (found["f", LOADING], found.get(("f", KEPT), 0)) == (6 * _S, 0)
 
@@ -267,25 +279,95 @@ def test_nothing_was_kept_when_the_lease_ends_before_its_load() -> None:
 def test_own_process_keeps_from_others_what_they_wait(until_s: float) -> None:
     core, meter = own_process()
     core.handle(RequestArrived(request("o", "other")._replace(function="g", own=True)), 2.1)
+    computed(core, 1.0, 3.0)
     if until_s < 7.0:
         core.handle(RequestCancelled(RequestId("o")), until_s)
-    core.handle(SlotFreed(SlotId("g0"), LeaseId(1), 4.0), 7.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 7.0)
     found = charged(meter, 7.0)
     assert (found["f", KEPT], found["f", KEPT_FROM_OTHERS]) == (4 * _S, (until_s - 3.0) * _S)
 
 
 def test_lease_that_a_functions_own_process_kept_was_kept_for_as_long_as_its_node_says() -> None:
     core, meter = own_process()
-    core.handle(SlotFreed(SlotId("g0"), LeaseId(1), 5.0), 7.007)
+    computed(core, 0.007, 3.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 7.007)
     found = charged(meter, 7.007)
     assert found["f", GPU_TIME] - found["f", LOADING] - found["f", KEPT] == 7_000
 
 
-@pytest.mark.parametrize("kept_s", [1e300, -5.0])
-def test_node_cannot_say_that_more_was_kept_than_there_was(kept_s: float) -> None:
+def computing(meter: UseMeter, before_us: int, now: float) -> int:
+    """The microseconds that were computed until now."""
+    found = charged(meter, now)
+    parts = [found.get(("f", charge), 0) for charge in (GPU_TIME, LOADING, KEPT)]
+    return before_us + parts[0] - parts[1] - parts[2]
+
+
+def test_calls_that_a_gateway_reports_are_split_right_at_each_second() -> None:
+    core, meter = standing()
+    used(core, 2.013, ended=2.003)
+    computed_us = 0
+    for second in range(3, 70):
+        if second == 5:
+            used(core, 4.2, LeaseUse(RequestId("u"), 4.1, 4.1, None))
+        if second == 65:
+            core.handle(LeaseUsed(LeaseId(1), "f", (), (CallEnd(RequestId("u"), 64.1),)), 64.11)
+        computed_us = computing(meter, computed_us, float(second))
+        assert computed_us == pytest.approx(3_000 + min(60, max(0, second - 4.1)) * _S, abs=2)
+
+
+@pytest.mark.parametrize("late_s", [0, 1, 20])
+def test_long_call_of_an_own_process_is_charged_once_whenever_its_node_reports(late_s: int) -> None:
     core, meter = own_process()
-    core.handle(SlotFreed(SlotId("g0"), LeaseId(1), kept_s), 3.0)
-    assert charged(meter, 3.0).get(("f", KEPT), 0) == (_S if kept_s > 0 else 0)
+    computed_us = 0
+    for second in range(3, 70):
+        now = float(second)
+        reported_s = now - late_s
+        if 4.0 <= reported_s <= 48.0:
+            computed(core, 1.0, now)
+        computed_us = computing(meter, computed_us, now)
+        assert computed_us == min(45, max(0, second - late_s - 3)) * _S
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 70.0)
+    assert computing(meter, computed_us, 70.0) == 45 * _S
+
+
+def test_report_that_comes_with_the_end_of_the_lease_is_charged_when_all_was_collected() -> None:
+    core, meter = own_process()
+    computed_us = computing(meter, 0, 9.0)
+    computed(core, 7.0, 9.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 9.0)
+    assert (computed_us, computing(meter, 0, 9.0)) == (0, 7 * _S)
+
+
+@pytest.mark.parametrize("asks_again", [False, True])
+def test_tail_of_an_own_processs_lease_is_kept_when_another_leader_takes_over(
+    *, asks_again: bool
+) -> None:
+    core, meter = metered(a_core(gpus=()))
+    live = LiveLease(LeaseId(1), SlotId("g0"), (ModelId("bert"),), (RequestId("r"),), own=True)
+    found = GpuSnapshot(gpu("g0"), ((ModelId("bert"), GIB),), (live,))
+    core.handle(NodeSnapshot(gpu("g0").node, (found,)), 1.0)
+    if asks_again:
+        core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 1.5)
+    computed(core, 0.25, 2.0)
+    early = charged(meter, 4.0)
+    computed(core, 0.5, 5.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 6.0)
+    paid = charged(meter, 6.0)
+    sums = {
+        charge: sum(each.get((who, charge), 0) for each in (early, paid) for who in ("f", NOBODY))
+        for charge in (GPU_TIME, KEPT)
+    }
+    assert (sums[GPU_TIME], sums[GPU_TIME] - sums[KEPT]) == (5 * _S, 750_000)
+    assert early["f" if asks_again else NOBODY, KEPT] > 2 * _S
+
+
+@pytest.mark.parametrize("computed_s", [inf, 1e300, -5.0])
+def test_node_cannot_say_that_more_was_computed_than_there_was(computed_s: float) -> None:
+    core, meter = own_process()
+    for _ in range(2):
+        computed(core, computed_s, 3.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 5.0)
+    assert charged(meter, 5.0)["f", KEPT] == (2 * _S if computed_s > 0 else 3 * _S)
 
 
 def test_request_of_an_earlier_leaders_lease_pays_once_it_is_known() -> None:

@@ -10,7 +10,7 @@ from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.billing.use_buckets import UseBuckets
 from scheduler.core.core import Core
 from scheduler.model.errors import StoreUnavailable
-from scheduler.model.events import ModelLoaded, RequestArrived, SlotFreed
+from scheduler.model.events import LeaseComputed, ModelLoaded, RequestArrived, SlotFreed
 from scheduler.model.values import LeaseId, SlotId
 from scheduler.service.billing.bill_collector import BillCollector
 from scheduler.service.billing.prices import Billing
@@ -88,7 +88,8 @@ def test_gpu_time_of_a_function_has_no_kept_time_in_it() -> None:
     collector = BillCollector(meter, UseBuckets(), clock.now_s, PRICED, meters, LOG)
     core.handle(RequestArrived(request("r")._replace(own=True)), 0.0)
     core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 2.0, Tier.ABSENT), 2.0)
-    core.handle(SlotFreed(SlotId("g0"), LeaseId(1), 4.0), 7.0)
+    core.handle(LeaseComputed(LeaseId(1), 1.0), 3.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 7.0)
     clock.now = 7.0
     collector.collect()
     (billed_s,) = meters.billed_gpu.values.values()

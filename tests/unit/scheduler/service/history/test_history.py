@@ -8,6 +8,7 @@ from scheduler.core.core import Core
 from scheduler.model.events import (
     Event,
     GpuLost,
+    LeaseComputed,
     LeaseReleased,
     LeaseUsed,
     LoadFailed,
@@ -120,7 +121,9 @@ def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it
     play.at(1.017, LeaseUsed(first_lease(play, "kept"), "f", (), (end,)))
     play.at(6.0, SlotFreed(SlotId("g0"), first_lease(play, "kept")))
     play.at(7.0, RequestArrived(own), ModelLoaded(G0, ModelId("vit"), 0.0, Tier.DISK))
-    play.at(12.008, SlotFreed(SlotId("g0"), first_lease(play, "own"), 5.0))
+    play.at(8.0, LeaseComputed(first_lease(play, "own"), 0.006))
+    play.at(12.008, LeaseComputed(first_lease(play, "own"), 0.002))
+    play.at(12.008, SlotFreed(SlotId("g0"), first_lease(play, "own"), 4.008))
     billed_us = {
         row.function: row.amounts[GPU_TIME] - row.amounts[KEPT] for row in meter.collect(12.008)[0]
     }
