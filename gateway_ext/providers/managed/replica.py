@@ -1,4 +1,7 @@
-"""One replica: replaces its instance when that ends, with growing pauses between early deaths."""
+"""One replica: replaces its instance when that ends, with growing pauses between early deaths.
+
+The pauses between instances that were ready stay short, as a stranger's call can end one.
+"""
 
 import asyncio
 import logging
@@ -17,6 +20,7 @@ log = logging.getLogger(__name__)
 _LIVED_LONG_S = 60.0
 _SLOW_S = 10.0  # of a start: then its function's log says so
 _MANY_DEATHS = 3
+_MOST_AFTER_CALLS_S = 5.0  # between instances that were ready: one call may have ended the latest
 # As our runtime begins its last line then: the reason of the end, and not what came before it.
 _IMPORT_FAILED = "its handler cannot be imported: "
 
@@ -102,6 +106,8 @@ class Replica(Generic[I]):
                 return
             if loop.time() - started_s > _LIVED_LONG_S:
                 pause_s = 0.0
+            if self._was_ready:
+                pause_s = min(pause_s, _MOST_AFTER_CALLS_S)
             self._note_death(why, pause_s)
             self._context.changed()
             await asyncio.sleep(pause_s)

@@ -63,6 +63,11 @@ async def test_pauses_grow_when_instances_die_early(tmp_path: Path) -> None:
 
 
 @virtually
+async def test_pauses_stay_short_when_instances_were_ready(tmp_path: Path) -> None:
+    assert await _pauses([_SHORT_S] * 6, tmp_path) == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+@virtually
 async def test_pauses_begin_anew_when_one_has_lived_long(tmp_path: Path) -> None:
     lives_s = [_SHORT_S, _SHORT_S, _LONG_S, _SHORT_S, _SHORT_S]
     assert await _pauses(lives_s, tmp_path) == [0.5, 1.0, 0.0, 0.5, 1.0]
