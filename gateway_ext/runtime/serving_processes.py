@@ -20,7 +20,7 @@ from gateway_ext.runtime.function_server import FunctionServer
 from gateway_ext.runtime.runtime_settings import RuntimeSettings
 from gateway_ext.runtime.template.worker_template import WorkerTemplate
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # one call may have ended a worker
 _LIVED_LONG_S = 60.0
 _LOOK_S = 0.2
 _SIGNAL_STATUS = 128  # and the signal's number, as shells have it
