@@ -36,6 +36,8 @@ from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings
 from gateway_ext.tracing.reported_trace import batch_size
 
+log = logging.getLogger(__name__)
+
 PREFIX = "/function/"
 _PREFIX = PREFIX.encode()
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
