@@ -21,7 +21,7 @@ _DTYPES = (("cpu", torch.bfloat16), ("cuda", torch.float16))  # of autocast wher
 class Mode(NamedTuple):
     """What changes the numbers that a program computes, beside its inputs."""
 
-    autocast: tuple[torch.dtype, bool] | None
+    autocast: torch.dtype | None
     default_dtype: torch.dtype
     arithmetic: Arithmetic = Arithmetic()
 
@@ -36,8 +36,7 @@ def computing(device: torch.device, mode: Mode) -> Iterator[None]:
     leave_modes()
     try:
         if mode.autocast is not None:
-            dtype, cache = mode.autocast
-            autocast = torch.autocast(device.type, dtype, cache_enabled=cache)
+            autocast = torch.autocast(device.type, mode.autocast, cache_enabled=False)
             autocast.__enter__()  # type: ignore[no-untyped-call] # torch gives it no types
         yield
     finally:
@@ -45,13 +44,17 @@ def computing(device: torch.device, mode: Mode) -> Iterator[None]:
 
 
 def leave_modes() -> None:
-    """Leave all that the thread's programs entered."""
+    """Leave all that the thread's programs entered.
+
+    Autocast keeps no casts here: only those of tensors that need gradients would be kept, which
+    inputs and weights do not, and they would be the process's until some thread left autocast.
+    """
     while _functorch.get_dynamic_layer_stack_depth():
         _functorch.pop_dynamic_layer_stack()
     for kind, dtype in _DTYPES:
         torch.set_autocast_enabled(kind, False)
         torch.set_autocast_dtype(kind, dtype)
-    torch.set_autocast_cache_enabled(True)
+    torch.set_autocast_cache_enabled(False)
     entered = torch.autocast_increment_nesting()
     for _ in range(entered):
         torch.autocast_decrement_nesting()
