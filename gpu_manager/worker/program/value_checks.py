@@ -14,6 +14,7 @@ from gpu_manager.worker.program.layer_checks import require, require_values, req
 
 _INTERPOLATIONS = _PADDINGS = _REDUCTIONS = range(3)
 _MOST_ELEMENTS = 1 << 48
+_MOST_PIECES = 1 << 17  # each takes hundreds of bytes of the host, and time in which no thread runs
 _DEFORMED_ARGUMENTS = 14
 _BOX_FIELDS = 5  # the number of the image, then two corners
 
@@ -185,6 +186,32 @@ def upsample(
         require(fits, "scale {} from {} to {}", scale, inside, outside)
 
 
+def rows(*arguments: Any, dim: int = 0, **named: Any) -> None:
+    """Each row becomes a tensor."""
+    tensor, place = (*arguments, *named.values(), dim)[:2]
+    _pieces(tensor, 1, place)
+
+
+def split(*arguments: Any, dim: int = 0, **named: Any) -> None:
+    """A list of sizes is as long as the program says."""
+    tensor, size, place = (*arguments, *named.values(), dim)[:3]
+    if isinstance(size, int):
+        _pieces(tensor, size, place)
+
+
+def chunks(*arguments: Any, **named: Any) -> None:
+    """There are as many as the program says, empty ones as well."""
+    for number in (*arguments, *named.values()):
+        if isinstance(number, int):
+            require(number <= _MOST_PIECES, "more than {} pieces", _MOST_PIECES)
+
+
+def _pieces(tensor: torch.Tensor, size: int, dim: int) -> None:
+    if max(tensor.shape, default=0) > _MOST_PIECES:
+        few = tensor.size(dim) // max(size, 1) <= _MOST_PIECES
+        require(few, "more than {} pieces", _MOST_PIECES)
+
+
 CHECKS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), grid_sampler),
     **dict.fromkeys(
@@ -237,5 +264,8 @@ CHECKS: dict[str, Callable[..., None]] = {
     "deform_conv2d": deformed,
     "lstm": layer_checks.lstm,
     "gru": layer_checks.gru,
+    **dict.fromkeys(("unbind", "unbind_copy"), rows),
+    **dict.fromkeys(("split", "split_copy"), split),
+    **dict.fromkeys(("chunk", "tensor_split", "hsplit", "vsplit", "dsplit"), chunks),
     **dict.fromkeys(("rnn_tanh", "rnn_relu"), layer_checks.plain_recurrent),
 }
