@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from gpu_manager.worker.call_errors import ContextLost
+from gpu_manager.worker.program.plain_values import begin_call
 from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force
 
 _functorch = torch._C._functorch  # noqa: SLF001 - torch has no public way to ask
@@ -34,6 +35,7 @@ def computing(device: torch.device, mode: Mode) -> Iterator[None]:
     """
     _check_process(mode)
     leave_modes()
+    begin_call()
     try:
         if mode.autocast is not None:
             autocast = torch.autocast(device.type, mode.autocast, cache_enabled=False)

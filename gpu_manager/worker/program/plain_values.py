@@ -6,6 +6,7 @@ those that are too large and those of which it would make what is too large.
 """
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ Operator = Callable[..., Any]
 
 _MOST_BITS = 1024  # of a whole number: no finite float has more
 _LARGEST_SMALL, _LEAST_SMALL = 1 << 62, -1 << 62  # no closer look is needed
-_MOST_ENTRIES = 1 << 20  # of all lists that a step takes, in whatever depth, and of all texts
+_MOST_ENTRIES = 1 << 22  # of the lists and texts that the steps of a call take or make
 
 # They take as long for a long list as for a short one, or give a part of it.
 _HARMLESS = frozenset(
@@ -26,6 +27,20 @@ _HARMLESS = frozenset(
 _OVER_ROWS = frozenset({"b:max", "b:min", "b:sum", "M:dist", "M:fsum", "M:prod"})  # of a tensor
 _OF_ONE_SIZE = frozenset({torch.Tensor, float, bool, complex, type(None)})
 _SEQUENCES = (list, tuple, str)
+
+
+class _Allowance(threading.local):
+    """The entries that steps of this thread's call may yet take or make."""
+
+    entries = _MOST_ENTRIES
+
+
+_allowance = _Allowance()
+
+
+def begin_call() -> None:
+    """What this thread's programs do from now on is another call's."""
+    _allowance.entries = _MOST_ENTRIES
 
 
 def bounded(name: str, operator: Operator) -> Operator:
@@ -76,22 +91,23 @@ def _are_small(values: Sequence[Any]) -> bool:
 
 def _refuse_large(values: Sequence[Any], *, over_rows: bool) -> None:
     """`over_rows` where a tensor among the values itself is a list of its rows."""
-    left = _MOST_ENTRIES
     if over_rows:
-        left -= sum(len(each) for each in values if isinstance(each, torch.Tensor) and each.dim())
+        for each in values:
+            _spend(len(each) if isinstance(each, torch.Tensor) and each.dim() else 0)
     waiting = list(values)
     while waiting:
         value = waiting.pop()
         if isinstance(value, int):
             _refuse_bits(value.bit_length())
         elif isinstance(value, (*_SEQUENCES, dict)):
-            left -= len(value)
-            require(left >= 0, "more than {} entries of lists and texts", _MOST_ENTRIES)
-            if isinstance(value, dict):
-                waiting += value.values()
-            elif not isinstance(value, str):
-                waiting += value
-    require(left >= 0, "more than {} entries of lists and texts", _MOST_ENTRIES)
+            _spend(len(value))
+            if not isinstance(value, str):
+                waiting += value.values() if isinstance(value, dict) else value
+
+
+def _spend(entries: int) -> None:
+    _allowance.entries -= entries
+    require(_allowance.entries >= 0, "more than {} entries of lists and texts", _MOST_ENTRIES)
 
 
 def _refuse_bits(bits: int) -> None:
@@ -116,7 +132,7 @@ def _product(first: Any, second: Any) -> None:
     for values, times in ((first, second), (second, first)):
         if isinstance(values, _SEQUENCES):
             require(isinstance(times, int), "a list, repeated by no number")
-            require(len(values) * times <= _MOST_ENTRIES, "a list of {} entries", _MOST_ENTRIES)
+            _spend(len(values) * max(times, 0))
 
 
 def _product_of_all(values: Any, *, start: Any = 1) -> None:

@@ -193,23 +193,28 @@ def rows(*arguments: Any, dim: int = 0, **named: Any) -> None:
 
 
 def split(*arguments: Any, dim: int = 0, **named: Any) -> None:
-    """A list of sizes is as long as the program says."""
+    """Into pieces of a size, or of a list of sizes."""
     tensor, size, place = (*arguments, *named.values(), dim)[:3]
-    if isinstance(size, int):
+    if isinstance(size, (list, tuple)):
+        _require_few(len(size))
+    else:
         _pieces(tensor, size, place)
 
 
 def chunks(*arguments: Any, **named: Any) -> None:
-    """There are as many as the program says, empty ones as well."""
-    for number in (*arguments, *named.values()):
-        if isinstance(number, int):
-            require(number <= _MOST_PIECES, "more than {} pieces", _MOST_PIECES)
+    """There are as many as the program says, also empty ones; a tensor may say it."""
+    for each in (*arguments, *named.values())[1:]:
+        is_number = isinstance(each, int) or (isinstance(each, torch.Tensor) and not each.dim())
+        _require_few(int(each) if is_number else len(each))
 
 
-def _pieces(tensor: torch.Tensor, size: int, dim: int) -> None:
+def _pieces(tensor: torch.Tensor, size: Any, dim: int) -> None:
     if max(tensor.shape, default=0) > _MOST_PIECES:
-        few = tensor.size(dim) // max(size, 1) <= _MOST_PIECES
-        require(few, "more than {} pieces", _MOST_PIECES)
+        _require_few(tensor.size(dim) // max(int(size), 1))
+
+
+def _require_few(pieces: int) -> None:
+    require(pieces <= _MOST_PIECES, "more than {} pieces", _MOST_PIECES)
 
 
 CHECKS: dict[str, Callable[..., None]] = {
@@ -266,6 +271,17 @@ CHECKS: dict[str, Callable[..., None]] = {
     "gru": layer_checks.gru,
     **dict.fromkeys(("unbind", "unbind_copy"), rows),
     **dict.fromkeys(("split", "split_copy"), split),
-    **dict.fromkeys(("chunk", "tensor_split", "hsplit", "vsplit", "dsplit"), chunks),
+    **dict.fromkeys(
+        (
+            "chunk",
+            "tensor_split",
+            "hsplit",
+            "vsplit",
+            "dsplit",
+            "split_with_sizes",
+            "split_with_sizes_copy",
+        ),
+        chunks,
+    ),
     **dict.fromkeys(("rnn_tanh", "rnn_relu"), layer_checks.plain_recurrent),
 }

@@ -14,7 +14,7 @@ from torch_shim.wire.programs import ProgramStep, Ref, Slice, Tuple
 
 TABLE = OperatorTable(torch.device("cpu"))
 MILLION = 1 << 20
-ROWS = torch.zeros(1).expand(2 * MILLION)
+ROWS = torch.zeros(1).expand(5 * MILLION)
 
 
 def doubling(first: ProgramStep, again: str, times: int) -> list[ProgramStep]:
@@ -49,30 +49,43 @@ REFUSED: dict[str, list[ProgramStep]] = {
         step("t:torch.sym_int", "9" * 4000),
         step("o:sub", Ref(1), 1),
     ],
-    "a repeated list": [step("o:mul", [1], 2 * MILLION)],
-    "a repeated tuple, the number first": [step("o:imul", 2 * MILLION, Tuple([1]))],
-    "a repeated text": [step("o:mul", "x", 2 * MILLION)],
+    "a repeated list": [step("o:mul", [1], 5 * MILLION)],
+    "a repeated tuple, the number first": [step("o:imul", 5 * MILLION, Tuple([1]))],
+    "a repeated text": [step("o:mul", "x", 5 * MILLION)],
     "a list that a tensor repeats": [
-        step("t:torch.tensor", 2 * MILLION),
+        step("t:torch.tensor", 5 * MILLION),
         step("o:mul", [1], Ref(1)),
     ],
-    "a product of a list and a number": [step("M:prod", [[1], 2 * MILLION])],
-    "doubled lists": [step("o:mul", [1], MILLION), step("o:add", Ref(1), Ref(1))],
-    "doubled texts": [step("o:mul", "x", MILLION), step("o:iadd", Ref(1), Ref(1))],
-    "texts that torch puts together": doubling(step("a:aten::add", "xx", "x"), "a:aten::add", 22),
+    "a product of a list and a number": [step("M:prod", [[1], 5 * MILLION])],
+    "doubled lists": doubling(step("o:mul", [1], 2), "o:add", 22),
+    "doubled texts": doubling(step("o:mul", "x", 2), "o:iadd", 22),
+    "many lists": [step("o:mul", [number], MILLION) for number in range(5)],
+    "texts that torch puts together": doubling(step("a:aten::add", "xx", "x"), "a:aten::add", 23),
     "rows in a list": [step("o:iadd", [1], Ref(0))],
     "a sum of rows": [step("b:sum", Ref(0))],
     "the largest row": [step("b:max", Ref(0))],
     "a sum of lists": [step("b:sum", [[1], [2]], [])],
     "a list in itself": [
-        step("o:mul", [1], MILLION),
+        step("o:mul", [1], 2 * MILLION),
         step("o:setitem", Ref(1), Slice(0, 0, None), Ref(1)),
     ],
     "a text with a width": [step("o:mod", "%5000000d", 1)],
-    "compared lists in lists": [*nested(21), step("o:eq", Ref(21), Ref(21))],
+    "compared lists in lists": [*nested(22), step("o:eq", Ref(22), Ref(22))],
     "a tensor for each row": [step("m:unbind", Ref(0))],
     "pieces of one row": [step("t:torch.split", Ref(0), 1, dim=0)],
+    "pieces of a size that a tensor says": [
+        step("t:torch.tensor", 1),
+        step("m:split", Ref(0), Ref(1)),
+    ],
     "pieces without rows": [step("t:torch.tensor_split", Ref(0), MILLION)],
+    "pieces that a tensor counts": [
+        step("t:torch.tensor", MILLION),
+        step("t:torch.tensor_split", Ref(0), Ref(1)),
+    ],
+    "pieces of a long list": [
+        step("o:mul", [0], MILLION),
+        step("m:tensor_split", Ref(0), Ref(1)),
+    ],
 }
 
 
@@ -85,6 +98,13 @@ def test_call_fails_when_a_plain_value_would_be_absurdly_large(steps: list[Progr
             caller.call(program(*steps, ends, output=[Ref(len(steps) + 1)]), ROWS)
         assert failed.value.failure == "operator failed"
         assert caller.call(plain, torch.ones(2)).outputs[0].tolist() == [2, 2]
+
+
+def test_every_call_has_the_whole_allowance_when_others_spent_theirs() -> None:
+    long = program(step("o:mul", [1], 3 * MILLION), step("b:len", Ref(1)), output=[Ref(2)])
+    with LocalWorker().connect() as caller:
+        for _ in range(3):
+            assert caller.call(long, torch.ones(1)).outputs == [3 * MILLION]
 
 
 COMPUTED: list[tuple[str, tuple[Any, ...], Any]] = [
@@ -129,7 +149,7 @@ def test_pieces_are_given_when_few_of_them_lie_along_a_long_dimension() -> None:
         ("m:unbind", (0,)),
         ("m:split", (1,)),
         ("t:torch.chunk", (3, 0)),
-        ("m:split", ([MILLION, MILLION], 1)),
+        ("m:split", ([2 * MILLION, 3 * MILLION], 1)),
     ):
         found = TABLE.find(name)
         assert found is not None
