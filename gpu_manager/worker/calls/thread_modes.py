@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from gpu_manager.worker.call_errors import ContextLost
-from gpu_manager.worker.program.plain_values import begin_call
+from gpu_manager.worker.program.checks.plain_values import begin_call
 from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force
 
 _functorch = torch._C._functorch  # noqa: SLF001 - torch has no public way to ask

@@ -16,8 +16,8 @@ from torch.overrides import get_overridable_functions
 
 import torch_shim.operators.padded_encoder  # noqa: F401 - it registers the operator
 from gpu_manager.worker.program import higher_order, numpy_functions
-from gpu_manager.worker.program.argument_checks import checked
-from gpu_manager.worker.program.plain_values import bounded
+from gpu_manager.worker.program.checks.argument_checks import checked
+from gpu_manager.worker.program.checks.plain_values import bounded
 from gpu_manager.worker.program.replacements import Replacements
 from gpu_manager.worker.program.reviewed_operators import OF_LIBRARIES, is_reviewed
 from gpu_manager.worker.program.written_tensors import noting_writes, operator_at

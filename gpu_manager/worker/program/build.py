@@ -13,7 +13,7 @@ import torch
 
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.program.allowed_operators import Operator, OperatorTable
-from gpu_manager.worker.program.plain_values import of_tensors
+from gpu_manager.worker.program.checks.plain_values import of_tensors
 from gpu_manager.worker.program.tensor_specs import DTYPES
 from gpu_manager.worker.program.written_tensors import (
     PROGRAM,

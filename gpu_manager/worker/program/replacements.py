@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from gpu_manager.worker.program.argument_checks import short_name
+from gpu_manager.worker.program.checks.argument_checks import short_name
 from torch_shim.missing_kernels import substitution
 
 Operator = Callable[..., Any]

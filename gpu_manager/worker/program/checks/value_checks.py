@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from gpu_manager.worker.program import layer_checks
-from gpu_manager.worker.program.layer_checks import require, require_values, require_within
+from gpu_manager.worker.program.checks import layer_checks
+from gpu_manager.worker.program.checks.layer_checks import require, require_values, require_within
 
 _INTERPOLATIONS = _PADDINGS = _REDUCTIONS = range(3)
 _MOST_ELEMENTS = 1 << 48

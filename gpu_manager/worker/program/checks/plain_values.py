@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gpu_manager.worker.program.layer_checks import require
+from gpu_manager.worker.program.checks.layer_checks import require
 
 Operator = Callable[..., Any]
 
