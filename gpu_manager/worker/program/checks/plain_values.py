@@ -19,6 +19,7 @@ Operator = Callable[..., Any]
 _MOST_BITS = 1024  # of a whole number: no finite float has more
 _LARGEST_SMALL, _LEAST_SMALL = 1 << 62, -1 << 62  # no closer look is needed
 _MOST_ENTRIES = 1 << 22  # of the lists and texts that the steps of a call take or make
+_ENTRIES_OF_ROW = 32  # a tensor of each takes that much memory
 
 # They take as long for a long list as for a short one, or give a part of it.
 _HARMLESS = frozenset(
@@ -93,7 +94,8 @@ def _refuse_large(values: Sequence[Any], *, over_rows: bool) -> None:
     """`over_rows` where a tensor among the values itself is a list of its rows."""
     if over_rows:
         for each in values:
-            _spend(len(each) if isinstance(each, torch.Tensor) and each.dim() else 0)
+            if isinstance(each, torch.Tensor) and each.dim():
+                _spend(_ENTRIES_OF_ROW * len(each))
     waiting = list(values)
     while waiting:
         value = waiting.pop()

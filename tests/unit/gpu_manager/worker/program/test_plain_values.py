@@ -64,6 +64,10 @@ REFUSED: dict[str, list[ProgramStep]] = {
     "rows in a list": [step("o:iadd", [1], Ref(0))],
     "a sum of rows": [step("b:sum", Ref(0))],
     "the largest row": [step("b:max", Ref(0))],
+    "rows of which each is a tensor": [
+        step("m:narrow", Ref(0), 0, 0, 1 << 18),
+        step("M:fsum", Ref(1)),
+    ],
     "a sum of lists": [step("b:sum", [[1], [2]], [])],
     "a list in itself": [
         step("o:mul", [1], 2 * MILLION),
