@@ -204,6 +204,8 @@ def split(*arguments: Any, dim: int = 0, **named: Any) -> None:
 def chunks(*arguments: Any, **named: Any) -> None:
     """There are as many as the program says, also empty ones; a tensor may say it."""
     for each in (*arguments, *named.values())[1:]:
+        if type(each) is int and each <= _MOST_PIECES:  # nearly all: this is quick
+            continue
         is_number = isinstance(each, int) or (isinstance(each, torch.Tensor) and not each.dim())
         _require_few(int(each) if is_number else len(each))
 
