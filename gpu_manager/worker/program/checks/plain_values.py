@@ -26,6 +26,7 @@ _HARMLESS = frozenset(
     {"o:getitem", "o:is_", "o:is_not", "o:not_", "o:truth", "o:index", "b:bool", "b:len"}
 )
 _OVER_ROWS = frozenset({"b:max", "b:min", "b:sum", "M:dist", "M:fsum", "M:prod"})  # of a tensor
+_OF_TENSORS: dict[str, Operator] = {"o:mul": torch.mul}  # Python has a tensor repeat a list, too
 _OF_ONE_SIZE = frozenset({torch.Tensor, float, bool, complex, type(None)})
 _SEQUENCES = (list, tuple, str)
 
@@ -63,8 +64,8 @@ def bounded(name: str, operator: Operator) -> Operator:
             refuse_growth(*arguments, **named)
         return operator(*arguments, **named)
 
-    if not over_rows:
-        call.of_tensors = operator  # type: ignore[attr-defined]
+    if name.startswith(("o:", "a:")):  # others may take a tensor for a whole number
+        call.of_tensors = _OF_TENSORS.get(name, operator)  # type: ignore[attr-defined]
     return call
 
 
