@@ -23,6 +23,7 @@ from torch_shim.capture.traces.dynamo_settings import (
     in_users_region,
     of_user,
 )
+from torch_shim.capture.traces.tensor_classes import has_operators
 from torch_shim.leases import request_context
 from torch_shim.process_report import GraphBreak, report
 from torch_shim.tensors.handles import CudaTensor
@@ -31,6 +32,7 @@ log = logging.getLogger("gpufaas")
 
 # What fake tensors on a GPU raise in AOTAutograd, which differentiates and creates them.
 _NEEDS_DRIVER = ("hasPrimaryContext", "Found no NVIDIA driver")
+_OWN_OPERATORS = "its input's class has operators of its own"
 
 
 class Capture:
@@ -57,6 +59,10 @@ class Capture:
 
     def call(self, root: Root, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the module's result; `root` is the thread's current root."""
+        if any(map(has_operators, args)) or any(map(has_operators, kwargs.values())):
+            report.local_call(_OWN_OPERATORS, 0, root.name)
+            with request_context.timed_locally(_OWN_OPERATORS):
+                return self._call_module(module, *args, **kwargs)
         function = self._functions.of(root, module)
         if function.stage is Stage.SKIPPED:
             report.local_call(

@@ -30,7 +30,12 @@ from torch.utils import _pytree as pytree
 from torch_shim.capture import graph_limits
 from torch_shim.capture.background import ReadsChanged
 from torch_shim.capture.local_run import without_gpu
-from torch_shim.capture.traces import dynamo_settings, process_state, trace_reads
+from torch_shim.capture.traces import (
+    dynamo_settings,
+    process_state,
+    tensor_classes,
+    trace_reads,
+)
 from torch_shim.capture.traces.pauses import pauses
 from torch_shim.cuda_api.tracing_state import tracing
 from torch_shim.layers import fast_paths
@@ -55,7 +60,8 @@ def configure() -> None:
         return
     _set_up.append(True)
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    _put_around(builder, "infer_subclass_type", _plain_to_dynamo)
+    _put_around(builder, "infer_subclass_type", tensor_classes.class_to_dynamo)
+    _put_around(utils, "to_subclass", tensor_classes.to_subclass)
     _put_around(builder, "wrap_to_fake_tensor_and_record", _fake_of)
     _put_around(builder, "get_specialized_props", _properties_of)
     _put_around(utils, "run_node", _run_node)
@@ -65,6 +71,7 @@ def configure() -> None:
     _put_steps(symbolic_convert.InstructionTranslatorBase, "step")
     _put_steps(Guard, "create")
     fast_paths.follow_in_traces()
+    tensor_classes.install()
     graph_limits.leave_out_hooks()
     graph_limits.leave_out_samples()
     graph_limits.keep_cached_answers()
@@ -124,10 +131,6 @@ def _put_steps(owner: type, name: str) -> None:
         return native(self, *args, **kwargs)
 
     setattr(owner, name, with_pauses)
-
-
-def _plain_to_dynamo(native: Native, value: Any) -> Any:
-    return None if isinstance(value, CudaTensor) else native(value)
 
 
 def _fake_of(native: Native, value: Any, *args: Any, **kwargs: Any) -> Any:

@@ -255,7 +255,8 @@ class _Body:
             if getattr(space, short, None) is target:
                 return f"{letter}:{short}"
         owner = getattr(target, "__objclass__", None)
-        if owner is not None and issubclass(torch.Tensor, owner):
+        of_tensors = owner is not None and issubclass(torch.Tensor, owner)
+        if of_tensors or getattr(torch.Tensor, short, None) is target:
             return f"m:{short}"
         numpy_name = numpy_calls.name_of(target)
         if numpy_name is not None:

@@ -13,6 +13,7 @@ from torch_shim.foreign_tensors.wrappers import brings_operators
 from torch_shim.missing_kernels.choice import is_in_place
 
 _DISABLED = torch._C._disabled_torch_function_impl  # noqa: SLF001 - torch's word for "none"
+_set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # noqa: SLF001 - needs no Dynamo
 _Decide = Callable[..., Any]
 _WRITING_OPTIONS = frozenset({"out", "inplace", "max_norm"})
 _WRITES_HIDDEN = frozenset({"__setitem__", "__set__", "batch_norm", "instance_norm"})
@@ -56,12 +57,17 @@ def delegate(
     kwargs: dict[str, Any],
 ) -> Any:
     """Return what the first class that wants to makes of the operator; else NotImplemented."""
-    for kind in kinds:
-        decide: _Decide = getattr(kind, "__torch_function__")  # noqa: B009 - no tensor to mypy
-        result = decide(func, tuple(types), args, kwargs)
-        if result is not NotImplemented:
-            return result
-    return NotImplemented
+    # Dynamo must not trace this between two graphs: its guards do not tell operators apart.
+    traces = _set_eval_frame(None)
+    try:
+        for kind in kinds:
+            decide: _Decide = getattr(kind, "__torch_function__")  # noqa: B009 - no tensor to mypy
+            result = decide(func, tuple(types), args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return NotImplemented
+    finally:
+        _set_eval_frame(traces)
 
 
 def may_write(func: Any, kwargs: dict[str, Any]) -> bool:

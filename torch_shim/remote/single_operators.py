@@ -83,7 +83,8 @@ def _known(program: Program) -> RemoteProgram:
 
 def _argument(value: Any, tensors: list[torch.Tensor]) -> Any:
     """Return an argument as programs have it; add its tensors to the program's inputs."""
-    if type(value) is CudaTensor and value.layout is torch.strided:
+    of_class = isinstance(value, CudaTensor) and not isinstance(value, torch.nn.Parameter)
+    if of_class and value.layout is torch.strided:
         tensors.append(value)
         return Ref(len(tensors) - 1)
     if type(value) in _NUMBERS:

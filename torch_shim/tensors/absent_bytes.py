@@ -23,14 +23,14 @@ from torch_shim.wire.arena import LentPages, ProtectedMemory, flat, tensor_over
 
 # Operators that read no element: they give views of the same storage, or facts about the tensor.
 NO_BYTES = names(
-    "__get__ __hash__ __len__ __set__ _is_view alias as_strided chunk dense_dim detach diagonal "
-    "dim dsplit element_size empty_like expand expand_as get_device hsplit is_complex is_conj "
-    "is_contiguous is_floating_point is_inference is_neg is_same_size is_set_to is_signed moveaxis "
-    "movedim narrow ndimension nelement new_empty new_full new_ones new_zeros numel ones_like "
-    "permute register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad select "
-    "size sparse_dim split split_with_sizes squeeze storage_offset stride swapaxes swapdims t "
-    "transpose unbind unflatten unfold unsafe_chunk unsafe_split unsqueeze view view_as vsplit "
-    "zeros_like"
+    "__get__ __hash__ __len__ __set__ _is_view alias as_strided as_subclass chunk dense_dim "
+    "detach diagonal dim dsplit element_size empty_like expand expand_as get_device hsplit "
+    "is_complex is_conj is_contiguous is_floating_point is_inference is_neg is_same_size "
+    "is_set_to is_signed moveaxis movedim narrow ndimension nelement new_empty new_full new_ones "
+    "new_zeros numel ones_like permute register_hook register_post_accumulate_grad_hook "
+    "requires_grad_ retain_grad select size sparse_dim split split_with_sizes squeeze "
+    "storage_offset stride swapaxes swapdims t transpose unbind unflatten unfold unsafe_chunk "
+    "unsafe_split unsqueeze view view_as vsplit zeros_like"
 )
 _REMEDY = (
     "Call the model again with tensors that the function has; what shall outlive a worker is to be "

@@ -73,6 +73,7 @@ class CudaTensor(Tensor):
             kinds = delegation.deciding(types, CudaTensor)
             if kinds:
                 return _delegated(kinds, kinds, func, args, kwargs or {})
+            refuse_mixed_devices(func, args, kwargs or {})
         if waiting:
             answer = run_absent(func, args, kwargs)
             if answer is not None:
@@ -396,9 +397,11 @@ def _compute_as(kind: type) -> Callable[..., Any]:
     def compute(cls: type, func: Operator, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if len(types) > 1 and not all(issubclass(kind, other) for other in _asked(types)):
             return NotImplemented
+        if len(types) > 1:
+            refuse_mixed_devices(func, args, kwargs or {})
         result = CudaTensor.__torch_function__(func, (), args, kwargs)
         if func not in _nowrap():
-            give_class(result, cls, [*args, *(kwargs or {}).values()])
+            _give_class(result, cls, [*args, *(kwargs or {}).values()])
         return result
 
     return compute
@@ -421,19 +424,14 @@ def _is_asked_itself(kind: type) -> bool:
     return is_programs and "__torch_function__" in vars(kind)
 
 
-def is_given_to_results(kind: type) -> bool:
-    """Whether operators give this class to what they compute, since it leaves that to torch."""
-    return _is_asked_itself(kind) and not delegation.decides(cpu_class(kind))
-
-
-def give_class(result: Any, kind: type, given: Sequence[Any]) -> None:
+def _give_class(result: Any, kind: type, given: Sequence[Any]) -> None:
     """Give results the class, but not the program's own tensors, which were given and written."""
     if type(result) is CudaTensor:
         if not any(result is each for each in given):
             _change_class(result, kind)
     elif isinstance(result, list | tuple):
         for item in result:
-            give_class(item, kind, given)
+            _give_class(item, kind, given)
 
 
 def _change_class(tensor: Tensor, kind: type) -> None:

@@ -1,4 +1,4 @@
-"""What is known of a captured graph's outputs before it runs: devices, gradients, classes."""
+"""What is known of a captured graph's outputs before it runs: devices, gradients, dependencies."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,6 @@ from torch import fx
 from torch._functorch.autograd_function import autograd_function_apply
 
 from torch_shim.capture.dynamo import on_gpu
-from torch_shim.tensors.handles import give_class, is_given_to_results
 
 _ENTER = torch.autograd.grad_mode._enter_inference_mode  # noqa: SLF001 - as it stands in graphs
 _EXIT = torch.autograd.grad_mode._exit_inference_mode  # noqa: SLF001 - see above
@@ -23,6 +22,14 @@ class Outputs:
         nodes = list(output.args[0])
         reached = _reached_by_gradients(module, examples)
         self.on_gpu = [on_gpu(example_of(node)) for node in nodes]
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        traced = {id(example_of(node)): number for number, node in enumerate(inputs)}
+        # Outputs that are inputs, written to or not, by position: the numbers of the inputs.
+        self.given = {
+            position: traced[id(example_of(node))]
+            for position, node in enumerate(nodes)
+            if isinstance(example_of(node), torch.Tensor) and id(example_of(node)) in traced
+        }
         self.differentiable = [node in reached for node in nodes]
         # Whether anything in the graph has a history, even if no output has.
         self.recorded = any(node.op != "placeholder" for node in reached)
@@ -42,8 +49,6 @@ class Outputs:
         # The positions in the order in which one output may be computed from those before it;
         # None where an output is also written to, so that it has no one place in this order.
         self.stages = _stages(module, nodes, reached)
-        kinds = _programs_classes(module, examples)
-        self._classes = {place: kinds[node] for place, node in enumerate(nodes) if node in kinds}
 
     def are_recorded(self) -> bool:
         """Whether the program records gradients when it is called in this thread's mode."""
@@ -62,11 +67,6 @@ class Outputs:
             if mode is not None and values[position].is_inference() != mode:
                 values[position] = _made_in(mode, values[position])
         return values
-
-    def give_classes(self, values: Sequence[Any], inputs: Sequence[Any]) -> None:
-        """Give outputs the classes that operators give; inputs among the outputs keep theirs."""
-        for position, kind in self._classes.items():
-            give_class(values[position], kind, inputs)
 
 
 def example_of(node: Any) -> Any:
@@ -119,33 +119,6 @@ def _reached_by_gradients(module: fx.GraphModule, examples: Sequence[Any]) -> se
         elif enabled and not inference and _passes_gradients(node, example):
             reached.update({node} if not reached.isdisjoint(node.all_input_nodes) else ())
     return reached
-
-
-def _programs_classes(module: fx.GraphModule, examples: Sequence[Any]) -> dict[Any, type]:
-    """Return the nodes' classes that are the program's own, by torch's rule; Dynamo knows none."""
-    inputs = (node for node in module.graph.nodes if node.op == "placeholder")
-    kinds: dict[Any, type] = {
-        node: type(value)
-        for node, value in zip(inputs, examples, strict=True)
-        if is_given_to_results(type(value))
-    }
-    for node in module.graph.nodes if kinds else ():
-        if node.op.startswith("call_") and _has_tensors(example_of(node)):
-            kind = _most_derived({kinds[used] for used in node.all_input_nodes if used in kinds})
-            if kind is not None:
-                kinds[node] = kind
-    return kinds
-
-
-def _most_derived(kinds: set[type]) -> type | None:
-    """Return the class that is derived from all others; None where torch refuses the operator."""
-    return next((kind for kind in kinds if all(issubclass(kind, other) for other in kinds)), None)
-
-
-def _has_tensors(example: Any) -> bool:
-    if isinstance(example, (tuple, list)):
-        return any(map(_has_tensors, example))
-    return isinstance(example, torch.Tensor)
 
 
 def _passes_gradients(node: fx.Node, example: Any) -> bool:

@@ -98,3 +98,27 @@ else:
     failures = failures_of(shim, programs)
 
     assert failures == {}, "\n".join(failures.values())
+
+
+def test_classes_of_a_program_are_refused_as_torch_s_when_devices_differ(shim: Snippet) -> None:
+    shim("""
+class Tagged(torch.Tensor):
+    pass
+class Other(torch.Tensor):
+    pass
+plain, number = torch.ones(2, device="cuda"), torch.tensor(2.0)
+on_gpu, on_cpu = plain.as_subclass(Tagged), torch.ones(2).as_subclass(Tagged)
+for gpu in (plain, on_gpu, torch.nn.Parameter(plain)):
+    for cpu in (on_cpu, torch.ones(2).as_subclass(Other) if gpu is not on_gpu else on_cpu):
+        for call in (lambda: gpu + cpu, lambda: cpu + gpu, lambda: torch.cat([gpu, cpu]),
+                lambda: gpu.detach().add_(cpu), lambda: torch.add(gpu, other=cpu)):
+            try:
+                call()
+            except RuntimeError as error:
+                assert "Expected all tensors to be on the same device" in str(error), error
+            else:
+                raise AssertionError((type(gpu), type(cpu), call))
+    assert (gpu * number.as_subclass(Tagged)).is_cuda and (gpu + on_cpu.cuda()).is_cuda
+    assert on_cpu.clone().copy_(gpu).is_cpu and gpu.detach().clone().copy_(on_cpu).is_cuda
+    assert gpu[torch.tensor([0]).as_subclass(Tagged)].is_cuda
+""")

@@ -1,0 +1,103 @@
+"""Shows Dynamo a program's tensor classes, which have handle classes in the program's process.
+
+Dynamo follows such a class as torch does: its `__torch_function__`, methods and properties stand
+in the trace, and outputs become of the class after the graph has run.
+"""
+
+import functools
+from collections.abc import Callable
+from inspect import getattr_static
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch._dynamo.exc import unimplemented
+from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.torch_function import TensorWithTFOverrideVariable
+
+from torch_shim.foreign_tensors.handle_types import cpu_class
+from torch_shim.redirected_device import CUDA
+from torch_shim.tensors.dispatch import names
+from torch_shim.tensors.handles import PLAIN, CudaParameter, CudaTensor
+
+Native = Callable[..., Any]
+
+_OF_TORCH = frozenset({CudaTensor, CudaParameter})
+_OF_HANDLES = names("device is_cuda is_cpu")  # which no program's class answers
+# What a class may have of its own beside operators such as `__add__`, which Dynamo ignores.
+_NO_OPERATORS = names(
+    "__annotations__ __deepcopy__ __dict__ __dir__ __doc__ __firstlineno__ __format__ __init__ "
+    "__init_subclass__ __module__ __new__ __reduce__ __reduce_ex__ __repr__ __setstate__ __slots__ "
+    "__static_attributes__ __str__ __torch_function__ __weakref__"
+)
+
+
+def install() -> None:
+    """Let `type(x)` and `x.__class__` be the program's class in traces, and `x.device` the GPU."""
+    replaced: Any = BuiltinVariable
+    replaced.call_type = _class_of(replaced.call_type)
+    replaced = TensorWithTFOverrideVariable
+    replaced.tp_getattro_impl = _attribute_of(replaced.tp_getattro_impl)
+
+
+def class_to_dynamo(native: Native, value: Any) -> Any:
+    """Return the class that Dynamo follows; None for a plain tensor."""
+    if not isinstance(value, CudaTensor):
+        return native(value)
+    kind = cpu_class(type(value))
+    if has_operators(value):
+        unimplemented(
+            gb_type="Tensor class with operators of its own",
+            context=kind.__qualname__,
+            explanation=f"Dynamo does not call the operators of {kind.__qualname__}.",
+            hints=["Define __torch_function__ instead of operators such as __add__."],
+        )
+    return None if kind in PLAIN else kind
+
+
+def to_subclass(native: Native, value: Any, kind: type) -> Any:
+    """Give an output its class, unless it is an input of this class that the graph wrote to."""
+    return value if cpu_class(type(value)) is kind else native(value, kind)
+
+
+def has_operators(value: Any) -> bool:
+    """Whether this is a GPU tensor of a class that Dynamo cannot follow, for its operators."""
+    if not isinstance(value, CudaTensor) or type(value) in _OF_TORCH:
+        return False
+    kind = cpu_class(type(value))
+    if kind is type(value):  # derived from the class of plain GPU tensors
+        return True
+    own = kind.__mro__[: kind.__mro__.index(torch.Tensor)]
+    defined = {name for base in own if base is not torch.nn.Parameter for name in vars(base)}
+    special = {name for name in defined if name[:2] == "__" and hasattr(torch.Tensor, name)}
+    return bool(special - _NO_OPERATORS) or "__getattr__" in defined
+
+
+def _class_of(native: Native) -> Native:
+    @functools.wraps(native)
+    def call_type(self: Any, tx: Any, variable: Any) -> Any:
+        if isinstance(variable, TensorWithTFOverrideVariable):
+            return variable.class_type_var(tx)
+        return native(self, tx, variable)
+
+    return call_type
+
+
+def _attribute_of(native: Native) -> Native:
+    @functools.wraps(native)
+    def read(self: Any, tx: Any, name: str) -> Any:
+        if name == "__class__":
+            return self.class_type_var(tx)
+        of_handles = name in _OF_HANDLES and self.device == CUDA
+        if of_handles or _is_torch_s_function(self.class_type, name):
+            return TensorVariable.tp_getattro_impl(self, tx, name)
+        return native(self, tx, name)
+
+    return read
+
+
+def _is_torch_s_function(kind: type, name: str) -> bool:
+    """Whether a method is in Python, which Dynamo takes for a property of such a class."""
+    method = getattr_static(torch.Tensor, name, None)
+    return isinstance(method, FunctionType) and getattr_static(kind, name) is method
