@@ -197,3 +197,19 @@ torch.distributions.Distribution.set_default_validate_args(True)
 torch.compile(lambda x: x - 1, backend="eager")
 assert is_refused()
 """)
+
+
+def test_methods_of_handles_are_not_traced_when_function_modes_see_them(
+    dynamo_shim: Snippet,
+) -> None:
+    dynamo_shim("""
+from torch_shim.capture import dynamo
+from torch_shim.patching import original_of
+from torch_shim.tensors.handles import CudaTensor
+
+skipped = []
+dynamo.skip_code = skipped.append
+dynamo.skip_own_frames()
+for name in ("numpy", "__repr__", "untyped_storage"):
+    assert original_of(getattr(CudaTensor, name)).__code__ in skipped, name
+""")
