@@ -4,6 +4,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import overrides
+
+_modes_are_on = torch._C._is_torch_function_mode_enabled  # noqa: SLF001 - as torch's own ask
+
 
 def replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
     """Replace an attribute by `make(original)`, if the attribute exists.
@@ -27,3 +32,19 @@ def set_attribute(owner: object, name: str, value: object) -> None:
 def original_of(function: Any) -> Any:
     """Return the original of a replaced function; any other function is returned unchanged."""
     return getattr(function, "__wrapped__", function)
+
+
+def seen_by_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass calls to the function modes around them first, `with torch.device(...)` among them.
+
+    The function then runs outside of them, as in torch. C++ would pass them the native function,
+    from within the function, and they would call the function once more.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _modes_are_on() or torch.compiler.is_dynamo_compiling():
+            return function(*args, **kwargs)
+        return overrides.handle_torch_function(call, args[:1], *args, **kwargs)
+
+    return call

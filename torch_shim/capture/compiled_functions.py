@@ -21,7 +21,7 @@ from torch_shim.capture.background import Stage
 from torch_shim.capture.module_structure import structure_of
 from torch_shim.capture.replaced_methods import Methods
 from torch_shim.capture.root_modules import Root
-from torch_shim.capture.traces.dynamo_settings import RECOMPILE_LIMIT, for_gpu
+from torch_shim.capture.traces.dynamo_settings import RECOMPILE_LIMIT, for_gpu, tracing
 from torch_shim.capture.traces.missed_ways import MissedWays
 from torch_shim.patching import original_of
 
@@ -65,8 +65,9 @@ class CompiledFunction:
         )
         # The original, for the shim's would take it for a region of the user's.
         compiled = original_of(torch.compile)
-        self.traced: ModuleCall = compiled(own, backend=note_graph)
-        self.whole: ModuleCall = compiled(own, backend=note_graph, fullgraph=True)
+        with tracing(ours=True):
+            self.traced: ModuleCall = compiled(own, backend=note_graph)
+            self.whole: ModuleCall = compiled(own, backend=note_graph, fullgraph=True)
         self.untraced: ModuleCall = run_untraced(own)
         self.graphs = 0
         self.watched = 0

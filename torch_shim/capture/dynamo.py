@@ -41,7 +41,7 @@ from torch_shim.cuda_api.tracing_state import tracing
 from torch_shim.layers import fast_paths
 from torch_shim.missing_kernels import substitution
 from torch_shim.mixed_devices import rules
-from torch_shim.patching import replace
+from torch_shim.patching import original_of, replace
 from torch_shim.process_report import report
 from torch_shim.redirected_device import CPU, CUDA, names_cuda, tracing_fakes
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction
@@ -77,6 +77,7 @@ def configure() -> None:
     graph_limits.keep_cached_answers()
     graph_limits.leave_out_reentrant_checkpoints()
     graph_limits.take_inference_mode_by_name()
+    graph_limits.leave_out_argument_checks()
     dynamo_settings.install()
     process_state.install()
     skip_own_frames()
@@ -110,6 +111,9 @@ def _codes_of(value: Any, module: str) -> Iterator[types.CodeType]:
         yield from _codes_of(value.fset, module)
     elif isinstance(value, types.FunctionType):
         yield from _codes_of(value.__code__, module)
+        inner = original_of(value)
+        if inner is not value and getattr(inner, "__globals__", {}).get("__name__") == module:
+            yield from _codes_of(inner, module)
     elif isinstance(value, type) and value.__module__ == module:
         for member in list(vars(value).values()):
             if not isinstance(member, type):

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import overrides
 from torch.jit import _builtins
 from torch.utils import _device
 
 from torch_shim.foreign_tensors.handle_types import cpu_class
 from torch_shim.foreign_tensors.wrappers import brings_operators
-from torch_shim.patching import replace, set_attribute
+from torch_shim.patching import replace, seen_by_modes, set_attribute
 from torch_shim.redirected_device import CPU, CUDA, DeviceLike, names_cuda, tracing_fakes
 from torch_shim.tensors import advertised_memory, write_epochs
 from torch_shim.tensors.absent_bytes import bring
@@ -77,32 +76,12 @@ def _replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]]
     if native is None:
         return
     seen = name != "range"  # torch's own goes to no mode
-    replace(owner, name, _seen_by_modes(make) if seen else make)
+    replace(owner, name, lambda of: seen_by_modes(make(of)) if seen else make(of))
     _replacements[native] = getattr(owner, name)
     scripts: Any = _builtins  # TorchScript's table of builtin functions
     scripted = scripts._find_builtin(native)  # noqa: SLF001 - no public way
     if scripted is not None:
         scripts._register_builtin(getattr(owner, name), scripted)  # noqa: SLF001 - see above
-
-
-def _seen_by_modes(make: Callable[[Any], Callable[..., Any]]) -> Callable[[Any], Any]:
-    """Pass calls to the function modes around them first, `with torch.device(...)` among them.
-
-    C++ would pass them the native function, and no sooner than the device has been chosen.
-    """
-    enabled = torch._C._is_torch_function_mode_enabled  # noqa: SLF001 - as torch's own ask
-
-    def make_seen(native: Any) -> Callable[..., Any]:
-        function = make(native)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not enabled() or torch.compiler.is_dynamo_compiling():
-                return function(*args, **kwargs)
-            return overrides.handle_torch_function(call, (), *args, **kwargs)
-
-        return call
-
-    return make_seen
 
 
 def _factory(native: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -14,7 +14,15 @@ from torch.autograd import function as functions
 
 from torch_shim.patching import replace, set_attribute
 from torch_shim.tensors.dispatch import Operator, handles
-from torch_shim.tensors.handles import PLAIN, CudaTensor, NoTorchFunction, Tensor, become_cuda, wrap
+from torch_shim.tensors.handles import (
+    PLAIN,
+    CudaTensor,
+    NoTorchFunction,
+    Tensor,
+    become_cuda,
+    like_handles,
+    wrap,
+)
 
 _SAVED = "_gpufaas_saved"  # which of the saved tensors are on the GPU
 _RESULTS = "_gpufaas_results"  # which of the results are on the GPU
@@ -92,8 +100,10 @@ def _like(gradient: Tensor | None, source: Any) -> Tensor | None:
 
 
 def _register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
-    def on_gpu(gradient: Tensor) -> Tensor | None:
-        return hook(become_cuda(gradient))
+    called = _enabling(hook)
+
+    def on_gpu(gradient: Tensor) -> Any:
+        return called(like_handles(wrap(gradient)))
 
     with NoTorchFunction():
         return _native_register_hook(self, on_gpu)
@@ -116,11 +126,29 @@ def _saved_tensors(self: Any) -> tuple[Tensor | None, ...]:
 
 
 def _apply_backward(native: Callable[..., Any]) -> Callable[..., Any]:
+    enabled = _enabling(native)
+
     def apply(self: Any, *gradients: Any) -> Any:
-        _class_flagged(gradients, getattr(self, _RESULTS, ()))
-        return native(self, *gradients)
+        flags = getattr(self, _RESULTS, None)
+        if flags is None:
+            return native(self, *gradients)
+        _class_flagged(gradients, flags)
+        return enabled(self, *gradients)
 
     return apply
+
+
+def _enabling(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Enable handles for a function that autograd calls from inside of an operator.
+
+    The operator is the one whose tensors are packed, or `backward` of another class of tensors.
+    """
+
+    def enabled(*args: Any) -> Any:
+        with torch._C._EnableTorchFunction():  # noqa: SLF001 - no public way
+            return function(*args)
+
+    return enabled
 
 
 def _class_flagged(tensors: Sequence[Any], flags: Sequence[bool]) -> None:
@@ -136,16 +164,16 @@ def _apply_forward(native: Any) -> Callable[..., Any]:
         result = native.__get__(None, cls)(*args, **kwargs)
         if torch.compiler.is_dynamo_compiling():
             return result
-        if any(isinstance(argument, CudaTensor) for argument in args):
-            _class_results(args, result)
+        results = result if isinstance(result, tuple) else (result,)
+        if any(isinstance(value, CudaTensor) for value in (*args, *results)):
+            _class_results(args, results)
         return result
 
     return apply
 
 
-def _class_results(args: tuple[Any, ...], result: Any) -> None:
+def _class_results(args: tuple[Any, ...], results: tuple[Any, ...]) -> None:
     """Make results that share an input's memory handles: autograd returns them as new objects."""
-    results = result if isinstance(result, tuple) else (result,)
     on_gpu = {_address(value) for value in args if isinstance(value, CudaTensor)} - {None}
     for value in results:
         if type(value) in PLAIN and _address(value) in on_gpu:
@@ -166,14 +194,8 @@ def _address(tensor: Any) -> int | None:
 
 
 def _pack_with_handles(native: Callable[..., None]) -> Callable[..., None]:
-    """Enable handles for the pack hook: it runs inside an operator, where they are disabled."""
-
     def init(self: Any, pack_hook: Callable[[Tensor], Any], unpack_hook: Any) -> None:
-        def pack(tensor: Tensor) -> Any:
-            with torch._C._EnableTorchFunction():  # noqa: SLF001 - no public way
-                return pack_hook(tensor)
-
-        native(self, pack, unpack_hook)
+        native(self, _enabling(pack_hook), _enabling(unpack_hook))
 
     return init
 

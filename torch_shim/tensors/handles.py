@@ -21,6 +21,7 @@ from torch_shim.foreign_tensors.handle_types import (
 from torch_shim.foreign_tensors.wrappers import brings_operators, running
 from torch_shim.missing_kernels import substitution
 from torch_shim.mixed_devices import rules
+from torch_shim.patching import seen_by_modes
 from torch_shim.redirected_device import CPU, CUDA, names_cuda
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import bring, run_absent, waiting
@@ -42,6 +43,11 @@ _FACTS = {
     name: getattr_static(Tensor, name)
     for name in names("dim is_contiguous is_floating_point numel size stride dtype ndim shape")
 }
+# The methods below that function modes see, as they see torch's own; some call others.
+_SEEN_BY_MODES = names(
+    "get_device numpy __array__ __repr__ __format__ record_stream share_memory_ is_shared apply_ "
+    "map_ untyped_storage"
+)
 
 # The classes of tensors that the shim treats as CPU tensors.
 PLAIN = frozenset({Tensor, Parameter})
@@ -140,6 +146,8 @@ class CudaTensor(Tensor):
         raise AttributeError("gpufaas: a redirected CUDA tensor has no address on a GPU")
 
     def __iter__(self) -> Iterator[Any]:
+        if self.dim() == 0:
+            raise TypeError("iteration over a 0-d tensor")
         return iter(self.unbind(0))
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override] # as in torch
@@ -204,6 +212,9 @@ def _directly_read(native: Any) -> Any:
 
 for _name, _native in _FACTS.items():
     setattr(CudaTensor, _name, (_directly if callable(_native) else _directly_read)(_native))
+for _name in _SEEN_BY_MODES:
+    setattr(CudaTensor, _name, seen_by_modes(getattr(CudaTensor, _name)))
+CudaParameter.__repr__ = seen_by_modes(CudaParameter.__repr__)  # type: ignore[assignment, method-assign]
 
 # Messages and printed tensors name the class; `tensor(` is as wide as `Tensor(`.
 CudaTensor.__name__ = "Tensor"

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch_shim.foreign_tensors.delegation import is_asked
 from torch_shim.foreign_tensors.handle_types import cpu_class
 from torch_shim.foreign_tensors.wrappers import brings_operators, moved
-from torch_shim.patching import replace
+from torch_shim.patching import replace, seen_by_modes
 from torch_shim.redirected_device import CPU, CUDA, names_cuda, tracing_fakes
 from torch_shim.tensors import advertised_memory, write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, bring
@@ -45,14 +45,14 @@ def install() -> None:
     """Replace the methods of torch.Tensor that move tensors."""
     moves = {"to": _to, "cuda": _cuda, "cpu": _cpu, "type": _type, "type_as": _type_as}
     for name, make in {**moves, "pin_memory": _pin_memory, "is_pinned": _is_pinned}.items():
-        replace(Tensor, name, _asking_the_class(name, make))
-    replace(Tensor, "as_subclass", _as_subclass)
+        replace(Tensor, name, _asking_first(name, make))
+    replace(Tensor, "as_subclass", lambda native: seen_by_modes(_as_subclass(native)))
 
 
-def _asking_the_class(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a class with `__torch_function__` decide first, as it does about methods of C."""
+def _asking_first(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+    """Let modes and a class with `__torch_function__` decide first, as about methods of C."""
 
-    def with_class(native: Callable[..., Any]) -> Callable[..., Any]:
+    def asking(native: Callable[..., Any]) -> Callable[..., Any]:
         move = make(native)
 
         def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -65,9 +65,9 @@ def _asking_the_class(name: str, make: Callable[..., Any]) -> Callable[..., Any]
             decide: Any = kind.__torch_function__
             return decide(getattr(Tensor, name), (kind,), (self, *args), kwargs)
 
-        return call
+        return seen_by_modes(call)
 
-    return with_class
+    return asking
 
 
 def _to(native: Callable[..., Tensor]) -> Callable[..., Tensor]:

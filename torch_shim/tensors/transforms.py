@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 from torch._functorch import autograd_function, eager_transforms, vmap
+from torch.fx.experimental import proxy_tensor
 
-from torch_shim.patching import replace
+from torch_shim.patching import replace, set_attribute
+from torch_shim.redirected_device import CPU
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.dispatch import names
-from torch_shim.tensors.handles import CudaTensor, Tensor, become_cuda
+from torch_shim.tensors.handles import CudaParameter, CudaTensor, Tensor, become_cuda
 
 _ONE_TENSOR = names(
     "_add_batch_dim _remove_batch_dim _wrap_for_grad _unwrap_for_grad _wrap_functional_tensor "
@@ -24,6 +26,10 @@ def install() -> None:
             replace(module, name, _with_bytes)
     replace(torch.autograd.forward_ad, "make_dual", _keeping_class)
     replace(torch.autograd.forward_ad, "unpack_dual", _keeping_class)
+    # Tensors that a trace by make_fx, as in `linearize`, meets and was not given: constants.
+    constants = (*proxy_tensor.HANDLED_TYPES, CudaTensor, CudaParameter)
+    set_attribute(proxy_tensor, "HANDLED_TYPES", constants)
+    replace(eager_transforms, "lazy_dynamo_disallow", _linearize_on_gpu)
 
 
 def _with_bytes(native: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,3 +54,32 @@ def _keeping_class(native: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return convert
+
+
+def _linearize_on_gpu(native: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what `linearize` traces by: what a derivative makes is where its tensors are."""
+
+    def lazy_dynamo_disallow(function: Any) -> Any:
+        disallowed = native(function)
+        return _traced_on_gpu(disallowed) if function is proxy_tensor.make_fx else disallowed
+
+    return lazy_dynamo_disallow
+
+
+def _traced_on_gpu(make_fx: Callable[..., Any]) -> Callable[..., Any]:
+    def make(function: Any) -> Callable[..., Any]:
+        def trace(tangents: tuple[Any, ...]) -> Any:
+            module = make_fx(function)(tangents)
+            if any(isinstance(tangent, CudaTensor) for tangent in tangents):
+                for node in list(module.graph.nodes):
+                    if node.kwargs.get("device") == CPU:
+                        with module.graph.inserting_after(node):
+                            moved = module.graph.call_method("cuda")
+                        node.replace_all_uses_with(moved)
+                        moved.args = (node,)
+                module.recompile()
+            return module
+
+        return trace
+
+    return make

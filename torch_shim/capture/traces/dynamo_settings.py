@@ -67,6 +67,16 @@ def in_background() -> Iterator[None]:
         _traces.in_background = False
 
 
+@contextlib.contextmanager
+def tracing(*, ours: bool) -> Iterator[None]:
+    """Mark what this thread does of Dynamo's as the shim's, or as the program's."""
+    before, _traces.ours = _traces.ours, ours
+    try:
+        yield
+    finally:
+        _traces.ours = before
+
+
 def in_users_region() -> bool:
     """Whether this thread runs code that a user compiles with a backend of their own."""
     return _is_marked(get_eval_frame_callback(), _USERS)
@@ -78,11 +88,11 @@ def install() -> None:
 
     def trace(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_marked(self, _OURS):
-            with _tracing(ours=False):
+            with tracing(ours=False):
                 return native(self, *args, **kwargs)
         # The lock that Dynamo takes for a trace: in torch 2.10 the settings are global, and two
         # threads that save and restore them in turn would leave the wrong ones behind.
-        with convert_frame.compile_lock, _tracing(ours=True), config.patch(_settings()):
+        with convert_frame.compile_lock, tracing(ours=True), config.patch(_settings()):
             return native(self, *args, **kwargs)
 
     convert_frame.CatchErrorsWrapper.__call__ = trace  # type: ignore[method-assign]
@@ -101,15 +111,6 @@ def _settings() -> dict[str, Any]:
             config.accumulated_recompile_limit, ALL_RECOMPILES_LIMIT
         ),
     }
-
-
-@contextlib.contextmanager
-def _tracing(*, ours: bool) -> Iterator[None]:
-    before, _traces.ours = _traces.ours, ours
-    try:
-        yield
-    finally:
-        _traces.ours = before
 
 
 def _is_marked(callback: Any, mark: str) -> bool:

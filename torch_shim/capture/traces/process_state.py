@@ -1,4 +1,4 @@
-"""Keeps traces from changing what all threads share: random generators, the default dtype, flags.
+"""Keeps traces from changing what the program shares: random generators, default dtype, flags.
 
 Dynamo saves the states of the random generators and some settings of the process before a trace and
 restores them afterwards. While a trace runs in one thread the others go on drawing numbers: after
@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import torch
+from torch._dynamo.eval_frame import TorchPatcher
+from torch.distributions import Distribution
 
 from torch_shim.capture.traces.dynamo_settings import traces_for_gpu, traces_in_background
 from torch_shim.patching import replace
@@ -36,6 +38,7 @@ def install() -> None:
         (torch, "use_deterministic_algorithms"),
     ):
         replace(owner, name, functools.partial(_ignored_if, traces_in_background))
+    replace(TorchPatcher, "patch", _patch)
 
 
 def _quietly(native: Callable[[], Context]) -> Callable[[], Context]:
@@ -50,3 +53,18 @@ def _ignored_if(tracing: Callable[[], bool], native: Callable[..., Any]) -> Call
         return None if tracing() else native(*args, **kwargs)
 
     return restore
+
+
+def _patch(native: Callable[[], None]) -> Callable[[], None]:
+    """Leave distributions checking their arguments, unless the program itself starts Dynamo."""
+    program_starts = functools.cache(lambda: Distribution.set_default_validate_args(value=False))
+
+    def patch() -> None:
+        before = Distribution._validate_args  # noqa: SLF001 - no public way to ask
+        native()
+        if traces_for_gpu():
+            Distribution.set_default_validate_args(before)
+        else:
+            program_starts()
+
+    return patch

@@ -168,3 +168,48 @@ except LookupError as error:
     assert error.args == (3,)
 """
     )
+
+
+def test_distributions_check_their_arguments_until_the_program_itself_compiles(
+    tracing_shim: Snippet,
+) -> None:
+    tracing_shim("""
+from torch_shim.process_report import report
+
+class Sample(torch.nn.Linear):
+    def forward(self, x):
+        return torch.distributions.Normal(super().forward(x), 1 + x * x).log_prob(x)
+
+def is_refused():
+    try:
+        torch.distributions.Normal(torch.zeros(1).cuda(), -torch.ones(1).cuda())
+    except ValueError:
+        return True
+    return False
+
+with torch.no_grad():
+    Sample(2, 2).cuda()(torch.ones(2).cuda())
+assert report.counts.graphs == 1, report.counts
+assert is_refused()
+torch.compile(lambda x: x + 1, backend="eager")
+assert not is_refused()
+torch.distributions.Distribution.set_default_validate_args(True)
+torch.compile(lambda x: x - 1, backend="eager")
+assert is_refused()
+""")
+
+
+def test_methods_of_handles_are_not_traced_when_function_modes_see_them(
+    dynamo_shim: Snippet,
+) -> None:
+    dynamo_shim("""
+from torch_shim.capture import dynamo
+from torch_shim.patching import original_of
+from torch_shim.tensors.handles import CudaTensor
+
+skipped = []
+dynamo.skip_code = skipped.append
+dynamo.skip_own_frames()
+for name in ("numpy", "__repr__", "untyped_storage"):
+    assert original_of(getattr(CudaTensor, name)).__code__ in skipped, name
+""")

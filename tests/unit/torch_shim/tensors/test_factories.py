@@ -165,3 +165,47 @@ def test_allocation_raises_out_of_memory_when_the_gpu_is_full(shim: Snippet) -> 
     torch.cuda.reset_peak_memory_stats()
     assert torch.cuda.max_memory_allocated() == 0
     """)
+
+
+def test_objects_are_not_counted_when_a_large_tensor_fits_in_any_case(shim: Snippet) -> None:
+    shim("""
+    import gc
+
+    def get_objects():
+        raise AssertionError("it visits every object of the process")
+
+    gc.get_objects, native = get_objects, gc.get_objects
+    large = [torch.empty(300 << 20, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    large.append(torch.empty(300 << 20, dtype=torch.uint8).cuda())
+    gc.get_objects = native
+    assert torch.cuda.memory_allocated() == 3 * (300 << 20)
+    """)
+
+
+def test_memory_counts_handles_of_every_class_unseen_by_function_modes(shim: Snippet) -> None:
+    shim("""
+    from torch.overrides import TorchFunctionMode
+
+    class Own(torch.Tensor):
+        pass
+
+    class Names(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **kwargs or {})
+
+    seen = []
+    kept = [torch.ones(1024, device="cuda") for _ in range(3)]
+    kept[0] = torch.nn.Parameter(kept[0])
+    kept[1] = kept[1].as_subclass(Own)
+    kept.append(kept[2][:5])
+    with Names():
+        assert torch.cuda.memory_allocated() == 3 * 4096
+    assert not seen
+
+    def inside(x):
+        assert torch.cuda.memory_allocated() == 3 * 4096
+        return x
+
+    torch.vmap(inside)(kept[2])
+    """)

@@ -169,3 +169,65 @@ def test_functional_transforms_keep_the_device_when_applied(dynamo_shim: Snippet
     assert all(part.is_cuda for part in f.jvp(lambda a: a * 2, (x,), (x,)))
     assert torch.autograd.functional.jacobian(lambda a: a * a, x[0]).is_cuda
     """)
+
+
+def test_backward_sees_gpu_tensors_when_another_class_starts_it(shim: Snippet) -> None:
+    shim("""
+    import warnings
+    from torch.masked import as_masked_tensor, masked_tensor
+
+    warnings.simplefilter("ignore")
+    seen = []
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.extend((gradient, *ctx.saved_tensors, gradient * 2))
+            return gradient * 2
+
+    def gradients(device):
+        x = torch.arange(6.0, device=device).reshape(2, 3).requires_grad_()
+        mask = torch.tensor([[True, False, True], [False, True, True]], device=device)
+        doubled = Doubled.apply(x)
+        doubled.register_hook(lambda gradient: seen.append(gradient + 1))
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: tensor, lambda tensor: (seen.append(tensor.clone()), tensor)[1]
+        ):
+            as_masked_tensor(doubled.exp(), mask).sum().backward()
+        own = masked_tensor(x.detach(), mask, requires_grad=True)
+        (own.sin() ** 2).sum().backward()
+        return x.grad.to_tensor(0), own.grad.to_tensor(0)
+
+    on_cpu = gradients("cpu")
+    seen.clear()
+    on_gpu = gradients("cuda")
+    assert seen and all(tensor.is_cuda for tensor in (*seen, *on_gpu)), seen
+    assert all(torch.equal(here, there.cpu()) for here, there in zip(on_cpu, on_gpu, strict=True))
+    """)
+
+
+def test_linear_approximation_is_on_the_gpu_when_its_point_is(dynamo_shim: Snippet) -> None:
+    dynamo_shim("""
+    import warnings
+    warnings.simplefilter("ignore")
+
+    weight, net = torch.full((2, 2), 2.0), torch.nn.Linear(2, 2)
+    for function in (
+        torch.sin,
+        lambda x: x @ weight.to(x.device) + 1,
+        lambda x: net.to(x.device)(x).softmax(0)[0].sum(),
+    ):
+        found = []
+        for device in ("cpu", "cuda"):
+            x = torch.arange(4.0, device=device).reshape(2, 2)
+            value, approximate = torch.func.linearize(function, x)
+            step = approximate(torch.ones_like(x))
+            assert value.device.type == step.device.type == device
+            found.append((value.cpu(), step.cpu()))
+        assert all(map(torch.allclose, *found)), found
+    """)

@@ -162,3 +162,86 @@ def test_tensor_without_data_moves_without_data(shim: Snippet) -> None:
             assert type(moved) is FakeTensor and moved.device == torch.device("cuda:0"), moved
             assert moved.cpu().device.type == "cpu" and moved.shape == (2, 3)
     """)
+
+
+_IN_PLACE = [
+    'x.to("cuda")',
+    "x.to(0, x.dtype)",
+    'x.to(device="cuda")',
+    "x.to(x)",
+    "x.cuda()",
+    "x.type(x.dtype)",
+    'x.type("torch.cuda.FloatTensor")',
+    "x.type_as(x)",
+    'torch.as_tensor(x, device="cuda")',
+    'torch.asarray(x, device="cuda")',
+]
+
+
+@pytest.mark.parametrize("around", ['torch.device("cuda")', 'torch.device("cpu")', "Mode()"])
+def test_gpu_tensor_is_moved_to_the_gpu_as_itself_when_a_function_mode_is_on(
+    shim: Snippet, around: str
+) -> None:
+    shim(f"""
+    from torch.overrides import TorchFunctionMode
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            return function(*args, **kwargs or {{}})
+
+    net = torch.nn.Linear(2, 2, device="cuda")
+    with {around}:
+        for x in (torch.zeros(3, device="cuda"), net.weight):
+            for call in {_IN_PLACE!r}:
+                assert eval(call) is x, call
+        net.cuda()
+        assert torch.zeros(2, device="cuda").cpu().is_cpu
+        assert net.weight is x and torch.zeros(2, device="cpu").to("cuda").is_cuda
+    """)
+
+
+def test_function_mode_sees_a_call_once_and_nothing_of_its_inside(shim: Snippet) -> None:
+    shim("""
+    import contextlib
+    from torch.overrides import TorchFunctionMode
+
+    class Names(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function.__name__)
+            return function(*args, **kwargs or {})
+
+    class Own(torch.Tensor):
+        pass
+
+    x, z, c = torch.ones(2, 3, device="cuda"), torch.ones((), device="cuda"), torch.ones(2)
+    for call, name in {
+        "x.cpu()": "cpu",
+        'x.to("cpu")': "to",
+        "x.cuda()": "cuda",
+        "c.cuda()": "cuda",
+        "x.type(torch.float64)": "type",
+        "c.type_as(x)": "type_as",
+        "c.pin_memory()": "pin_memory",
+        "x.is_pinned()": "is_pinned",
+        "x.as_subclass(Own)": "as_subclass",
+        "x.untyped_storage()": "untyped_storage",
+        "x.numpy(force=True)": "numpy",
+        "x.get_device()": "get_device",
+        "x.new_zeros(2)": "new_zeros",
+        "repr(x)": "__repr__",
+        "repr(torch.nn.Parameter(x))": "__repr__",
+        'format(z, ".1f")': "__format__",
+        'torch.ones(2, device="cuda")': "ones",
+        "torch.zeros_like(x)": "zeros_like",
+        'torch.tensor([1.0], device="cuda")': "tensor",
+        'torch.as_tensor(x, device="cpu")': "as_tensor",
+    }.items():
+        outside = eval(call)
+        for modes in (1, 2):
+            seen = []
+            with Names(), Names() if modes == 2 else contextlib.nullcontext():
+                inside = eval(call)
+            assert seen == [name] * modes, (call, seen)
+            assert type(inside) is type(outside), call
+            assert not isinstance(inside, str) or inside == outside, (inside, outside)
+    """)

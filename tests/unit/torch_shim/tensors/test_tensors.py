@@ -222,3 +222,16 @@ def test_parameter_class_of_a_user_keeps_the_device_when_made_of_a_tensor(shim: 
     assert not Scale(torch.ones(2)).is_cuda
     assert torch.Tensor._make_subclass(torch.nn.Parameter, g).is_cuda
     """)
+
+
+def test_iteration_raises_torch_s_error_when_a_tensor_has_no_dimensions(shim: Snippet) -> None:
+    shim("""
+    def error(device, iterate):
+        try:
+            iterate(torch.tensor(1.0, device=device))
+        except (TypeError, IndexError) as error:
+            return type(error), str(error)
+
+    for iterate in (iter, list, lambda x: [*x], lambda x: (lambda a, b: a)(*x)):
+        assert error("cpu", iterate) and error("cuda", iterate) == error("cpu", iterate)
+    """)
