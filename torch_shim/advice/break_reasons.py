@@ -169,6 +169,13 @@ LOCAL: tuple[tuple[str, Advice], ...] = (
         Advice("it changes its inputs while gradients are recorded", "call it under no_grad()"),
     ),
     (
+        r"^its outputs share memory",
+        Advice(
+            "its outputs share memory while gradients are recorded",
+            "call it under no_grad(), or return a .clone() of one of them",
+        ),
+    ),
+    (
         r"^Dynamo passes over",
         Advice("Dynamo cannot trace it as a whole", "nothing: its parts run in graphs"),
     ),

@@ -11,8 +11,9 @@ from torch import fx
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 
 from torch_shim.advice.told_places import CodePlace
-from torch_shim.capture.differentiation.outputs import Outputs, differentiable, example_of
+from torch_shim.capture.differentiation.outputs import Outputs, differentiable
 from torch_shim.capture.differentiation.stages import answer_in_stages, run_with_given
+from torch_shim.capture.differentiation.views import example_of
 from torch_shim.capture.dynamo import on_gpu
 from torch_shim.capture.encode import NotShippable, encode, line_of_operator, nodes_of
 from torch_shim.capture.local_run import modes_left, without_gpu
@@ -80,6 +81,7 @@ class Graph:
                 outputs = self._without_gradients(args)
             else:
                 outputs = self.answer(args)
+                self._outputs.make_views(outputs, range(len(outputs)), args)
             if self._outputs.modes:
                 outputs = self._outputs.in_their_modes(outputs)
             for value, is_gpu in zip(outputs, self._outputs.on_gpu, strict=True):
@@ -174,8 +176,8 @@ class Graph:
         root = self.root_of(args)
         if root in self._training or self._roots.is_repeated(root):
             return self.run_locally(args, "gradients are asked for: training runs locally")
-        if self._outputs.stages is None:
-            return self.run_locally(args, "it changes its outputs while gradients are recorded")
+        if self._outputs.obstacle:
+            return self.run_locally(args, self._outputs.obstacle)
         return answer_in_stages(self, root, self._outputs, args)
 
     def note_training(self, root: Root) -> None:

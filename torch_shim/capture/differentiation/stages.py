@@ -61,20 +61,22 @@ def answer_in_stages(
 
 def _answered(call: _Call, args: Sequence[Any]) -> list[Any]:
     outputs = call.outputs
-    assert outputs.stages is not None
     turns.forget_sent()
     with torch.no_grad():
         values = call.graph.answer(args)
     if turns.sent is not None:
         call.random_state = as_state(turns.sent)
-    found: dict[int, Any] = {}
+    done: list[int] = []
     for positions in outputs.stages:
-        before = [position for position in found if outputs.differentiable[position]]
-        given = [found[position] for position in before]
+        before = [position for position in done if outputs.differentiable[position]]
+        given = [values[position] for position in before]
         answers = [values[position] for position in positions]
         results = _Stage.apply(call, positions, before, answers, *args, *given)
-        found.update(zip(positions, results, strict=True))
-    return [found[position] for position in range(len(values))]
+        for position, result in zip(positions, results, strict=True):
+            values[position] = result
+        outputs.make_views(values, positions, args)
+        done += positions
+    return values
 
 
 def run_with_given(
