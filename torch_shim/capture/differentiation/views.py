@@ -42,7 +42,9 @@ def sources_of(
 
 
 def as_view(value: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as a view of another one in whose memory it lies."""
+    """Return a tensor as a view of another one, unless it is that one, in whose memory it lies."""
+    if value is base:
+        return value
     memories = {write_epochs.storage_of(tensor)._cdata for tensor in (value, base)}  # noqa: SLF001 - its identity
     if value.is_inference() or base.is_inference() or len(memories) > 1:
         return value
