@@ -58,7 +58,7 @@ class Graph:
             or (torch.is_grad_enabled() and any(map(differentiable, examples)))
         )
         self._training: weakref.WeakSet[Root] = weakref.WeakSet()  # those asked for gradients
-        self._writes = _writes_to_inputs(module)
+        self._writes = _what_it_writes_to(module)
         self._reentrant = any(map(_is_reentrant_checkpoint, nodes_of(module)))
         self._loose: Root | None = None
         self._remote: RemoteProgram | None = None
@@ -132,15 +132,19 @@ class Graph:
             return self.run_locally(args, str(error))
 
     def run_locally(
-        self, args: Sequence[Any], reason: str, given: Mapping[int, Any] | None = None
+        self,
+        args: Sequence[Any],
+        reason: str,
+        given: Mapping[int, Any] | None = None,
+        what: str = "",
     ) -> list[Any]:
-        """Run the graph on the function's own processor, and count the call.
+        """Run the graph on the function's own processor, and count the call, by this name.
 
         What follows from outputs that are `given`, by position, is computed from them.
         """
         if self.operators:
             root = self._roots.current
-            what = root.name if root else "a compiled function"
+            what = what or (root.name if root else "a compiled function")
             report.local_call(reason, self._missed, what, self._place)
         bring(args)
         with request_context.timed_locally(reason), modes_left():
@@ -168,7 +172,9 @@ class Graph:
     def _with_gradients(self, args: Sequence[Any]) -> list[Any]:
         """Run the forward pass on a worker; this process computes gradients if they are needed."""
         if self._writes:
-            return self.run_locally(args, "it writes to its inputs while gradients are recorded")
+            return self.run_locally(
+                args, f"it writes to {self._writes} while gradients are recorded"
+            )
         if self._reentrant:  # its backward pass refuses to run under `torch.autograd.grad`
             return self.run_locally(args, "a reentrant checkpoint computes gradients")
         if self._outputs.may_be_refused(args):
@@ -196,17 +202,27 @@ class Graph:
         return ""
 
 
-def _writes_to_inputs(module: fx.GraphModule) -> bool:
-    """Whether running the graph changes an input, so that a second run gives another result."""
-    for node in nodes_of(module):
-        example = example_of(node)
-        if node.op == "placeholder" and isinstance(example, torch.Tensor) and example._version:  # noqa: SLF001 - written to while it was traced
-            return True
-        name = getattr(node.target, "__name__", "")
-        switch = _UPDATES_STATISTICS.get(name)
-        if switch is not None and argument(node, 5, switch, default=name == "instance_norm"):
-            return True
-    return False
+def _what_it_writes_to(module: fx.GraphModule) -> str:
+    """Say what running the graph changes, so that a second run gives another result, if anything.
+
+    Dynamo names what is a module's buffer so.
+    """
+    nodes = list(nodes_of(module))
+    written = [node for node in nodes if node.op == "placeholder" and _is_written(node)]
+    if any("_buffers_" not in node.name for node in written):
+        return "its inputs"
+    return "its buffers" if written or any(map(_updates_statistics, nodes)) else ""
+
+
+def _is_written(node: fx.Node) -> bool:
+    example = example_of(node)
+    return isinstance(example, torch.Tensor) and example._version > 0  # noqa: SLF001 - written to while it was traced
+
+
+def _updates_statistics(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", "")
+    switch = _UPDATES_STATISTICS.get(name)
+    return switch is not None and bool(argument(node, 5, switch, default=name == "instance_norm"))
 
 
 def _is_reentrant_checkpoint(node: fx.Node) -> bool:

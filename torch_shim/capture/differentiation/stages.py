@@ -29,7 +29,11 @@ class AnsweredGraph(Protocol):
         """Run the graph where it is fastest."""
 
     def run_locally(
-        self, args: Sequence[Any], reason: str, given: Mapping[int, Any] | None = None
+        self,
+        args: Sequence[Any],
+        reason: str,
+        given: Mapping[int, Any] | None = None,
+        what: str = "",
     ) -> list[Any]:
         """Run the graph in this process, from the outputs that are given on."""
 
@@ -178,8 +182,9 @@ def _inputs_again(ctx: Any, *, detached: bool) -> list[Any]:
 def _outputs_again(ctx: Any, values: Sequence[Any]) -> list[Any]:
     count = len(values) - len(ctx.before)
     given = dict(zip(ctx.before, values[count:], strict=True))
-    outputs: list[Any] = ctx.call.graph.run_locally(values[:count], "backward", given)
-    return outputs
+    call: _Call = ctx.call
+    what = f"the backward pass of {call.root.name}"
+    return call.graph.run_locally(values[:count], "backward", given, what)
 
 
 def _with_state(state: torch.Tensor | None, run: Callable[[], list[Any]]) -> list[Any]:
