@@ -11,7 +11,7 @@ from torch import fx
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 
 from torch_shim.advice.told_places import CodePlace
-from torch_shim.capture.differentiation.outputs import Outputs, differentiable
+from torch_shim.capture.differentiation.outputs import Outputs, differentiable, with_bases
 from torch_shim.capture.differentiation.stages import answer_in_stages, run_with_given
 from torch_shim.capture.differentiation.views import example_of
 from torch_shim.capture.dynamo import on_gpu
@@ -43,6 +43,9 @@ class Graph:
     """One captured piece of a module, which Dynamo calls in place of the module's own code."""
 
     def __init__(self, module: fx.GraphModule, examples: Sequence[Any], roots: Roots) -> None:
+        (output,) = (node for node in module.graph.nodes if node.op == "output")
+        self._count = len(output.args[0])  # of the outputs; the bases of some follow
+        module = with_bases(module, examples)
         self.operators = sum(node.op.startswith("call_") for node in nodes_of(module))
         # A graph over CPU tensors would run on the CPU without the shim too: it is not counted.
         self._missed = self.operators if any(map(_on_gpu, module.graph.nodes)) else 0
@@ -88,7 +91,7 @@ class Graph:
                 if is_gpu and isinstance(value, torch.Tensor):
                     become_cuda(value)
             self._outputs.give_classes(outputs, args)
-        return outputs
+        return outputs[: self._count]
 
     def _without_gradients(self, args: Sequence[Any]) -> list[Any]:
         """Answer in the mode that the program enters for all of its outputs."""

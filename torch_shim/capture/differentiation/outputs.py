@@ -17,6 +17,20 @@ _ENTER = torch.autograd.grad_mode._enter_inference_mode  # noqa: SLF001 - as it 
 _EXIT = torch.autograd.grad_mode._exit_inference_mode  # noqa: SLF001 - see above
 
 
+def with_bases(module: fx.GraphModule, examples: Sequence[Any]) -> fx.GraphModule:
+    """Return the graph, and as further outputs what several of its outputs are views of."""
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    bases = views.bases_of(output.args[0], _reached_by_gradients(module, examples))
+    if not bases:
+        return module
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    outputs: Any = graph.graph_copy(module.graph, copies)
+    graph.output((*outputs, *(copies[base] for base in bases)))
+    found = fx.GraphModule(module, graph)
+    found.meta.update(module.meta)
+    return found
+
+
 class Outputs:
     """The outputs of one graph, by their positions."""
 
@@ -45,8 +59,9 @@ class Outputs:
         computed = {node for node in nodes if node in reached and node.op != "placeholder"}
         # The positions in the order in which one output may be computed from those before it.
         self.stages = _stages(module, nodes, reached, computed)
+        depth = sum(not self._sources.keys() >= set(stage) for stage in self.stages)
         self.obstacle = ""  # to answering in stages
-        if len(self.stages) > 1 and any(map(views.is_written, computed)):
+        if depth > 1 and any(map(views.is_written, computed)):
             self.obstacle = "it changes its outputs while gradients are recorded"
         elif views.share_memory(module, computed - {nodes[place] for place in self._sources}):
             self.obstacle = "its outputs share memory while gradients are recorded"

@@ -30,15 +30,30 @@ def sources_of(
     places |= {node: -1 - number for number, node in enumerate(inputs)}
     sources: dict[int, int] = {}
     for position, node in enumerate(outputs):
-        passed = [node]
-        for source in _nodes_below(node):
-            if passed[-1].target == "detach" or (source in reached) != (node in reached):
-                break
-            passed.append(source)
-        viewed = [source for source in passed[1:] if source in places]
+        viewed = [source for source in _viewed(node, reached)[1:] if source in places]
         if viewed and _are_alike(example_of(viewed[-1]), example_of(node)):
             sources[position] = places[viewed[-1]]
     return sources
+
+
+def bases_of(outputs: Sequence[Any], reached: Container[Any]) -> list[fx.Node]:
+    """Return what several outputs are views of, and is none itself.
+
+    What one operator splits into pieces is left out: torch lets nobody write to those.
+    """
+    above: dict[fx.Node, list[fx.Node]] = {}
+    for node in dict.fromkeys(outputs):
+        if isinstance(example_of(node), torch.Tensor):
+            above.setdefault(_viewed(node, reached)[-1], []).append(node)
+    return [
+        base
+        for base, nodes in above.items()
+        if base not in outputs
+        and base.op.startswith("call_")
+        and isinstance(example_of(base), torch.Tensor)
+        and len(nodes) > 1
+        and not all(map(_is_split, nodes))
+    ]
 
 
 def as_view(value: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
@@ -103,6 +118,16 @@ def _tensors_of(example: Any) -> list[torch.Tensor]:
         for value in values
         if isinstance(value, torch.Tensor) and value.layout is torch.strided
     ]
+
+
+def _viewed(node: Any, reached: Container[Any]) -> list[Any]:
+    """Return a node, and those below it that have a history, or have none, as it has."""
+    passed = [node]
+    for source in _nodes_below(node):
+        if passed[-1].target == "detach" or (source in reached) != (node in reached):
+            break
+        passed.append(source)
+    return passed
 
 
 def _nodes_below(node: Any) -> Iterator[fx.Node]:
