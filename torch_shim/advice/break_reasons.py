@@ -42,6 +42,10 @@ BREAKS: tuple[tuple[str, Advice], ...] = (
         r"^Hook on a computed tensor",
         Advice("it registers a hook on a tensor", "register it outside of forward"),
     ),
+    (
+        r"backwards hooks require",
+        Advice("a module has a backward hook", "remove it for calls without gradients"),
+    ),
     (r"^Reentrant checkpoint", _CHECKPOINT),
     (
         r"^Custom operator|No worker has the operator",
@@ -131,7 +135,7 @@ _GRADIENTS = Advice(
 )
 
 LOCAL: tuple[tuple[str, Advice], ...] = (
-    (r"^gradients are asked for|^backward$", _GRADIENTS),
+    (r"^gradients are asked for|^backward$|^it writes to its buffers", _GRADIENTS),
     (r"^a reentrant checkpoint", _CHECKPOINT),
     (
         r"^it records gradients of inference",
@@ -142,6 +146,10 @@ LOCAL: tuple[tuple[str, Advice], ...] = (
     (
         r"^program refused: operator 'h:|^operator 'h:|^higher-order operator|^a call of a ",
         Advice("workers do not have this higher-order operator", "write it out"),
+    ),
+    (
+        r"^program refused: operator 'm:__(round|trunc|floor|ceil|int|float)__",
+        Advice("it computes with a number that was a tensor's value", _NUMBERS),
     ),
     (r"^function .*numpy|^function torch\._dynamo", _NUMPY),
     (
@@ -169,13 +177,20 @@ LOCAL: tuple[tuple[str, Advice], ...] = (
         Advice("it changes its inputs while gradients are recorded", "call it under no_grad()"),
     ),
     (
+        r"^its outputs share memory",
+        Advice(
+            "its outputs share memory while gradients are recorded",
+            "call it under no_grad(), or return a .clone() of one of them",
+        ),
+    ),
+    (
         r"^Dynamo passes over",
         Advice("Dynamo cannot trace it as a whole", "nothing: its parts run in graphs"),
     ),
     (
         r"^no module and no function",
         Advice(
-            "it calls no module and no function under torch.compile",
+            "it calls no module with plain weights on the GPU, and no function under torch.compile",
             "put torch.compile around what computes, or write it as a module with its tensors",
         ),
     ),

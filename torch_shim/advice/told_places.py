@@ -86,15 +86,19 @@ def users_line() -> CodePlace:
     return next(iter(own or places), CodePlace("", 0))
 
 
+def is_outside(file: str) -> bool:
+    """Whether code is neither PyTorch's, nor of Python's library, nor the shim's."""
+    of_python = file.startswith(_PYTHON) and not any(name in file for name in _LIBRARIES)
+    ours = ("<", *(f"{folder}{os.sep}" for folder in torch_shim.__path__))
+    return not (of_python or file.startswith(ours) or _TORCH in file)
+
+
 def _callers() -> Iterator[CodePlace]:
     """The lines outside of PyTorch, Python's library and the shim, the innermost first."""
-    ours = ("<", *(f"{folder}{os.sep}" for folder in torch_shim.__path__))
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - there is no other way to it
     while frame is not None:
-        file = frame.f_code.co_filename
-        of_python = file.startswith(_PYTHON) and not any(name in file for name in _LIBRARIES)
-        if not (of_python or file.startswith(ours) or _TORCH in file):
-            yield CodePlace(file, frame.f_lineno)
+        if is_outside(frame.f_code.co_filename):
+            yield CodePlace(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
 
 

@@ -3,13 +3,16 @@
 import functools
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo import lookup_backend
+from torch._dynamo.utils import counters
 
+from torch_shim.advice.told_places import is_outside, users_line
 from torch_shim.capture.background import BackgroundTracer, Stage, trace
 from torch_shim.capture.call_state import CallState
 from torch_shim.capture.compiled_functions import CompiledFunction, CompiledFunctions
@@ -29,6 +32,8 @@ from torch_shim.process_report import GraphBreak, report
 from torch_shim.tensors.handles import CudaTensor
 
 log = logging.getLogger("gpufaas")
+
+_PASSED_OVER = "Dynamo passes over its forward; its parts run in graphs"
 
 # What fake tensors on a GPU raise in AOTAutograd, which differentiates and creates them.
 _NEEDS_DRIVER = ("hasPrimaryContext", "Found no NVIDIA driver")
@@ -65,9 +70,7 @@ class Capture:
                 return self._call_module(module, *args, **kwargs)
         function = self._functions.of(root, module)
         if function.stage is Stage.SKIPPED:
-            report.local_call(
-                "Dynamo passes over its forward; its parts run in graphs", 0, root.name
-            )
+            report.local_call(_PASSED_OVER, 0, root.name)
             with self._roots.parts_are_roots():
                 return self._call_module(module, *args, **kwargs)
         is_full = function.is_full()
@@ -117,6 +120,7 @@ class Capture:
         kwargs: Any,
     ) -> Any:
         graphs, before = function.graphs, self._roots.graphs_run()
+        breaks = Counter(counters["graph_break"])
         answer = function.traced(module, *args, **kwargs)
         function.note_trace_end(module)
         if function.graphs != graphs:
@@ -128,6 +132,9 @@ class Capture:
         # Dynamo marks code that it could not trace, for all roots that share the code.
         elif not self._functions.separate(root, module) and function.graphs == 0:
             function.stage = Stage.SKIPPED
+            report.local_call(_PASSED_OVER, 0, root.name)
+            for reason in Counter(counters["graph_break"]) - breaks:
+                report.graph_break(GraphBreak(*users_line(), reason.partition("\n")[0]))
         return answer
 
     def trace_in_background(self) -> None:
@@ -229,6 +236,7 @@ def _note_break(module: fx.GraphModule) -> None:
     """If this graph ended before the module did, report the place and the reason."""
     found = getattr(module, "compile_subgraph_reason", None)
     if found is not None and found.graph_break and found.user_stack:
-        line = found.user_stack[-1]
+        outside = [line for line in found.user_stack if is_outside(line.filename)]
+        line = (outside or found.user_stack)[-1]
         reason = str(found.reason).strip().partition("\n")[0]
         report.graph_break(GraphBreak(line.filename, line.lineno or 0, reason))

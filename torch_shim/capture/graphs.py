@@ -11,8 +11,9 @@ from torch import fx
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 
 from torch_shim.advice.told_places import CodePlace
-from torch_shim.capture.differentiation.outputs import Outputs, differentiable, example_of
+from torch_shim.capture.differentiation.outputs import Outputs, differentiable, with_bases
 from torch_shim.capture.differentiation.stages import answer_in_stages, run_with_given
+from torch_shim.capture.differentiation.views import example_of
 from torch_shim.capture.dynamo import on_gpu
 from torch_shim.capture.encode import NotShippable, encode, line_of_operator, nodes_of
 from torch_shim.capture.local_run import modes_left, without_gpu
@@ -42,6 +43,9 @@ class Graph:
     """One captured piece of a module, which Dynamo calls in place of the module's own code."""
 
     def __init__(self, module: fx.GraphModule, examples: Sequence[Any], roots: Roots) -> None:
+        (output,) = (node for node in module.graph.nodes if node.op == "output")
+        self._count = len(output.args[0])  # of the outputs; the bases of some follow
+        module = with_bases(module, examples)
         self.operators = sum(node.op.startswith("call_") for node in nodes_of(module))
         # A graph over CPU tensors would run on the CPU without the shim too: it is not counted.
         self._missed = self.operators if any(map(_on_gpu, module.graph.nodes)) else 0
@@ -57,7 +61,7 @@ class Graph:
             or (torch.is_grad_enabled() and any(map(differentiable, examples)))
         )
         self._training: weakref.WeakSet[Root] = weakref.WeakSet()  # those asked for gradients
-        self._writes = _writes_to_inputs(module)
+        self._writes = _what_it_writes_to(module)
         self._reentrant = any(map(_is_reentrant_checkpoint, nodes_of(module)))
         self._loose: Root | None = None
         self._remote: RemoteProgram | None = None
@@ -80,6 +84,7 @@ class Graph:
                 outputs = self._without_gradients(args)
             else:
                 outputs = self.answer(args)
+                self._outputs.make_views(outputs, range(len(outputs)), args)
             if self._outputs.modes:
                 outputs = self._outputs.in_their_modes(outputs)
             for position, number in self._outputs.given.items():
@@ -87,7 +92,7 @@ class Graph:
             for value, is_gpu in zip(outputs, self._outputs.on_gpu, strict=True):
                 if is_gpu and isinstance(value, torch.Tensor):
                     become_cuda(value)
-        return outputs
+        return outputs[: self._count]
 
     def _without_gradients(self, args: Sequence[Any]) -> list[Any]:
         """Answer in the mode that the program enters for all of its outputs."""
@@ -131,15 +136,19 @@ class Graph:
             return self.run_locally(args, str(error))
 
     def run_locally(
-        self, args: Sequence[Any], reason: str, given: Mapping[int, Any] | None = None
+        self,
+        args: Sequence[Any],
+        reason: str,
+        given: Mapping[int, Any] | None = None,
+        what: str = "",
     ) -> list[Any]:
-        """Run the graph on the function's own processor, and count the call.
+        """Run the graph on the function's own processor, and count the call, by this name.
 
         What follows from outputs that are `given`, by position, is computed from them.
         """
         if self.operators:
             root = self._roots.current
-            what = root.name if root else "a compiled function"
+            what = what or (root.name if root else "a compiled function")
             report.local_call(reason, self._missed, what, self._place)
         bring(args)
         with request_context.timed_locally(reason), modes_left():
@@ -167,7 +176,9 @@ class Graph:
     def _with_gradients(self, args: Sequence[Any]) -> list[Any]:
         """Run the forward pass on a worker; this process computes gradients if they are needed."""
         if self._writes:
-            return self.run_locally(args, "it writes to its inputs while gradients are recorded")
+            return self.run_locally(
+                args, f"it writes to {self._writes} while gradients are recorded"
+            )
         if self._reentrant:  # its backward pass refuses to run under `torch.autograd.grad`
             return self.run_locally(args, "a reentrant checkpoint computes gradients")
         if self._outputs.may_be_refused(args):
@@ -175,8 +186,8 @@ class Graph:
         root = self.root_of(args)
         if root in self._training or self._roots.is_repeated(root):
             return self.run_locally(args, "gradients are asked for: training runs locally")
-        if self._outputs.stages is None:
-            return self.run_locally(args, "it changes its outputs while gradients are recorded")
+        if self._outputs.obstacle:
+            return self.run_locally(args, self._outputs.obstacle)
         return answer_in_stages(self, root, self._outputs, args)
 
     def note_training(self, root: Root) -> None:
@@ -195,17 +206,27 @@ class Graph:
         return ""
 
 
-def _writes_to_inputs(module: fx.GraphModule) -> bool:
-    """Whether running the graph changes an input, so that a second run gives another result."""
-    for node in nodes_of(module):
-        example = example_of(node)
-        if node.op == "placeholder" and isinstance(example, torch.Tensor) and example._version:  # noqa: SLF001 - written to while it was traced
-            return True
-        name = getattr(node.target, "__name__", "")
-        switch = _UPDATES_STATISTICS.get(name)
-        if switch is not None and argument(node, 5, switch, default=name == "instance_norm"):
-            return True
-    return False
+def _what_it_writes_to(module: fx.GraphModule) -> str:
+    """Say what running the graph changes, so that a second run gives another result, if anything.
+
+    Dynamo names what is a module's buffer so.
+    """
+    nodes = list(nodes_of(module))
+    written = [node for node in nodes if node.op == "placeholder" and _is_written(node)]
+    if any("_buffers_" not in node.name for node in written):
+        return "its inputs"
+    return "its buffers" if written or any(map(_updates_statistics, nodes)) else ""
+
+
+def _is_written(node: fx.Node) -> bool:
+    example = example_of(node)
+    return isinstance(example, torch.Tensor) and example._version > 0  # noqa: SLF001 - written to while it was traced
+
+
+def _updates_statistics(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", "")
+    switch = _UPDATES_STATISTICS.get(name)
+    return switch is not None and bool(argument(node, 5, switch, default=name == "instance_norm"))
 
 
 def _is_reentrant_checkpoint(node: fx.Node) -> bool:

@@ -36,7 +36,7 @@ def decides(kind: type) -> bool:
 
 
 def takes_part(kind: type) -> bool:
-    """Whether torch asks a class about operators: parameters stand aside."""
+    """Whether torch asks a class about operators: parameters and their like stand aside."""
     return getattr(kind, "__torch_function__", _DISABLED) is not _DISABLED
 
 

@@ -377,7 +377,7 @@ def _derive(kind: type) -> type:
     own = {name: getattr_static(kind, name) for name in _overrides(kind)}
     if delegation.is_asked(kind):
         own = {**_FACTS, **own, "__torch_function__": classmethod(_leave_to(kind))}
-    elif not delegation.decides(kind) and not issubclass(kind, Parameter) and _is_plain(kind):
+    elif delegation.takes_part(kind) and not delegation.decides(kind) and _is_plain(kind):
         own["__torch_function__"] = classmethod(_compute_as(kind))
     base = CudaParameter if issubclass(kind, Parameter) else CudaTensor
     return make_handle_class(base, kind, own)

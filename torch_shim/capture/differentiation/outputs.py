@@ -1,17 +1,38 @@
 """What is known of a captured graph's outputs before it runs: devices, gradients, dependencies."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._functorch.autograd_function import autograd_function_apply
 
+from torch_shim.capture.differentiation import views
+from torch_shim.capture.differentiation.views import example_of, storages_of
 from torch_shim.capture.dynamo import on_gpu
 
 _ENTER = torch.autograd.grad_mode._enter_inference_mode  # noqa: SLF001 - as it stands in graphs
 _EXIT = torch.autograd.grad_mode._exit_inference_mode  # noqa: SLF001 - see above
+
+
+def with_bases(module: fx.GraphModule, examples: Sequence[Any]) -> fx.GraphModule:
+    """Return the graph, and as further outputs what several of its outputs are views of.
+
+    Where no gradients are recorded they need only share memory, and a base may be large.
+    """
+    if not torch.is_grad_enabled():
+        return module
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    bases = views.bases_of(output.args[0], _reached_by_gradients(module, examples))
+    if not bases:
+        return module
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    outputs: Any = graph.graph_copy(module.graph, copies)
+    graph.output((*outputs, *(copies[base] for base in bases)))
+    found = fx.GraphModule(module, graph)
+    found.meta.update(module.meta)
+    return found
 
 
 class Outputs:
@@ -46,9 +67,16 @@ class Outputs:
             for source in node.all_input_nodes
             for mode in _modes_of(source, memory)
         }
-        # The positions in the order in which one output may be computed from those before it;
-        # None where an output is also written to, so that it has no one place in this order.
-        self.stages = _stages(module, nodes, reached)
+        self._sources = views.sources_of(module, nodes, reached)
+        computed = {node for node in nodes if node in reached and node.op != "placeholder"}
+        # The positions in the order in which one output may be computed from those before it.
+        self.stages = _stages(module, nodes, reached, computed)
+        depth = sum(not self._sources.keys() >= set(stage) for stage in self.stages)
+        self.obstacle = ""  # to answering in stages
+        if depth > 1 and any(map(views.is_written, computed)):
+            self.obstacle = "it changes its outputs while gradients are recorded"
+        elif views.share_memory(module, computed - {nodes[place] for place in self._sources}):
+            self.obstacle = "its outputs share memory while gradients are recorded"
 
     def are_recorded(self) -> bool:
         """Whether the program records gradients when it is called in this thread's mode."""
@@ -61,6 +89,14 @@ class Outputs:
             isinstance(value, torch.Tensor) and value.is_inference() for value in args
         )
 
+    def make_views(self, values: list[Any], positions: Iterable[int], args: Sequence[Any]) -> None:
+        """Make these outputs views of those others, or of the inputs, whose views they are."""
+        for position in positions if self._sources else ():
+            source = self._sources.get(position)
+            if source is not None:
+                base = values[source] if source >= 0 else args[-1 - source]
+                values[position] = views.as_view(values[position], base)
+
     def in_their_modes(self, values: list[Any]) -> list[Any]:
         """Return the outputs, each an inference tensor or none as the program made it."""
         for position, mode in self.modes.items():
@@ -69,34 +105,25 @@ class Outputs:
         return values
 
 
-def example_of(node: Any) -> Any:
-    """Return the fake value with which a node was traced."""
-    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
-
-
 def differentiable(value: Any) -> bool:
     """Whether this is a tensor that gradients are recorded for."""
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _stages(
-    module: fx.GraphModule, outputs: Sequence[Any], reached: set[Any]
-) -> list[list[int]] | None:
+    module: fx.GraphModule, outputs: Sequence[Any], reached: set[Any], computed: set[Any]
+) -> list[list[int]]:
     """Group the outputs so that each follows from inputs and from outputs of groups before."""
-    computed = {node for node in outputs if node in reached and node.op != "placeholder"}
     numbers: dict[fx.Node, int] = {}
     for node in module.graph.nodes:
         if node in reached:
             before = max((numbers.get(source, 0) for source in node.all_input_nodes), default=0)
             numbers[node] = before + (node in computed)
     stage_of = [max(1, numbers.get(node, 0)) if node in computed else 1 for node in outputs]
-    stages = [
+    return [
         [position for position, stage in enumerate(stage_of) if stage == number]
         for number in range(1, max(stage_of, default=0) + 1)
     ]
-    if len(stages) > 1 and any(example_of(node)._version for node in computed):  # noqa: SLF001 - raised by every write, in traces too
-        return None
-    return stages
 
 
 def _reached_by_gradients(module: fx.GraphModule, examples: Sequence[Any]) -> set[Any]:
@@ -146,7 +173,7 @@ def _modes_of_memory(module: fx.GraphModule) -> dict[int, bool | None]:
             before[node], mode = mode, bool(node.args[0])
         elif node.target is _EXIT:
             mode = before.get(node.args[0])
-        for storage in _storages_of(example_of(node)):
+        for storage in storages_of(example_of(node)):
             modes.setdefault(storage, mode)
             inputs.update({storage} if node.op == "placeholder" else ())
     return {storage: mode for storage, mode in modes.items() if storage not in inputs}
@@ -154,17 +181,7 @@ def _modes_of_memory(module: fx.GraphModule) -> dict[int, bool | None]:
 
 def _modes_of(node: Any, memory: Mapping[int, bool | None]) -> list[bool | None]:
     """Return the modes of a node's tensors; a view has that of its memory."""
-    return [memory[storage] for storage in _storages_of(example_of(node)) if storage in memory]
-
-
-def _storages_of(example: Any) -> list[int]:
-    """Return what tells the storages of a node's tensors from others."""
-    values = example if isinstance(example, (tuple, list)) else [example]
-    return [
-        value.untyped_storage()._cdata  # noqa: SLF001 - its identity
-        for value in values
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided
-    ]
+    return [memory[storage] for storage in storages_of(example_of(node)) if storage in memory]
 
 
 def _made_in(mode: bool, value: torch.Tensor) -> torch.Tensor:  # noqa: FBT001 - torch's own word

@@ -29,7 +29,11 @@ class AnsweredGraph(Protocol):
         """Run the graph where it is fastest."""
 
     def run_locally(
-        self, args: Sequence[Any], reason: str, given: Mapping[int, Any] | None = None
+        self,
+        args: Sequence[Any],
+        reason: str,
+        given: Mapping[int, Any] | None = None,
+        what: str = "",
     ) -> list[Any]:
         """Run the graph in this process, from the outputs that are given on."""
 
@@ -61,20 +65,22 @@ def answer_in_stages(
 
 def _answered(call: _Call, args: Sequence[Any]) -> list[Any]:
     outputs = call.outputs
-    assert outputs.stages is not None
     turns.forget_sent()
     with torch.no_grad():
         values = call.graph.answer(args)
     if turns.sent is not None:
         call.random_state = as_state(turns.sent)
-    found: dict[int, Any] = {}
+    done: list[int] = []
     for positions in outputs.stages:
-        before = [position for position in found if outputs.differentiable[position]]
-        given = [found[position] for position in before]
+        before = [position for position in done if outputs.differentiable[position]]
+        given = [values[position] for position in before]
         answers = [values[position] for position in positions]
         results = _Stage.apply(call, positions, before, answers, *args, *given)
-        found.update(zip(positions, results, strict=True))
-    return [found[position] for position in range(len(values))]
+        for position, result in zip(positions, results, strict=True):
+            values[position] = result
+        outputs.make_views(values, positions, args)
+        done += positions
+    return values
 
 
 def run_with_given(
@@ -176,8 +182,9 @@ def _inputs_again(ctx: Any, *, detached: bool) -> list[Any]:
 def _outputs_again(ctx: Any, values: Sequence[Any]) -> list[Any]:
     count = len(values) - len(ctx.before)
     given = dict(zip(ctx.before, values[count:], strict=True))
-    outputs: list[Any] = ctx.call.graph.run_locally(values[:count], "backward", given)
-    return outputs
+    call: _Call = ctx.call
+    what = f"the backward pass of {call.root.name}"
+    return call.graph.run_locally(values[:count], "backward", given, what)
 
 
 def _with_state(state: torch.Tensor | None, run: Callable[[], list[Any]]) -> list[Any]:

@@ -118,6 +118,25 @@ def test_class_is_on_the_gpu_when_a_handle_takes_it(shim: Snippet) -> None:
     """)
 
 
+def test_results_are_plain_tensors_when_a_class_takes_no_part_in_operators(
+    shim: Snippet,
+) -> None:
+    shim("""
+    class Free(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+    class Weight(torch.nn.Parameter):
+        pass
+    free = torch.arange(2.0).cuda().as_subclass(Free)
+    weight = Weight(torch.ones(2).cuda())
+    for given, kind in ((free, Free), (weight, Weight)):
+        assert isinstance(given, kind) and given.is_cuda
+        for made in (given + 1, given[0], given.sum(), given.clone(), given.detach(), 1 + given):
+            assert not isinstance(made, kind) and made.is_cuda, type(made)
+    free += weight.detach()
+    assert isinstance(free, Free) and free.cpu().tolist() == [1.0, 2.0]
+    """)
+
+
 def test_masked_tensor_keeps_the_gpu_when_it_is_made_of_handles(shim: Snippet) -> None:
     shim("""
     import warnings

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.api import FunctionIdentity
-from scheduler.model.events import TermsSet
+from scheduler.model.events import LeaseComputed, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import LeaseId
 from tests.kit.waiting import eventually
