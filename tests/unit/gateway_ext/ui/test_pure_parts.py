@@ -12,7 +12,7 @@ from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.ui.attention import alerts
 from gateway_ext.ui.function_rows import FunctionRows, percentile
 from gateway_ext.ui.page_state import PageState
-from gateway_ext.ui.shown_names import full_name, natural, short_model, shown_function
+from gateway_ext.ui.shown_names import full_name, name_sort_key, short_model, shown_function
 from gateway_ext.ui.state_changes import changes
 
 ITEMS = st.dictionaries(
@@ -52,7 +52,7 @@ def test_functions_are_called_as_people_call_them() -> None:
 
 def test_names_are_sorted_as_people_count() -> None:
     names = ["n10/cuda:0", "n9/cuda:10", "n9/cuda:9", "n", "1n"]
-    assert sorted(names, key=natural) == ["1n", "n", "n9/cuda:9", "n9/cuda:10", "n10/cuda:0"]
+    assert sorted(names, key=name_sort_key) == ["1n", "n", "n9/cuda:9", "n9/cuda:10", "n10/cuda:0"]
 
 
 def test_percentile_is_within_its_range() -> None:
