@@ -65,7 +65,7 @@ class Workflows:
 
     def texts(self) -> dict[WorkflowId, str]:
         """The files of all workflows, and of the refused ones where gateways can share them."""
-        return {plan.id: plan.text for plan in self} | self._refused_texts
+        return self._refused_texts | {plan.id: plan.text for plan in self}
 
     def by_path(self, name: bytes) -> WorkflowPlan | None:
         """The workflow of the path segment `name` or `name.namespace`."""
