@@ -34,9 +34,11 @@ class StrangerLog:
         now_s = asyncio.get_running_loop().time()
         pause = self._pauses.pop(cause, None)
         if pause is not None and now_s < pause.end_s:
-            pause.left_out += 1
             self._pauses[cause] = pause
-            self._log.debug(text, *values)
+            if self._log.isEnabledFor(logging.DEBUG):
+                self._log.debug(text, *values)
+            else:
+                pause.left_out += 1
             return
         left_out = 0 if pause is None else pause.left_out
         more = f" ({left_out} lines like this one were left out)" if left_out else ""

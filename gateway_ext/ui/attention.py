@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway_ext.ui.page_state import Json
 from gateway_ext.ui.shown_names import short_model, shown_function
@@ -24,35 +24,51 @@ def alerts(
 ) -> list[Json]:
     """The most severe alerts, the worst first; a refused workflow comes with the reason.
 
-    Those that there can be many of come last, in turn: no namespace crowds out another one's.
+    Those of functions and workflows come last, in turn: no namespace crowds out another one's.
     """
-    found = [*_of_scheduler(whole["scheduler"]), *_of_queue(whole)]
-    found += _of_jobs(whole["dead_letters"])
+    one_each = [*_of_scheduler(whole["scheduler"]), *_of_queue(whole)]
+    one_each += _of_jobs(whole["dead_letters"])
     owned = [*_of_functions(functions)]
     owned += [_refused_workflow(name, why) for name, why in refused_workflows]
-    pairs = [("", alert) for alert in _of_gpus(whole, list(gpus))]
-    found += _in_turn([*pairs, *((alert["about"].partition(".")[2], alert) for alert in owned)])
-    found.sort(key=lambda alert: _LEVELS.index(alert["level"]))
-    return found[:_MOST]
+    found = [_Line(alert) for alert in one_each]
+    found += _in_turn(("", alert) for alert in _of_gpus(whole, list(gpus)))
+    found += _in_turn((alert["about"].partition(".")[2], alert) for alert in owned)
+    found.sort(key=lambda line: _LEVELS.index(line.alert["level"]))
+    return [line.alert for line in _bounded(found)]
 
 
-def _in_turn(owned: Iterable[tuple[str, Json]]) -> list[Json]:
+class _Line(NamedTuple):
+    alert: Json
+    stands_for: int = 1
+
+
+def _bounded(found: list[_Line]) -> list[_Line]:
+    if len(found) <= _MOST:
+        return found
+    more = sum(line.stands_for for line in found[_MOST - 1 :])
+    text = f"and {more} more of functions and workflows"
+    remedy = "mend those above, or see the lists of functions and workflows"
+    return [*found[: _MOST - 1], _Line(_alert("warning", "more-alerts", "alerts", text, remedy))]
+
+
+def _in_turn(owned: Iterable[tuple[str, Json]]) -> list[_Line]:
     """One alert of each namespace and code, then a second one of each; each has a share."""
     groups: dict[tuple[str, str], list[Json]] = {}
     for namespace, alert in owned:
         groups.setdefault((namespace, alert["code"]), []).append(alert)
     shares = [_share(namespace, group) for (namespace, _), group in groups.items()]
-    return [alert for turn in zip_longest(*shares) for alert in turn if alert is not None]
+    return [line for turn in zip_longest(*shares) for line in turn if line is not None]
 
 
-def _share(namespace: str, group: list[Json]) -> list[Json]:
+def _share(namespace: str, group: list[Json]) -> list[_Line]:
+    shown = [_Line(alert) for alert in group[:_MOST_OF_ONE]]
     more = len(group) - _MOST_OF_ONE
     if more <= 0:
-        return group
+        return shown
     level, code = group[0]["level"], group[0]["code"]
     text = f"and {more} more of {namespace or 'the GPUs'} like these: {code}"
     remedy = "see the lists of GPUs and functions"
-    return [*group[:_MOST_OF_ONE], _alert(level, code, namespace or "gpus", text, remedy)]
+    return [*shown, _Line(_alert(level, code, namespace or "gpus", text, remedy), more)]
 
 
 def _alert(level: str, code: str, about: str, text: str, what_to_do: str) -> Json:

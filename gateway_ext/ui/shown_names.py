@@ -27,14 +27,14 @@ def short_model(model: str) -> str:
     return model.rpartition("/")[2][:8]
 
 
-def natural(name: str) -> list[tuple[int, int, str]]:
+def name_sort_key(name: str) -> list[tuple[int, int, str]]:
     """A key that sorts node-9 before node-10."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _parts(name)]
 
 
 def in_order(items: Mapping[str, _Item]) -> dict[str, _Item]:
     """GPUs or functions by id, in the order in which the page lists them."""
-    return {name: items[name] for name in sorted(items, key=natural)}
+    return {name: items[name] for name in sorted(items, key=name_sort_key)}
 
 
 def _parts(name: str) -> Iterable[str]:

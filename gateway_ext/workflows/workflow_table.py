@@ -12,9 +12,11 @@ from gateway_ext.errors import (
     UnknownWorkflow,
 )
 from gateway_ext.model import DEFAULT_NAMESPACE
+from gateway_ext.openfaas import valid_names
 from gateway_ext.providers.atomic_file import put
 from gateway_ext.workflows.plan.workflow_file import read_workflow
 from gateway_ext.workflows.plan.workflow_values import WorkflowId, WorkflowPlan
+from gateway_ext.workflows.plan.yaml_lines import MOST_BYTES
 
 MOST_WORKFLOWS = 1_000
 _SUFFIX = ".yml"
@@ -27,7 +29,7 @@ class Workflows:
     `on_change` is called with the name of every workflow that is added, replaced or removed.
     Gateways that share their workflows change these in their stream (`shared/`), which this table
     then follows. While one that is missing here may be in the stream, `unread` says why.
-    `refused` has the stored ones that this gateway's rules refuse, each with the reason.
+    `refused` has the stored ones that these rules refuse, each with the reason and its path.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Workflows:
         self.changes = 0  # how often a workflow was added, replaced or removed
         self.unread = ""
         self.refused: dict[str, str] = {}
+        self._refused_texts: dict[WorkflowId, str] = {}
 
     def __iter__(self) -> Iterator[WorkflowPlan]:
         return iter([self._plans[each] for each in sorted(self._plans)])
@@ -53,14 +56,16 @@ class Workflows:
         if not self._folder.is_dir():
             return
         for path in sorted(self._folder.iterdir()):
+            if not path.is_file():
+                continue
             if path.name.startswith("."):  # the gateway ended while it wrote
                 path.unlink(missing_ok=True)
-                continue
-            try:
-                self._keep(read_workflow(path.read_text(encoding="utf-8")))
-            except (BadWorkflowFile, UnicodeDecodeError) as error:
-                self.refused[path.stem] = "; ".join(str(error).splitlines())
-                _log.error("the workflow %s is left out: %s", path.stem, self.refused[path.stem])
+            elif path.suffix == _SUFFIX:
+                self._read(path)
+
+    def texts(self) -> dict[WorkflowId, str]:
+        """The files of all workflows, and of the refused ones where gateways can share them."""
+        return self._refused_texts | {plan.id: plan.text for plan in self}
 
     def by_path(self, name: bytes) -> WorkflowPlan | None:
         """The workflow of the path segment `name` or `name.namespace`."""
@@ -120,20 +125,37 @@ class Workflows:
                 self._drop(workflow)
                 await asyncio.to_thread(self._unlink, workflow)
 
+    def _read(self, path: Path) -> None:
+        text = ""
+        try:
+            text = path.read_text(encoding="utf-8")
+            self._keep(read_workflow(text))
+        except (BadWorkflowFile, UnicodeDecodeError) as error:
+            why = f"{'; '.join(str(error).splitlines())} ({path})"
+            self.refused[path.stem] = why
+            _log.error("the workflow %s is left out: %s", path.stem, why)
+            workflow = _stored_as(path)
+            if workflow is not None and 0 < len(text.encode()) <= MOST_BYTES:
+                self._refused_texts[workflow] = text
+
     def _keep(self, plan: WorkflowPlan) -> None:
         self._plans[plan.id] = plan
-        self.refused.pop(str(plan.id), None)
+        self._forget_refused(plan.id)
         self.changes += 1
         self._by_path.update(dict.fromkeys(_paths(plan.id), plan))
         self._on_change(plan.id)
 
     def _drop(self, workflow: WorkflowId) -> None:
         self._plans.pop(workflow, None)
-        self.refused.pop(str(workflow), None)
+        self._forget_refused(workflow)
         self.changes += 1
         for path in _paths(workflow):
             self._by_path.pop(path, None)
         self._on_change(workflow)
+
+    def _forget_refused(self, workflow: WorkflowId) -> None:
+        self.refused.pop(str(workflow), None)
+        self._refused_texts.pop(workflow, None)
 
     def _write(self, plan: WorkflowPlan) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -144,6 +166,16 @@ class Workflows:
 
     def _path(self, workflow: WorkflowId) -> Path:
         return self._folder / f"{workflow}{_SUFFIX}"
+
+
+def _stored_as(path: Path) -> WorkflowId | None:
+    """The workflow whose file this table writes there."""
+    try:
+        named = valid_names.function_id(path.stem)
+    except BadRequest:
+        return None
+    workflow = WorkflowId(named.namespace, named.name)
+    return workflow if str(workflow) == path.stem else None
 
 
 def _paths(workflow: WorkflowId) -> tuple[bytes, ...]:

@@ -41,10 +41,10 @@ def _with_items(
     items.update((item[name], item) for item in content["replaced"])
     if section == "decisions":
         return sorted(items.values(), key=lambda item: -item["number"])
-    return sorted(items.values(), key=lambda item: natural(item[name]))
+    return sorted(items.values(), key=lambda item: name_sort_key(item[name]))
 
 
-def natural(name: str) -> list[tuple[int, int, str]]:
+def name_sort_key(name: str) -> list[tuple[int, int, str]]:
     """A key that sorts node-9 before node-10."""
     parts = (part for part in _NUMBERS.split(name) if part)
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]

@@ -6,9 +6,11 @@ The pauses between instances that were ready stay short, as a stranger's call ca
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from common.tasks import error_of
+from common.telemetry.stranger_log import StrangerLog
 from gateway_ext.errors import GatewayError
 from gateway_ext.model import SlowStart
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
@@ -27,16 +29,18 @@ _IMPORT_FAILED = "its handler cannot be imported: "
 I = TypeVar("I", bound=ManagedInstance)  # noqa: E741 - an instance
 
 
-class ReplicaContext(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ReplicaContext:
     """What all replicas of a version share; `changed` is called when readiness changes.
 
-    `starting` is what a start takes its time for.
+    `starting` is what a start takes its time for. Strangers cause `deaths`.
     """
 
     changed: Callable[[], None]
     log: FunctionLog
     settings: ManagedSettings
     starting: str = "its module is still being imported"
+    deaths: StrangerLog = field(default_factory=lambda: StrangerLog(log))
 
 
 class Replica(Generic[I]):
@@ -221,7 +225,8 @@ class Replica(Generic[I]):
         told = f"{why}{times}" + (f", in the same way as before{words}" if self._repeats else "")
         follows = f"the next one starts in {pause_s:g} s"
         self._context.log.write(self._name, f"this instance {told}; {follows}")
-        log.warning("%s: an instance %s; %s", self._context.log.function, self.trouble, follows)
+        function, text = self._context.log.function, "%s: an instance %s; %s"
+        self._context.deaths.warn(text, function, self.trouble, follows)
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

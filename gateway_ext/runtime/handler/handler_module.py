@@ -14,6 +14,7 @@ _PACKAGE = "function"
 Handle = Callable[[HandlerEvent, HandlerContext], object]
 HandleList = Callable[[list[HandlerEvent], HandlerContext], object]
 _HANDLE, _HANDLE_LIST = "handle", "handle_batch"
+_MOST_SHOWN = 200  # characters of the parameters of a handler that is refused
 
 
 class NoHandler(Exception):
@@ -79,7 +80,14 @@ def _check_shape(handle: Callable[..., object], name: str, first: str) -> None:
     except TypeError as error:
         count = len(signature.parameters)
         takes = f"{count} argument{'' if count == 1 else 's'}"
-        raise NoHandler(f"{name}{signature} takes {takes}: {expected}") from error
+        raise NoHandler(f"{name}{_names_in(signature)} takes {takes}: {expected}") from error
+
+
+def _names_in(signature: inspect.Signature) -> str:
+    """The parameters by name alone: texts of defaults and annotations are the author's code."""
+    bare = [inspect.Parameter(each.name, each.kind) for each in signature.parameters.values()]
+    text = str(inspect.Signature(bare))
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...)"
 
 
 def _package(folder: Path) -> None:

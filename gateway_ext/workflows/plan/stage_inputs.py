@@ -80,7 +80,7 @@ class StageAnswer:
         if self.is_json:
             return self.body
         try:
-            return json.dumps(self.body.decode()).encode()
+            return _encoded(self.body.decode())
         except UnicodeDecodeError as error:
             raise Unmeetable(
                 f"{self._name} is neither JSON nor text, and cannot be joined: {error}"
@@ -214,9 +214,11 @@ def stage_answer(status: int, headers: Iterable[Header], body: bytes) -> StageAn
 
 def _encoded(item: Any) -> bytes:
     try:
-        return json.dumps(item).encode()  # with escapes: half a pair of surrogates is no UTF-8
+        text = json.dumps(item, ensure_ascii=False, separators=(",", ":"))
     except RecursionError as error:
         raise BadRequest("an element is nested too deep") from error
+    # Half a pair of surrogates is no UTF-8: its escape is that of JSON.
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _handles_in(headers: Iterable[Header]) -> tuple[bytes, ...]:

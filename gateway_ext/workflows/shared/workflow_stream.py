@@ -162,19 +162,19 @@ class WorkflowStream:
             self._log.error("the copy of the workflow %s is not on disk: %s", workflow, error)
 
     async def _compare(self, wire: NatsRequests, stream: str) -> None:
-        """Handle the workflows that are in the table, and not in the stream that was read."""
+        """Handle the workflows, refused ones too, that are stored and not in the stream."""
         is_copy = await asyncio.to_thread(_read, self._copied) == stream
-        for plan in list(self._workflows):
-            if plan.id in self._present:
+        for workflow, text in self._workflows.texts().items():
+            if workflow in self._present:
                 continue
             if is_copy:
-                await self._follow(plan.id, None)
+                await self._follow(workflow, None)
                 continue
             try:
-                await wire.publish(self._subjects.of(plan.id), encode(plan.text), expected=0)
+                await wire.publish(self._subjects.of(workflow), encode(text), expected=0)
             except RecordConflict:
                 continue  # another gateway was first
-            self._log.info("the workflow %s is shared with other gateways now", plan.id)
+            self._log.info("the workflow %s is shared with other gateways now", workflow)
         if not is_copy:
             try:
                 await asyncio.to_thread(_write, self._copied, stream)

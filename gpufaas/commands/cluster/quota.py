@@ -12,7 +12,12 @@ from common.sizes import parse_size
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands, add_verb
 from gpufaas.output.quota_text import quota_table
-from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
+from gpufaas.remote.scheduler_api import (
+    SchedulerApi,
+    add_scheduler_options,
+    in_path,
+    scheduler_api,
+)
 from scheduler.model.errors import BadValue
 from scheduler.model.terms_bounds import check_number
 
@@ -72,8 +77,7 @@ def _set(options: argparse.Namespace) -> int:
             _check(option, term, changed[term])
     scheduler, path = scheduler_api(options), _path(options.owner)
     before: Mapping[str, Any] = scheduler.get(path)["terms"]
-    functions = [of for model in scheduler.get("/models") for of in model.get("functions", ())]
-    if note := _namespace_of_none(options.owner, functions):
+    if note := _namespace_of_none(options.owner, _known_functions(scheduler)):
         print(f"gpufaas quota: {note}", file=sys.stderr)
     return _print([scheduler.put(path, {**before, **changed})], options)
 
@@ -83,6 +87,15 @@ def _check(option: str, term: str, value: float) -> None:
         check_number(term, value)
     except BadValue as error:
         raise CommandError(f"{_flag(option)}: {error.detail}, not {value:g}") from error
+
+
+def _known_functions(scheduler: SchedulerApi) -> list[str]:
+    """Those of the models; none if the models cannot be read: only a note needs them."""
+    try:
+        models = scheduler.get("/models")
+    except CommandError:
+        return []
+    return [of for model in models for of in model.get("functions", ())]
 
 
 def _namespace_of_none(owner: str, functions: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from gateway_ext.workflows.plan.workflow_file import read_workflow
 from gateway_ext.workflows.plan.workflow_values import WorkflowId
+from gateway_ext.workflows.shared.workflow_messages import encode
 from gateway_ext.workflows.shared.workflow_stream import WorkflowStream
 from gateway_ext.workflows.workflow_table import Workflows
 from tests.kit.engines.nats_servers import NatsServer, messages, nats_server, settings_for
@@ -162,6 +163,35 @@ async def forget_marks(server: NatsServer) -> None:
     finally:
         await client.close()
     assert subject not in await messages(server, stream)
+
+
+async def test_refused_file_is_shared_with_new_servers_and_goes_when_others_removed_it(
+    tmp_path: Path,
+) -> None:
+    stored = tmp_path / "workflows" / "goes.openfaas-fn.yml"
+    stored.parent.mkdir()
+    stored.write_text("workflow: goes")
+
+    async def left_out(server: NatsServer) -> set[str]:
+        workflows = Workflows(stored.parent)
+        workflows.open()
+        stream = WorkflowStream(settings_for(server.url), workflows, tmp_path / "copied", LOG)
+        await stream.open()
+        await eventually(lambda: not workflows.unread, "the stream is read")
+        await stream.close()
+        return set(workflows.refused)
+
+    with nats_server(tmp_path / "nats") as server:
+        for _ in range(2):  # the second time, it has a copy of this stream
+            assert await left_out(server) == {"goes.openfaas-fn"}
+            assert stored.exists()
+        client = await nats.connect(server.url)
+        subject = "gpufaas.workflows.deployed.openfaas-fn.goes"
+        await client.jetstream().publish(subject, encode(None))
+        await client.close()
+        await forget_marks(server)
+        assert await left_out(server) == set()
+        assert not stored.exists()
 
 
 async def test_marks_of_removed_workflows_are_deleted_and_what_cannot_be_read_stays(

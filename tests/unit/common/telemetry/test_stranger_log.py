@@ -27,6 +27,22 @@ async def test_strangers_get_one_warning_a_minute_with_how_many_were_left_out(
 
 
 @virtually
+async def test_lines_that_are_written_as_debug_are_not_counted_as_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    strangers = StrangerLog(logging.getLogger("strangers"))
+
+    for _ in range(3):
+        strangers.warn("rejected")
+    await asyncio.sleep(61)
+    strangers.warn("rejected")
+    found = [(one.levelname, one.getMessage()) for one in caplog.records if one.name == "strangers"]
+    levels = ("WARNING", "DEBUG", "DEBUG", "WARNING")
+    assert found == [(level, "rejected") for level in levels]
+
+
+@virtually
 async def test_each_cause_has_a_line_a_minute_of_its_level(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

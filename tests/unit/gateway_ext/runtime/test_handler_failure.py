@@ -107,6 +107,15 @@ def import_error(errors: HandlerErrors, handler: str | None) -> str:
             "handle(a, b, c) takes 3 arguments: handle(event, context) is expected",
         ),
         (
+            "class Odd:\n    def __repr__(self): raise ValueError('no')\n"
+            "def handle(a, b, c, /, d: Odd() = Odd(), *, e=b'x' * 5_000_000) -> Odd(): ...\n",
+            "handle(a, b, c, /, d, *, e) takes 5 arguments: handle(event, context) is expected",
+        ),
+        (
+            f"def handle({'a' * 1_000}): ...\n",
+            f"handle({'a' * 199}...) takes 1 argument: handle(event, context) is expected",
+        ),
+        (
             "def handle_batch(events): ...\n",
             "handle_batch(events) takes 1 argument: handle_batch(events, context) is expected",
         ),

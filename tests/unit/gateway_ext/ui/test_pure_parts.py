@@ -12,7 +12,7 @@ from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.ui.attention import alerts
 from gateway_ext.ui.function_rows import FunctionRows, percentile
 from gateway_ext.ui.page_state import PageState
-from gateway_ext.ui.shown_names import full_name, natural, short_model, shown_function
+from gateway_ext.ui.shown_names import full_name, name_sort_key, short_model, shown_function
 from gateway_ext.ui.state_changes import changes
 
 ITEMS = st.dictionaries(
@@ -52,7 +52,7 @@ def test_functions_are_called_as_people_call_them() -> None:
 
 def test_names_are_sorted_as_people_count() -> None:
     names = ["n10/cuda:0", "n9/cuda:10", "n9/cuda:9", "n", "1n"]
-    assert sorted(names, key=natural) == ["1n", "n", "n9/cuda:9", "n9/cuda:10", "n10/cuda:0"]
+    assert sorted(names, key=name_sort_key) == ["1n", "n", "n9/cuda:9", "n9/cuda:10", "n10/cuda:0"]
 
 
 def test_percentile_is_within_its_range() -> None:
@@ -178,7 +178,8 @@ def test_load_without_progress_is_named_with_model_function_node_gpu_and_since_w
 
 def test_alerts_are_few_enough_to_read() -> None:
     broken = [function(id=f"f{number}.n{number % 30}", trouble="no") for number in range(200)]
-    assert len(codes(gpu(), functions=broken)) == 50
+    found = alerts(whole(), [gpu()], broken)
+    assert (len(found), found[-1]["text"]) == (50, "and 151 more of functions and workflows")
     silent = [gpu(id=f"g{number}", state="silent") for number in range(200)]
     assert [alert["text"] for alert in alerts(whole(), silent, ())][-1] == (
         "and 190 more of the GPUs like these: gpu-silent"
@@ -199,6 +200,21 @@ def test_alerts_of_a_namespace_crowd_out_nobody_elses_when_it_has_many() -> None
     assert len(found) == 1 + 10 + 1 + 1
     keys = {(alert["code"], alert["about"]) for alert in found}
     assert len(keys) == len(found)
+
+
+def test_alerts_of_gpus_are_shown_when_many_namespaces_have_alerts() -> None:
+    silent = [gpu(id=f"g{number}", state="silent") for number in range(12)]
+    broken = [
+        function(id=f"f{number}.n{namespace}", part_trouble="no", template_trouble="no")
+        for namespace in range(30)
+        for number in range(20)
+    ]
+    found = alerts(whole(), silent, broken)
+    assert [alert["code"] for alert in found[:11]] == ["gpu-silent"] * 11
+    assert found[10]["text"] == "and 2 more of the GPUs like these: gpu-silent"
+    assert len(found) == 50
+    left_out = 2 * len(broken) - (50 - 11 - 1)
+    assert found[-1]["text"] == f"and {left_out} more of functions and workflows"
 
 
 def test_function_is_late_when_it_has_had_no_instance_for_a_minute() -> None:

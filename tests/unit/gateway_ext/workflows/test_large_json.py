@@ -50,6 +50,19 @@ async def test_request_is_refused_before_any_stage_when_its_json_is_too_large(
         assert flows.got == {"a": [], "b": []}
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['"éééé"', '"日本\\\\\\"\\n"', '"😀\\ud800\\\\"', '{"é":["\\udc00\\ud800",1,null]}'],
+)
+def test_elements_are_as_long_as_they_were_when_they_are_not_ascii(text: str) -> None:
+    (found,) = StageAnswer(None, f"[{text}]".encode()).elements(1 << 10)
+    assert found == text.encode()
+
+
+def test_text_is_joined_without_escapes() -> None:
+    assert StageAnswer(200, "né😀".encode(), b"text/plain").embedded() == '"né😀"'.encode()
+
+
 async def test_large_request_is_passed_on_when_the_gateway_need_not_read_it(
     tmp_path: Path,
 ) -> None:

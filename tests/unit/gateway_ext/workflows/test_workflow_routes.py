@@ -166,6 +166,7 @@ async def test_gateway_starts_without_the_stored_workflows_that_its_rules_refuse
         listed = (await flows.world.get("/system/workflows")).body
         assert [workflow["name"] for workflow in listed] == ["good"]
         assert "the workflow w.openfaas-fn is left out: line 1: " in caplog.text
+        assert f"({stored / 'w.openfaas-fn.yml'})" in caplog.text
         assert "the workflow binary.openfaas-fn is left out: " in caplog.text
         assert len(list(stored.iterdir())) == 3, "refused files stay in the store"
         removed = {"workflowName": "binary"}
@@ -375,3 +376,18 @@ def test_fastest_time_is_that_of_the_longest_path() -> None:
 
     assert least_s == {name["f"]: 1.0, name["g"]: 2.0}
     assert fastest_s(plan, least_s) == 3.0
+
+
+def test_only_files_of_workflows_are_read_from_the_store(tmp_path: Path) -> None:
+    (tmp_path / "sub.yml").mkdir()
+    (tmp_path / ".half").mkdir()
+    (tmp_path / "x.notes.txt").write_text("mine")
+    for name in ("README.yml", "a b.team.yml", "w.team.yml"):
+        (tmp_path / name).write_text("hello: [")
+    (tmp_path / "good.openfaas-fn.yml").write_text("workflow: good\nstages: {a: {function: a}}")
+    workflows = Workflows(tmp_path)
+    workflows.open()
+    assert set(workflows.refused) == {"README", "a b.team", "w.team"}
+    assert str(tmp_path / "README.yml") in workflows.refused["README"]
+    assert {str(workflow) for workflow in workflows.texts()} == {"good.openfaas-fn", "w.team"}
+    assert len(list(tmp_path.iterdir())) == 7, "nothing is removed"

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
+from gpufaas.errors import CommandError
 from gpufaas.output.quota_text import quota_table
+from gpufaas.remote.scheduler_api import SchedulerApi
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.worlds.service_world import SECRET, World, leading
@@ -68,6 +70,24 @@ async def test_namespace_that_only_a_function_has_is_noted_and_set(
         assert await quota(world, "set", "reader", "--gpu-seconds", "5") == 0
         note = "'reader' is a namespace of no function; the function is team/reader"
         assert note in capsys.readouterr().err
+        assert "reader" in in_force(world)
+
+
+async def test_quota_is_set_without_the_note_when_the_models_cannot_be_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_to_get = SchedulerApi.get
+
+    def get(api: SchedulerApi, path: str, **query: object) -> Any:
+        if path == "/models":
+            raise CommandError("it answers 500")
+        return answer_to_get(api, path, **query)
+
+    monkeypatch.setattr(SchedulerApi, "get", get)
+    async with leading() as world:
+        await world.acquire("r1")
+        assert await quota(world, "set", "reader", "--gpu-seconds", "5") == 0
+        assert capsys.readouterr().err == ""
         assert "reader" in in_force(world)
 
 

@@ -113,7 +113,8 @@ class Starts:
         self.lives_s = [_SHORT_S]  # of those that were ready; the last one of all later ones
         self._count = 0
         self.broken: list[str] = []
-        self.replica = Replica(ReplicaContext(self._note, self.log, _SETTINGS), self._make)
+        self.context = ReplicaContext(self._note, self.log, _SETTINGS)
+        self.replica = Replica(self.context, self.make)
 
     async def lines(self) -> list[str]:
         return [line.text async for line in self.log.read(LogQuery(FunctionId("n", "f")))]
@@ -126,7 +127,7 @@ class Starts:
         if not self.broken or self.broken[-1] != self.replica.broken:
             self.broken.append(self.replica.broken)
 
-    async def _make(self) -> MortalInstance:
+    async def make(self) -> MortalInstance:
         why, ready, lines = self._ways[min(self._count, len(self._ways) - 1)]
         lives_s = self.lives_s[min(self._count, len(self.lives_s) - 1)]
         self._count += 1
@@ -254,6 +255,23 @@ async def test_warning_names_the_function_whose_instance_has_ended(
     starts = Starts(tmp_path, FAILS)
     await until(1.4)
     assert "f.n: an instance exited with status 1" in caplog.text
+    await starts.end()
+
+
+@virtually
+async def test_deaths_fill_no_log_of_the_gateway_when_instances_end_again_and_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts = Starts(tmp_path, WELL)
+    replicas = [Replica(starts.context, starts.make) for _ in range(4)]
+    await until(200.0)
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 4, "one at once, and one a minute"
+    assert "lines like this one were left out" in warnings[-1].getMessage()
+    deaths = [line for line in await starts.lines() if line.startswith("this instance")]
+    assert len(deaths) > 100, "the function's own log has all of them"
+    for replica in replicas:
+        await replica.stop()
     await starts.end()
 
 
