@@ -305,6 +305,8 @@ class Rollout(Generic[V]):
 
     async def _renew(self, version: V, old: Replica[Any]) -> None:
         """Have another replica take the place of this one, which ends its calls first."""
+        if old not in version.replicas:
+            return  # it left before this task's first turn, perhaps with its whole version
         new = version.add()
         while {old, new} <= set(version.replicas) and not (new.ready or new.trouble):
             self._changed.clear()

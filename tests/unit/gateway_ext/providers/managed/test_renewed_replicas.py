@@ -1,5 +1,6 @@
 """A replica that would serve better if it were started now gives its place to another one."""
 
+import asyncio
 from pathlib import Path
 
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
@@ -41,6 +42,33 @@ class AgingVersion(ReplicaSet[MortalInstance]):
         if self.fails:
             raise OSError("no memory")
         self.made.append(MortalInstance(1e6))
+        return self.made[-1]
+
+
+class SlowInstance(MortalInstance):
+    """An instance that is ready once it `may_start`."""
+
+    def __init__(self, lives_s: float, may_start: asyncio.Event) -> None:
+        super().__init__(lives_s)
+        self.ready = False
+        self._may_start = may_start
+
+    async def until_ready(self, within_s: float) -> bool:
+        del within_s
+        await self._may_start.wait()
+        self.ready = not self.exited.done()
+        return self.ready
+
+
+class SlowVersion(AgingVersion):
+    """A version whose instances become ready once they `may_start`."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(world)
+        self.may_start = asyncio.Event()
+
+    async def _make(self) -> MortalInstance:
+        self.made.append(SlowInstance(1e6, self.may_start))
         return self.made[-1]
 
 
@@ -106,3 +134,27 @@ async def test_outdated_replica_stays_when_another_one_does_not_start(tmp_path: 
     assert world.serving == world.version.old
     assert len(world.version.replicas) == 1
     await world.end()
+
+
+@virtually
+async def test_version_is_not_renewed_when_another_one_takes_over_in_the_same_turn(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    world.rollout.start_with(world.version)
+    coming = SlowVersion(world)
+
+    async def make() -> AgingVersion:
+        return coming
+
+    await until(1.0)
+    world.rollout.begin(make)
+    await until(2.0)
+    world.version.ages()
+    coming.may_start.set()
+    await until(5.0)
+    assert world.rollout.current is coming
+    assert len(world.version.made) == 1
+    assert world.version.replicas == []
+    await world.end()
+    coming.log.close()
