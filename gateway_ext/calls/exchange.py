@@ -292,7 +292,7 @@ class Exchange:
             await asyncio.wait([exited], timeout=min(_EXITED_S, left_s))
         ended = exited.result() if exited is not None and exited.done() else ""
         unreachable = self._unreachable(error, ended)
-        self.call.journey.attempts[-1].error = str(unreachable)
+        self.call.journey.attempts[-1].error = unreachable.logged
         return unreachable
 
     def _unreachable(self, error: NoResponse, ended: str) -> Unreachable:
@@ -302,6 +302,7 @@ class Exchange:
             str(error),
             sent=error.sent,
             ended=ended,
+            tells_all=function.options.shows_errors,
             call_id=self.call.call_id,
         )
 
