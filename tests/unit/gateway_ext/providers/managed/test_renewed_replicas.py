@@ -19,7 +19,10 @@ from tests.unit.gateway_ext.providers.managed.managed_world import (
 
 
 class AgingVersion(ReplicaSet[MortalInstance]):
-    """A version whose instances are outdated if they were started before it `ages`."""
+    """A version whose instances are outdated if they were started before it `ages`.
+
+    They start once they `may_start`.
+    """
 
     deployment = DEPLOYMENT
 
@@ -30,6 +33,8 @@ class AgingVersion(ReplicaSet[MortalInstance]):
         self.made: list[MortalInstance] = []
         self.old: list[MortalInstance] = []
         self.fails = False
+        self.may_start = asyncio.Event()
+        self.may_start.set()
 
     def ages(self) -> None:
         self.old = list(self.made)
@@ -41,34 +46,8 @@ class AgingVersion(ReplicaSet[MortalInstance]):
     async def _make(self) -> MortalInstance:
         if self.fails:
             raise OSError("no memory")
+        await self.may_start.wait()
         self.made.append(MortalInstance(1e6))
-        return self.made[-1]
-
-
-class SlowInstance(MortalInstance):
-    """An instance that is ready once it `may_start`."""
-
-    def __init__(self, lives_s: float, may_start: asyncio.Event) -> None:
-        super().__init__(lives_s)
-        self.ready = False
-        self._may_start = may_start
-
-    async def until_ready(self, within_s: float) -> bool:
-        del within_s
-        await self._may_start.wait()
-        self.ready = not self.exited.done()
-        return self.ready
-
-
-class SlowVersion(AgingVersion):
-    """A version whose instances become ready once they `may_start`."""
-
-    def __init__(self, world: "World") -> None:
-        super().__init__(world)
-        self.may_start = asyncio.Event()
-
-    async def _make(self) -> MortalInstance:
-        self.made.append(SlowInstance(1e6, self.may_start))
         return self.made[-1]
 
 
@@ -142,7 +121,8 @@ async def test_version_is_not_renewed_when_another_one_takes_over_in_the_same_tu
 ) -> None:
     world = World(tmp_path)
     world.rollout.start_with(world.version)
-    coming = SlowVersion(world)
+    coming = AgingVersion(world)
+    coming.may_start.clear()
 
     async def make() -> AgingVersion:
         return coming
@@ -158,3 +138,21 @@ async def test_version_is_not_renewed_when_another_one_takes_over_in_the_same_tu
     assert world.version.replicas == []
     await world.end()
     coming.log.close()
+
+
+@virtually
+async def test_outdated_replica_is_renewed_when_the_other_one_starts_slowly(tmp_path: Path) -> None:
+    for scaled in (False, True):
+        world = World(tmp_path)
+        await world.age(1)
+        world.version.may_start.clear()
+        await asyncio.sleep(30.0)
+        assert [one.slow is not None for one in world.version.replicas] == [False, True]
+        if scaled:
+            world.rollout.resize()
+        await asyncio.sleep(1.0)
+        world.version.may_start.set()
+        await asyncio.sleep(1.0)
+        assert world.serving == world.version.made[1:]
+        assert len(world.version.made) == 2
+        await world.end()
