@@ -39,14 +39,23 @@ GatewayError
     └── ClaimLost         the claim on a job has ended
 """
 
+import re
 from collections.abc import Sequence
 
 from common.foreign_text import plain
 from gateway_ext.model import FunctionId
 
+# All that everybody may know of an end: what follows may be anybody's text, with sizes and paths.
+_TOLD_END = re.compile(r"was ended by SIG[A-Z0-9]+|exited with status [0-9]+|was killed")
+
 
 class GatewayError(Exception):
     """Base of all errors; the text is for the caller."""
+
+    @property
+    def logged(self) -> str:
+        """The text for the gateway's log and traces."""
+        return str(self)
 
 
 class BadRequest(GatewayError):
@@ -239,12 +248,30 @@ class Unreachable(GatewayError):
     """An instance broke off; `sent` is true if a byte of the call may have reached it."""
 
     def __init__(
-        self, function: FunctionId, why: str, *, sent: bool, ended: str = "", call_id: str = ""
+        self,
+        function: FunctionId,
+        why: str,
+        *,
+        sent: bool,
+        ended: str = "",
+        tells_all: bool = False,
+        call_id: str = "",
     ) -> None:
-        """`ended` is how its process came to its end, where that is known."""
-        what = f"{ended} while it answered" if ended else f"broke off: {why}"
-        super().__init__(f"{function} {what}{_its_log(function, call_id)}")
+        """`ended` is how its process came to its end, where that is known.
+
+        The caller gets all of it with `tells_all`, else no more than its kind.
+        """
+        kind = _TOLD_END.match(ended)
+        told = ended if tells_all else kind[0] if kind else ""
+        log = _its_log(function, call_id)
+        super().__init__(f"{function} {_broke_off(told, why)}{log}")
         self.sent = sent
+        self._logged = f"{function} {_broke_off(ended, why)}{log}"
+
+    @property
+    def logged(self) -> str:
+        """The text with all that is known of the end."""
+        return self._logged
 
 
 class TimedOut(GatewayError):
@@ -311,6 +338,10 @@ class ClaimLost(QueueFailed):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"job {number} is not claimed, or by another")
+
+
+def _broke_off(ended: str, why: str) -> str:
+    return f"{ended} while it answered" if ended else f"broke off: {why}"
 
 
 def _its_log(function: FunctionId, call_id: str) -> str:

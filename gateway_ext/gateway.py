@@ -262,6 +262,8 @@ def _check(settings: GatewaySettings) -> None:
     for name in ("timeout_s", "longest_timeout_s"):
         if not 0 < (time_s := getattr(settings, name)) <= function_options.LONGEST_S:
             raise BadRequest(f"{name}: {time_s}: a time above 0, of a day at most, is expected")
+    if (time_s := settings.timeout_s) > (longest_s := settings.longest_timeout_s):
+        raise BadRequest(f"timeout_s: {time_s:g}: at most longest_timeout_s, {longest_s:g}")
     if not settings.max_wait_s >= 0:  # nor is NaN
         raise BadRequest(f"max_wait_s: {settings.max_wait_s}: a time from 0 is expected")
     try:

@@ -125,13 +125,12 @@ class Exchange:
             try:
                 return await self._try()
             except NoResponse as error:
-                failed, sent = self._instance, error.sent
+                failed, sent = self._failed(error), error.sent
                 repeats = attempt < self._parts.settings.attempts and self._may_repeat(sent=sent)
-                ended = "" if repeats else await self._ended_how(error)
-                self._note(str(self._unreachable(error, ended)))
+                self._note(str(error))
                 self._let_go(lease=sent)
                 if not repeats:
-                    raise self._unreachable(error, ended) from error
+                    raise await self._ended_by(failed, error) from error
             self._parts.meters.retried(self.call.function.label)
             self._avoid = (*self._avoid, failed) if failed is not None else self._avoid
             if all(one in self._avoid for one in self.call.function.instances):
@@ -149,7 +148,9 @@ class Exchange:
             except NoResponse as error:
                 if self.interruption is not None:
                     raise self.interruption from error
-                raise self._unreachable(error, await self._ended_how(error)) from error
+                self._failed(error)
+                # No wait for the end of its process: the caller has a status line, and no reason.
+                raise self._unreachable(error, "") from error
         body = connection.take()
         if connection.complete:
             self.end()
@@ -273,22 +274,37 @@ class Exchange:
             call.method.encode(), target, call.asked, extra, call.client
         )
 
-    async def _ended_how(self, error: NoResponse) -> str:
-        """How the instance's process ended, which is known a moment after its connections do."""
-        if not error.sent or self._instance is None:
-            return ""
-        self._instance.doubted_since_s = time.monotonic()
-        exited = self._instance.endpoint.exited
-        if exited is not None:
-            await asyncio.wait([exited], timeout=_EXITED_S)
-        return exited.result() if exited is not None and exited.done() else ""
-
-    def _unreachable(self, error: NoResponse, ended: str) -> Unreachable:
+    def _failed(self, error: NoResponse) -> Instance | None:
+        """The instance that broke off; it is doubted from now on if the call may have begun."""
         if error.sent and self._instance is not None:
             self._instance.doubted_since_s = time.monotonic()
-        call, sent = self.call, error.sent
-        function, call_id = call.function.id, call.call_id
-        return Unreachable(function, str(error), sent=sent, ended=ended, call_id=call_id)
+        return self._instance
+
+    async def _ended_by(self, failed: Instance | None, error: NoResponse) -> Unreachable:
+        """The call's error; how a process ended is known a moment after its connections have.
+
+        The call holds nothing by now.
+        """
+        exited = failed.endpoint.exited if error.sent and failed is not None else None
+        if exited is not None:
+            self._timer.cancel()  # the answer is known
+            left_s = max(0.0, self._deadline_s - time.monotonic())
+            await asyncio.wait([exited], timeout=min(_EXITED_S, left_s))
+        ended = exited.result() if exited is not None and exited.done() else ""
+        unreachable = self._unreachable(error, ended)
+        self.call.journey.attempts[-1].error = unreachable.logged
+        return unreachable
+
+    def _unreachable(self, error: NoResponse, ended: str) -> Unreachable:
+        function = self.call.function
+        return Unreachable(
+            function.id,
+            str(error),
+            sent=error.sent,
+            ended=ended,
+            tells_all=function.options.shows_errors,
+            call_id=self.call.call_id,
+        )
 
     def _note(self, error: str) -> None:
         """Complete the attempt's record: its error, and the trace report after the response."""

@@ -292,10 +292,10 @@ class _Relay:
             self._ended(_GONE, str(error))
         elif self._status:
             self._meters.cut(call.function.label, type(error).__name__)
-            self._ended(self._status, str(error))
+            self._ended(self._status, error.logged)
         else:
             status = error_statuses.status_of(error)
-            self._ended(status, str(error))
+            self._ended(status, error.logged)
             headers = [*error_statuses.headers_of(error), *_ours(call)]
             await asgi.send_text(self._send, status, str(error), headers)
 
@@ -323,7 +323,7 @@ async def _direct(
         raise reason from None
     except GatewayError as error:
         _note(call, error)
-        code, why = error_statuses.status_of(error), str(error)
+        code, why = error_statuses.status_of(error), error.logged
         raise
     finally:
         meters.ended(call.function.label, code, time.monotonic() - call.began_s)
@@ -360,7 +360,7 @@ async def _pieces(
         why = ""
     except GatewayError as error:
         _note(exchange.call, error)
-        why = str(error)
+        why = error.logged
         raise
     finally:
         exchange.end()
@@ -403,4 +403,4 @@ def _note(call: FunctionCall, error: GatewayError) -> None:
     ours = error_statuses.status_of(error) >= _SERVER_ERROR
     level, cause = logging.WARNING if ours else logging.DEBUG, type(error).__name__
     text = "call %s: %s: %s"
-    call.function.log.log(level, cause, text, call.call_id, call.function.id, error)
+    call.function.log.log(level, cause, text, call.call_id, call.function.id, error.logged)

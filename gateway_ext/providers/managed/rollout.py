@@ -305,8 +305,10 @@ class Rollout(Generic[V]):
 
     async def _renew(self, version: V, old: Replica[Any]) -> None:
         """Have another replica take the place of this one, which ends its calls first."""
+        if old not in version.replicas:
+            return  # it left before this task's first turn, perhaps with its whole version
         new = version.add()
-        while {old, new} <= set(version.replicas) and not (new.ready or new.trouble):
+        while {old, new} <= set(version.replicas) and not (new.ready or _failed(new)):
             self._changed.clear()
             await self._changed.wait()
         if version not in self.versions:
@@ -316,7 +318,7 @@ class Rollout(Generic[V]):
             version.replicas.remove(old)
             old.leave()
             leaving.append(old)
-        elif new.trouble:
+        elif new in version.replicas and _failed(new):
             self._staying.add(old)
         leaving += version.resize(self._owner.wanted)
         self.notify()
@@ -365,3 +367,8 @@ class Rollout(Generic[V]):
                 await until_first(drained, self._hurried.wait())
         finally:
             await asyncio.gather(*(replica.stop() for replica in replicas))
+
+
+def _failed(starting: Replica[Any]) -> bool:
+    """Whether its instance ended before it was ready; one that is slow may become ready yet."""
+    return bool(starting.trouble) and starting.slow is None

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from gateway_ext.model import SlowStart, Troubles
-from tests.kit.fakes.fake_function import a_function, says
+from tests.kit.fakes.fake_function import a_function, says, writes
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import a_deployment, a_gateway
 
@@ -31,6 +31,35 @@ async def test_cause_is_not_told_to_strangers() -> None:
         said = await gateway.call()
         assert (said.status, "SyntaxError" in said.body.decode()) == (503, False)
         assert "it does not start; its log: faas-cli logs echo" in said.body.decode()
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        ("was killed: it took 412 MiB of memory, its limit is 400 MiB", "was killed while"),
+        ("was ended by SIGSEGV: /var/lib/secret: failed", "was ended by SIGSEGV while"),
+        ("exited with status 3: /var/lib/secret: failed", "exited with status 3 while"),
+        ("No such container: secret", "broke off: it closed the connection;"),
+    ],
+)
+async def test_cause_of_an_end_is_for_the_log_and_not_for_strangers(
+    ended: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    exited.set_result(ended)
+    async with a_gateway() as gateway, a_function(writes(close=True)) as fake:
+        fake.endpoint = fake.endpoint._replace(exited=exited)
+        gateway.deploy(a_deployment(), fake)
+        answer = await gateway.call()
+        said = answer.body.decode()
+        assert said.startswith(f"echo.openfaas-fn {told}")
+        assert (ended in said, ended in caplog.text) == (False, True)
+        spans = gateway.invoke.tracer.spans(answer.header("x-call-id") or "")
+        errors = [span.error for span in spans if span.error]
+        assert errors
+        assert all(ended in error for error in errors)
+        gateway.deploy(SHOWN, fake)
+        assert ended in (await gateway.call()).body.decode()
 
 
 async def test_calls_that_wait_are_refused_as_soon_as_nothing_can_start() -> None:

@@ -83,3 +83,11 @@ def test_gateway_refuses_settings_when_a_time_limit_is_no_time_of_a_day(
     settings = GatewaySettings(state_dir=str(tmp_path), **{name: time_s})  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match=name):
         Gateway(settings, MemoryProvider())
+
+
+def test_gateway_refuses_settings_when_the_default_time_limit_exceeds_the_longest(
+    tmp_path: Path,
+) -> None:
+    settings = GatewaySettings(state_dir=str(tmp_path), timeout_s=7200.0, longest_timeout_s=3600.0)
+    with pytest.raises(BadRequest, match="timeout_s: 7200: at most longest_timeout_s, 3600"):
+        Gateway(settings, MemoryProvider())

@@ -1,5 +1,6 @@
 """A replica that would serve better if it were started now gives its place to another one."""
 
+import asyncio
 from pathlib import Path
 
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
@@ -18,7 +19,10 @@ from tests.unit.gateway_ext.providers.managed.managed_world import (
 
 
 class AgingVersion(ReplicaSet[MortalInstance]):
-    """A version whose instances are outdated if they were started before it `ages`."""
+    """A version whose instances are outdated if they were started before it `ages`.
+
+    They start once they `may_start`.
+    """
 
     deployment = DEPLOYMENT
 
@@ -29,6 +33,8 @@ class AgingVersion(ReplicaSet[MortalInstance]):
         self.made: list[MortalInstance] = []
         self.old: list[MortalInstance] = []
         self.fails = False
+        self.may_start = asyncio.Event()
+        self.may_start.set()
 
     def ages(self) -> None:
         self.old = list(self.made)
@@ -40,6 +46,7 @@ class AgingVersion(ReplicaSet[MortalInstance]):
     async def _make(self) -> MortalInstance:
         if self.fails:
             raise OSError("no memory")
+        await self.may_start.wait()
         self.made.append(MortalInstance(1e6))
         return self.made[-1]
 
@@ -106,3 +113,46 @@ async def test_outdated_replica_stays_when_another_one_does_not_start(tmp_path: 
     assert world.serving == world.version.old
     assert len(world.version.replicas) == 1
     await world.end()
+
+
+@virtually
+async def test_version_is_not_renewed_when_another_one_takes_over_in_the_same_turn(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    world.rollout.start_with(world.version)
+    coming = AgingVersion(world)
+    coming.may_start.clear()
+
+    async def make() -> AgingVersion:
+        return coming
+
+    await until(1.0)
+    world.rollout.begin(make)
+    await until(2.0)
+    world.version.ages()
+    coming.may_start.set()
+    await until(5.0)
+    assert world.rollout.current is coming
+    assert len(world.version.made) == 1
+    assert world.version.replicas == []
+    await world.end()
+    coming.log.close()
+
+
+@virtually
+async def test_outdated_replica_is_renewed_when_the_other_one_starts_slowly(tmp_path: Path) -> None:
+    for scaled in (False, True):
+        world = World(tmp_path)
+        await world.age(1)
+        world.version.may_start.clear()
+        await asyncio.sleep(30.0)
+        assert [one.slow is not None for one in world.version.replicas] == [False, True]
+        if scaled:
+            world.rollout.resize()
+        await asyncio.sleep(1.0)
+        world.version.may_start.set()
+        await asyncio.sleep(1.0)
+        assert world.serving == world.version.made[1:]
+        assert len(world.version.made) == 2
+        await world.end()
