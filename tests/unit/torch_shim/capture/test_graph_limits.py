@@ -195,7 +195,8 @@ def is_refused(model, x):
 
 def graphs_of(model):
     before = report.counts.graphs
-    assert is_refused(model, -x) == is_refused(model, x * float("nan")) == Distribution._validate_args
+    checks = Distribution._validate_args
+    assert is_refused(model, -x) == is_refused(model, x * float("nan")) == checks
     assert not is_refused(model, x)
     return report.counts.graphs - before
 
