@@ -21,6 +21,8 @@ def replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]])
     original = getattr(owner, name)
     replacement = make(original)
     functools.update_wrapper(replacement, original)
+    if isinstance(owner, type) and not hasattr(original, "__module__"):  # a method of C
+        replacement.__module__ = f"{owner.__module__}.{owner.__name__}"  # as torch's errors name it
     set_attribute(owner, name, replacement)
 
 

@@ -23,7 +23,8 @@ _NUMPY = Advice("NumPy computes on the function's own processor", "use the torch
 # The first match applies.
 BREAKS: tuple[tuple[str, Advice], ...] = (
     (
-        r"Data-dependent (branching|assertion)|generic_jump|Dynamic slicing",
+        r"Data-dependent (branching|assertion)|generic_jump|Dynamic slicing|"
+        r"Could not guard on data-dependent",
         Advice("a branch depends on a tensor's value", "use torch.where, or branch on a shape"),
     ),
     (

@@ -77,7 +77,6 @@ def configure() -> None:
     graph_limits.keep_cached_answers()
     graph_limits.leave_out_reentrant_checkpoints()
     graph_limits.take_inference_mode_by_name()
-    graph_limits.leave_out_argument_checks()
     dynamo_settings.install()
     process_state.install()
     skip_own_frames()

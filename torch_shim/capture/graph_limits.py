@@ -16,17 +16,14 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchCtxManagerClassVariable
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.distributions import Distribution
 
 from torch_shim.capture.traces import dynamo_settings
 from torch_shim.encoding import numpy_calls
 from torch_shim.missing_kernels import substitution
 from torch_shim.mixed_devices import rules
-from torch_shim.patching import replace
 from torch_shim.tensors.dispatch import names
 
 _OF_STATE = names("getstate sample shuffle")  # of `random`, as Dynamo computes them in the trace
-_NO_SIZE = torch.Size()
 # Whose operators workers may know. One operator that they do not know keeps a whole graph out.
 _KNOWN_LIBRARIES = names("aten prim prims torchvision transformers gpufaas")
 
@@ -149,28 +146,6 @@ def take_inference_mode_by_name() -> None:
         return native(self, tx, args, kwargs)
 
     TorchCtxManagerClassVariable.call_function = call_function  # type: ignore[method-assign]
-
-
-def leave_out_argument_checks() -> None:
-    """Let distributions made in a graph check no arguments, as in a program that starts Dynamo.
-
-    Each check reads values, so that a graph would end there.
-    """
-
-    def without_checks(native: Callable[..., None]) -> Callable[..., None]:
-        def init(
-            self: Distribution,
-            batch_shape: torch.Size = _NO_SIZE,
-            event_shape: torch.Size = _NO_SIZE,
-            validate_args: bool | None = None,  # noqa: FBT001 - PyTorch's signature
-        ) -> None:
-            if validate_args is None and torch.compiler.is_dynamo_compiling():
-                validate_args = False
-            native(self, batch_shape, event_shape, validate_args)
-
-        return init
-
-    replace(Distribution, "__init__", without_checks)
 
 
 def _has_cache(function: Any) -> bool:

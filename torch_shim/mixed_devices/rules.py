@@ -24,7 +24,7 @@ _ANYWHERE = _names(
     "__get__ __set__ _foreach_copy_ _has_compatible_shallow_copy_type _pack_padded_sequence "
     "_pad_packed_sequence _weight_norm_interface as_nested_tensor as_tensor asarray can_cast "
     "copy_ cpu ctc_loss cuda data detach element_size expand_as full full_like get_device "
-    "getattr is_same_size is_set_to is_tensor module_load new_full new_tensor promote_types "
+    "getattr grad is_same_size is_set_to is_tensor module_load new_full new_tensor promote_types "
     "reshape_as resize_as_ result_type set_ set_data size stride tensor tensor_split to "
     "type_as unsafe_chunk view_as"
 )

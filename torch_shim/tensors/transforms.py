@@ -1,11 +1,14 @@
 """torch.func: tensors that a transform passes to the user's function keep their device."""
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import torch
 from torch._functorch import autograd_function, eager_transforms, vmap
 from torch.fx.experimental import proxy_tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from torch_shim.patching import replace, set_attribute
 from torch_shim.redirected_device import CPU
@@ -17,6 +20,7 @@ _ONE_TENSOR = names(
     "_add_batch_dim _remove_batch_dim _wrap_for_grad _unwrap_for_grad _wrap_functional_tensor "
     "_unwrap_functional_tensor get_unwrapped"
 )
+_OF_NUMBERS = torch.ops.aten.lift_fresh_copy.default  # what `torch.tensor` leaves in a trace
 
 
 def install() -> None:
@@ -69,10 +73,17 @@ def _linearize_on_gpu(native: Callable[..., Any]) -> Callable[..., Any]:
 def _traced_on_gpu(make_fx: Callable[..., Any]) -> Callable[..., Any]:
     def make(function: Any) -> Callable[..., Any]:
         def trace(tangents: tuple[Any, ...]) -> Any:
-            module = make_fx(function)(tangents)
+            noting = _NodesOnCpu()
+
+            def noted(tangents: tuple[Any, ...]) -> Any:
+                with noting:
+                    return function(tangents)
+
+            module = make_fx(noted)(tangents)
             if any(isinstance(tangent, CudaTensor) for tangent in tangents):
                 for node in list(module.graph.nodes):
-                    if node.kwargs.get("device") == CPU:
+                    made = node.kwargs.get("device") == CPU or node.target is _OF_NUMBERS
+                    if made and node not in noting.nodes:
                         with module.graph.inserting_after(node):
                             moved = module.graph.call_method("cuda")
                         node.replace_all_uses_with(moved)
@@ -83,3 +94,25 @@ def _traced_on_gpu(make_fx: Callable[..., Any]) -> Callable[..., Any]:
         return trace
 
     return make
+
+
+class _NodesOnCpu(TorchFunctionMode):
+    """Notes the nodes that a trace gets from functions with results on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: set[torch.fx.Node] = set()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        mode = proxy_tensor.get_proxy_mode()
+        if mode is None:
+            return function(*args, **(kwargs or {}))
+        nodes = mode.tracer.graph.nodes
+        before = len(nodes)
+        result = function(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if tensors and not any(isinstance(tensor, CudaTensor) for tensor in tensors):
+            self.nodes.update(islice(reversed(nodes), len(nodes) - before))
+        return result

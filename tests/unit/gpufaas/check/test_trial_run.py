@@ -58,6 +58,10 @@ def test_patterns_match_dynamos_messages() -> None:
 @pytest.mark.parametrize(
     ("reason", "why"),
     [
+        (
+            "Could not guard on data-dependent expression Eq(u0, 1)",
+            "a branch depends on a tensor's value",
+        ),
         ("Data-dependent branching", "a branch depends on a tensor's value"),
         ("generic_jump TensorVariable()", "a branch depends on a tensor's value"),
         (

@@ -170,32 +170,50 @@ except LookupError as error:
     )
 
 
-def test_distributions_check_their_arguments_until_the_program_itself_compiles(
+def test_distributions_of_modules_check_arguments_until_the_program_itself_compiles(
     tracing_shim: Snippet,
 ) -> None:
     tracing_shim("""
+from torch.distributions import Distribution, Normal
 from torch_shim.process_report import report
 
-class Sample(torch.nn.Linear):
+class Checked(torch.nn.Linear):
     def forward(self, x):
-        return torch.distributions.Normal(super().forward(x), 1 + x * x).log_prob(x)
+        return Normal(super().forward(x), x).log_prob(x)
 
-def is_refused():
+class Unchecked(torch.nn.Linear):
+    def forward(self, x):
+        return Normal(super().forward(x), x).log_prob(x)
+
+def is_refused(model, x):
     try:
-        torch.distributions.Normal(torch.zeros(1).cuda(), -torch.ones(1).cuda())
-    except ValueError:
+        model(x)
+    except ValueError as error:
+        assert "scale" in str(error), error
         return True
     return False
 
+def graphs_of(model):
+    before = report.counts.graphs
+    checks = Distribution._validate_args
+    assert is_refused(model, -x) == is_refused(model, x * float("nan")) == checks
+    assert not is_refused(model, x)
+    return report.counts.graphs - before
+
+x = torch.ones(2).cuda()
+checked, unchecked = Checked(2, 2).cuda(), Unchecked(2, 2).cuda()
 with torch.no_grad():
-    Sample(2, 2).cuda()(torch.ones(2).cuda())
-assert report.counts.graphs == 1, report.counts
-assert is_refused()
-torch.compile(lambda x: x + 1, backend="eager")
-assert not is_refused()
-torch.distributions.Distribution.set_default_validate_args(True)
-torch.compile(lambda x: x - 1, backend="eager")
-assert is_refused()
+    assert graphs_of(checked) > 1
+    assert Distribution._validate_args
+    torch.compile(lambda x: x + 1, backend="eager")
+    assert not Distribution._validate_args
+    assert graphs_of(unchecked) == 1
+    graphs_of(checked)
+    Distribution.set_default_validate_args(True)
+    torch.compile(lambda x: x - 1, backend="eager")
+    assert Distribution._validate_args
+    graphs_of(checked)
+    graphs_of(unchecked)
 """)
 
 

@@ -231,3 +231,28 @@ def test_linear_approximation_is_on_the_gpu_when_its_point_is(dynamo_shim: Snipp
             found.append((value.cpu(), step.cpu()))
         assert all(map(torch.allclose, *found)), found
     """)
+
+
+def test_linear_approximation_is_where_the_function_puts_it(dynamo_shim: Snippet) -> None:
+    dynamo_shim("""
+    import warnings
+    warnings.simplefilter("ignore")
+
+    def approximations(device):
+        x = torch.arange(1.0, 4.0, device=device)
+        for function in (
+            lambda x: x.sin().cpu(),
+            lambda x: (x.cos(), x.sin().cpu() * torch.ones(3)),
+            lambda x: (x.cpu() * torch.tensor([1.0, 2.0, 3.0])).to(x.device) * 2,
+            lambda x: x.gather(0, torch.tensor([0, 2], device=x.device)),
+            lambda x: (torch.zeros(3), x.new_zeros(3) + torch.full((3,), 2.0, device=x.device)),
+        ):
+            value, approximate = torch.func.linearize(function, x)
+            step = approximate(torch.ones_like(x))
+            yield torch.utils._pytree.tree_leaves((value, step))
+
+    for on_cpu, on_gpu in zip(approximations("cpu"), approximations("cuda"), strict=True):
+        values, steps = on_gpu[:len(on_gpu) // 2], on_gpu[len(on_gpu) // 2:]
+        assert [value.device for value in values] == [step.device for step in steps], on_gpu
+        assert all(torch.allclose(here, there.cpu()) for here, there in zip(on_cpu, on_gpu))
+    """)
