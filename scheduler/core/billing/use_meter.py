@@ -88,7 +88,7 @@ class UseMeter:
         book, of_slot = self._slots[lease.slot.id]
         requests, models = lease.requests, lease.models
         alone = of_slot.sole is None and not of_slot.leases
-        alone = alone and not lease.beside and not lease.more
+        alone = alone and not (lease.beside or lease.more or lease.loading)
         if alone and len(requests) == 1 and len(models) == 1:
             holding = book.residents.get(models[0])
             if holding is not None and holding.sole is None and not holding.leases:

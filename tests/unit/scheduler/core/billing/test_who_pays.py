@@ -23,12 +23,14 @@ from scheduler.core.billing.charges import (
 )
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.core import Core
+from scheduler.model.actions import EndLease
 from scheduler.model.events import (
     EvictAsked,
     GpuSnapshot,
     LeaseComputed,
     LeaseUsed,
     LiveLease,
+    LoadFailed,
     ModelDemoted,
     ModelLoaded,
     ModelRegistered,
@@ -39,6 +41,7 @@ from scheduler.model.events import (
     SlotFreed,
 )
 from scheduler.model.values import (
+    AfterLoss,
     CallEnd,
     CoreSettings,
     LeaseId,
@@ -252,6 +255,48 @@ def own_process() -> tuple[Core, UseMeter]:
 def computed(core: Core, computed_s: float, now: float) -> None:
     """The node says for how long calls of the process have run since it last said so."""
     core.handle(LeaseComputed(LeaseId(1), computed_s), now)
+
+
+def joined() -> tuple[Core, UseMeter]:
+    """The lease of f's own process is a hit on what the lease of g loads, until 2 s."""
+    core, meter = metered(a_core(gpus=[gpu("g0", slots=2)]))
+    core.handle(RequestArrived(request("r0")._replace(function="g")), 0.0)
+    core.handle(RequestArrived(request("r1")._replace(function="f", own=True)), 0.0)
+    return core, meter
+
+
+@pytest.mark.parametrize("load_s", [0.5, 30.0])
+@pytest.mark.parametrize("ended", [False, True])
+def test_own_process_waits_for_the_load_of_another_lease_and_computes_then(
+    load_s: float, *, ended: bool
+) -> None:
+    core, meter = joined()
+    if ended:  # its load goes on
+        core.handle(SlotFreed(SlotId("g0.0"), LeaseId(1)), 0.25)
+    core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), load_s, Tier.ABSENT), load_s)
+    core.handle(LeaseComputed(LeaseId(2), 1.0), load_s + 1.5)
+    core.handle(SlotFreed(SlotId("g0.1"), LeaseId(2)), load_s + 2.0)
+    found = charged(meter, load_s + 2.0)
+    parts = [found["f", charge] for charge in (GPU_TIME, LOADING, KEPT)]
+    assert parts == [int((load_s + 2.0) * _S), int(load_s * _S), _S]
+
+
+def test_own_process_learns_that_a_load_failed_whose_lease_has_ended() -> None:
+    core, _ = joined()
+    core.handle(SlotFreed(SlotId("g0.0"), LeaseId(1)), 0.25)
+    failed = LoadFailed(GpuId("g0"), ModelId("bert"), "no such file", AfterLoss.FAIL, LeaseId(1))
+    assert any(isinstance(action, EndLease) for action in core.handle(failed, 0.5))
+
+
+def test_own_process_loads_no_longer_when_the_report_of_its_load_was_lost() -> None:
+    core, meter = metered(a_core())
+    core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 0.0)
+    live = LiveLease(LeaseId(1), SlotId("g0"), (ModelId("bert"),), (RequestId("r"),), own=True)
+    found = GpuSnapshot(gpu("g0"), ((ModelId("bert"), GIB),), (live,))
+    core.handle(NodeSnapshot(gpu("g0").node, (found,)), 3.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 7.0)
+    paid = charged(meter, 7.0)
+    assert (paid["f", LOADING], paid["f", KEPT]) == (3 * _S, 4 * _S)
 
 
 def test_what_was_collected_as_computing_is_repaid_when_its_gateway_reports_late() -> None:
