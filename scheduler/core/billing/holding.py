@@ -21,16 +21,16 @@ _MOST_FORMER = 10_000
 class SlotTime:
     """What a lease spends its slot's time with, if no call computes: a load, or being kept.
 
-    It was kept for `kept_us`; that others waited is charged for up to `counted_us` of it, when the
-    slot's contention was `contended_s`.
+    It was kept for `kept_us`, of which `counted_us` were counted when the slot's contention was
+    `contended_s`: `others_us` of these were kept from others.
     """
 
-    __slots__ = ("contended_s", "counted_us", "kept_us", "kind")
+    __slots__ = ("contended_s", "counted_us", "kept_us", "kind", "others_us")
 
     def __init__(self, kind: int, contended_s: float) -> None:
         self.kind = kind
         self.contended_s = contended_s
-        self.kept_us = self.counted_us = 0
+        self.kept_us = self.counted_us = self.others_us = 0
 
     def charge(self, payers: Sequence[Payer], slot_us: int) -> None:
         """So much of the slot's time was spent with it."""

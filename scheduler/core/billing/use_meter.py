@@ -146,19 +146,17 @@ class UseMeter:
 
     def computed(self, lease: ActiveLease, computed_s: float, now: float) -> None:
         """Calls have run for so long, since it was last said, under a lease that is kept."""
-        kept = self._correct(lease, _us(0.0, computed_s), now)
-        if kept is not None:
-            self._charge_for_others(lease, kept, self._cluster.contended_s(lease.slot, now))
+        self._correct(lease, _us(0.0, computed_s), now)
 
-    def _correct(self, lease: ActiveLease, called_us: int, now: float) -> SlotTime | None:
-        """Calls took so much of what seems to be kept time; returns that time if it goes on."""
+    def _correct(self, lease: ActiveLease, called_us: int, now: float) -> None:
+        """Calls took so much of what seems to be kept time."""
         kept = self._account(lease).time
         if kept is None or kept.kind != KEPT:
-            return None
+            return
         self._settle(lease, now)
         slots, sharing = 1 + len(lease.more), len(self._slots[lease.slot.id][1].leases)
         kept.correct(self._payers_of(lease), called_us * slots // max(1, sharing))
-        return kept
+        self._charge_for_others(lease, kept, self._cluster.contended_s(lease.slot, now))
 
     def stands_aside(self, lease: ActiveLease, now: float) -> None:
         """A lease has its slot no more, until what it loads is there."""
@@ -278,11 +276,15 @@ class UseMeter:
         bill.computes_us = now_us
 
     def _charge_for_others(self, lease: ActiveLease, kept: SlotTime, contended_s: float) -> None:
-        """Charge for what others have waited while a lease was kept, since the last time."""
-        counted_us, kept.counted_us = kept.counted_us, max(kept.counted_us, kept.kept_us)
-        others_us = min(kept.counted_us - counted_us, _us(kept.contended_s, contended_s))
-        kept.contended_s = contended_s
-        charge_equally(self._payers_of(lease), KEPT_FROM_OTHERS, others_us)
+        """Charge for what others have waited while a lease was kept, since the last time.
+
+        If calls ran in what was counted before, that was not kept from others either.
+        """
+        waited_us = min(kept.kept_us - kept.counted_us, _us(kept.contended_s, contended_s))
+        before_us = kept.others_us
+        kept.others_us = min(before_us + max(0, waited_us), kept.kept_us)
+        kept.counted_us, kept.contended_s = kept.kept_us, contended_s
+        charge_equally(self._payers_of(lease), KEPT_FROM_OTHERS, kept.others_us - before_us)
 
     def _bill(
         self, lease: ActiveLease, book: GpuBook, functions: Sequence[str], now_us: int

@@ -365,6 +365,21 @@ def test_quota_does_not_get_back_what_was_kept_while_others_waited() -> None:
     assert gpu_time_used_s(world) == pytest.approx(2.5 + 3.0)
 
 
+def test_quota_counts_no_time_twice_when_calls_are_reported_late() -> None:
+    world = World(a_core("lalbo3", models=["a/m", "b/m"]))
+    world.send(TermsSet("a", OwnerTerms(gpu_s=30.0)))
+    world.arrive(of(A, "a0", "a/m")._replace(own=True))
+    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    world.arrive(of(B, "b0", "b/m"), at=2.0)
+    world.send(LeaseComputed(LeaseId(1), 0.0), 3.0)
+    assert gpu_time_used_s(world) == pytest.approx(3.0)
+    for _ in range(2):
+        world.send(LeaseComputed(LeaseId(1), 1.0), 4.0)
+    assert gpu_time_used_s(world) == pytest.approx(4.0)
+    world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 7.0)
+    assert gpu_time_used_s(world) == pytest.approx(7.0), "all of it was kept from others"
+
+
 def test_quota_gets_back_all_that_was_kept_when_requests_share_the_lease() -> None:
     world = quotas(a=OwnerTerms(gpu_s=60.0))
     world.arrive(of(A, "a0", "a/m")._replace(own=True))

@@ -252,6 +252,9 @@ def own_process() -> tuple[Core, UseMeter]:
     return core, meter
 
 
+_KEPT = (KEPT, KEPT_FROM_OTHERS)
+
+
 def computed(core: Core, computed_s: float, now: float) -> None:
     """The node says for how long calls of the process have run since it last said so."""
     core.handle(LeaseComputed(LeaseId(1), computed_s), now)
@@ -330,6 +333,24 @@ def test_own_process_keeps_from_others_what_they_wait(until_s: float) -> None:
     core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 7.0)
     found = charged(meter, 7.0)
     assert (found["f", KEPT], found["f", KEPT_FROM_OTHERS]) == (4 * _S, (until_s - 3.0) * _S)
+
+
+@pytest.mark.parametrize("collected_s", [3.5, 4.0, 7.0])
+@pytest.mark.parametrize("end_s", [4.25, 7.0])
+def test_what_an_own_process_computed_was_kept_from_nobody_when_its_node_says_so_late(
+    collected_s: float, end_s: float
+) -> None:
+    core, meter = own_process()
+    core.handle(RequestArrived(request("o", "other")._replace(function="g", own=True)), 2.0)
+    computed(core, 0.0, 3.0)
+    early = charged(meter, 3.5) if collected_s == 3.5 else {}
+    for _ in range(2):
+        computed(core, 1.0, 4.0)
+    found = charged(meter, 4.0) if collected_s == 4.0 else early
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), end_s)
+    paid = charged(meter, end_s)
+    sums = [paid.get(("f", each), 0) + found.get(("f", each), 0) for each in _KEPT]
+    assert sums == [(end_s - 4.0) * _S] * 2
 
 
 def test_lease_that_a_functions_own_process_kept_was_kept_for_as_long_as_its_node_says() -> None:
