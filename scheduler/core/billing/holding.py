@@ -49,14 +49,24 @@ class SlotTime:
 class LeaseBill:
     """A lease in force since `since_us`: what it holds, and for each thing who pays for it.
 
-    `time` is None while calls compute, from `computes_us` on.
+    `time` is None while calls compute, from `computes_us` on: the slot's contention was
+    `contended_s` then.
     """
 
-    __slots__ = ("computes_us", "functions", "holdings", "payers", "since_us", "time")
+    __slots__ = (
+        "computes_us",
+        "contended_s",
+        "functions",
+        "holdings",
+        "payers",
+        "since_us",
+        "time",
+    )
 
-    def __init__(self, functions: Sequence[str], since_us: int) -> None:
+    def __init__(self, functions: Sequence[str], since_us: int, contended_s: float) -> None:
         self.functions = functions
         self.since_us = self.computes_us = since_us
+        self.contended_s = contended_s
         self.holdings: list[Holding] = []
         self.payers: list[Sequence[Payer]] = []
         self.time: SlotTime | None = None
@@ -75,7 +85,16 @@ class SoleLease:
     serves one lease after the other.
     """
 
-    __slots__ = ("begun_us", "computes_us", "id", "model", "payer", "slot", "time")
+    __slots__ = (
+        "begun_us",
+        "computes_us",
+        "contended_s",
+        "id",
+        "model",
+        "payer",
+        "slot",
+        "time",
+    )
 
     def __init__(self, model: "Holding", slot: "Holding", payer: Payer) -> None:
         self.id = _NO_LEASE
@@ -83,12 +102,14 @@ class SoleLease:
         self.slot = slot
         self.payer = payer
         self.begun_us = self.computes_us = 0
+        self.contended_s = 0.0
         self.time: SlotTime | None = None
 
-    def begin(self, lease: LeaseId, now_us: int) -> None:
+    def begin(self, lease: LeaseId, now_us: int, contended_s: float) -> None:
         """A lease is in force."""
         self.id = lease
         self.begun_us = self.computes_us = now_us
+        self.contended_s = contended_s
         self.time = None
         self.model.sole = self.slot.sole = self
 

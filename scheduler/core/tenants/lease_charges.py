@@ -58,8 +58,9 @@ class LeaseCharge:
         """Its functions, each once."""
         return self.owners if len(self.owners) == 1 else list(dict.fromkeys(self.owners))
 
-    def begin(self, since_s: float) -> None:
+    def begin(self, contended_s: float, since_s: float) -> None:
         """It has its slots from now on."""
+        self.contended_s = contended_s
         self.runs, self.rests_s = True, None
         self.since_s = self.due_s = self.woke_s = since_s
         self._run(+1, since_s, since_s)
@@ -72,7 +73,8 @@ class LeaseCharge:
     def rest(self, since_s: float, contended_s: float, now: float) -> None:
         """No call has run under it since then."""
         if self.runs and self.rests_s is None:
-            self.correct(min(0.0, max(since_s, self.woke_s) - now), now)
+            kept_s = max(0.0, now - max(since_s, self.woke_s))
+            self.correct(min(kept_s, contended_s - self.contended_s) - kept_s, now)
             self._run(-1, self.due_s, now)
             self.rests_s, self.contended_s = now, contended_s
             self.called_s = self.kept_s = self.others_s = 0.0
@@ -163,7 +165,7 @@ class LeaseCharges:
         for owner in charge.distinct():
             self._owners.count(owner, 0, 1)
         if not lease.beside:
-            charge.begin(now)
+            charge.begin(self._cluster.contended_s(charge.slot, now), now)
             charge.expect(now + expected_s)
         self._recharge(charge, expected_s * share)
 
@@ -203,7 +205,7 @@ class LeaseCharges:
         """A lease has its slot from now on."""
         charge = self._charges.get(lease.id)
         if charge is not None:
-            charge.begin(now)
+            charge.begin(self._cluster.contended_s(charge.slot, now), now)
             charge.expect(lease.due_s)
 
     def stands_aside(self, lease: ActiveLease, now: float) -> None:

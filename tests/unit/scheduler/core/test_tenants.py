@@ -347,11 +347,16 @@ def test_quota_counts_a_long_call_of_a_functions_own_process_while_it_runs() -> 
     assert gpu_time_used_s(world) == pytest.approx(10.0), "never more than there was"
 
 
-def test_quota_does_not_count_what_was_kept_when_its_gateway_reports_late() -> None:
+@pytest.mark.parametrize("waited_s", [0.0, 3.0])
+def test_quota_does_not_count_what_was_kept_from_nobody_when_its_gateway_reports_late(
+    waited_s: float,
+) -> None:
     world = kept_from(3.0)
     world.send(LeaseUsed(LeaseId(1), A, (LeaseUse(RequestId("u"), 4.0, 4.0, None),)), 4.0)
+    if waited_s:
+        world.arrive(of(B, "b0", "b/m")._replace(caller="gw"), at=9.0 - waited_s)
     world.send(LeaseUsed(LeaseId(1), A, (), (CallEnd(RequestId("u"), 4.5),)), 9.0)
-    assert gpu_time_used_s(world) == pytest.approx(3.0 + 0.5)
+    assert gpu_time_used_s(world) == pytest.approx(3.0 + 0.5 + waited_s)
 
 
 def test_quota_does_not_get_back_what_was_kept_while_others_waited() -> None:

@@ -314,6 +314,33 @@ def test_what_was_collected_as_computing_is_repaid_when_its_gateway_reports_late
     assert (found["f", GPU_TIME], found["f", KEPT]) == (6 * _S, kept_us), "5 s computed, 1.5 new"
 
 
+@pytest.mark.parametrize("collected_s", [None, 6.0])
+def test_late_gateway_pays_for_what_it_kept_from_others(collected_s: float | None) -> None:
+    core, meter = standing(models=("bert", "other"))
+    core.handle(RequestArrived(request("o", "other")._replace(function="g", caller="gw2")), 3.0)
+    early = {} if collected_s is None else charged(meter, collected_s)
+    used(core, 9.0, ended=2.5)
+    used(core, 9.0, LeaseUse(RequestId("u"), 9.0, 9.0, None))
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 16.0)
+    paid = charged(meter, 16.0)
+    kept, from_others = [early.get(("f", each), 0) + paid.get(("f", each), 0) for each in _KEPT]
+    assert (kept, from_others) == (6_500_000, 6 * _S)
+
+
+def test_late_gateway_pays_for_no_wait_before_its_lease() -> None:
+    settings = CoreSettings(standing=StandingTerms(60.0, 100))
+    core, meter = metered(a_core(settings=settings, models=("bert", "other")))
+    core.handle(RequestArrived(request("r0")._replace(function="f")), 0.0)
+    core.handle(RequestArrived(request("o", "other")._replace(function="g")), 1.0)
+    core.handle(RequestCancelled(RequestId("o")), 2.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 3.0)
+    core.handle(RequestArrived(request("r")._replace(function="f", caller="gw")), 3.0)
+    core.handle(LeaseUsed(LeaseId(2), "f", (), (CallEnd(RequestId("r"), 3.5),)), 9.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(2)), 9.0)
+    found = charged(meter, 9.0)
+    assert (found["f", KEPT], found.get(("f", KEPT_FROM_OTHERS), 0)) == (5_500_000, 0)
+
+
 def test_nothing_was_kept_when_the_lease_ends_before_its_load() -> None:
     core, meter = metered(a_core())
     core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 0.0)
