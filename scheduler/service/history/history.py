@@ -208,7 +208,8 @@ class History:
         self._listener.loaded(event.load_s)
         for held in self._held.values():
             happened = held.happened
-            if happened.gpu == event.gpu and event.model in happened.missing:
+            awaits = event.model in happened.missing and event.model not in happened.sources
+            if awaits and happened.gpu == event.gpu:  # later loads are another lease's
                 happened.load_s += event.load_s
                 happened.loaded_s = now
                 happened.sources[event.model] = event.source

@@ -111,7 +111,10 @@ def test_record_holds_the_decision_and_what_was_measured() -> None:
     assert play.counted.ends == [RequestOutcome.COMPLETED]
 
 
-def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it() -> None:
+@pytest.mark.parametrize("loaded_again", [False, True])
+def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it(
+    *, loaded_again: bool
+) -> None:
     play = Play()
     meter = play.core.start_metering(0.0)
     kept = request("kept", "bert")._replace(caller="gw", function="f")
@@ -122,6 +125,8 @@ def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it
     play.at(6.0, SlotFreed(SlotId("g0"), first_lease(play, "kept")))
     play.at(7.0, RequestArrived(own), ModelLoaded(G0, ModelId("vit"), 0.0, Tier.DISK))
     play.at(8.0, LeaseComputed(first_lease(play, "own"), 0.006))
+    if loaded_again:  # for another lease, when the model's worker had died
+        play.at(11.0, ModelLoaded(G0, ModelId("vit"), 3.0, Tier.DISK))
     play.at(12.008, LeaseComputed(first_lease(play, "own"), 0.002))
     play.at(12.008, SlotFreed(SlotId("g0"), first_lease(play, "own"), 4.008))
     billed_us = {
