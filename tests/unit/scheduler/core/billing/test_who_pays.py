@@ -284,6 +284,17 @@ def test_own_process_waits_for_the_load_of_another_lease_and_computes_then(
     assert parts == [int((load_s + 2.0) * _S), int(load_s * _S), _S]
 
 
+def test_own_process_waits_for_the_load_under_its_second_lease_too() -> None:
+    core, meter = joined()
+    core.handle(SlotFreed(SlotId("g0.0"), LeaseId(1)), 0.25)
+    core.handle(SlotFreed(SlotId("g0.1"), LeaseId(2)), 0.5)
+    core.handle(RequestArrived(request("r2")._replace(function="f", own=True)), 0.5)
+    core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 3.0, Tier.ABSENT), 3.0)
+    core.handle(SlotFreed(core.placer.leases[LeaseId(3)].slot.id, LeaseId(3)), 5.0)
+    found = charged(meter, 5.0)
+    assert [found["f", charge] for charge in (GPU_TIME, LOADING, KEPT)] == [5 * _S, 3 * _S, 2 * _S]
+
+
 def test_own_process_learns_that_a_load_failed_whose_lease_has_ended() -> None:
     core, _ = joined()
     core.handle(SlotFreed(SlotId("g0.0"), LeaseId(1)), 0.25)
