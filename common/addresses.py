@@ -100,7 +100,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 def _is_port(text: str) -> bool:
     """Whether this is the number of a port."""
-    return natural(text, _PORT_DIGITS) in _PORTS
+    return (port := natural(text, _PORT_DIGITS)) is not None and port in _PORTS
 
 
 def address_text(host: str, port: int) -> str:

@@ -206,12 +206,10 @@ class Fleet:
         """The copy engine is busy with what its manager loads, and nothing else."""
         index, profiles = self._cluster.index, self._cluster.profiles
         for model in [model for model in gpu.loads if model not in snapshot.loading]:
-            arrived = model in gpu.arriving  # the report of its load was lost
             self._cluster.load_ended(gpu, model)
-            if arrived:
-                for slot in gpu.slots:
-                    for lease in slot.leases.values():
-                        self._placer.loaded(lease, model, now)
+            for slot in gpu.slots:  # the report of its load was lost
+                for lease in slot.leases.values():
+                    self._placer.loaded(lease, model, now)
         for model in snapshot.loading:
             if model in gpu.cache.residents and model not in gpu.loads:
                 tier = index.tier(gpu.spec.node, model)

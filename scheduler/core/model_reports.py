@@ -131,5 +131,8 @@ class ModelReports:
     def _counted_on(self, gpu: Gpu, model: ModelId) -> bool:
         """Whether a GPU should hold a model, with no order under way that would load it again."""
         leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
-        on_its_way = any(model in lease.loading for lease in leases)
+        on_its_way = any(
+            model in lease.loading and not (lease.dispatch and lease.dispatch.hit)
+            for lease in leases
+        )
         return model in gpu.cache.residents and not on_its_way

@@ -114,7 +114,6 @@ class Placer:
             under_way_s = self._loads.under_way_s(slot, bundle.models, now)
             estimate = Estimate(under_way_s, estimate.run_s)
         occupation.join(lease, chosen)
-        lease.own = all(pending.request.own for pending in chosen)
         if not from_local or self._counts_dispatches:
             slot.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)

@@ -33,10 +33,20 @@ class Payer:
 
     `charged` lists the payers with something on their account that was not collected yet.
     `owed_us` was kept, and charged as computing: as much of that counts as kept when it is
-    collected, now or, if it has been collected, of what is computed next.
+    collected, now or, if it has been collected, of what is computed next; `owed_others_us` of it,
+    the last ones, were kept from others.
     """
 
-    __slots__ = ("amounts", "charged", "function", "gpu", "listed", "model", "owed_us")
+    __slots__ = (
+        "amounts",
+        "charged",
+        "function",
+        "gpu",
+        "listed",
+        "model",
+        "owed_others_us",
+        "owed_us",
+    )
 
     def __init__(
         self, function: str, model: ModelId, gpu: GpuId | None, charged: list["Payer"]
@@ -47,7 +57,7 @@ class Payer:
         self.charged = charged
         self.listed = False
         self.amounts = [0] * CHARGES
-        self.owed_us = 0
+        self.owed_us = self.owed_others_us = 0
 
     def add(self, charge: int, amount: int) -> None:
         """Charge this much more."""
@@ -64,6 +74,9 @@ class Payer:
             repaid_us = min(self.owed_us, computing_us(amounts))
             amounts[KEPT] += repaid_us
             self.owed_us -= repaid_us
+            others_us = max(0, self.owed_others_us - self.owed_us)
+            amounts[KEPT_FROM_OTHERS] += others_us
+            self.owed_others_us -= others_us
         return amounts
 
 
@@ -81,10 +94,12 @@ def charge_equally(payers: Sequence[Payer], charge: int, amount: int) -> None:
         payer.add(charge, part)
 
 
-def owe_equally(payers: Sequence[Payer], kept_us: int) -> None:
-    """So much that was charged to them as computing was kept."""
-    for payer, part_us in zip(payers, equal_parts(kept_us, len(payers)), strict=True):
+def owe_equally(payers: Sequence[Payer], kept_us: int, others_us: int) -> None:
+    """So much that was charged to them as computing was kept, `others_us` of it from others."""
+    parts = equal_parts(kept_us, len(payers)), equal_parts(others_us, len(payers))
+    for payer, part_us, others_part_us in zip(payers, *parts, strict=True):
         payer.owed_us += part_us
+        payer.owed_others_us += others_part_us
 
 
 def equal_parts(amount: int, count: int) -> list[int]:

@@ -21,16 +21,16 @@ _MOST_FORMER = 10_000
 class SlotTime:
     """What a lease spends its slot's time with, if no call computes: a load, or being kept.
 
-    It was kept for `kept_us`; that others waited is charged for up to `counted_us` of it, when the
-    slot's contention was `contended_s`.
+    It was kept for `kept_us`, of which `counted_us` were counted when the slot's contention was
+    `contended_s`: `others_us` of these were kept from others.
     """
 
-    __slots__ = ("contended_s", "counted_us", "kept_us", "kind")
+    __slots__ = ("contended_s", "counted_us", "kept_us", "kind", "others_us")
 
     def __init__(self, kind: int, contended_s: float) -> None:
         self.kind = kind
         self.contended_s = contended_s
-        self.kept_us = self.counted_us = 0
+        self.kept_us = self.counted_us = self.others_us = 0
 
     def charge(self, payers: Sequence[Payer], slot_us: int) -> None:
         """So much of the slot's time was spent with it."""
@@ -49,14 +49,24 @@ class SlotTime:
 class LeaseBill:
     """A lease in force since `since_us`: what it holds, and for each thing who pays for it.
 
-    `time` is None while calls compute, from `computes_us` on.
+    `time` is None while calls compute, from `computes_us` on: the slot's contention was
+    `contended_s` then.
     """
 
-    __slots__ = ("computes_us", "functions", "holdings", "payers", "since_us", "time")
+    __slots__ = (
+        "computes_us",
+        "contended_s",
+        "functions",
+        "holdings",
+        "payers",
+        "since_us",
+        "time",
+    )
 
-    def __init__(self, functions: Sequence[str], since_us: int) -> None:
+    def __init__(self, functions: Sequence[str], since_us: int, contended_s: float) -> None:
         self.functions = functions
         self.since_us = self.computes_us = since_us
+        self.contended_s = contended_s
         self.holdings: list[Holding] = []
         self.payers: list[Sequence[Payer]] = []
         self.time: SlotTime | None = None
@@ -75,7 +85,16 @@ class SoleLease:
     serves one lease after the other.
     """
 
-    __slots__ = ("begun_us", "computes_us", "id", "model", "payer", "slot", "time")
+    __slots__ = (
+        "begun_us",
+        "computes_us",
+        "contended_s",
+        "id",
+        "model",
+        "payer",
+        "slot",
+        "time",
+    )
 
     def __init__(self, model: "Holding", slot: "Holding", payer: Payer) -> None:
         self.id = _NO_LEASE
@@ -83,12 +102,14 @@ class SoleLease:
         self.slot = slot
         self.payer = payer
         self.begun_us = self.computes_us = 0
+        self.contended_s = 0.0
         self.time: SlotTime | None = None
 
-    def begin(self, lease: LeaseId, now_us: int) -> None:
+    def begin(self, lease: LeaseId, now_us: int, contended_s: float) -> None:
         """A lease is in force."""
         self.id = lease
         self.begun_us = self.computes_us = now_us
+        self.contended_s = contended_s
         self.time = None
         self.model.sole = self.slot.sole = self
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.billing.charges import CHARGES, KEPT, NOBODY
+from scheduler.core.billing.charges import CHARGES, KEPT, KEPT_FROM_OTHERS, NOBODY
 from scheduler.core.billing.collected import Collected, GpuSpan
 
 HOUR_S = 3600
@@ -46,7 +46,8 @@ class UseBucket:
             key = UseKey(OTHERS, ModelId(OTHERS), key.gpu_type)
         sums = self.rows.setdefault(key, [0] * CHARGES)
         _add(sums, amounts)
-        sums[KEPT] = max(0, sums[KEPT])  # what is corrected may have been kept an hour before
+        for kept in (KEPT, KEPT_FROM_OTHERS):  # what is corrected may be of the hour before
+            sums[kept] = max(0, sums[kept])
 
     def count(self, gpu_type: str, amounts: Iterable[int]) -> None:
         """Add what there was of GPUs of one type."""

@@ -87,8 +87,9 @@ class UseMeter:
             self._look(now_us)
         book, of_slot = self._slots[lease.slot.id]
         requests, models = lease.requests, lease.models
+        contended_s = self._cluster.contended_s(lease.slot, now)
         alone = of_slot.sole is None and not of_slot.leases
-        alone = alone and not lease.beside and not lease.more
+        alone = alone and not (lease.beside or lease.more or lease.loading)
         if alone and len(requests) == 1 and len(models) == 1:
             holding = book.residents.get(models[0])
             if holding is not None and holding.sole is None and not holding.leases:
@@ -97,10 +98,11 @@ class UseMeter:
                     sole = holding.kept_sole
                     if sole is None or sole.payer is not payer or sole.slot is not of_slot:
                         sole = holding.kept_sole = SoleLease(holding, of_slot, payer)
-                    sole.begin(lease.id, now_us)
+                    sole.begin(lease.id, now_us, contended_s)
                     return (payer,)
         functions = [pending.request.function for pending in requests]
-        payers = self._bill(lease, book, functions or _NOBODY_ALONE, now_us)
+        bill = LeaseBill(functions or _NOBODY_ALONE, now_us, contended_s)
+        payers = self._bill(lease, book, bill, now_us)
         if lease.loading:
             self._spend(lease, LOADING, now)
         return payers
@@ -131,7 +133,10 @@ class UseMeter:
         if since_s < now:
             kept_us = min(_us(since_s, now), max(0, self._at(now) - bill.computes_us))
             sharing = max(len(self._slots[lease.slot.id][1].leases), lease.slot.capacity)
-            owe_equally(self._payers_of(lease), kept_us * (1 + len(lease.more)) // sharing)
+            kept_us = kept_us * (1 + len(lease.more)) // sharing
+            contended_s = self._cluster.contended_s(lease.slot, now)
+            others_us = min(kept_us, _us(bill.contended_s, contended_s))
+            owe_equally(self._payers_of(lease), kept_us, others_us)
         self._spend(lease, KEPT, now)
 
     def called(
@@ -146,19 +151,17 @@ class UseMeter:
 
     def computed(self, lease: ActiveLease, computed_s: float, now: float) -> None:
         """Calls have run for so long, since it was last said, under a lease that is kept."""
-        kept = self._correct(lease, _us(0.0, computed_s), now)
-        if kept is not None:
-            self._charge_for_others(lease, kept, self._cluster.contended_s(lease.slot, now))
+        self._correct(lease, _us(0.0, computed_s), now)
 
-    def _correct(self, lease: ActiveLease, called_us: int, now: float) -> SlotTime | None:
-        """Calls took so much of what seems to be kept time; returns that time if it goes on."""
+    def _correct(self, lease: ActiveLease, called_us: int, now: float) -> None:
+        """Calls took so much of what seems to be kept time."""
         kept = self._account(lease).time
         if kept is None or kept.kind != KEPT:
-            return None
+            return
         self._settle(lease, now)
         slots, sharing = 1 + len(lease.more), len(self._slots[lease.slot.id][1].leases)
         kept.correct(self._payers_of(lease), called_us * slots // max(1, sharing))
-        return kept
+        self._charge_for_others(lease, kept, self._cluster.contended_s(lease.slot, now))
 
     def stands_aside(self, lease: ActiveLease, now: float) -> None:
         """A lease has its slot no more, until what it loads is there."""
@@ -275,23 +278,27 @@ class UseMeter:
         if before is not None and before.kind == KEPT:
             self._charge_for_others(lease, before, contended_s)
         bill.time = None if kind == GPU_TIME else SlotTime(kind, contended_s)
-        bill.computes_us = now_us
+        bill.computes_us, bill.contended_s = now_us, contended_s
 
     def _charge_for_others(self, lease: ActiveLease, kept: SlotTime, contended_s: float) -> None:
-        """Charge for what others have waited while a lease was kept, since the last time."""
-        counted_us, kept.counted_us = kept.counted_us, max(kept.counted_us, kept.kept_us)
-        others_us = min(kept.counted_us - counted_us, _us(kept.contended_s, contended_s))
-        kept.contended_s = contended_s
-        charge_equally(self._payers_of(lease), KEPT_FROM_OTHERS, others_us)
+        """Charge for what others have waited while a lease was kept, since the last time.
+
+        If calls ran in what was counted before, that was not kept from others either.
+        """
+        waited_us = min(kept.kept_us - kept.counted_us, _us(kept.contended_s, contended_s))
+        before_us = kept.others_us
+        kept.others_us = min(before_us + max(0, waited_us), kept.kept_us)
+        kept.counted_us, kept.contended_s = kept.kept_us, contended_s
+        charge_equally(self._payers_of(lease), KEPT_FROM_OTHERS, kept.others_us - before_us)
 
     def _bill(
-        self, lease: ActiveLease, book: GpuBook, functions: Sequence[str], now_us: int
+        self, lease: ActiveLease, book: GpuBook, bill: LeaseBill, now_us: int
     ) -> Sequence[Payer]:
         """Follow a lease that shares what it uses, or uses more than one thing, or no slot yet."""
-        bill = self._bills[lease.id] = LeaseBill(functions, now_us)
+        self._bills[lease.id] = bill
         of_slot: list[Payer] = []
         for model in lease.models:
-            payers = self._payers(book, model, functions, now_us)
+            payers = self._payers(book, model, bill.functions, now_us)
             of_slot += payers
             holding = book.residents.get(model)
             if holding is not None:
@@ -308,7 +315,8 @@ class UseMeter:
         if sole is None:
             return
         sole.end(now_us)
-        bill = self._bills[sole.id] = LeaseBill((sole.payer.function,), now_us)
+        bill = LeaseBill((sole.payer.function,), now_us, sole.contended_s)
+        self._bills[sole.id] = bill
         bill.time, bill.computes_us = sole.time, sole.computes_us
         for each in (sole.model, sole.slot):
             each.begin(sole.id, bill, (sole.payer,), now_us)

@@ -32,6 +32,10 @@ def join(lease: ActiveLease, chosen: tuple[Pending, ...]) -> None:
         pending.lease = lease.id
     lease.requests.extend(chosen)
     lease.is_shared = len(chosen) > 1
+    lease.own = all(pending.request.own for pending in chosen)
+    if lease.own and not lease.loading:  # else its wait for another lease's load would be kept
+        loads = lease.slot.gpu.loads
+        lease.loading = {model: loads[model] for model in lease.models if model in loads}
 
 
 def occupy(cluster: ClusterState, lease: ActiveLease, now: float, load_s: float) -> None:

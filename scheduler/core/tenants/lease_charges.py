@@ -17,7 +17,8 @@ class LeaseCharge:
     if it is only loading, beside the runs of others. While it is kept and no call runs (`rests_s`:
     since then; else one runs since `woke_s`), its time counts for no quota, but for what others
     wait, from `contended_s` of its slot's contention on; and for the calls that are reported when
-    they have ended, `called_s` of them.
+    they have ended, `called_s` of them. Before that it was kept for `kept_s`, of which `others_s`
+    were counted.
     """
 
     __slots__ = (
@@ -25,6 +26,8 @@ class LeaseCharge:
         "charge_s",
         "contended_s",
         "due_s",
+        "kept_s",
+        "others_s",
         "owners",
         "rests_s",
         "runs",
@@ -45,7 +48,7 @@ class LeaseCharge:
         self.charge_s = 0.0
         self.runs = False
         self.rests_s: float | None = None
-        self.contended_s = self.called_s = 0.0
+        self.contended_s = self.called_s = self.kept_s = self.others_s = 0.0
 
     def used_s(self, now: float) -> float:
         """What each request has used until now."""
@@ -55,8 +58,9 @@ class LeaseCharge:
         """Its functions, each once."""
         return self.owners if len(self.owners) == 1 else list(dict.fromkeys(self.owners))
 
-    def begin(self, since_s: float) -> None:
+    def begin(self, contended_s: float, since_s: float) -> None:
         """It has its slots from now on."""
+        self.contended_s = contended_s
         self.runs, self.rests_s = True, None
         self.since_s = self.due_s = self.woke_s = since_s
         self._run(+1, since_s, since_s)
@@ -69,17 +73,18 @@ class LeaseCharge:
     def rest(self, since_s: float, contended_s: float, now: float) -> None:
         """No call has run under it since then."""
         if self.runs and self.rests_s is None:
-            self.correct(min(0.0, max(since_s, self.woke_s) - now), now)
+            kept_s = max(0.0, now - max(since_s, self.woke_s))
+            self.correct(min(kept_s, contended_s - self.contended_s) - kept_s, now)
             self._run(-1, self.due_s, now)
-            self.rests_s, self.contended_s, self.called_s = now, contended_s, 0.0
+            self.rests_s, self.contended_s = now, contended_s
+            self.called_s = self.kept_s = self.others_s = 0.0
 
     def wake(self, contended_s: float, now: float) -> None:
         """A call runs under it again, or it ends: count for what others have waited meanwhile."""
         if self.rests_s is not None:
-            kept_s = max(0.0, now - self.rests_s - self.called_s)
+            self._count_rest(self.rests_s, contended_s, now)
             self.rests_s, self.due_s, self.woke_s = None, now, now
             self._run(+1, now, now)
-            self.correct(min(kept_s, contended_s - self.contended_s), now)
 
     def called(self, began_s: float, ended_s: float, now: float) -> None:
         """A call has run under it then, while it seemed to rest."""
@@ -93,8 +98,17 @@ class LeaseCharge:
         if self.rests_s is not None:
             self.called_s += computed_s
             self.correct(computed_s, now)
-            self.wake(contended_s, now)
-            self.rest(now, contended_s, now)
+            self._count_rest(self.rests_s, contended_s, now)
+
+    def _count_rest(self, since_s: float, contended_s: float, now: float) -> None:
+        """Count for what others have waited since then, and for no more than it has rested."""
+        kept_s = now - since_s - self.called_s
+        waited_s = min(kept_s, contended_s - self.contended_s)
+        self.kept_s += kept_s
+        before_s = self.others_s
+        self.others_s = max(0.0, min(before_s + max(0.0, waited_s), self.kept_s))
+        self.correct(self.others_s - before_s, now)
+        self.rests_s, self.contended_s, self.called_s = now, contended_s, 0.0
 
     def correct(self, used_s: float, now: float) -> None:
         """Its calls have used its slots for so much more than was counted, or less."""
@@ -151,7 +165,7 @@ class LeaseCharges:
         for owner in charge.distinct():
             self._owners.count(owner, 0, 1)
         if not lease.beside:
-            charge.begin(now)
+            charge.begin(self._cluster.contended_s(charge.slot, now), now)
             charge.expect(now + expected_s)
         self._recharge(charge, expected_s * share)
 
@@ -191,7 +205,7 @@ class LeaseCharges:
         """A lease has its slot from now on."""
         charge = self._charges.get(lease.id)
         if charge is not None:
-            charge.begin(now)
+            charge.begin(self._cluster.contended_s(charge.slot, now), now)
             charge.expect(lease.due_s)
 
     def stands_aside(self, lease: ActiveLease, now: float) -> None:

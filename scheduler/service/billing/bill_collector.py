@@ -119,7 +119,8 @@ class BillCollector:
                     self._meters.billed_bytes.add((*function, stage), amount / 1e6)
             if row.amounts[GPU_TIME]:
                 self._meters.billed_gpu.add(function, row.amounts[GPU_TIME] / 1e6)
-                used_us = max(0, row.amounts[GPU_TIME] - row.amounts[KEPT])
+            used_us = max(0, row.amounts[GPU_TIME] - row.amounts[KEPT])
+            if used_us:  # perhaps of time that was collected as kept before
                 self._meters.function_gpu.add(function, used_us / 1e6)
             if self.settings.priced:
                 cost = self.settings.cost(row.amounts, row.gpu_type)

@@ -207,11 +207,15 @@ class History:
     def _loaded(self, event: ModelLoaded, now: float) -> None:
         self._listener.loaded(event.load_s)
         for held in self._held.values():
-            happened = held.happened
-            if happened.gpu == event.gpu and event.model in happened.missing:
+            happened, dispatch = held.happened, held.dispatch
+            if happened.gpu != event.gpu or event.model not in dispatch.models:
+                continue
+            if event.model in happened.missing and event.model not in happened.sources:
                 happened.load_s += event.load_s
                 happened.loaded_s = now
                 happened.sources[event.model] = event.source
+            elif dispatch.estimate.load_s and happened.loaded_s is None:
+                happened.loaded_s = now  # it waited for the load of another lease
 
     def _load_failed(self, event: LoadFailed, now: float) -> None:
         del now

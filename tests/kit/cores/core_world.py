@@ -4,8 +4,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from cache_manager.model.ids import GpuId, ModelId, Tier
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.core.core import Core
+from scheduler.core.state.slots import ActiveLease
 from scheduler.model.actions import (
     Action,
     Dispatch,
@@ -88,8 +89,11 @@ class World:
         self.now = self.now if at is None else at
         self.log.append((event, self.now))
         self._note_event(event)
+        nodes, known = self._known() if isinstance(event, NodeSnapshot) else ({}, {})
         actions = self.core.handle(event, self.now)
         self.answers.append(actions)
+        if isinstance(event, NodeSnapshot) and not refused(actions):
+            self._note_snapshot(event, nodes, known)
         for action in actions:
             self._note(action)
         for gpu_id, models in self.loads.items():  # what has left is loaded no more
@@ -110,12 +114,19 @@ class World:
                     lease.models.discard(event.model)
         elif isinstance(event, ModelLoaded):
             self.loads.get(event.gpu, set()).discard(event.model)
-        elif isinstance(event, NodeSnapshot):
-            self._note_snapshot(event)
 
-    def _note_snapshot(self, event: NodeSnapshot) -> None:
-        node = event.node
-        here = [gpu.spec.id for gpu in self.core.cluster.gpus.values() if gpu.spec.node == node]
+    def _known(self) -> tuple[dict[GpuId, NodeId], dict[LeaseId, ActiveLease]]:
+        gpus = self.core.cluster.gpus.values()
+        return {gpu.spec.id: gpu.spec.node for gpu in gpus}, dict(self.core.placer.leases)
+
+    def _note_snapshot(
+        self,
+        event: NodeSnapshot,
+        nodes: Mapping[GpuId, NodeId],
+        known: Mapping[LeaseId, ActiveLease],
+    ) -> None:
+        """The core took it; these GPUs and leases it had before."""
+        here = [gpu for gpu, node in nodes.items() if node == event.node]
         found = {lease.lease for gpu in event.gpus for lease in gpu.leases}
         residents = {gpu.gpu.id: {model for model, _ in gpu.residents} for gpu in event.gpus}
         mine = [lease for lease in self.leases.values() if lease.gpu in here]
@@ -125,10 +136,9 @@ class World:
         for snapshot in event.gpus:
             self.loads[snapshot.gpu.id] = set(snapshot.loading)
             stuck = dict(snapshot.stuck)
-            known = [self.core.placer.leases[each.id] for each in mine if each.id in self.leases]
             self.aside |= {
                 lease.id
-                for lease in known
+                for lease in [known[each.id] for each in mine if each.id in self.leases]
                 if lease.slot.gpu.spec.id == snapshot.gpu.id
                 and not stuck.keys().isdisjoint(lease.models)
             }

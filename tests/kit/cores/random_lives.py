@@ -365,7 +365,7 @@ class Chaos:
     def _unknown_lease(self, there: GpuId, used: ModelId) -> list[LiveLease]:
         slots = self.world.core.cluster.gpus[there].slots
         with_room = [slot.id for slot in slots if slot.computing < slot.capacity]
-        lease = LeaseId(1000 + len(self.world.log))
+        lease = LeaseId(self.world.core.placer.last_lease + 1)
         if not with_room:
             return []
         given = Configuration(1, 1, len(with_room))

@@ -4,8 +4,8 @@ import pytest
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.actions import Dispatch
-from scheduler.model.events import GpuJoined, GpuSnapshot, NodeSnapshot
-from scheduler.model.values import GpuSpec, SlotId, SlotSpec
+from scheduler.model.events import GpuJoined, GpuSnapshot, LiveLease, NodeSnapshot
+from scheduler.model.values import GpuSpec, LeaseId, SlotId, SlotSpec
 from tests.kit.cores.builders import GIB, a_core, gpu, holding, model, request
 from tests.kit.cores.core_world import World, only, placements, refused
 
@@ -72,3 +72,12 @@ def test_snapshot_takes_nothing_from_a_gpu_when_it_claims_its_slot() -> None:
     world.send(holding(G0, "bert"))
     world.send(NodeSnapshot(NodeId("n"), (GpuSnapshot(with_slots("h0", "g0")),)))
     assert only(Dispatch, world.arrive(request("r0"))).hit
+
+
+def test_lease_of_a_refused_snapshot_is_in_no_books() -> None:
+    world = World(a_core("lb"))
+    world.arrive(request("r0"))
+    before = set(world.leases)
+    spec, live = with_slots("h0", "x", "x"), LiveLease(LeaseId(7), SlotId("x"), (BERT,))
+    assert refused(world.send(NodeSnapshot(spec.node, (GpuSnapshot(spec, (), (live,)),)))) != []
+    assert set(world.leases) == set(world.core.placer.leases) == before

@@ -347,11 +347,16 @@ def test_quota_counts_a_long_call_of_a_functions_own_process_while_it_runs() -> 
     assert gpu_time_used_s(world) == pytest.approx(10.0), "never more than there was"
 
 
-def test_quota_does_not_count_what_was_kept_when_its_gateway_reports_late() -> None:
+@pytest.mark.parametrize("waited_s", [0.0, 3.0])
+def test_quota_does_not_count_what_was_kept_from_nobody_when_its_gateway_reports_late(
+    waited_s: float,
+) -> None:
     world = kept_from(3.0)
     world.send(LeaseUsed(LeaseId(1), A, (LeaseUse(RequestId("u"), 4.0, 4.0, None),)), 4.0)
+    if waited_s:
+        world.arrive(of(B, "b0", "b/m")._replace(caller="gw"), at=9.0 - waited_s)
     world.send(LeaseUsed(LeaseId(1), A, (), (CallEnd(RequestId("u"), 4.5),)), 9.0)
-    assert gpu_time_used_s(world) == pytest.approx(3.0 + 0.5)
+    assert gpu_time_used_s(world) == pytest.approx(3.0 + 0.5 + waited_s)
 
 
 def test_quota_does_not_get_back_what_was_kept_while_others_waited() -> None:
@@ -363,6 +368,21 @@ def test_quota_does_not_get_back_what_was_kept_while_others_waited() -> None:
     world.send(LeaseComputed(LeaseId(1), 0.5), 2.5)
     world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 7.5)
     assert gpu_time_used_s(world) == pytest.approx(2.5 + 3.0)
+
+
+def test_quota_counts_no_time_twice_when_calls_are_reported_late() -> None:
+    world = World(a_core("lalbo3", models=["a/m", "b/m"]))
+    world.send(TermsSet("a", OwnerTerms(gpu_s=30.0)))
+    world.arrive(of(A, "a0", "a/m")._replace(own=True))
+    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    world.arrive(of(B, "b0", "b/m"), at=2.0)
+    world.send(LeaseComputed(LeaseId(1), 0.0), 3.0)
+    assert gpu_time_used_s(world) == pytest.approx(3.0)
+    for _ in range(2):
+        world.send(LeaseComputed(LeaseId(1), 1.0), 4.0)
+    assert gpu_time_used_s(world) == pytest.approx(4.0)
+    world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 7.0)
+    assert gpu_time_used_s(world) == pytest.approx(7.0), "all of it was kept from others"
 
 
 def test_quota_gets_back_all_that_was_kept_when_requests_share_the_lease() -> None:

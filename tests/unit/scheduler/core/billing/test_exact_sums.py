@@ -110,7 +110,7 @@ def check_sums(naive: NaiveBill, rows: list[Collected], spans: list[GpuSpan], st
     by_function: dict[object, int] = defaultdict(int)
     for row in rows:
         for charge, amount in enumerate(row.amounts):
-            assert amount >= 0 or charge == KEPT
+            assert amount >= 0 or charge in {KEPT, KEPT_FROM_OTHERS}
             if row.gpu is not None:
                 paid[row.gpu][charge] += amount
             place = row.gpu, row.model, charge

@@ -23,12 +23,14 @@ from scheduler.core.billing.charges import (
 )
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.core import Core
+from scheduler.model.actions import EndLease
 from scheduler.model.events import (
     EvictAsked,
     GpuSnapshot,
     LeaseComputed,
     LeaseUsed,
     LiveLease,
+    LoadFailed,
     ModelDemoted,
     ModelLoaded,
     ModelRegistered,
@@ -39,6 +41,7 @@ from scheduler.model.events import (
     SlotFreed,
 )
 from scheduler.model.values import (
+    AfterLoss,
     CallEnd,
     CoreSettings,
     LeaseId,
@@ -249,9 +252,65 @@ def own_process() -> tuple[Core, UseMeter]:
     return core, meter
 
 
+_KEPT = (KEPT, KEPT_FROM_OTHERS)
+
+
 def computed(core: Core, computed_s: float, now: float) -> None:
     """The node says for how long calls of the process have run since it last said so."""
     core.handle(LeaseComputed(LeaseId(1), computed_s), now)
+
+
+def joined() -> tuple[Core, UseMeter]:
+    """The lease of f's own process is a hit on what the lease of g loads, until 2 s."""
+    core, meter = metered(a_core(gpus=[gpu("g0", slots=2)]))
+    core.handle(RequestArrived(request("r0")._replace(function="g")), 0.0)
+    core.handle(RequestArrived(request("r1")._replace(function="f", own=True)), 0.0)
+    return core, meter
+
+
+@pytest.mark.parametrize("load_s", [0.5, 30.0])
+@pytest.mark.parametrize("ended", [False, True])
+def test_own_process_waits_for_the_load_of_another_lease_and_computes_then(
+    load_s: float, *, ended: bool
+) -> None:
+    core, meter = joined()
+    if ended:  # its load goes on
+        core.handle(SlotFreed(SlotId("g0.0"), LeaseId(1)), 0.25)
+    core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), load_s, Tier.ABSENT), load_s)
+    core.handle(LeaseComputed(LeaseId(2), 1.0), load_s + 1.5)
+    core.handle(SlotFreed(SlotId("g0.1"), LeaseId(2)), load_s + 2.0)
+    found = charged(meter, load_s + 2.0)
+    parts = [found["f", charge] for charge in (GPU_TIME, LOADING, KEPT)]
+    assert parts == [int((load_s + 2.0) * _S), int(load_s * _S), _S]
+
+
+def test_own_process_waits_for_the_load_under_its_second_lease_too() -> None:
+    core, meter = joined()
+    core.handle(SlotFreed(SlotId("g0.0"), LeaseId(1)), 0.25)
+    core.handle(SlotFreed(SlotId("g0.1"), LeaseId(2)), 0.5)
+    core.handle(RequestArrived(request("r2")._replace(function="f", own=True)), 0.5)
+    core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 3.0, Tier.ABSENT), 3.0)
+    core.handle(SlotFreed(core.placer.leases[LeaseId(3)].slot.id, LeaseId(3)), 5.0)
+    found = charged(meter, 5.0)
+    assert [found["f", charge] for charge in (GPU_TIME, LOADING, KEPT)] == [5 * _S, 3 * _S, 2 * _S]
+
+
+def test_own_process_learns_that_a_load_failed_whose_lease_has_ended() -> None:
+    core, _ = joined()
+    core.handle(SlotFreed(SlotId("g0.0"), LeaseId(1)), 0.25)
+    failed = LoadFailed(GpuId("g0"), ModelId("bert"), "no such file", AfterLoss.FAIL, LeaseId(1))
+    assert any(isinstance(action, EndLease) for action in core.handle(failed, 0.5))
+
+
+def test_own_process_loads_no_longer_when_the_report_of_its_load_was_lost() -> None:
+    core, meter = metered(a_core())
+    core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 0.0)
+    live = LiveLease(LeaseId(1), SlotId("g0"), (ModelId("bert"),), (RequestId("r"),), own=True)
+    found = GpuSnapshot(gpu("g0"), ((ModelId("bert"), GIB),), (live,))
+    core.handle(NodeSnapshot(gpu("g0").node, (found,)), 3.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 7.0)
+    paid = charged(meter, 7.0)
+    assert (paid["f", LOADING], paid["f", KEPT]) == (3 * _S, 4 * _S)
 
 
 def test_what_was_collected_as_computing_is_repaid_when_its_gateway_reports_late() -> None:
@@ -264,6 +323,33 @@ def test_what_was_collected_as_computing_is_repaid_when_its_gateway_reports_late
     found = charged(meter, 13.0)
     kept_us = _S + 3_500_000
     assert (found["f", GPU_TIME], found["f", KEPT]) == (6 * _S, kept_us), "5 s computed, 1.5 new"
+
+
+@pytest.mark.parametrize("collected_s", [None, 6.0])
+def test_late_gateway_pays_for_what_it_kept_from_others(collected_s: float | None) -> None:
+    core, meter = standing(models=("bert", "other"))
+    core.handle(RequestArrived(request("o", "other")._replace(function="g", caller="gw2")), 3.0)
+    early = {} if collected_s is None else charged(meter, collected_s)
+    used(core, 9.0, ended=2.5)
+    used(core, 9.0, LeaseUse(RequestId("u"), 9.0, 9.0, None))
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 16.0)
+    paid = charged(meter, 16.0)
+    kept, from_others = [early.get(("f", each), 0) + paid.get(("f", each), 0) for each in _KEPT]
+    assert (kept, from_others) == (6_500_000, 6 * _S)
+
+
+def test_late_gateway_pays_for_no_wait_before_its_lease() -> None:
+    settings = CoreSettings(standing=StandingTerms(60.0, 100))
+    core, meter = metered(a_core(settings=settings, models=("bert", "other")))
+    core.handle(RequestArrived(request("r0")._replace(function="f")), 0.0)
+    core.handle(RequestArrived(request("o", "other")._replace(function="g")), 1.0)
+    core.handle(RequestCancelled(RequestId("o")), 2.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 3.0)
+    core.handle(RequestArrived(request("r")._replace(function="f", caller="gw")), 3.0)
+    core.handle(LeaseUsed(LeaseId(2), "f", (), (CallEnd(RequestId("r"), 3.5),)), 9.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(2)), 9.0)
+    found = charged(meter, 9.0)
+    assert (found["f", KEPT], found.get(("f", KEPT_FROM_OTHERS), 0)) == (5_500_000, 0)
 
 
 def test_nothing_was_kept_when_the_lease_ends_before_its_load() -> None:
@@ -285,6 +371,24 @@ def test_own_process_keeps_from_others_what_they_wait(until_s: float) -> None:
     core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 7.0)
     found = charged(meter, 7.0)
     assert (found["f", KEPT], found["f", KEPT_FROM_OTHERS]) == (4 * _S, (until_s - 3.0) * _S)
+
+
+@pytest.mark.parametrize("collected_s", [3.5, 4.0, 7.0])
+@pytest.mark.parametrize("end_s", [4.25, 7.0])
+def test_what_an_own_process_computed_was_kept_from_nobody_when_its_node_says_so_late(
+    collected_s: float, end_s: float
+) -> None:
+    core, meter = own_process()
+    core.handle(RequestArrived(request("o", "other")._replace(function="g", own=True)), 2.0)
+    computed(core, 0.0, 3.0)
+    early = charged(meter, 3.5) if collected_s == 3.5 else {}
+    for _ in range(2):
+        computed(core, 1.0, 4.0)
+    found = charged(meter, 4.0) if collected_s == 4.0 else early
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), end_s)
+    paid = charged(meter, end_s)
+    sums = [paid.get(("f", each), 0) + found.get(("f", each), 0) for each in _KEPT]
+    assert sums == [(end_s - 4.0) * _S] * 2
 
 
 def test_lease_that_a_functions_own_process_kept_was_kept_for_as_long_as_its_node_says() -> None:

@@ -82,15 +82,18 @@ async def test_bill_is_collected_and_written_again_and_again() -> None:
     assert not collector.buckets.changed
 
 
-def test_gpu_time_of_a_function_has_no_kept_time_in_it() -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+def test_gpu_time_of_a_function_has_no_kept_time_in_it(*, is_late: bool) -> None:
     core, meters = a_core(), SchedulerCounters()
     clock, meter = StandingClock(), core.start_metering(0.0)
     collector = BillCollector(meter, UseBuckets(), clock.now_s, PRICED, meters, LOG)
     core.handle(RequestArrived(request("r")._replace(own=True)), 0.0)
     core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 2.0, Tier.ABSENT), 2.0)
-    core.handle(LeaseComputed(LeaseId(1), 1.0), 3.0)
-    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 7.0)
     clock.now = 7.0
+    if is_late:
+        collector.collect()
+    core.handle(LeaseComputed(LeaseId(1), 1.0), 7.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 7.0)
     collector.collect()
     (billed_s,) = meters.billed_gpu.values.values()
     assert (list(meters.gpu_seconds().values()), billed_s) == ([3.0], 7.0)

@@ -111,7 +111,10 @@ def test_record_holds_the_decision_and_what_was_measured() -> None:
     assert play.counted.ends == [RequestOutcome.COMPLETED]
 
 
-def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it() -> None:
+@pytest.mark.parametrize("loaded_again", [False, True])
+def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it(
+    *, loaded_again: bool
+) -> None:
     play = Play()
     meter = play.core.start_metering(0.0)
     kept = request("kept", "bert")._replace(caller="gw", function="f")
@@ -122,6 +125,8 @@ def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it
     play.at(6.0, SlotFreed(SlotId("g0"), first_lease(play, "kept")))
     play.at(7.0, RequestArrived(own), ModelLoaded(G0, ModelId("vit"), 0.0, Tier.DISK))
     play.at(8.0, LeaseComputed(first_lease(play, "own"), 0.006))
+    if loaded_again:  # for another lease, when the model's worker had died
+        play.at(11.0, ModelLoaded(G0, ModelId("vit"), 3.0, Tier.DISK))
     play.at(12.008, LeaseComputed(first_lease(play, "own"), 0.002))
     play.at(12.008, SlotFreed(SlotId("g0"), first_lease(play, "own"), 4.008))
     billed_us = {
@@ -131,6 +136,23 @@ def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it
     for name, billed in (("kept", billed_us["f"]), ("own", billed_us["g"])):
         used = used_by(play.record(name), play.core, Billing(), 12.008)
         assert used.gpu_s == pytest.approx(billed / 1e6, abs=3e-6)
+
+
+def test_what_an_own_process_used_has_its_wait_for_the_load_of_another_lease_in_it() -> None:
+    play = Play(gpu("g0", slots=2))
+    meter = play.core.start_metering(0.0)
+    own = request("own")._replace(own=True, function="f")
+    play.at(0.0, RequestArrived(request("r0")), RequestArrived(own))
+    play.at(2.5, ModelLoaded(G0, BERT, 2.5, Tier.ABSENT))
+    play.at(4.0, LeaseComputed(first_lease(play, "own"), 0.5))
+    play.at(6.0, SlotFreed(SlotId("g0.1"), first_lease(play, "own")))
+    (billed_us,) = [
+        row.amounts[GPU_TIME] - row.amounts[KEPT]
+        for row in meter.collect(6.0)[0]
+        if row.function == "f"
+    ]
+    used = used_by(play.record("own"), play.core, Billing(), 6.0)
+    assert used.gpu_s == pytest.approx(billed_us / 1e6) == pytest.approx(3.0)
 
 
 def test_load_of_another_lease_is_not_counted() -> None:
