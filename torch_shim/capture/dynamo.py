@@ -58,7 +58,6 @@ def configure() -> None:
     """Configure Dynamo, once per process."""
     if _set_up:
         return
-    _set_up.append(True)
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     _put_around(builder, "infer_subclass_type", tensor_classes.class_to_dynamo)
     _put_around(utils, "to_subclass", tensor_classes.to_subclass)
@@ -81,6 +80,7 @@ def configure() -> None:
     dynamo_settings.install()
     process_state.install()
     skip_own_frames()
+    _set_up.append(True)
 
 
 def on_gpu(example: Any) -> bool:

@@ -38,7 +38,8 @@ def install() -> None:
     replaced: Any = BuiltinVariable
     replaced.call_type = _class_of(replaced.call_type)
     replaced = TensorWithTFOverrideVariable
-    replaced.tp_getattro_impl = _attribute_of(replaced.tp_getattro_impl)
+    name = "tp_getattro_impl" if hasattr(replaced, "tp_getattro_impl") else "var_getattr"
+    setattr(replaced, name, _attribute_of(getattr(replaced, name), getattr(TensorVariable, name)))
 
 
 def class_to_dynamo(native: Native, value: Any) -> Any:
@@ -84,14 +85,14 @@ def _class_of(native: Native) -> Native:
     return call_type
 
 
-def _attribute_of(native: Native) -> Native:
+def _attribute_of(native: Native, of_plain: Native) -> Native:
     @functools.wraps(native)
     def read(self: Any, tx: Any, name: str) -> Any:
         if name == "__class__":
             return self.class_type_var(tx)
         of_handles = name in _OF_HANDLES and self.device == CUDA
         if of_handles or _is_torch_s_function(self.class_type, name):
-            return TensorVariable.tp_getattro_impl(self, tx, name)
+            return of_plain(self, tx, name)
         return native(self, tx, name)
 
     return read

@@ -54,6 +54,25 @@ for product in (on_gpu(Tagged) * scalar, scalar * on_gpu(Tagged)):
 """)
 
 
+def test_handle_class_answers_when_the_program_s_metaclass_asks_all_subclasses(
+    shim: Snippet,
+) -> None:
+    shim(f"""{_CLASSES}
+import abc
+class Meta(abc.ABCMeta, type(torch.Tensor)):
+    pass
+class Abstract(torch.Tensor, metaclass=Meta):
+    pass
+class Concrete(Abstract):
+    pass
+x = on_gpu(Concrete)
+assert isinstance(x, Abstract) and isinstance(x, type(x)) and issubclass(type(x), Abstract)
+assert issubclass(type(x), type(on_gpu(Abstract))) and not issubclass(Abstract, type(x))
+assert not isinstance(1, Abstract) and not isinstance(plain, Abstract)
+assert not isinstance(plain, type(x)) and not issubclass(Concrete, type(x))
+""")
+
+
 def test_class_is_derived_from_the_program_s_when_a_program_derives_from_a_handle_s(
     shim: Snippet,
 ) -> None:

@@ -142,3 +142,36 @@ with torch.no_grad():
 code = Noted.__torch_function__.__func__.__code__
 assert frames and code not in frames, frames
 """)
+
+
+def test_attributes_are_shown_when_dynamo_reads_them_by_its_name_of_torch_2_11(
+    dynamo_shim: Snippet,
+) -> None:
+    dynamo_shim("""
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.torch_function import TensorWithTFOverrideVariable
+from torch_shim.capture import dynamo
+for kind in (VariableTracker, TensorVariable, TensorWithTFOverrideVariable):
+    kind.var_getattr = vars(kind)["tp_getattro_impl"]
+    del kind.tp_getattro_impl
+dynamo.configure()
+assert TensorWithTFOverrideVariable.var_getattr.__wrapped__
+""")
+
+
+def test_dynamo_is_configured_again_when_that_failed(dynamo_shim: Snippet) -> None:
+    dynamo_shim("""
+from torch_shim.capture import dynamo
+def fail():
+    raise AttributeError
+native, dynamo.tensor_classes.install = dynamo.tensor_classes.install, fail
+for _ in range(2):
+    try:
+        dynamo.configure()
+    except AttributeError:
+        continue
+    raise AssertionError("half configured, and nobody is told")
+dynamo.tensor_classes.install = native
+dynamo.configure()
+""")
