@@ -175,3 +175,39 @@ for _ in range(2):
 dynamo.tensor_classes.install = native
 dynamo.configure()
 """)
+
+
+def test_class_is_asked_as_without_graphs_when_its_function_computes_and_notes(
+    tracing_shim: Snippet,
+) -> None:
+    tracing_shim("""
+from torch_shim.capture import graphs
+class Tenfold(torch.Tensor):
+    noted = []
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Tenfold.noted.append(func.__name__)
+        made = super().__torch_function__(func, types, args, kwargs or {})
+        return made * 10 if func is torch.relu else made
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+    def forward(self, x):
+        return torch.relu(torch.relu(x * self.weight))
+made, make = [], graphs.Graph.__init__
+graphs.Graph.__init__ = lambda graph, *args: made.append(graph) or make(graph, *args)
+def answers(device):
+    model, found = Model().to(device), []
+    x = torch.ones(2, 3, device=device).as_subclass(Tenfold)
+    x.grad = torch.ones(2, 3, device=device)
+    for _ in range(4):
+        Tenfold.noted.clear()
+        with torch.no_grad():
+            answer = model(x)
+        found.append((list(Tenfold.noted), type(answer).__name__, answer.tolist()))
+    return found
+on_gpu, plain = answers("cuda"), answers("cpu")
+assert on_gpu == plain, (on_gpu[0], plain[0])
+assert len(made) == 1, "traced again, though nothing has changed"
+""")
