@@ -61,6 +61,9 @@ class _HandleType(type(torch.nn.Parameter)):  # type: ignore[misc] # PyTorch has
         programs = tuple(map(cpu_class, bases))
         return new_class(name, programs, options, lambda made: made.update(namespace))
 
+    def __setattr__(cls, name: str, value: Any) -> None:
+        setattr(cpu_class(cls), name, value)
+
     def __eq__(cls, other: object) -> bool:
         return isinstance(other, type) and cpu_class(cls) is cpu_class(other)
 
