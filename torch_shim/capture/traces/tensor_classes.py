@@ -102,7 +102,7 @@ def _asking_no_class(native: Native) -> Native:
 
     @functools.wraps(native)
     def wrap_tensor(self: Any, value: Any) -> Any:
-        if not delegation.is_asked(cpu_class(type(value))):
+        if not (traces_for_gpu() and delegation.is_asked(cpu_class(type(value)))):
             return native(self, value)
         with NoTorchFunction():
             return native(self, value)
