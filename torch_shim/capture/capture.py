@@ -29,7 +29,7 @@ from torch_shim.capture.traces.dynamo_settings import (
 from torch_shim.capture.traces.tensor_classes import has_operators
 from torch_shim.leases import request_context
 from torch_shim.process_report import GraphBreak, report
-from torch_shim.tensors.handles import CudaTensor
+from torch_shim.tensors.handles import CudaTensor, NoTorchFunction
 
 log = logging.getLogger("gpufaas")
 
@@ -151,7 +151,8 @@ class Capture:
         """Turn a graph that Dynamo has captured into a callable; Dynamo calls this method."""
         report.add("graphs", 1)
         _note_break(module)
-        return Graph(module, examples, self._roots)
+        with NoTorchFunction():  # what a class notes of reads here, Dynamo would guard
+            return Graph(module, examples, self._roots)
 
     def backend_or(self, name: str, mode: str | None, options: Any) -> Callable[..., Any]:
         """Return a backend that handles graphs over GPU tensors and leaves others to `name`."""

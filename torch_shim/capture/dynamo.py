@@ -21,7 +21,7 @@ from torch._dynamo.types import (  # type: ignore[attr-defined] # which has them
     FrameAction,
     FrameExecStrategy,
 )
-from torch._dynamo.variables import builder
+from torch._dynamo.variables import builder, torch_function
 from torch._functorch.autograd_function import AutogradFunctionApply
 from torch._guards import Guard
 from torch._subclasses.fake_tensor import FakeTensor
@@ -58,10 +58,10 @@ def configure() -> None:
     """Configure Dynamo, once per process."""
     if _set_up:
         return
-    _set_up.append(True)
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     _put_around(builder, "infer_subclass_type", tensor_classes.class_to_dynamo)
     _put_around(utils, "to_subclass", tensor_classes.to_subclass)
+    _put_around(torch_function, "call_torch_function", tensor_classes.call_function_of_class)
     _put_around(builder, "wrap_to_fake_tensor_and_record", _fake_of)
     _put_around(builder, "get_specialized_props", _properties_of)
     _put_around(utils, "run_node", _run_node)
@@ -80,6 +80,7 @@ def configure() -> None:
     dynamo_settings.install()
     process_state.install()
     skip_own_frames()
+    _set_up.append(True)
 
 
 def on_gpu(example: Any) -> bool:

@@ -61,6 +61,9 @@ class _HandleType(type(torch.nn.Parameter)):  # type: ignore[misc] # PyTorch has
         programs = tuple(map(cpu_class, bases))
         return new_class(name, programs, options, lambda made: made.update(namespace))
 
+    def __setattr__(cls, name: str, value: Any) -> None:
+        setattr(cpu_class(cls), name, value)
+
     def __eq__(cls, other: object) -> bool:
         return isinstance(other, type) and cpu_class(cls) is cpu_class(other)
 
@@ -72,8 +75,9 @@ class _HandleType(type(torch.nn.Parameter)):  # type: ignore[misc] # PyTorch has
 
     def __subclasscheck__(cls, other: type) -> bool:
         # C++ asks a class before those that it is derived from. No class of CPU tensors may be
-        # asked before one of handles: its results would be CPU tensors.
-        return issubclass(other, cpu_class(cls)) and hasattr(other, _PROGRAMS_CLASS)
+        # asked before one of handles: its results would be CPU tensors. A program's metaclass may
+        # ask all subclasses in turn, and would come back here without end.
+        return type.__subclasscheck__(cpu_class(cls), other) and hasattr(other, _PROGRAMS_CLASS)
 
 
 @functools.cache

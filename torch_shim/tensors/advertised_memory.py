@@ -1,10 +1,8 @@
 """The GPU memory that the shim advertises to the function: its size, and the bytes allocated."""
 
 import gc
-import os
 from dataclasses import dataclass
 from itertools import compress
-from pathlib import Path
 
 import torch
 
@@ -14,7 +12,6 @@ from torch_shim.tensors.handles import CudaTensor
 # Counting visits all objects of the process, so smaller allocations are not checked.
 _COUNTED_FROM_BYTES = 256 << 20
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - no public check
-_MAPPED = Path("/proc/self/statm")  # in pages, first of all that this process has mapped
 
 
 @dataclass(slots=True)
@@ -55,7 +52,9 @@ def _live_handles() -> list[CudaTensor]:
     for kind in kinds:
         kinds.extend(type.__subclasses__(kind))
     objects = gc.get_objects()
-    return list(compress(objects, map(frozenset(kinds).__contains__, map(type, objects))))
+    # By identity: a handle class equals its program's, and other classes may not be hashable.
+    is_handle = map(frozenset(map(id, kinds)).__contains__, map(id, map(type, objects)))
+    return list(compress(objects, is_handle))
 
 
 def peak_bytes() -> int:
@@ -80,19 +79,10 @@ def reserve_bytes(wanted: int) -> None:
     """Raise torch.cuda.OutOfMemoryError if this many bytes do not fit on the GPU."""
     if wanted < _COUNTED_FROM_BYTES and wanted < _memory.limit_bytes:
         return
-    if _mapped_bytes() + wanted <= _memory.limit_bytes:
-        return
     used = allocated_bytes()
     if used + wanted > _memory.limit_bytes:
         raise out_of_memory(wanted, used)
-
-
-def _mapped_bytes() -> int:
-    """Return what this process has mapped: its handles have no more than that."""
-    try:
-        return int(_MAPPED.read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
-    except OSError:  # where there is no /proc
-        return _memory.limit_bytes
+    _memory.peak_bytes = max(_memory.peak_bytes, used + wanted)
 
 
 def out_of_memory(wanted: int, used: int) -> Exception:

@@ -325,7 +325,7 @@ def _delegated(
     kwargs: dict[str, Any],
 ) -> Any:
     given = (*args, *kwargs.values())
-    known = {id(value) for value in given if type(value) in PLAIN}
+    known = {id(value) for value in _flat(given) if type(value) in PLAIN}
     bring(given)
     try:
         result = delegation.delegate(kinds, types, func, args, kwargs)
@@ -413,7 +413,8 @@ def _compute_as(kind: type) -> Callable[..., Any]:
             refuse_mixed_devices(func, args, kwargs or {})
         result = CudaTensor.__torch_function__(func, (), args, kwargs)
         if func not in _nowrap():
-            _give_class(result, cls, [*args, *(kwargs or {}).values()])
+            given = set(map(id, _flat((*args, *(kwargs or {}).values()))))
+            _give_class(result, cls, given)
         return result
 
     return compute
@@ -436,10 +437,18 @@ def _is_asked_itself(kind: type) -> bool:
     return is_programs and "__torch_function__" in vars(kind)
 
 
-def _give_class(result: Any, kind: type, given: Sequence[Any]) -> None:
+def _flat(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _give_class(result: Any, kind: type, given: set[int]) -> None:
     """Give results the class, but not the program's own tensors, which were given and written."""
     if type(result) is CudaTensor:
-        if not any(result is each for each in given):
+        if id(result) not in given:
             _change_class(result, kind)
     elif isinstance(result, list | tuple):
         for item in result:

@@ -12,14 +12,17 @@ from typing import Any
 
 import torch
 from torch._dynamo.exc import unimplemented
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch_function import TensorWithTFOverrideVariable
 
+from torch_shim.capture.traces.dynamo_settings import traces_for_gpu
+from torch_shim.foreign_tensors import delegation
 from torch_shim.foreign_tensors.handle_types import cpu_class
 from torch_shim.redirected_device import CUDA
 from torch_shim.tensors.dispatch import names
-from torch_shim.tensors.handles import PLAIN, CudaParameter, CudaTensor
+from torch_shim.tensors.handles import PLAIN, CudaParameter, CudaTensor, NoTorchFunction
 
 Native = Callable[..., Any]
 
@@ -37,8 +40,11 @@ def install() -> None:
     """Let `type(x)` and `x.__class__` be the program's class in traces, and `x.device` the GPU."""
     replaced: Any = BuiltinVariable
     replaced.call_type = _class_of(replaced.call_type)
+    replaced = VariableBuilder
+    replaced.wrap_tensor = _asking_no_class(replaced.wrap_tensor)
     replaced = TensorWithTFOverrideVariable
-    replaced.tp_getattro_impl = _attribute_of(replaced.tp_getattro_impl)
+    name = "tp_getattro_impl" if hasattr(replaced, "tp_getattro_impl") else "var_getattr"
+    setattr(replaced, name, _attribute_of(getattr(replaced, name), getattr(TensorVariable, name)))
 
 
 def class_to_dynamo(native: Native, value: Any) -> Any:
@@ -59,6 +65,13 @@ def class_to_dynamo(native: Native, value: Any) -> Any:
 def to_subclass(native: Native, value: Any, kind: type) -> Any:
     """Give an output its class, unless it is an input of this class that the graph wrote to."""
     return value if cpu_class(type(value)) is kind else native(value, kind)
+
+
+def call_function_of_class(native: Native, *args: Any, **options: Any) -> Any:
+    """Trace a class's `__torch_function__`, in which operators ask the class again, as in C++."""
+    if traces_for_gpu():
+        options.pop("is_subclass_dispatch", None)  # Dynamo's word for asking no class inside of it
+    return native(*args, **options)
 
 
 def has_operators(value: Any) -> bool:
@@ -84,14 +97,27 @@ def _class_of(native: Native) -> Native:
     return call_type
 
 
-def _attribute_of(native: Native) -> Native:
+def _asking_no_class(native: Native) -> Native:
+    """Let no class see what Dynamo reads of its tensors: what the class notes may be guarded."""
+
+    @functools.wraps(native)
+    def wrap_tensor(self: Any, value: Any) -> Any:
+        if not (traces_for_gpu() and delegation.is_asked(cpu_class(type(value)))):
+            return native(self, value)
+        with NoTorchFunction():
+            return native(self, value)
+
+    return wrap_tensor
+
+
+def _attribute_of(native: Native, of_plain: Native) -> Native:
     @functools.wraps(native)
     def read(self: Any, tx: Any, name: str) -> Any:
         if name == "__class__":
             return self.class_type_var(tx)
         of_handles = name in _OF_HANDLES and self.device == CUDA
         if of_handles or _is_torch_s_function(self.class_type, name):
-            return TensorVariable.tp_getattro_impl(self, tx, name)
+            return of_plain(self, tx, name)
         return native(self, tx, name)
 
     return read

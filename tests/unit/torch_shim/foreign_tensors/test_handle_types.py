@@ -54,6 +54,47 @@ for product in (on_gpu(Tagged) * scalar, scalar * on_gpu(Tagged)):
 """)
 
 
+def test_attribute_is_the_program_s_class_s_when_a_method_writes_it_to_its_own(
+    shim: Snippet,
+) -> None:
+    shim(f"""{_CLASSES}
+class Counted(torch.Tensor):
+    count = 0
+    def called(self):
+        type(self).count += 1
+        self.__class__.count += 1
+        return self.called_on_class()
+    @classmethod
+    def called_on_class(cls):
+        cls.count += 1
+        return cls.count
+class More(Counted):
+    pass
+assert on_gpu(Counted).called() == torch.ones(2).as_subclass(Counted).called() - 3 == 3
+assert Counted.count == 6 == type(on_gpu(Counted)).count == on_gpu(More).count
+assert on_gpu(More).called() == More.count == 9 and Counted.count == 6
+""")
+
+
+def test_handle_class_answers_when_the_program_s_metaclass_asks_all_subclasses(
+    shim: Snippet,
+) -> None:
+    shim(f"""{_CLASSES}
+import abc
+class Meta(abc.ABCMeta, type(torch.Tensor)):
+    pass
+class Abstract(torch.Tensor, metaclass=Meta):
+    pass
+class Concrete(Abstract):
+    pass
+x = on_gpu(Concrete)
+assert isinstance(x, Abstract) and isinstance(x, type(x)) and issubclass(type(x), Abstract)
+assert issubclass(type(x), type(on_gpu(Abstract))) and not issubclass(Abstract, type(x))
+assert not isinstance(1, Abstract) and not isinstance(plain, Abstract)
+assert not isinstance(plain, type(x)) and not issubclass(Concrete, type(x))
+""")
+
+
 def test_class_is_derived_from_the_program_s_when_a_program_derives_from_a_handle_s(
     shim: Snippet,
 ) -> None:

@@ -260,6 +260,28 @@ assert plain.tolist() == [2, 2] and out.tolist() == [3, 3]
 """)
 
 
+def test_tensors_keep_their_classes_when_they_are_given_in_lists(shim: Snippet) -> None:
+    shim(f"""{_PROGRAMS}
+class Unwrapping(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {{}}))
+plain = torch.ones(2, device="cuda")
+gpu, on_cpu, tagged = type(plain), torch.ones(2), plain.clone().as_subclass(Tagged)
+added = [plain.clone()]
+torch._foreach_add_(added, [tagged])
+largest, index = torch.zeros(1, device="cuda")[0], torch.zeros(1, device="cuda").long()[0]
+torch.max(tagged, 0, out=(largest, index))
+assert torch.atleast_1d([plain, tagged])[1].tolist() == [1, 1]
+for tensor in (*added, largest, index, plain):
+    assert type(tensor) is gpu, tensor
+assert added[0].tolist() == [2, 2] and largest == 1 and type(tagged) == Tagged
+torch.atleast_1d([on_cpu, plain.clone().as_subclass(Unwrapping)])
+assert type(on_cpu) is torch.Tensor and on_cpu.is_cpu
+""")
+
+
 def test_class_with_slots_computes_though_results_are_not_of_it(shim: Snippet) -> None:
     shim("""
 class Slotted(torch.Tensor):

@@ -167,18 +167,37 @@ def test_allocation_raises_out_of_memory_when_the_gpu_is_full(shim: Snippet) -> 
     """)
 
 
-def test_objects_are_not_counted_when_a_large_tensor_fits_in_any_case(shim: Snippet) -> None:
+def test_peak_is_that_of_large_tensors_when_they_are_gone(shim: Snippet) -> None:
     shim("""
-    import gc
+    for _ in range(2):
+        first = torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
+        second = torch.empty(300 << 20, dtype=torch.uint8).cuda()
+        del first, second
+        assert torch.cuda.memory_allocated() == 0
+        assert torch.cuda.max_memory_allocated() == 600 << 20
+        torch.cuda.reset_peak_memory_stats()
+    """)
 
-    def get_objects():
-        raise AssertionError("it visits every object of the process")
 
-    gc.get_objects, native = get_objects, gc.get_objects
-    large = [torch.empty(300 << 20, dtype=torch.uint8, device="cuda") for _ in range(2)]
-    large.append(torch.empty(300 << 20, dtype=torch.uint8).cuda())
-    gc.get_objects = native
-    assert torch.cuda.memory_allocated() == 3 * (300 << 20)
+def test_memory_is_counted_when_other_objects_are_of_equal_or_unhashable_classes(
+    shim: Snippet,
+) -> None:
+    shim("""
+    class Own(torch.Tensor):
+        pass
+
+    class Metaclass(type):
+        def __eq__(cls, other):
+            return NotImplemented
+
+    class Unhashable(metaclass=Metaclass):
+        def __init__(self):
+            self.others = []
+
+    kept = torch.ones(1024, device="cuda").as_subclass(Own), Unhashable()
+    on_cpu = [torch.empty(6 << 30, dtype=torch.uint8).as_subclass(Own) for _ in range(2)]
+    large = torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_allocated() == 4096 + (300 << 20)
     """)
 
 

@@ -142,3 +142,72 @@ with torch.no_grad():
 code = Noted.__torch_function__.__func__.__code__
 assert frames and code not in frames, frames
 """)
+
+
+def test_attributes_are_shown_when_dynamo_reads_them_by_its_name_of_torch_2_11(
+    dynamo_shim: Snippet,
+) -> None:
+    dynamo_shim("""
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.torch_function import TensorWithTFOverrideVariable
+from torch_shim.capture import dynamo
+for kind in (VariableTracker, TensorVariable, TensorWithTFOverrideVariable):
+    kind.var_getattr = vars(kind)["tp_getattro_impl"]
+    del kind.tp_getattro_impl
+dynamo.configure()
+assert TensorWithTFOverrideVariable.var_getattr.__wrapped__
+""")
+
+
+def test_dynamo_is_configured_again_when_that_failed(dynamo_shim: Snippet) -> None:
+    dynamo_shim("""
+from torch_shim.capture import dynamo
+def fail():
+    raise AttributeError
+native, dynamo.tensor_classes.install = dynamo.tensor_classes.install, fail
+for _ in range(2):
+    try:
+        dynamo.configure()
+    except AttributeError:
+        continue
+    raise AssertionError("half configured, and nobody is told")
+dynamo.tensor_classes.install = native
+dynamo.configure()
+""")
+
+
+def test_class_is_asked_as_without_graphs_when_its_function_computes_and_notes(
+    tracing_shim: Snippet,
+) -> None:
+    tracing_shim("""
+from torch_shim.capture import graphs
+class Tenfold(torch.Tensor):
+    noted = []
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Tenfold.noted.append(func.__name__)
+        made = super().__torch_function__(func, types, args, kwargs or {})
+        return made * 10 if func is torch.relu else made
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+    def forward(self, x):
+        return torch.relu(torch.relu(x * self.weight))
+made, make = [], graphs.Graph.__init__
+graphs.Graph.__init__ = lambda graph, *args: made.append(graph) or make(graph, *args)
+def answers(device):
+    model, found = Model().to(device), []
+    x = torch.ones(2, 3, device=device).as_subclass(Tenfold)
+    x.grad = torch.ones(2, 3, device=device)
+    for _ in range(4):
+        Tenfold.noted.clear()
+        with torch.no_grad():
+            answer = model(x)
+        found.append((list(Tenfold.noted), type(answer).__name__, answer.tolist()))
+    return found
+on_gpu, plain = answers("cuda"), answers("cpu")
+assert on_gpu == plain, (on_gpu[0], plain[0])
+assert len(made) == 1, "traced again, though nothing has changed"
+""")
