@@ -56,7 +56,7 @@ def test_worker_that_died_is_replaced_by_a_fork_and_its_end_is_told() -> None:
     with runtime(_TELLING, workers=1 + 1) as running:
         first = until_told(running, lambda found: len(found) == 2)
         os.kill(first[0]["pid"], signal.SIGKILL)
-        running.until_written(f"ended with {-signal.SIGKILL}")
+        running.until_written("was ended by SIGKILL")
         workers = until_told(running, lambda found: len(set(found) - {first[0]["pid"]}) == 2)
         assert {one["imported_by"] for one in workers} == {first[0]["imported_by"]}
 
