@@ -56,8 +56,7 @@ class ServedModel:
         self.table = table
         self.device = device
         self.urgency = urgency
-        self._clocks = together.clocks
-        self.leases = AdmittedLeases(self._ended, self._claimed, together.clocks)
+        self.leases = AdmittedLeases(self.tell_ended, self._claimed)
         self.relief = MemoryRequests(number, tell)
         self.executor = Executor(device, self.leases, self.relief.ask, together)
         self._programs = Programs(table)
@@ -150,7 +149,6 @@ class ServedModel:
         """Drop weights, recordings and programs; return what keeps them here, if anything does."""
         self._settled.wait()
         self._channels.clear()
-        self.leases.end_all()
         self._ran.flush()
         images = list(self.executor.images.values())
         self.executor.images.clear()
@@ -175,18 +173,14 @@ class ServedModel:
         self._learned.note()
         self.device.link.report(self._moved)
 
-    def tell_computed(self, lease: int) -> None:
-        """Report for how long calls have run under this lease in the process."""
-        computed_s = self._clocks.take(lease)
-        self._tell(worker_orders.CallsComputed(self.number, lease, computed_s))
-
-    def _ended(self, lease: int) -> None:
+    def tell_ended(self, lease: int = 0) -> None:
         """Report all calls up to now, the last of this lease among them."""
         self._ran.flush()
         self._merges.note()
         self.device.link.report(self._moved, at_once=True)
-        computed_s = self._clocks.take(lease)
-        self._tell(worker_orders.CallsEnded(self.number, lease, computed_s))
+        computed_s = self.leases.take_computed()
+        leases = list(computed_s), list(computed_s.values())
+        self._tell(worker_orders.CallsEnded(self.number, lease, *leases))
 
     def _moved(self, to_gpu: list[Moved], to_host: list[Moved]) -> None:
         self._tell(worker_orders.BytesMoved([*map(list, to_gpu)], [*map(list, to_host)]))

@@ -244,10 +244,9 @@ class LocalWorker:
             gc.collect()
             trim_malloc()
         self.device = CpuArithmetic()
-        together = CallsTogether()
-        self.leases = AdmittedLeases(self.ended.append, lambda *_: None, together.clocks)
+        self.leases = AdmittedLeases(self.ended.append, lambda *_: None)
         self.table = OperatorTable(self.device.device)
-        self.executor = Executor(self.device, self.leases, self._relieve, together)
+        self.executor = Executor(self.device, self.leases, self._relieve, CallsTogether())
         self.programs = Programs(self.table)
         if weights:
             descriptor, self.weights, total = sealed_image(*weights)
