@@ -16,7 +16,8 @@ from torch.overrides import get_overridable_functions
 
 import torch_shim.operators.padded_encoder  # noqa: F401 - it registers the operator
 from gpu_manager.worker.program import higher_order, numpy_functions
-from gpu_manager.worker.program.argument_checks import checked
+from gpu_manager.worker.program.checks.argument_checks import checked
+from gpu_manager.worker.program.checks.plain_values import bounded
 from gpu_manager.worker.program.replacements import Replacements
 from gpu_manager.worker.program.reviewed_operators import OF_LIBRARIES, is_reviewed
 from gpu_manager.worker.program.written_tensors import noting_writes, operator_at
@@ -92,7 +93,7 @@ class OperatorTable:
 
     def __init__(self, device: torch.device) -> None:
         replaced = Replacements(device)
-        self._adapted = replaced.on_emulated_gpu
+        self._on_emulated_gpu = replaced.on_emulated_gpu
         named = {**_common(), **_checked(replaced.table())}
         self._named = {name: self._adapted(name, found) for name, found in named.items()}
         self.device = device
@@ -115,6 +116,9 @@ class OperatorTable:
         registered = (f"a:{name}" for name in _registered_names() if "." in name)
         found = {name for name in registered if self.find(name) is not None}
         return sorted({*self._named, *found})
+
+    def _adapted(self, name: str, found: Operator) -> Operator:
+        return bounded(name, self._on_emulated_gpu(name, found))
 
     def _overload(self, name: str) -> Operator | None:
         """A registered operator: `aten::add.Tensor`, or `aten::add` for whichever fits."""

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from gpu_manager.worker.program import layer_checks
-from gpu_manager.worker.program.layer_checks import require, require_values, require_within
+from gpu_manager.worker.program.checks import layer_checks
+from gpu_manager.worker.program.checks.layer_checks import require, require_values, require_within
 
 _INTERPOLATIONS = _PADDINGS = _REDUCTIONS = range(3)
 _MOST_ELEMENTS = 1 << 48
+_MOST_PIECES = 1 << 17  # each takes hundreds of bytes of the host, and time in which no thread runs
 _DEFORMED_ARGUMENTS = 14
 _BOX_FIELDS = 5  # the number of the image, then two corners
 
@@ -185,6 +186,39 @@ def upsample(
         require(fits, "scale {} from {} to {}", scale, inside, outside)
 
 
+def rows(*arguments: Any, dim: int = 0, **named: Any) -> None:
+    """Each row becomes a tensor."""
+    tensor, place = (*arguments, *named.values(), dim)[:2]
+    _pieces(tensor, 1, place)
+
+
+def split(*arguments: Any, dim: int = 0, **named: Any) -> None:
+    """Into pieces of a size, or of a list of sizes."""
+    tensor, size, place = (*arguments, *named.values(), dim)[:3]
+    if isinstance(size, (list, tuple)):
+        _require_few(len(size))
+    else:
+        _pieces(tensor, size, place)
+
+
+def chunks(*arguments: Any, **named: Any) -> None:
+    """There are as many as the program says, also empty ones; a tensor may say it."""
+    for each in (*arguments, *named.values())[1:]:
+        if type(each) is int and each <= _MOST_PIECES:  # nearly all: this is quick
+            continue
+        is_number = isinstance(each, int) or (isinstance(each, torch.Tensor) and not each.dim())
+        _require_few(int(each) if is_number else len(each))
+
+
+def _pieces(tensor: torch.Tensor, size: Any, dim: int) -> None:
+    if max(tensor.shape, default=0) > _MOST_PIECES:
+        _require_few(tensor.size(dim) // max(int(size), 1))
+
+
+def _require_few(pieces: int) -> None:
+    require(pieces <= _MOST_PIECES, "more than {} pieces", _MOST_PIECES)
+
+
 CHECKS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), grid_sampler),
     **dict.fromkeys(
@@ -237,5 +271,19 @@ CHECKS: dict[str, Callable[..., None]] = {
     "deform_conv2d": deformed,
     "lstm": layer_checks.lstm,
     "gru": layer_checks.gru,
+    **dict.fromkeys(("unbind", "unbind_copy"), rows),
+    **dict.fromkeys(("split", "split_copy"), split),
+    **dict.fromkeys(
+        (
+            "chunk",
+            "tensor_split",
+            "hsplit",
+            "vsplit",
+            "dsplit",
+            "split_with_sizes",
+            "split_with_sizes_copy",
+        ),
+        chunks,
+    ),
     **dict.fromkeys(("rnn_tanh", "rnn_relu"), layer_checks.plain_recurrent),
 }
