@@ -51,9 +51,8 @@ class ServedModel:
         lost: Callable[[], object],
         urgency: LoadUrgency,
     ) -> None:
-        """`device` and `table` are this model's alone; `lost` ends the worker."""
+        """`device` is this model's alone; `lost` ends the worker."""
         self.number = number
-        self.table = table
         self.device = device
         self.urgency = urgency
         self.leases = AdmittedLeases(self.tell_ended, self._claimed)

@@ -121,10 +121,15 @@ class _WorkerLife:
 
     def _load(self, order: worker_orders.LoadImage, frame: Frame) -> None:
         device = self._setup.device.part(order.model) if order.shared else self._setup.device
-        table = self._setup.take_table()
         urgency = LoadUrgency(ahead=order.ahead)
         model = ServedModel(
-            order.model, device, table, self._together, self._tell, lambda: os._exit(1), urgency
+            order.model,
+            device,
+            self._setup.table,
+            self._together,
+            self._tell,
+            lambda: os._exit(1),
+            urgency,
         )
         self._models[order.model] = model
         self._setup.load(model, order, frame.descriptors)
@@ -245,7 +250,6 @@ class _WorkerLife:
         if why:
             self._tell(worker_orders.Note(f"a model cannot leave the worker: {why}"[:500], ""))
             os._exit(0)
-        self._setup.give_table(model.table)
         self._dropped(model.number)
 
     def _dropped(self, number: int) -> None:

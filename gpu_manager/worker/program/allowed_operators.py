@@ -93,7 +93,7 @@ class OperatorTable:
 
     def __init__(self, device: torch.device) -> None:
         replaced = Replacements(device)
-        self._on_emulated_gpu = replaced.on_emulated_gpu
+        self._adapted = replaced.on_emulated_gpu
         named = {**_common(), **_checked(replaced.table())}
         self._named = {name: self._adapted(name, found) for name, found in named.items()}
         self.device = device
@@ -116,9 +116,6 @@ class OperatorTable:
         registered = (f"a:{name}" for name in _registered_names() if "." in name)
         found = {name for name in registered if self.find(name) is not None}
         return sorted({*self._named, *found})
-
-    def _adapted(self, name: str, found: Operator) -> Operator:
-        return bounded(name, self._on_emulated_gpu(name, found))
 
     def _overload(self, name: str) -> Operator | None:
         """A registered operator: `aten::add.Tensor`, or `aten::add` for whichever fits."""
@@ -153,7 +150,7 @@ def _checked(operators: dict[str, Operator]) -> dict[str, Operator]:
 
 
 def _checked_one(name: str, operator: Operator) -> Operator:
-    return noting_writes(name, checked(name, operator))
+    return bounded(name, noting_writes(name, checked(name, operator)))
 
 
 def _is_allowed(namespace: str, short: str) -> bool:
