@@ -1,6 +1,5 @@
 """One model of a worker: its weights, its calls on their channels, and how it leaves the worker."""
 
-import gc
 import os
 import socket
 import threading
@@ -144,8 +143,11 @@ class ServedModel:
         self._learned.flush()
         return not any(thread.is_alive() for thread in self._channels.values())
 
-    def let_go(self) -> str:
-        """Drop weights, recordings and programs; return what keeps them here, if anything does."""
+    def let_go(self, collect: Callable[[], None]) -> str:
+        """Drop weights, recordings and programs; return what keeps them here, if anything does.
+
+        `collect` finds what a failed call left: it may refer to itself.
+        """
         self._settled.wait()
         self._channels.clear()
         self._ran.flush()
@@ -155,7 +157,7 @@ class ServedModel:
         self.executor.data.clear()
         self.borrowing.close()
         self._programs.clear()
-        gc.collect()  # what a failed call left may refer to itself
+        collect()
         freed = [image.close() for image in images]
         self.device.clear()
         return "" if all(freed) else "something refers to the weights still"

@@ -24,6 +24,7 @@ from gpu_manager.worker.device.shares.slot_turns import SlotTurns
 from gpu_manager.worker.lending.lent_storage import LentStorage
 from gpu_manager.worker.sandbox import give_up_rights
 from gpu_manager.worker.served_model import ServedModel
+from gpu_manager.worker.shared_collection import SharedCollection
 from gpu_manager.worker.worker_setup import WorkerSetup
 from torch_shim.errors import WireError
 from torch_shim.wire.frame_socket import Frame, FrameSocket
@@ -60,6 +61,7 @@ class _WorkerLife:
         self._missing = missing
         self._setup = WorkerSetup(self._tell, pool)
         self._together = CallsTogether()
+        self._garbage = SharedCollection()
         self._models: dict[int, ServedModel] = {}
         threading.excepthook = self._broke
         threading.stack_size(_STACK_BYTES)
@@ -244,7 +246,7 @@ class _WorkerLife:
         why = "" if model.leave() else "a call goes on for too long"
         if not why:
             try:
-                why = model.let_go()
+                why = model.let_go(self._garbage.collect)
             except (OSError, RuntimeError) as error:
                 why = f"{type(error).__name__}: {error}"
         if why:
