@@ -54,7 +54,8 @@ class ServedModel:
         self.number = number
         self.device = device
         self.urgency = urgency
-        self.leases = AdmittedLeases(self.tell_ended, self._claimed)
+        self._clocks = together.clocks
+        self.leases = AdmittedLeases(self._ended, self._claimed, together.clocks)
         self.relief = MemoryRequests(number, tell)
         self.executor = Executor(device, self.leases, self.relief.ask, together)
         self._programs = Programs(table)
@@ -150,6 +151,7 @@ class ServedModel:
         """
         self._settled.wait()
         self._channels.clear()
+        self.leases.end_all()
         self._ran.flush()
         images = list(self.executor.images.values())
         self.executor.images.clear()
@@ -174,14 +176,18 @@ class ServedModel:
         self._learned.note()
         self.device.link.report(self._moved)
 
-    def tell_ended(self, lease: int = 0) -> None:
+    def tell_computed(self, lease: int) -> None:
+        """Report for how long calls have run under this lease in the process."""
+        computed_s = self._clocks.take(lease)
+        self._tell(worker_orders.CallsComputed(self.number, lease, computed_s))
+
+    def _ended(self, lease: int) -> None:
         """Report all calls up to now, the last of this lease among them."""
         self._ran.flush()
         self._merges.note()
         self.device.link.report(self._moved, at_once=True)
-        computed_s = self.leases.take_computed()
-        leases = list(computed_s), list(computed_s.values())
-        self._tell(worker_orders.CallsEnded(self.number, lease, *leases))
+        computed_s = self._clocks.take(lease)
+        self._tell(worker_orders.CallsEnded(self.number, lease, computed_s))
 
     def _moved(self, to_gpu: list[Moved], to_host: list[Moved]) -> None:
         self._tell(worker_orders.BytesMoved([*map(list, to_gpu)], [*map(list, to_host)]))

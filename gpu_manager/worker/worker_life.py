@@ -72,6 +72,7 @@ class _WorkerLife:
             worker_orders.Warm: self._setup.warm,
             worker_orders.AdmitCalls: self._admit,
             worker_orders.EndCalls: self._end,
+            worker_orders.AskComputed: self._say_computed,
             worker_orders.SetLimit: self._limit,
             worker_orders.DropModel: self._drop,
             data_orders.WithdrawData: self._withdraw,
@@ -156,11 +157,14 @@ class _WorkerLife:
     def _end(self, order: worker_orders.EndCalls) -> None:
         model = self._models.get(order.model)
         if model is None:
-            for each in list(self._models.values()):
-                each.tell_ended()
-            self._tell(worker_orders.CallsEnded(order.model, order.lease, [], []))
+            self._tell(worker_orders.CallsEnded(order.model, order.lease, 0.0))
         else:
             model.leases.end(order.lease)
+
+    def _say_computed(self, order: worker_orders.AskComputed) -> None:
+        model = self._models.get(order.model)
+        if model is not None:
+            model.tell_computed(order.lease)
 
     def _limit(self, order: worker_orders.SetLimit) -> None:
         model = self._models.get(order.model)

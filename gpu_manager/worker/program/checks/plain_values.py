@@ -6,6 +6,7 @@ those that are too large and those of which it would make what is too large.
 """
 
 import functools
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,10 +22,9 @@ _LARGEST_SMALL, _LEAST_SMALL = 1 << 62, -1 << 62  # no closer look is needed
 _MOST_ENTRIES = 1 << 22  # of the lists and texts that the steps of a call take or make
 _ENTRIES_OF_ROW = 32  # a tensor of each takes that much memory
 
-# They take as long for a long list as for a short one, or give a part of it.
-_HARMLESS = frozenset(
-    {"o:getitem", "o:is_", "o:is_not", "o:not_", "o:truth", "o:index", "b:bool", "b:len"}
-)
+# They take as long for a long list as for a short one.
+_HARMLESS = frozenset({"o:is_", "o:is_not", "o:not_", "o:truth", "o:index", "b:bool", "b:len"})
+_OF_PARTS = frozenset({"o:getitem"})  # these read no more of a list than they give
 _OVER_ROWS = frozenset({"b:max", "b:min", "b:sum", "M:dist", "M:fsum", "M:prod"})  # of a tensor
 _OF_TENSORS: dict[str, Operator] = {"o:mul": torch.mul}  # Python has a tensor repeat a list, too
 _OF_ONE_SIZE = frozenset({torch.Tensor, float, bool, complex, type(None)})
@@ -53,11 +53,11 @@ def bounded(name: str, operator: Operator) -> Operator:
     if not _takes_plain_values(name) or name in _HARMLESS:
         return operator
     refuse_growth = _GROWTH.get(name[2:].removeprefix("operator."))
-    over_rows = name in _OVER_ROWS
+    over_rows, reads_all = name in _OVER_ROWS, name not in _OF_PARTS
 
     @functools.wraps(operator, updated=())
     def call(*arguments: Any, **named: Any) -> Any:
-        if over_rows or named or not _are_small(arguments):
+        if over_rows or named or (reads_all and not _are_small(arguments)):
             values = (*arguments, *named.values())
             _refuse_large(values, over_rows=over_rows or isinstance(values[0], _SEQUENCES))
         if refuse_growth is not None:
@@ -139,21 +139,34 @@ def _product(first: Any, second: Any) -> None:
 
 
 def _product_of_all(values: Any, *, start: Any = 1) -> None:
-    bits = 0
+    product: Any = 1  # until a value is no whole number: from there on no product is one
     for each in (start, *values):
         require(not isinstance(each, _SEQUENCES), "a product of lists")
-        bits += each.bit_length() if isinstance(each, int) else 0
-    _refuse_bits(bits)
+        if isinstance(product, int):
+            product = product * each if isinstance(each, int) else None
+            _refuse_bits(0 if product is None else product.bit_length())
 
 
 def _common_multiple(*numbers: Any) -> None:
-    _refuse_bits(sum(each.bit_length() for each in numbers if isinstance(each, int)))
+    multiple = 1
+    for each in numbers:
+        multiple = math.lcm(multiple, each)
+        _refuse_bits(multiple.bit_length())
 
 
 def _sum(values: Any, start: Any = 0) -> None:
-    """Each list would be copied as often as there are others behind it."""
-    del values
-    require(not isinstance(start, _SEQUENCES), "a sum of lists")
+    """Each list is copied as often as there are others behind it."""
+    if isinstance(start, _SEQUENCES):
+        entries = len(start)
+        for each in values:
+            entries += len(each) if isinstance(each, _SEQUENCES) else 0
+            _spend(entries)
+
+
+def _part(values: Any, place: Any) -> None:
+    """A part of a list is a copy."""
+    if isinstance(place, slice) and isinstance(values, _SEQUENCES):
+        _spend(len(range(*place.indices(len(values)))))
 
 
 def _remainder(first: Any, second: Any) -> None:
@@ -177,5 +190,6 @@ _GROWTH: dict[str, Operator] = {
     "prod": _product_of_all,
     "lcm": _common_multiple,
     "sum": _sum,
+    "getitem": _part,
     "round": _rounded,
 }

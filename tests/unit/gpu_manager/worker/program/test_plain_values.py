@@ -56,6 +56,11 @@ REFUSED: dict[str, list[ProgramStep]] = {
         step("t:torch.tensor", 5 * MILLION),
         step("o:mul", Ref(1), [1]),
     ],
+    "a product that is large before it is zero": [step("M:prod", [*([1 << 62] * 100), 0])],
+    "a common multiple of tensors": [
+        *(step("t:torch.tensor", (1 << 62) - number) for number in range(30)),
+        step("M:lcm", *(Ref(number) for number in range(1, 31))),
+    ],
     "a common multiple of a tensor": [
         step("t:torch.tensor", 2),
         step("M:lcm", Ref(1), *((1 << 62) - number for number in range(100))),
@@ -76,7 +81,18 @@ REFUSED: dict[str, list[ProgramStep]] = {
         step("m:narrow", Ref(0), 0, 0, 1 << 18),
         step("M:fsum", Ref(1)),
     ],
-    "a sum of lists": [step("b:sum", [[1], [2]], [])],
+    "a sum of many lists": [
+        step("o:mul", [[1, 2]], 3000),
+        step("b:sum", Ref(1), []),
+    ],
+    "parts of a list": [
+        step("o:mul", [0], 2 * MILLION),
+        *(step("o:getitem", Ref(1), Slice(number, None, None)) for number in range(3)),
+    ],
+    "a part of a text, backwards": [
+        step("o:mul", "x", 3 * MILLION),
+        step("o:getitem", Ref(1), Slice(None, None, -1)),
+    ],
     "a list in itself": [
         step("o:mul", [1], 2 * MILLION),
         step("o:setitem", Ref(1), Slice(0, 0, None), Ref(1)),
@@ -94,6 +110,18 @@ REFUSED: dict[str, list[ProgramStep]] = {
         step("t:torch.tensor", MILLION),
         step("t:torch.tensor_split", Ref(0), Ref(1)),
     ],
+    "pieces, named before their tensor": [
+        step("t:torch.tensor_split", sections=MILLION, input=Ref(0))
+    ],
+    "rows, along an axis": [step("t:torch.unbind", axis=0, input=Ref(0))],
+    "pieces of a size, named before their tensor": [
+        step("t:torch.functional.split", split_size_or_sections=1, tensor=Ref(0))
+    ],
+    "pieces of no rows": [
+        step("m:narrow", Ref(0), 0, 0, 0),
+        step("t:torch.chunk", Ref(1), MILLION),
+    ],
+    "chunks of many rows": [step("t:torch.chunk", chunks=MILLION, input=Ref(0))],
     "pieces of a long list": [
         step("o:mul", [0], MILLION),
         step("m:tensor_split", Ref(0), Ref(1)),
@@ -140,7 +168,14 @@ COMPUTED: list[tuple[str, tuple[Any, ...], Any]] = [
     ("b:max", (1, 5, 3), 5),
     ("b:int", (1.7e308,), int(1.7e308)),
     ("M:prod", ([2, 3, 0.5],), 3.0),
+    ("M:prod", ([1] * 1025,), 1),
+    ("M:prod", ([0, *[3] * 1000],), 0),
+    ("M:prod", ([0.5, *[2] * 1000],), 2.0**999),
     ("M:lcm", (4, 6, 10), 60),
+    ("M:lcm", (2,) * 600, 2),
+    ("b:sum", ([(1,), (2,)], ()), (1, 2)),
+    ("o:getitem", ([1, 2, 3], slice(1, None)), [2, 3]),
+    ("o:getitem", ("abc", -1), "c"),
     ("M:floor", (2.5,), 2),
 ]
 
@@ -162,6 +197,7 @@ def test_pieces_are_given_when_few_of_them_lie_along_a_long_dimension() -> None:
         ("m:split", (1,)),
         ("t:torch.chunk", (3, 0)),
         ("m:split", ([2 * MILLION, 3 * MILLION], 1)),
+        ("t:torch.chunk", (MILLION,)),
     ):
         found = TABLE.find(name)
         assert found is not None
@@ -169,6 +205,27 @@ def test_pieces_are_given_when_few_of_them_lie_along_a_long_dimension() -> None:
             rows, *arguments
         )
         assert [each.shape for each in found(rows, *arguments)] == [e.shape for e in expected]
+
+
+def test_pieces_are_given_when_arguments_are_named_in_any_order() -> None:
+    x = torch.zeros(10, 4)
+    for name, named, pieces in (
+        ("t:torch.functional.split", {"split_size_or_sections": 2, "tensor": x}, 5),
+        ("t:torch.functional.split", {"dim": 1, "split_size_or_sections": 2, "tensor": x}, 2),
+        ("a:aten::split.Tensor", {"split_size": 2, "self": x}, 5),
+        ("t:torch.unbind", {"dim": 1, "input": x}, 4),
+        ("t:torch.chunk", {"dim": 1, "chunks": 2, "input": x}, 2),
+        ("t:torch.tensor_split", {"indices": [1, 2], "input": x}, 3),
+    ):
+        found = TABLE.find(name)
+        assert found is not None
+        assert len(found(**named)) == pieces
+
+
+def test_places_of_a_long_list_are_read_when_it_takes_most_of_the_allowance() -> None:
+    steps = [step("o:mul", [7], 3 * MILLION), *(step("o:getitem", Ref(1), n) for n in range(9))]
+    with LocalWorker().connect() as caller:
+        assert caller.call(program(*steps, output=[Ref(10)]), torch.ones(1)).outputs == [7]
 
 
 def test_tensors_meet_no_bounds_when_they_come_first() -> None:
