@@ -109,7 +109,8 @@ class LeaseEndings:
     async def _follow(self, lease: LeaseInForce) -> None:
         while self._leases.get(lease.id) is lease:
             await asyncio.sleep(_ASK_S)
-            await asyncio.gather(*(hosted.heard() for hosted in self._hosted_of(lease)))
+            for hosted in self._hosted_of(lease):
+                hosted.ask_computed(lease.id)
 
     async def _end_after(self, lease: LeaseId, load: asyncio.Task[None] | None) -> None:
         if load is not None:

@@ -117,6 +117,25 @@ class SessionClaim:
 
 
 @dataclass(slots=True)
+class LeaseComputing:
+    """What has been counted of a lease's computing, of which the processes of its models tell."""
+
+    begun_s: float
+    sum_s: float = 0.0
+    told: dict[ModelId, tuple[float, float]] = field(default_factory=dict)  # when; the sum then
+
+    def counted_s(self, model: ModelId, computed_s: float, now_s: float) -> float:
+        """What counts of a model's report: time in which others computed as well counts once."""
+        since_s, sum_s = self.told.get(model, (self.begun_s, 0.0))
+        others_s = self.sum_s - sum_s
+        if others_s > 0:
+            computed_s = min(computed_s, max(0.0, now_s - since_s - others_s))
+        self.sum_s += computed_s
+        self.told[model] = now_s, self.sum_s
+        return computed_s
+
+
+@dataclass(slots=True)
 class LeaseInForce:
     """One lease in force; it has a holder after a session has claimed it.
 
@@ -152,8 +171,10 @@ class LeaseInForce:
     unused_until_s: float = -inf  # when it was to end, if that was because nobody used it
     is_divided: bool = field(init=False)  # each of its requests has a claim of its own
     claims: dict[RequestId, SessionClaim] = field(init=False)
+    computing: LeaseComputing = field(init=False)
 
     def __post_init__(self) -> None:
+        self.computing = LeaseComputing(self.granted_s or 0.0)
         self.is_divided = len(self.requests) > 1
         names = self.requests if self.is_divided else (_SOLE,)
         self.claims = {name: SessionClaim() for name in names}

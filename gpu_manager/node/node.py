@@ -325,7 +325,9 @@ class GpuNode:
         found = self.leases.get(LeaseId(lease))
         model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
         if found is not None and found.own and (found.gpu, model in found.models) == (gpu, True):
-            self._reports.report(LeaseComputed(found.id, computed_s))
+            counted_s = found.computing.counted_s(model, computed_s, self._loop.time())
+            if counted_s > 0:
+                self._reports.report(LeaseComputed(found.id, counted_s))
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         """Count calls that ran as one, and those that did not; remember what never may."""

@@ -194,6 +194,9 @@ class HostedModel(Protocol):
         that is lost with it.
         """
 
+    def ask_computed(self, lease: int) -> None:
+        """Have the model's process say, by `computed`, for how long calls ran under this lease."""
+
     def channel(self, session: str, function: str, end: socket.socket) -> None:
         """Serve a shim's calls on this socket, and take ownership of the socket."""
 
@@ -219,10 +222,7 @@ class HostedModel(Protocol):
         """Let nothing more be put so; `grant_left` is called with what is left, behind the last."""
 
     async def heard(self) -> None:
-        """Return when every report was handled that the worker has made so far, or it has ended.
-
-        It says for how long calls have run, too.
-        """
+        """Return when every report was handled that the worker has made so far, or it has ended."""
 
     def lend(self, handle: str) -> None:
         """Have the worker let another process open data that functions put with it.
@@ -349,10 +349,10 @@ class Observer(Protocol):
         """
 
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
-        """Handle for how long calls ran under a lease since the last such report.
+        """Handle for how long calls ran under a lease in the model's process since it last said so.
 
-        A call that still runs counts up to now; the report comes when a model is asked to be
-        `heard`, and before the lease's end.
+        A call that still runs counts up to now; the report comes when a model is asked by
+        `ask_computed`, and before the lease's end.
         """
 
     @property

@@ -1,6 +1,5 @@
 """One model of a worker: its weights, its calls on their channels, and how it leaves the worker."""
 
-import gc
 import os
 import socket
 import threading
@@ -51,12 +50,12 @@ class ServedModel:
         lost: Callable[[], object],
         urgency: LoadUrgency,
     ) -> None:
-        """`device` and `table` are this model's alone; `lost` ends the worker."""
+        """`device` is this model's alone; `lost` ends the worker."""
         self.number = number
-        self.table = table
         self.device = device
         self.urgency = urgency
-        self.leases = AdmittedLeases(self.tell_ended, self._claimed)
+        self._clocks = together.clocks
+        self.leases = AdmittedLeases(self._ended, self._claimed, together.clocks)
         self.relief = MemoryRequests(number, tell)
         self.executor = Executor(device, self.leases, self.relief.ask, together)
         self._programs = Programs(table)
@@ -145,10 +144,14 @@ class ServedModel:
         self._learned.flush()
         return not any(thread.is_alive() for thread in self._channels.values())
 
-    def let_go(self) -> str:
-        """Drop weights, recordings and programs; return what keeps them here, if anything does."""
+    def let_go(self, collect: Callable[[], None]) -> str:
+        """Drop weights, recordings and programs; return what keeps them here, if anything does.
+
+        `collect` finds what a failed call left: it may refer to itself.
+        """
         self._settled.wait()
         self._channels.clear()
+        self.leases.end_all()
         self._ran.flush()
         images = list(self.executor.images.values())
         self.executor.images.clear()
@@ -156,7 +159,7 @@ class ServedModel:
         self.executor.data.clear()
         self.borrowing.close()
         self._programs.clear()
-        gc.collect()  # what a failed call left may refer to itself
+        collect()
         freed = [image.close() for image in images]
         self.device.clear()
         return "" if all(freed) else "something refers to the weights still"
@@ -173,14 +176,18 @@ class ServedModel:
         self._learned.note()
         self.device.link.report(self._moved)
 
-    def tell_ended(self, lease: int = 0) -> None:
+    def tell_computed(self, lease: int) -> None:
+        """Report for how long calls have run under this lease in the process."""
+        computed_s = self._clocks.take(lease)
+        self._tell(worker_orders.CallsComputed(self.number, lease, computed_s))
+
+    def _ended(self, lease: int) -> None:
         """Report all calls up to now, the last of this lease among them."""
         self._ran.flush()
         self._merges.note()
         self.device.link.report(self._moved, at_once=True)
-        computed_s = self.leases.take_computed()
-        leases = list(computed_s), list(computed_s.values())
-        self._tell(worker_orders.CallsEnded(self.number, lease, *leases))
+        computed_s = self._clocks.take(lease)
+        self._tell(worker_orders.CallsEnded(self.number, lease, computed_s))
 
     def _moved(self, to_gpu: list[Moved], to_host: list[Moved]) -> None:
         self._tell(worker_orders.BytesMoved([*map(list, to_gpu)], [*map(list, to_host)]))

@@ -24,6 +24,7 @@ from gpu_manager.worker.device.shares.slot_turns import SlotTurns
 from gpu_manager.worker.lending.lent_storage import LentStorage
 from gpu_manager.worker.sandbox import give_up_rights
 from gpu_manager.worker.served_model import ServedModel
+from gpu_manager.worker.shared_collection import SharedCollection
 from gpu_manager.worker.worker_setup import WorkerSetup
 from torch_shim.errors import WireError
 from torch_shim.wire.frame_socket import Frame, FrameSocket
@@ -60,6 +61,7 @@ class _WorkerLife:
         self._missing = missing
         self._setup = WorkerSetup(self._tell, pool)
         self._together = CallsTogether()
+        self._garbage = SharedCollection()
         self._models: dict[int, ServedModel] = {}
         threading.excepthook = self._broke
         threading.stack_size(_STACK_BYTES)
@@ -70,6 +72,7 @@ class _WorkerLife:
             worker_orders.Warm: self._setup.warm,
             worker_orders.AdmitCalls: self._admit,
             worker_orders.EndCalls: self._end,
+            worker_orders.AskComputed: self._say_computed,
             worker_orders.SetLimit: self._limit,
             worker_orders.DropModel: self._drop,
             data_orders.WithdrawData: self._withdraw,
@@ -121,10 +124,15 @@ class _WorkerLife:
 
     def _load(self, order: worker_orders.LoadImage, frame: Frame) -> None:
         device = self._setup.device.part(order.model) if order.shared else self._setup.device
-        table = self._setup.take_table()
         urgency = LoadUrgency(ahead=order.ahead)
         model = ServedModel(
-            order.model, device, table, self._together, self._tell, lambda: os._exit(1), urgency
+            order.model,
+            device,
+            self._setup.table,
+            self._together,
+            self._tell,
+            lambda: os._exit(1),
+            urgency,
         )
         self._models[order.model] = model
         self._setup.load(model, order, frame.descriptors)
@@ -149,11 +157,14 @@ class _WorkerLife:
     def _end(self, order: worker_orders.EndCalls) -> None:
         model = self._models.get(order.model)
         if model is None:
-            for each in list(self._models.values()):
-                each.tell_ended()
-            self._tell(worker_orders.CallsEnded(order.model, order.lease, [], []))
+            self._tell(worker_orders.CallsEnded(order.model, order.lease, 0.0))
         else:
             model.leases.end(order.lease)
+
+    def _say_computed(self, order: worker_orders.AskComputed) -> None:
+        model = self._models.get(order.model)
+        if model is not None:
+            model.tell_computed(order.lease)
 
     def _limit(self, order: worker_orders.SetLimit) -> None:
         model = self._models.get(order.model)
@@ -239,13 +250,12 @@ class _WorkerLife:
         why = "" if model.leave() else "a call goes on for too long"
         if not why:
             try:
-                why = model.let_go()
+                why = model.let_go(self._garbage.collect)
             except (OSError, RuntimeError) as error:
                 why = f"{type(error).__name__}: {error}"
         if why:
             self._tell(worker_orders.Note(f"a model cannot leave the worker: {why}"[:500], ""))
             os._exit(0)
-        self._setup.give_table(model.table)
         self._dropped(model.number)
 
     def _dropped(self, number: int) -> None:

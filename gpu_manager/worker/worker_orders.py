@@ -163,14 +163,30 @@ class EndCalls(NamedTuple):
 class CallsEnded(NamedTuple):
     """Worker to manager: the lease's last call has been answered.
 
-    Under these leases calls of the model ran for so long, `computed_s`, since this was last said,
-    those that still run included.
+    `computed_s` is as in CallsComputed.
     """
 
     model: int
     lease: int
-    leases: list[int]
-    computed_s: list[float]
+    computed_s: float
+
+
+class AskComputed(NamedTuple):
+    """Manager to worker: say for how long calls have run under this lease."""
+
+    model: int
+    lease: int
+
+
+class CallsComputed(NamedTuple):
+    """Worker to manager: under this lease calls of any model ran for so long since this was said.
+
+    Those that still run are included; those that run at once count once.
+    """
+
+    model: int
+    lease: int
+    computed_s: float
 
 
 class OpenChannel(NamedTuple):
@@ -312,6 +328,8 @@ WorkerOrder = (
     | BytesMoved
     | CallsMerged
     | MergesLearned
+    | AskComputed
+    | CallsComputed
     | data_orders.DataOrder
 )
 
@@ -327,6 +345,8 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     CallsClaimed: FrameKind.CLAIMED,
     EndCalls: FrameKind.END,
     CallsEnded: FrameKind.ENDED,
+    AskComputed: FrameKind.ASK_COMPUTED,
+    CallsComputed: FrameKind.COMPUTED,
     OpenChannel: FrameKind.CHANNEL,
     StopWorker: FrameKind.STOP,
     DropModel: FrameKind.EMPTY,

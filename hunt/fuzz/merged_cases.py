@@ -16,7 +16,6 @@ from gpu_manager.worker.merging.group_runs import GroupRuns
 from gpu_manager.worker.merging.merged_run import (
     OtherOutputs,
     differs,
-    hear_loops,
     inputs_in_outputs,
     layouts_of,
 )
@@ -54,7 +53,6 @@ class MergedCases(Cases):
     def call(self, case: Case) -> tuple[Any, list[Any]]:
         """What merged calls gave; NotStorable where the worker would not merge them."""
         attention_rules()
-        hear_loops()
         chance = random.Random(f"{case.name}:{case.number}:merged")
         cases = [case]
         if chance.random() < _CHAINED:

@@ -122,6 +122,9 @@ class FrameKind(IntEnum):
     FORK = 96
     FORKED = 97
     EXITED = 98
+    # manager -> worker, and back
+    ASK_COMPUTED = 99
+    COMPUTED = 100
 
 
 # Requests added after version 1. A manager lists those that it supports in its answer to HELLO, and

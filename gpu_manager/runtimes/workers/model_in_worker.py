@@ -202,6 +202,10 @@ class ModelInWorker:
             self._worker.kill(f"a call of lease {lease} outlived its grace of {grace_s} s")
             await asyncio.shield(self._closed)
 
+    def ask_computed(self, lease: int) -> None:
+        """Have the worker say for how long calls have run under this lease."""
+        self._send(worker_orders.AskComputed(self.number, lease))
+
     def channel(self, session: str, function: str, end: socket.socket) -> None:
         """Pass a data channel to the worker."""
         self._send(worker_orders.OpenChannel(self.number, session, function), [end.fileno()])
@@ -333,6 +337,8 @@ class ModelInWorker:
             self._observer.learned(self, records)
         elif isinstance(order, worker_orders.CallsClaimed):
             self._observer.claimed(self, order.lease, order.session)
+        elif isinstance(order, worker_orders.CallsComputed):
+            self._observer.computed(self, order.lease, order.computed_s)
         elif isinstance(order, worker_orders.CallsEnded):
             self._calls_ended(order)
         elif isinstance(order, worker_orders.Pressure):
@@ -341,8 +347,7 @@ class ModelInWorker:
             self._handle_data(order, descriptors)
 
     def _calls_ended(self, order: worker_orders.CallsEnded) -> None:
-        for lease, computed_s in zip(order.leases, order.computed_s, strict=False):
-            self._observer.computed(self, lease, computed_s)
+        self._observer.computed(self, order.lease, order.computed_s)
         self._admitted.discard(order.lease)
         ending = self._ending.pop(order.lease, None)
         if ending is not None:

@@ -1,11 +1,11 @@
 """Which leases are in force in this worker, and how many calls of each are under way."""
 
 import threading
-import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 
 from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.calls.lease_clocks import LeaseClocks
 from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
 from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import FailureKind
@@ -22,13 +22,13 @@ class AdmittedLeases:
         self,
         ended: Callable[[int], None],
         claimed: Callable[[int, str], None],
+        clocks: LeaseClocks,
         patience_s: float = _PATIENCE_S,
-        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`ended` and `claimed` are called on whatever thread.
 
         `ended` is, when an ended lease has no call left; `claimed`, when the first call comes under
-        a lease that was admitted for a function, with the call's session.
+        a lease that was admitted for a function, with the call's session. The process has `clocks`.
         """
         self._tell_ended = ended
         self._tell_claimed = claimed
@@ -40,9 +40,7 @@ class AdmittedLeases:
         self._unclaimed: dict[int, bool] = {}  # a function's leases; if several sessions use it
         self._ended: deque[int] = deque(maxlen=_REMEMBERED)
         self._under_way: dict[int, int] = {}
-        self._now_s = now_s
-        self._since_s: dict[int, float] = {}  # of leases with calls under way: what is not counted
-        self._computed_s: dict[int, float] = defaultdict(float)  # and what nobody has taken
+        self._clocks = clocks
         self._terms: dict[int, LeaseTerms] = {}  # of leases in force, or with calls under way
 
     def admit(
@@ -82,6 +80,13 @@ class AdmittedLeases:
         if over:
             self._tell_ended(lease)
 
+    def end_all(self) -> None:
+        """End every lease: the model leaves."""
+        with self._lock:
+            leases = list(self._in_force)
+        for lease in leases:
+            self.end(lease)
+
     def terms(self, lease: int) -> LeaseTerms:
         """The terms of a lease of which a call is under way."""
         return self._terms.get(lease, USUAL_TERMS)
@@ -105,7 +110,7 @@ class AdmittedLeases:
             if owners.isdisjoint((session, function)):
                 raise CallRefused(FailureKind.LEASE, f"lease {lease} is another session's")
             self._under_way[lease] = self._under_way.get(lease, 0) + 1
-            self._since_s.setdefault(lease, self._now_s())
+            self._clocks.begin(lease)
             several = self._unclaimed.pop(lease, None)
             first = several is not None and session not in owners
             if first and not several:
@@ -121,29 +126,14 @@ class AdmittedLeases:
         """A call has been answered."""
         with self._lock:
             left = self._under_way.pop(lease) - 1
-            self._count(lease)
+            self._clocks.end(lease)
             if left:
                 self._under_way[lease] = left
-            else:
-                del self._since_s[lease]
             over = not left and lease not in self._in_force
             if over:
                 self._terms.pop(lease, None)
         if over:
             self._tell_ended(lease)
-
-    def take_computed(self) -> dict[int, float]:
-        """For how long calls have run under each lease since this was last asked."""
-        with self._lock:
-            for lease in self._since_s:
-                self._count(lease)
-            computed_s = dict(self._computed_s)
-            self._computed_s.clear()
-            return computed_s
-
-    def _count(self, lease: int) -> None:
-        since_s, self._since_s[lease] = self._since_s[lease], self._now_s()
-        self._computed_s[lease] += self._since_s[lease] - since_s
 
     def _is_known(self, lease: int) -> bool:
         return lease in self._in_force or lease in self._ended

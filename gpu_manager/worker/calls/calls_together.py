@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.calls.lease_clocks import LeaseClocks
 from gpu_manager.worker.device.gpu_turns import GpuTurns, NoTurns
 from gpu_manager.worker.device.shares.slot_turns import NoSlotTurns, SlotTurns
 from gpu_manager.worker.shared_memory.published_data import PublishedData
@@ -38,6 +39,7 @@ class CallsTogether:
 
     def __init__(self) -> None:
         self.published = PublishedData()  # of functions, for the calls of all models
+        self.clocks = LeaseClocks()
         self.slots: SlotTurns | NoSlotTurns = NoSlotTurns()  # where leases have parts of the GPU
         self._turns: GpuTurns | NoTurns = NoTurns()
         self._changed = threading.Condition()

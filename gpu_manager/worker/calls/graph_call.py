@@ -37,7 +37,7 @@ class Residents(NamedTuple):
 class Options(NamedTuple):
     """How a call is to be run. One that `repeats` another was in a worker that died."""
 
-    autocast: tuple[torch.dtype, bool] | None
+    autocast: torch.dtype | None
     rng: bytes | None
     keys: list[int]
     default_dtype: torch.dtype
@@ -93,7 +93,7 @@ def read_options(options: Any) -> Options:
     if autocast is not None:
         if not isinstance(autocast, list) or len(autocast) != len(("dtype", "cache")):
             raise CallRefused(FailureKind.BAD_FRAME, "autocast is a dtype and whether to cache")
-        autocast = (_dtype(autocast[0]), bool(autocast[1]))
+        autocast = _dtype(autocast[0])  # casts are never kept: see `leave_modes`
     if rng is not None and not isinstance(rng, bytes):
         raise CallRefused(FailureKind.BAD_FRAME, "a generator's state is bytes")
     if not isinstance(keys, list) or not _are_numbers(keys):

@@ -20,6 +20,7 @@ _SPARSE_FROM_BYTES = 1 << 16
 # Where the offset of a part would stand: its bytes stay with the worker.
 _STAYS = -2
 _SOLE = 2
+_LEAST, _LARGEST = -1 << 63, (1 << 64) - 1  # of the whole numbers that a message may contain
 
 
 class PackedResult(NamedTuple):
@@ -84,6 +85,8 @@ class Packer:
             elif output is not None and not isinstance(output, (bool, int, float)):
                 detail = f"output {number} is a {type(output).__name__}"
                 raise CallRefused(FailureKind.OPERATOR, detail)
+            elif isinstance(output, int) and not _LEAST <= output <= _LARGEST:
+                raise CallRefused(FailureKind.OPERATOR, f"output {number} has more than 64 bits")
         for group in owned.values():
             self._storage(group, views)
         written = [self._changed(entry) for entry in changed]

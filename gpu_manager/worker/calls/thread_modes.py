@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from gpu_manager.worker.call_errors import ContextLost
+from gpu_manager.worker.program.checks.plain_values import begin_call
 from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force
 
 _functorch = torch._C._functorch  # noqa: SLF001 - torch has no public way to ask
@@ -21,7 +22,7 @@ _DTYPES = (("cpu", torch.bfloat16), ("cuda", torch.float16))  # of autocast wher
 class Mode(NamedTuple):
     """What changes the numbers that a program computes, beside its inputs."""
 
-    autocast: tuple[torch.dtype, bool] | None
+    autocast: torch.dtype | None
     default_dtype: torch.dtype
     arithmetic: Arithmetic = Arithmetic()
 
@@ -34,10 +35,10 @@ def computing(device: torch.device, mode: Mode) -> Iterator[None]:
     """
     _check_process(mode)
     leave_modes()
+    begin_call()
     try:
         if mode.autocast is not None:
-            dtype, cache = mode.autocast
-            autocast = torch.autocast(device.type, dtype, cache_enabled=cache)
+            autocast = torch.autocast(device.type, mode.autocast, cache_enabled=False)
             autocast.__enter__()  # type: ignore[no-untyped-call] # torch gives it no types
         yield
     finally:
@@ -45,13 +46,17 @@ def computing(device: torch.device, mode: Mode) -> Iterator[None]:
 
 
 def leave_modes() -> None:
-    """Leave all that the thread's programs entered."""
+    """Leave all that the thread's programs entered.
+
+    Autocast keeps no casts here: only those of tensors that need gradients would be kept, which
+    inputs and weights do not, and they would be the process's until some thread left autocast.
+    """
     while _functorch.get_dynamic_layer_stack_depth():
         _functorch.pop_dynamic_layer_stack()
     for kind, dtype in _DTYPES:
         torch.set_autocast_enabled(kind, False)
         torch.set_autocast_dtype(kind, dtype)
-    torch.set_autocast_cache_enabled(True)
+    torch.set_autocast_cache_enabled(False)
     entered = torch.autocast_increment_nesting()
     for _ in range(entered):
         torch.autocast_decrement_nesting()

@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpu_manager.worker.merging.merged_run import loops_heard, run_merged, writes_to_shared
+from gpu_manager.worker.merging.merged_run import (
+    hear_loops,
+    loops_heard,
+    run_merged,
+    writes_to_shared,
+)
 from gpu_manager.worker.merging.step_plan import (
     KnownSteps,
     leaves_of,
@@ -144,7 +149,7 @@ class GroupRuns:
         layouts: Sequence[Any],
         copies: Sequence[dict[int, torch.Tensor]],
     ) -> Found:
-        loops_heard.any = False
+        hear_loops()
         begun_s = time.perf_counter()
         apart = known is not None and known.steps.any_own
         if known is not None and apart:

@@ -69,7 +69,6 @@ class MergedCalls:
         self.records = MergeRecords()
         self._runs = GroupRuns()
         attention_rules()
-        merged_run.hear_loops()
 
     def answer(self, first: CallInLine, line: CallLine) -> CallAnswer:
         """Answer a call that has the line's turn, and deliver the answer; perhaps others, too."""

@@ -29,6 +29,7 @@ TOLERANCES = {
 }
 # What torch says where an operator has no rule for a batch and is called once for each call.
 _LOOPS = "batching rule"
+_SAYS_LOOPS = f".*{_LOOPS}"
 # What it says where something is written, for each call, to what all calls have.
 _OF_WRITES = ("out-of-place operators", "in-place", "doesn't match the broadcast shape")
 _TENSOR = object()  # stands where an output is a tensor
@@ -98,13 +99,17 @@ loops_heard = LoopsHeard()
 
 
 def hear_loops() -> None:
-    """Have `loops_heard` follow what torch says, in this process from now on.
+    """Have `loops_heard` of this thread follow what torch says, from now on.
 
-    A filter for one run would be a filter for all threads.
+    A filter for one run would be a filter for all threads. Where another thread enters or leaves
+    `warnings.catch_warnings` later, that hides what torch says, until this is called again.
     """
+    loops_heard.any = False
+    first = [getattr(known[1], "pattern", "") for known in warnings.filters[:1]]
+    if first != [_SAYS_LOOPS]:
+        warnings.filterwarnings("always", _SAYS_LOOPS)
     show = warnings.showwarning
     if getattr(show, "func", None) is not _hear:
-        warnings.filterwarnings("always", f".*{_LOOPS}")
         warnings.showwarning = functools.partial(_hear, show)
 
 

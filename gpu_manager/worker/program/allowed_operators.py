@@ -16,7 +16,8 @@ from torch.overrides import get_overridable_functions
 
 import torch_shim.operators.padded_encoder  # noqa: F401 - it registers the operator
 from gpu_manager.worker.program import higher_order, numpy_functions
-from gpu_manager.worker.program.argument_checks import checked
+from gpu_manager.worker.program.checks.argument_checks import checked
+from gpu_manager.worker.program.checks.plain_values import bounded
 from gpu_manager.worker.program.replacements import Replacements
 from gpu_manager.worker.program.reviewed_operators import OF_LIBRARIES, is_reviewed
 from gpu_manager.worker.program.written_tensors import noting_writes, operator_at
@@ -149,7 +150,7 @@ def _checked(operators: dict[str, Operator]) -> dict[str, Operator]:
 
 
 def _checked_one(name: str, operator: Operator) -> Operator:
-    return noting_writes(name, checked(name, operator))
+    return bounded(name, noting_writes(name, checked(name, operator)))
 
 
 def _is_allowed(namespace: str, short: str) -> bool:

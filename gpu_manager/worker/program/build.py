@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from gpu_manager.worker.call_errors import CallRefused
-from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.program.allowed_operators import Operator, OperatorTable
+from gpu_manager.worker.program.checks.plain_values import of_tensors
 from gpu_manager.worker.program.tensor_specs import DTYPES
 from gpu_manager.worker.program.written_tensors import (
     PROGRAM,
@@ -218,7 +219,7 @@ class _Writer:
         self._maps_devices = step.operator != _AUTOCAST
         self._takes_parts = step.operator.startswith(_HIGHER_ORDER)
         arguments = [self._expression(argument) for argument in step.arguments]
-        if step.named and not any(True for _ in references(list(step.named.values()))):
+        if step.named and not any(map(_is_made_anew, step.named.values())):
             named = {name: self._literal(value) for name, value in step.named.items()}
             found = functools.partial(found, **named)
         elif step.named:
@@ -227,9 +228,18 @@ class _Writer:
                 for name, value in step.named.items()
             )
             arguments.append(f"**{{{', '.join(pairs)}}}")
-        name = self._value(found)
+        called = self._name_of(found, step)
+        plain = of_tensors(found)
+        if plain is not None and step.arguments and isinstance(step.arguments[0], Ref):
+            # Bounds cost nothing where there is a tensor.
+            is_tensor = f"{arguments[0]}.__class__ is {self._value(torch.Tensor)}"
+            called = f"({self._name_of(plain, step)} if {is_tensor} else {called})"
+        return f"{called}({', '.join(arguments)})"
+
+    def _name_of(self, operator: Operator, step: ProgramStep) -> str:
+        name = self._value(operator)
         self.operator_names[name] = step.operator
-        return f"{name}({', '.join(arguments)})"
+        return name
 
     def _expression(self, value: Any) -> str:
         """Source for an argument: references by number, everything else from the table."""
@@ -239,10 +249,8 @@ class _Writer:
                     FailureKind.PROGRAM, f"value {value.number!r:.40} is not there yet"
                 )
             return f"v{value.number}"
-        if not any(True for _ in references(value)):
-            literal = self._literal(value)
-            if not isinstance(literal, (list, dict)):
-                return self._value(literal)
+        if not _is_made_anew(value):
+            return self._value(self._literal(value))
         if isinstance(value, (list, Tuple)):
             items = value if isinstance(value, list) else value.items
             inside = "".join(f"{self._expression(item)}," for item in items)
@@ -310,6 +318,13 @@ class _Writer:
         if isinstance(output, Mapping):
             return self._leaves([item for _, item in _pairs(output)])
         return [self._expression(output)]
+
+
+def _is_made_anew(value: Any) -> bool:
+    """Whether each run makes the argument: a list that one run writes to is no other run's."""
+    if isinstance(value, (Tuple, Slice)):
+        return any(map(_is_made_anew, value.items if isinstance(value, Tuple) else value))
+    return isinstance(value, (Ref, list, Mapping))
 
 
 def references(value: Any) -> list[int]:

@@ -68,6 +68,8 @@ def _map(body: Part, rows: Sequence[Any], additional: Sequence[Any], **_: Any) -
 def _rows(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
     """The tensors' rows beside each other; there is at least one, or torch would not say how many
     results there are."""
+    if any(len(tensor) > _MOST_TURNS for tensor in tensors):
+        raise RuntimeError(f"a loop of more than {_MOST_TURNS} turns")
     rows = list(zip(*(tensor.unbind(0) for tensor in tensors), strict=True))
     if not rows:
         raise ValueError("a loop over no rows")

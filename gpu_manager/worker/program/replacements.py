@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from gpu_manager.worker.program.argument_checks import short_name
+from gpu_manager.worker.program.checks.argument_checks import short_name
 from torch_shim.missing_kernels import substitution
 
 Operator = Callable[..., Any]
@@ -77,16 +77,18 @@ class Replacements:
         device_type: str,
         dtype: torch.dtype | None = None,
         enabled: object = None,
-        cache_enabled: object = None,
+        _cache_enabled: object = None,
     ) -> torch.autocast | None:
-        """The mode that `_exit_autocast` leaves. That of the CPU concerns no tensor of a GPU."""
+        """The mode that `_exit_autocast` leaves. That of the CPU concerns no tensor of a GPU.
+
+        It keeps no casts: see `leave_modes`.
+        """
         kind = str(device_type).partition(":")[0]
         if kind != "cuda" and self._device.type != "cuda":
             return None
         if kind == "cuda":
             kind, dtype = self._device.type, dtype or torch.get_autocast_dtype("cuda")
-        cached = cache_enabled if isinstance(cache_enabled, bool) else None
-        mode = torch.autocast(kind, dtype, enabled is not False, cached)
+        mode = torch.autocast(kind, dtype, enabled is not False, cache_enabled=False)
         mode.__enter__()  # type: ignore[no-untyped-call] # torch gives it no types
         return mode
 

@@ -53,6 +53,7 @@ class InMemoryHosted:
         self.unsaid: list[PutByWorker] = []
         self.borrowings: list[tuple[str, BorrowedByCall | None]] = []  # answers, in their order
         self.channels: list[tuple[str, str, socket.socket]] = []
+        self.asked_computed: list[int] = []  # under which leases
         self.terms: dict[int, LeaseTerms] = {}
         self._runtime = runtime
         self._calls: dict[int, asyncio.Event] = {}
@@ -134,8 +135,13 @@ class InMemoryHosted:
 
     async def heard(self) -> None:
         self._say_puts()
-        for lease in self._calls:
+
+    def ask_computed(self, lease: int) -> None:
+        self.asked_computed.append(lease)
+        if lease in self._calls:
             self._say_computed(lease)
+        elif not self.closed.done():
+            self._runtime.observer.computed(self, lease, 0.0)
 
     def _say_puts(self) -> None:
         """What it has put and not said yet is said now."""

@@ -26,7 +26,7 @@ _GPU_MIB = 256  # less than all functions with the largest call
 _QUIET_S = 4.0  # a pool gives free pages back two seconds after the last call
 _PATIENCE_S = 60.0
 # Of the pool, in blocks that are smaller than a page; beside the pool, what CPython and torch keep.
-_MOST_POOL_BYTES, _MOST_LEFT_BYTES = MIB, 64 * MIB
+_MOST_POOL_BYTES, _MOST_LEFT_BYTES = MIB, 40 * MIB
 _LEAST_MAPPING_BYTES = 1 << 32
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

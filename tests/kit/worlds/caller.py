@@ -244,9 +244,10 @@ class LocalWorker:
             gc.collect()
             trim_malloc()
         self.device = CpuArithmetic()
-        self.leases = AdmittedLeases(self.ended.append, lambda *_: None)
+        together = CallsTogether()
+        self.leases = AdmittedLeases(self.ended.append, lambda *_: None, together.clocks)
         self.table = OperatorTable(self.device.device)
-        self.executor = Executor(self.device, self.leases, self._relieve, CallsTogether())
+        self.executor = Executor(self.device, self.leases, self._relieve, together)
         self.programs = Programs(self.table)
         if weights:
             descriptor, self.weights, total = sealed_image(*weights)

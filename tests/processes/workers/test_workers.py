@@ -145,7 +145,7 @@ def test_lease_ends_with_its_call_when_one_is_in_flight(machine: Machine) -> Non
     assert machine.watcher.deaths == []
 
 
-def test_worker_says_how_long_calls_ran_when_it_is_heard_and_at_the_leases_end(
+def test_worker_says_how_long_calls_ran_when_it_is_asked_and_at_the_leases_end(
     machine: Machine,
 ) -> None:
     hosted, computed_s = machine.load(), machine.watcher.computed_s
@@ -154,10 +154,14 @@ def test_worker_says_how_long_calls_ran_when_it_is_heard_and_at_the_leases_end(
     with machine.connect(hosted) as caller:
         machine.call(caller, DOUBLE, torch.ones(2), lease=1)
 
+        machine.run(hosted.heard())
+        assert computed_s == {}, "nobody has asked for it"
+
         async def say() -> bool:
             """The answer may overtake the worker's note that the call is over."""
+            hosted.ask_computed(1)
             await hosted.heard()
-            return 1 in computed_s
+            return computed_s.get(1, 0.0) > 0
 
         machine.run(eventually(say, "it has said so"))
         assert set(computed_s) == {1}

@@ -81,6 +81,35 @@ async def test_call_of_a_minute_is_charged_while_it_runs() -> None:
 
 
 @virtually
+async def test_calls_that_run_at_once_in_two_processes_are_charged_once() -> None:
+    async with world() as it:
+        bill, models = Bill(it.meter), (it.add(16), it.add(32))
+        held, first = await it.hold(*models, own=True)
+        second = it.runtime.of(models[1])
+        assert second is not first
+        await first.call(held.id, run_s=1.0)
+        await asyncio.sleep(4.0)  # kept, and no room for what would be charged twice
+        before_s = bill.ask(asyncio.get_running_loop().time())
+        await asyncio.gather(*(each.call(held.id, run_s=10.0) for each in (first, second)))
+        computed_s = bill.ask(asyncio.get_running_loop().time()) - before_s
+        assert computed_s == pytest.approx(10.0, abs=0.01)
+
+
+@virtually
+async def test_models_of_other_leases_are_not_asked_for_a_leases_time() -> None:
+    async with world() as it:
+        models = it.add(16), it.add(32)
+        held, first = await it.hold(models[0], own=True)
+        await first.call(held.id, run_s=3.5)
+        it.node.release(held, EndReason.RELEASED)
+        other, second = await it.hold(models[1], own=True)
+        first.asked_computed.clear()
+        await second.call(other.id, run_s=3.5)
+        assert first.asked_computed == []
+        assert set(second.asked_computed) == {other.id}
+
+
+@virtually
 async def test_calls_of_a_lease_that_is_not_a_processes_own_are_not_reported() -> None:
     async with world() as it:
         held, worker = await it.hold(it.add(16))

@@ -53,7 +53,7 @@ class Bench:
 
     def load(self) -> None:
         """Begin to load, as LOAD says; the set-up owns the descriptors."""
-        device, table = self.setup.device, self.setup.take_table()
+        device, table = self.setup.device, self.setup.table
         tell = self.told.append
         self.model = ServedModel(
             1, device, table, CallsTogether(), tell, lambda: None, LoadUrgency()
@@ -187,15 +187,3 @@ def test_one_failure_is_told_when_the_device_cannot_be_used(
         lambda: not any(each.name == "setup" for each in threading.enumerate()), "both have ended"
     )
     assert bench.told == []
-
-
-def test_next_model_gets_the_operators_of_the_one_that_left(bench: Bench) -> None:
-    """Making them takes as long as a copy of 50 MB to a GPU."""
-    bench.setup.warm(worker_orders.Warm("cpu", 0.0, 0))
-    first, second = bench.setup.take_table(), bench.setup.take_table()
-    assert first is not second
-    bench.setup.give_table(first)
-    assert bench.setup.take_table() is first
-    assert bench.setup.take_table() is not first
-    os.close(bench.image)  # no load takes them over
-    os.close(bench.pipe)

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_manager.worker.call_errors import ContextLost
 from gpu_manager.worker.calls.thread_modes import Mode, computing
+from gpu_manager.worker.program.allowed_operators import OperatorTable
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from torch_shim.wire.arithmetic import Arithmetic, use_arithmetic
 from torch_shim.wire.programs import Named, Ref
@@ -78,6 +80,48 @@ def test_call_computes_in_float32_when_one_before_left_its_modes(
             assert (grad, ones.dtype) == (False, torch.float32)
             half, _, _ = caller.call(LOOK, x, options=AUTOCAST).outputs
             assert half.dtype is torch.bfloat16
+
+
+class CastsSeen(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch gives it no types
+    """Counts the casts of a tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # as above
+        self.count = 0
+        self._tensor = tensor
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.count += func is torch.ops.aten._to_copy.default and args[0] is self._tensor  # noqa: SLF001 - its name
+        return func(*args, **(kwargs or {}))
+
+
+ENTERING: dict[str, list[tuple[Any, ...]]] = {
+    "one": [("cuda", torch.bfloat16, True, None)],
+    "one that keeps casts": [("cuda", torch.bfloat16, True, True)],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("around", [None, torch.bfloat16], ids=["plain", "under autocast"])
+@pytest.mark.parametrize("entering", ENTERING)
+def test_no_cast_is_kept_when_a_program_never_leaves_autocast(
+    entering: str, around: torch.dtype | None
+) -> None:
+    """Such casts are the process's: no end of a call, and of no thread, would free them."""
+    enter = OperatorTable(CPU).find(ENTER)
+    assert enter is not None
+    needs_gradients = torch.ones(4, 4, requires_grad=True)
+    with CastsSeen(needs_gradients) as casts:
+        with computing(CPU, Mode(around, torch.float32)):
+            for options in ENTERING[entering]:
+                enter(*options)
+            torch.ones(4, 4) @ needs_gradients
+        within = casts.count
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.ones(4, 4) @ needs_gradients
+    assert casts.count == within + 1
 
 
 class Ended(BaseException):

@@ -1,5 +1,6 @@
 """Calls that wait together: run as one with the results of single calls, or singly, and why."""
 
+import contextlib
 import os
 import threading
 import time
@@ -166,6 +167,24 @@ def test_a_program_is_not_blamed_when_torch_loops_in_another_thread(
     assert merged(worker)[0] > 0
     assert Singly.NO_RULE not in singly(worker)
     assert set(shown) == {"of another thread"}
+
+
+@pytest.mark.parametrize("still", [False, True])
+def test_a_loop_is_heard_when_warnings_were_silenced_meanwhile(*, still: bool) -> None:
+    loop = program(step("t:torch.histc", Ref(0), 3), output=[Ref(1)])
+    double = program(step("m:mul", Ref(0), 2), output=[Ref(1)])
+    with contextlib.ExitStack() as silence:
+        silence.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        worker = paying()
+        with Crowd(worker, 4) as crowd:
+            crowd.learn(double, some(4, (4,)))
+            warnings.simplefilter("ignore")
+            if not still:
+                silence.close()
+            for _ in range(4):
+                crowd.call(loop, some(4, (4,)))
+        assert singly(worker)[Singly.NO_RULE] > 3
 
 
 def test_constants_stay_as_they_were_when_calls_that_write_to_them_wait_together() -> None:

@@ -236,6 +236,14 @@ def test_loop_fails_when_it_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
         endless.run([torch.ones(1)], [])
 
 
+def test_loop_over_too_many_rows_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_manager.worker.program.higher_order._MOST_TURNS", 10)
+    called = step("h:map_impl", PartName(0), [Ref(0)], [])
+    built = _build(program(called, output=[Ref(1)], parts=(SAME,)))
+    with pytest.raises(RuntimeError, match="10 turns"):
+        built.run([torch.ones(11, 2)], [])
+
+
 def test_loop_over_no_rows_fails() -> None:
     called = step("h:map_impl", PartName(0), [Ref(0)], [])
     built = _build(program(called, output=[Ref(1)], parts=(SAME,)))

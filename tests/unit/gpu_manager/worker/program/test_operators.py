@@ -2,6 +2,7 @@
 
 import builtins
 import importlib
+import inspect
 import math
 import operator
 import re
@@ -14,8 +15,8 @@ from torch import nn
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.calls.thread_modes import leave_modes
 from gpu_manager.worker.program.allowed_operators import OperatorTable
-from gpu_manager.worker.program.argument_checks import short_name
 from gpu_manager.worker.program.build import BuiltProgram
+from gpu_manager.worker.program.checks.argument_checks import short_name
 from gpu_manager.worker.program.reviewed_operators import DUNDERS, INTERNAL
 from tests.kit.outcomes import outcome
 from tests.kit.worlds.caller import program, step
@@ -334,4 +335,7 @@ def test_explicit_lists_name_what_their_modules_have() -> None:
     for letter, space in (("o", operator), ("M", math), ("b", builtins)):
         named = [name[2:] for name in TABLE.names() if name.startswith(f"{letter}:")]
         assert named
-        assert all(TABLE.find(f"{letter}:{name}") is getattr(space, name) for name in named)
+        for name in named:
+            found = TABLE.find(f"{letter}:{name}")
+            assert found is not None
+            assert inspect.unwrap(found) is getattr(space, name)

@@ -18,6 +18,7 @@ from torch_shim.wire.programs import (
     Mapping,
     Named,
     Program,
+    ProgramStep,
     Ref,
     Slice,
     Tuple,
@@ -112,9 +113,22 @@ def test_program_adds_complex_constants_when_it_has_some() -> None:
     assert torch.equal(run(what, torch.ones(1))[0], tensor + 1j)
 
 
-def test_program_passes_lists_that_operators_may_change_when_called_twice() -> None:
-    what = program(step("o:iadd", [1], [2]), step("b:len", Ref(0)), inputs=0, output=[Ref(1)])
-    built = build(what)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [step("o:iadd", [1], [2])],
+        [step("b:max", [], default=[1]), step("o:iadd", Ref(0), [2])],
+        [step("o:getitem", Tuple([[1]]), 0), step("o:iadd", Ref(0), [2])],
+        [step("o:getitem", Tuple([Tuple([[1]])]), 0), step("o:getitem", Ref(0), 0),
+         step("o:iadd", Ref(1), [2])],
+    ],
+    ids=["itself", "by name", "in a tuple", "in a tuple in one"],
+)  # fmt: skip
+def test_program_passes_lists_that_operators_may_change_when_called_twice(
+    steps: list[ProgramStep],
+) -> None:
+    length = step("b:len", Ref(len(steps) - 1))
+    built = build(program(*steps, length, inputs=0, output=[Ref(len(steps))]))
     assert [built.run([], [])[0] for _ in range(3)] == [2, 2, 2]
 
 

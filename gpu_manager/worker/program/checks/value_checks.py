@@ -4,16 +4,21 @@ A check raises ValueError, or has the device assert what only the values in a te
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from gpu_manager.worker.program import layer_checks
-from gpu_manager.worker.program.layer_checks import require, require_values, require_within
+from gpu_manager.worker.program.checks import layer_checks
+from gpu_manager.worker.program.checks.layer_checks import require, require_values, require_within
 
 _INTERPOLATIONS = _PADDINGS = _REDUCTIONS = range(3)
 _MOST_ELEMENTS = 1 << 48
+_MOST_PIECES = 1 << 17  # each takes hundreds of bytes of the host, and time in which no thread runs
+# Names of arguments; torch takes NumPy's as well.
+_TENSORS = ("tensor", "self", "input", "x", "a", "x1")
+_SIZES = ("split_size_or_sections", "split_size", "split_sizes")
+_DIMENSIONS = ("dim", "axis")
 _DEFORMED_ARGUMENTS = 14
 _BOX_FIELDS = 5  # the number of the image, then two corners
 
@@ -185,6 +190,65 @@ def upsample(
         require(fits, "scale {} from {} to {}", scale, inside, outside)
 
 
+def rows(*arguments: Any, **named: Any) -> None:
+    """Each row becomes a tensor."""
+    place = _given(arguments, named, 1, _DIMENSIONS, 0)
+    _pieces(_given(arguments, named, 0, _TENSORS), 1, place)
+
+
+def split(*arguments: Any, **named: Any) -> None:
+    """Into pieces of a size, or of a list of sizes."""
+    size = _given(arguments, named, 1, _SIZES)
+    if isinstance(size, (list, tuple)):
+        _require_few(len(size))
+    else:
+        place = _given(arguments, named, 2, _DIMENSIONS, 0)
+        _pieces(_given(arguments, named, 0, _TENSORS), size, place)
+
+
+def chunk(*arguments: Any, **named: Any) -> None:
+    """There are no more than rows, unless there are no rows: then as many as the program says."""
+    pieces = int(_given(arguments, named, 1, ("chunks",)))
+    if pieces > _MOST_PIECES:
+        place = _given(arguments, named, 2, _DIMENSIONS, 0)
+        size = _given(arguments, named, 0, _TENSORS).size(place)
+        _require_few(min(pieces, size) if size else pieces)
+
+
+def chunks(*arguments: Any, **named: Any) -> None:
+    """There are as many as the program says, also empty ones; a tensor may say it."""
+    others = [value for name, value in named.items() if name not in _TENSORS]
+    for each in (*arguments[1:], *others):
+        if type(each) is int and each <= _MOST_PIECES:  # nearly all: this is quick
+            continue
+        is_number = isinstance(each, int) or (isinstance(each, torch.Tensor) and not each.dim())
+        _require_few(int(each) if is_number else len(each))
+
+
+def _given(
+    arguments: Sequence[Any],
+    named: Mapping[str, Any],
+    position: int,
+    names: Sequence[str],
+    otherwise: Any = None,
+) -> Any:
+    """An argument by its position, or by whichever of these names torch takes it."""
+    if position < len(arguments):
+        return arguments[position]
+    found = next((named[name] for name in names if name in named), otherwise)
+    require(found is not None, "no {}", names[0])
+    return found
+
+
+def _pieces(tensor: torch.Tensor, size: Any, dim: int) -> None:
+    if max(tensor.shape, default=0) > _MOST_PIECES:
+        _require_few(tensor.size(dim) // max(int(size), 1))
+
+
+def _require_few(pieces: int) -> None:
+    require(pieces <= _MOST_PIECES, "more than {} pieces", _MOST_PIECES)
+
+
 CHECKS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), grid_sampler),
     **dict.fromkeys(
@@ -237,5 +301,19 @@ CHECKS: dict[str, Callable[..., None]] = {
     "deform_conv2d": deformed,
     "lstm": layer_checks.lstm,
     "gru": layer_checks.gru,
+    **dict.fromkeys(("unbind", "unbind_copy"), rows),
+    **dict.fromkeys(("split", "split_copy"), split),
+    "chunk": chunk,
+    **dict.fromkeys(
+        (
+            "tensor_split",
+            "hsplit",
+            "vsplit",
+            "dsplit",
+            "split_with_sizes",
+            "split_with_sizes_copy",
+        ),
+        chunks,
+    ),
     **dict.fromkeys(("rnn_tanh", "rnn_relu"), layer_checks.plain_recurrent),
 }

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpu_manager.worker.program.value_checks import CHECKS, reduction
+from gpu_manager.worker.program.checks.value_checks import CHECKS, reduction
 
 Operator = Callable[..., Any]
 
