@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from common.name_order import name_sort_key
+from common.numerals import name_sort_key
 from gateway_ext.model import DEFAULT_NAMESPACE
 
 _Item = TypeVar("_Item")

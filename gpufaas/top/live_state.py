@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from common.name_order import name_sort_key
+from common.numerals import name_sort_key
 
 State = Mapping[str, Any]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.name_order import name_sort_key
+from common.numerals import name_sort_key
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.metrics.call_counts import BOUNDS_S, GatewayMeters
 from gateway_ext.model import Deployment, Endpoint, FunctionId
