@@ -30,3 +30,9 @@ def number(text: str) -> float:
     if not math.isfinite(found):
         raise ValueError(f"{text[:_SHOWN]!r} is no number")
     return found
+
+
+def name_sort_key(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts node-9 before node-10."""
+    parts = filter(None, re.split(r"([0-9]+)", name))
+    return [(0, int(part), "") if _DIGITS.fullmatch(part) else (1, 0, part) for part in parts]

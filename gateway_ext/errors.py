@@ -195,9 +195,7 @@ class TooSlow(GatewayError):
 class WorkflowsBusy(GatewayError):
     """The gateway has as many workflows under way as it takes, or as much of their data."""
 
-    def __init__(self, why: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(why)
-        self.retry_after_s = retry_after_s
+    retry_after_s = 1.0
 
 
 class StageFailed(GatewayError):
@@ -317,9 +315,10 @@ class QueueFailed(GatewayError):
 class QueueAway(QueueFailed):
     """The job queue cannot be reached."""
 
-    def __init__(self, why: str, retry_after_s: float = 5.0) -> None:
+    retry_after_s = 5.0
+
+    def __init__(self, why: str) -> None:
         super().__init__(f"the job queue cannot be reached: {why}")
-        self.retry_after_s = retry_after_s
 
 
 class QueueDiskFull(QueueFailed):

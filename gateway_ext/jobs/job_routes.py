@@ -12,10 +12,10 @@ from starlette.routing import Route
 
 from common.http.asgi import App
 from common.numerals import natural
-from gateway_ext.errors import BadRequest, GatewayError, UnknownJob
+from gateway_ext.errors import BadRequest, GatewayError
 from gateway_ext.jobs.queue.job_bodies import whole
 from gateway_ext.jobs.queue.job_queue import JobQueue
-from gateway_ext.jobs.queue.job_values import DeadLetter, JobNumber
+from gateway_ext.jobs.queue.job_values import DeadLetter, job_number
 from gateway_ext.jobs.queue.stored_headers import headers_as_text
 from gateway_ext.openfaas.json_answers import done, failed, shown
 
@@ -72,26 +72,18 @@ class _Jobs:
         return shown([_letter(letter) for letter in await self._queue.dead_letters(after, limit)])
 
     async def show(self, request: Request) -> Response:
-        letter, body = await self._queue.dead_letter(_named(request))
+        letter, body = await self._queue.dead_letter(job_number(request.path_params["number"]))
         headers = headers_as_text(letter.call.headers)
         text = base64.b64encode(await whole(body)).decode()
         return shown({**_letter(letter), "headers": headers, "body": text})
 
     async def replay(self, request: Request) -> Response:
-        await self._queue.replay(_named(request), self._now_s())
+        await self._queue.replay(job_number(request.path_params["number"]), self._now_s())
         return done()
 
     async def discard(self, request: Request) -> Response:
-        await self._queue.discard(_named(request))
+        await self._queue.discard(job_number(request.path_params["number"]))
         return done()
-
-
-def _named(request: Request) -> JobNumber:
-    text = request.path_params["number"]
-    number = natural(text)
-    if number is None:
-        raise UnknownJob(text)
-    return JobNumber(number)
 
 
 def _number(text: str) -> int:

@@ -11,9 +11,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from common.http.asgi import App, Receive, Scope, Send, header_in, send_text, until_disconnected
-from common.numerals import natural
 from common.tasks import until_first
-from gateway_ext.errors import BadRequest, CrossSite, GatewayError, UnknownJob
+from gateway_ext.errors import BadRequest, CrossSite, GatewayError
+from gateway_ext.jobs.queue.job_values import job_number
 from gateway_ext.openfaas.cross_site import refuse_other_sites
 from gateway_ext.openfaas.json_answers import body_of, done, failed, no_route, shown
 from gateway_ext.openfaas.json_fields import parsed
@@ -130,11 +130,11 @@ class _Page:
         return self._ordered()
 
     async def replay(self, request: Request) -> Response:
-        await self._source.replay(_number(request))
+        await self._source.replay(job_number(request.path_params["number"]))
         return self._ordered()
 
     async def discard(self, request: Request) -> Response:
-        await self._source.discard(_number(request))
+        await self._source.discard(job_number(request.path_params["number"]))
         return self._ordered()
 
     def _ordered(self) -> Response:
@@ -175,14 +175,6 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(sent, dict):
         raise BadRequest("the body is no JSON object")
     return sent
-
-
-def _number(request: Request) -> int:
-    text: str = request.path_params["number"]
-    number = natural(text)
-    if number is None:
-        raise UnknownJob(text)
-    return number
 
 
 # -- server-sent events --------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -50,12 +50,10 @@ class WatcherFeed:
         source: Source,
         pace: PagePace | None = None,
         *,
-        now_s: Callable[[], float] = time.time,
         series: Series | None = None,
     ) -> None:
         self._source = source
         self._pace = pace or PagePace()
-        self._now_s = now_s
         self._series = series or Series()
         self._name = secrets.token_hex(4)
         self._number = 0
@@ -186,10 +184,10 @@ class WatcherFeed:
         if first:
             return
         if found or points:
-            text = _json(_change(found, points, self._now_s()))
+            text = _json(_change(found, points, time.time()))
             kind = "change"
         else:
-            text, kind = _json({"now": self._now_s()}), "ping"
+            text, kind = _json({"now": time.time()}), "ping"
         self._sent.append(_Message(self._number, self._event(kind, self._number, text)))
         self._publish()
 
@@ -203,7 +201,7 @@ class WatcherFeed:
         """The whole state, rendered once for all watchers."""
         if self._state is None:
             look = self._look
-            state: dict[str, Any] = {"now": self._now_s(), **look.whole}
+            state: dict[str, Any] = {"now": time.time(), **look.whole}
             state.update((section, list(items.values())) for section, items in look.items.items())
             state["history"] = self._series.shown()
             self._state = _Message(self._number, _json(state))

@@ -22,9 +22,6 @@ _ANSWER_S = 2.5
 # How often models say for how long calls of functions' own processes have run.
 _ASK_S = 1.0
 _NO_LEASE = LeaseId(0)
-# For these reasons a lease ends that its holder has kept since its last call; if the end takes
-# longer, a call was in flight.
-_UNUSED, _SOON_S = frozenset({EndReason.IDLE, EndReason.QUIET}), 0.5
 
 
 class LeaseEndings:
@@ -82,8 +79,6 @@ class LeaseEndings:
         if first and reason is EndReason.UNCLAIMED:
             self._leases.note_unclaimed(lease, self._loop.time())
         lease.ending, lease.deadline_s = lease.ending or reason, deadline_s
-        if first and reason in _UNUSED:
-            lease.unused_until_s = self._loop.time()
         if first and not lease.admitted:
             self._freed(lease)
         else:
@@ -155,10 +150,7 @@ class LeaseEndings:
             if claim.holder is not None and not claim.given:  # else its caller is told by others
                 self._on_end(claim.holder, lease.id)
         self._runs.flush()  # the scheduler must get the runs before the lease's end
-        now_s = self._loop.time()
-        soon = now_s - lease.unused_until_s < _SOON_S
-        kept_s = lease.unused_s(now_s) if soon else 0.0
-        self._reports.report(SlotFreed(lease.slot, lease.id, kept_s))
+        self._reports.report(SlotFreed(lease.slot, lease.id))
 
 
 @dataclass(frozen=True, slots=True)

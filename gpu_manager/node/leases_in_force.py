@@ -8,7 +8,6 @@ other requests wait.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf
 from typing import NewType
 
 from gpu_manager.node.patience.claim_patience import ClaimPatience
@@ -168,7 +167,6 @@ class LeaseInForce:
     checking: bool = False
     ending: EndReason | None = None
     deadline_s: float = 0.0  # for calls in flight, once the lease is ending
-    unused_until_s: float = -inf  # when it was to end, if that was because nobody used it
     is_divided: bool = field(init=False)  # each of its requests has a claim of its own
     claims: dict[RequestId, SessionClaim] = field(init=False)
     computing: LeaseComputing = field(init=False)
@@ -209,11 +207,6 @@ class LeaseInForce:
         """Whether a session that shows the token of this request may claim it."""
         claim = self.claim_of(request)
         return self.stands or (claim is not None and claim.holder in (None, session))
-
-    def unused_s(self, now_s: float) -> float:
-        """For how long no session that has claimed it has used it."""
-        used_s = [claim.used_s for claim in self.claims.values() if claim.holder is not None]
-        return max(0.0, now_s - max(used_s)) if used_s else 0.0
 
     @property
     def is_unclaimed(self) -> bool:

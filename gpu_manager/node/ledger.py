@@ -15,15 +15,8 @@ class Reconciled:
     although other programs use them: memory pressure.
     """
 
-    used_bytes: int
-    granted_bytes: int
     withheld_bytes: int
     short_bytes: int
-
-    @property
-    def drift_bytes(self) -> int:
-        """Bytes used less bytes granted; positive if more is used than was granted."""
-        return self.used_bytes - self.granted_bytes
 
 
 class ProcessUse(NamedTuple):
@@ -196,7 +189,7 @@ class Ledger:
         missing_bytes = max(0, self.capacity_bytes - (device_bytes - foreign_bytes))
         self._withheld_bytes = min(missing_bytes, self.capacity_bytes - self.granted_bytes)
         short_bytes = missing_bytes - self._withheld_bytes
-        return Reconciled(used_bytes, self.granted_bytes, self._withheld_bytes, short_bytes)
+        return Reconciled(self._withheld_bytes, short_bytes)
 
     def _grant_measured(self, model: ModelId, account: _Account) -> int:
         """Replace the estimate by the measured bytes, as the scheduler's core does."""

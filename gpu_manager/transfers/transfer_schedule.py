@@ -46,10 +46,9 @@ class TransferSchedule:
     Whoever carries it out asks `choose` at a block's end only, and says `passed` after each block.
     """
 
-    def __init__(self, block_bytes: int, patience: int = PATIENCE) -> None:
+    def __init__(self, block_bytes: int) -> None:
         assert block_bytes > 0, "a block has bytes"
         self.block_bytes = block_bytes
-        self._patience = patience
         self._queues: dict[TransferRank, OrderedDict[str, deque[QueuedTransfer]]] = {
             rank: OrderedDict() for rank in TransferRank
         }
@@ -125,7 +124,7 @@ class TransferSchedule:
         if self._last is not first:
             return None  # who has just come goes first
         for rank in TransferRank:
-            if rank > first and self._queues[rank] and self._passed_over[rank] >= self._patience:
+            if rank > first and self._queues[rank] and self._passed_over[rank] >= PATIENCE:
                 return rank
         return None
 

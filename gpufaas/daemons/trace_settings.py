@@ -4,10 +4,10 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import unquote
 
+from gateway_ext.build_identity import release
 from gpufaas.daemons.trace_export import ExportSettings, SpanExporter
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import TraceSettings
@@ -47,7 +47,7 @@ def export_settings(
     headers = _headers(tracing, environment)
     if url.authorization and _AUTHORIZATION.lower() not in map(str.lower, headers):
         headers = {**headers, _AUTHORIZATION: url.authorization}
-    return ExportSettings(str(url), headers, _version(), socket.gethostname())
+    return ExportSettings(str(url), headers, release(), socket.gethostname())
 
 
 def _endpoint(tracing: TraceSettings, environment: Mapping[str, str]) -> HttpUrl | None:
@@ -87,10 +87,3 @@ def _headers_in_file(path: Path) -> Mapping[str, str]:
     if not all(colon for _, colon, _ in pairs):
         raise CommandError(f"[tracing] headers_file: {path}: a line is `Name: value`")
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _version() -> str:
-    try:
-        return version("gpufaas")
-    except PackageNotFoundError:  # run from a folder that was not installed
-        return ""

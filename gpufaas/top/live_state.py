@@ -1,13 +1,13 @@
 """The state of the page, kept up to date by its events (docs/page.md); pure."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
+
+from common.numerals import name_sort_key
 
 State = Mapping[str, Any]
 
 _ID_FIELDS = {"gpus": "id", "functions": "id", "decisions": "request"}
-_NUMBERS = re.compile(r"(\d+)")
 
 
 def changed(state: State, content: Mapping[str, Any]) -> State:
@@ -42,9 +42,3 @@ def _with_items(
     if section == "decisions":
         return sorted(items.values(), key=lambda item: -item["number"])
     return sorted(items.values(), key=lambda item: name_sort_key(item[name]))
-
-
-def name_sort_key(name: str) -> list[tuple[int, int, str]]:
-    """A key that sorts node-9 before node-10."""
-    parts = (part for part in _NUMBERS.split(name) if part)
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]

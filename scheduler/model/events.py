@@ -272,14 +272,10 @@ class RecallPassed(NamedTuple):
 
 
 class SlotFreed(NamedTuple):
-    """The GPU manager has ended a lease, whose holder had kept it unused for `kept_s`.
-
-    Nothing else makes a slot idle.
-    """
+    """The GPU manager has ended a lease. Nothing else makes a slot idle."""
 
     slot: SlotId
     lease: LeaseId
-    kept_s: float = 0.0
 
 
 # -- administration -----------------------------------------------------------------------------

@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import msgpack
 
-from scheduler.model.errors import BadValue
 from scheduler.model.events import LeaseUsed
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import LeaseId, Placement, Request, RequestId
-from scheduler.wire.codec import Codec
+from scheduler.wire.codec import Codec, unpacked
 from scheduler.wire.refusals import CallRefusal
 
 PATH = "/callers/stream"
@@ -164,7 +163,7 @@ def pack_up(message: CallerUp) -> bytes:
 
 def read_up(frame: bytes) -> CallerUp:
     """Read a caller's message; BadValue if the frame holds none."""
-    return _UP.from_plain(_plain(frame))
+    return _UP.from_plain(unpacked(frame, _STRICT))
 
 
 def pack_down(message: CallerDown) -> bytes:
@@ -175,12 +174,4 @@ def pack_down(message: CallerDown) -> bytes:
 
 def read_down(frame: bytes) -> CallerDown:
     """Read a leader's message; BadValue if the frame holds none."""
-    return _DOWN.from_plain(_plain(frame))
-
-
-def _plain(frame: bytes) -> object:
-    try:
-        plain: object = msgpack.unpackb(frame, **_STRICT)
-    except (ValueError, RecursionError, msgpack.UnpackException) as error:
-        raise BadValue(f"no message: {error}"[:200]) from error
-    return plain
+    return _DOWN.from_plain(unpacked(frame, _STRICT))

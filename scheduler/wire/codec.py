@@ -13,10 +13,11 @@ from enum import Enum
 from functools import cache
 from typing import Any, Generic, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from scheduler.model.actions import Action, Order
+import msgpack
+
+from scheduler.model.actions import Order
 from scheduler.model.errors import BadValue
-from scheduler.model.events import Event, NodeSnapshot
-from scheduler.model.values import Placement, Request
+from scheduler.model.values import Placement
 from scheduler.wire.cluster_status import Status
 
 T = TypeVar("T")
@@ -46,6 +47,14 @@ class Codec(Generic[T]):
         """The value of a plain one; BadValue says what is wrong with it, and where."""
         value: T = self._from_plain(plain)
         return value
+
+
+def unpacked(frame: bytes, bounds: Mapping[str, int]) -> Plain:
+    """The plain value in a frame of msgpack; BadValue if it holds none within the bounds."""
+    try:
+        return msgpack.unpackb(frame, **bounds)
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise BadValue(f"no message: {error}"[:200]) from error
 
 
 # -- one pair of functions a type ---------------------------------------------------------------
@@ -298,10 +307,6 @@ def _shown(plain: Plain) -> str:
     return repr(plain)[:_SHOWN] if not isinstance(plain, str) else repr(plain[:_SHOWN])
 
 
-EVENTS: Codec[Event] = Codec(Event)
-ACTIONS: Codec[Action] = Codec(Action)
 ORDERS: Codec[Order] = Codec(Order)
-REQUESTS: Codec[Request] = Codec(Request)
 PLACEMENTS: Codec[Placement] = Codec(Placement)
-SNAPSHOTS: Codec[NodeSnapshot] = Codec(NodeSnapshot)
 STATUSES: Codec[Status] = Codec(Status)

@@ -7,7 +7,7 @@ Pure: connections and time belong to the two ends, `scheduler/service/nodes/` an
 import hmac
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -19,7 +19,7 @@ from scheduler.model.actions import Order
 from scheduler.model.errors import BadValue
 from scheduler.model.values import Placement, Request, RequestId
 from scheduler.wire.cluster_status import Status
-from scheduler.wire.codec import Codec
+from scheduler.wire.codec import Codec, unpacked
 from scheduler.wire.keys import derived_key
 from scheduler.wire.refusals import CallRefusal
 
@@ -155,7 +155,7 @@ def read_greeting(data: bytes) -> Greeting:
     """Read a greeting; BadValue if the data holds none."""
     if len(data) > MAX_GREETING_BYTES:
         raise BadValue(f"a greeting of {len(data)} bytes")
-    return _GREETINGS.from_plain(_unpacked(data, _GREETING_BOUNDS))
+    return _GREETINGS.from_plain(unpacked(data, _GREETING_BOUNDS))
 
 
 def proven(greeting: Provable, key: bytes, *about: str) -> Provable:
@@ -342,7 +342,7 @@ class MessageChannel(Generic[Sent, Received]):
 
     def unpack(self, frame: bytes) -> Received | None:
         """The message in a frame, or None for one that was taken before; BadValue without one."""
-        plain = _unpacked(frame, _MESSAGE_BOUNDS)
+        plain = unpacked(frame, _MESSAGE_BOUNDS)
         if type(plain) is not list or len(plain) != _MESSAGE_PARTS:
             raise BadValue("a message is [number, seen, [name, fields]]")
         number, seen, body = plain
@@ -390,11 +390,3 @@ class DownChannel(MessageChannel[Down, Up]):
     def unacknowledged_orders(self) -> list[Order]:
         """Orders that the node had not taken when it packed its last message."""
         return [message.order for message in self.unacknowledged() if isinstance(message, Given)]
-
-
-def _unpacked(frame: bytes, bounds: Mapping[str, int]) -> object:
-    try:
-        plain: object = msgpack.unpackb(frame, **bounds)
-    except (ValueError, RecursionError, msgpack.UnpackException) as error:
-        raise BadValue(f"no message: {error}"[:200]) from error
-    return plain

@@ -10,6 +10,7 @@ from common.telemetry.metrics import Values
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.metrics import manager_metrics
 from gpu_manager.node.settings import EmulatedTimes
+from gpu_manager.node.tenant_models import model_id
 from tests.kit.nodes.manager_client import SealedWeights, model
 from tests.kit.nodes.node_thread import NodeThread, merges, node_thread
 from tests.kit.nodes.worker_client import ADD, FunctionClient
@@ -124,13 +125,15 @@ def evict(node: NodeThread) -> None:
 Compared = dict[tuple[str, int], tuple[float, float]]
 
 
-def compared(node: NodeThread) -> Compared:
+def compared(node: NodeThread, image: SealedWeights, run_s: float) -> Compared:
     """What comparisons said of groups that pay, by the name of the record and the size."""
-    known = node.run(lambda it: list(it.manager.library.catalogue.merges.all_known()))
-    records = [record for each in known for record in each.records.values()]
+    manager = node.node.manager
+    (gpu,) = manager.node.gpus.values()
+    model, kind = model_id("team", image.digest), gpu.device_kind(run_s, share=1.0)
+    known = node.do(manager.library.catalogue.merges.of(model, kind))
     return {
         (record.name, size.size): (size.merged_s, size.singles_s)
-        for record in records
+        for record in known.records.values()
         for size in record.sizes
         if size.compared == 2
     }
@@ -145,16 +148,16 @@ def test_a_new_worker_and_a_new_manager_do_not_compare_again_what_was_measured(
         learn(node, image)
         (before,) = node.pids()
         evict(node)
-        first = compared(node)
+        first = compared(node, image, slow.run_s)
         assert first
         learn(node, image, groups=1)
         assert node.pids() != [before]
         # Another comparison would have taken other times. A size of which a run was held up is
         # compared again, though.
-        assert first.items() & compared(node).items()
+        assert first.items() & compared(node, image, slow.run_s).items()
     with node_thread(gpu_overlap=CLIENTS, emulation=slow, spill=spill) as node:
         learn(node, image, groups=1)
-        assert first.items() & compared(node).items()
+        assert first.items() & compared(node, image, slow.run_s).items()
     image.close()
 
 

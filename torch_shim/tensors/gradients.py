@@ -21,6 +21,7 @@ from torch_shim.tensors.handles import (
     Tensor,
     become_cuda,
     like_handles,
+    refuse_mixed_devices,
     wrap,
 )
 
@@ -60,12 +61,20 @@ def _backward(
     _backward_of_all(self, gradient, retain_graph, create_graph, inputs=inputs)
 
 
+def _make_gradients(outputs: Sequence[Any], gradients: Sequence[Any], **options: bool) -> Any:
+    """Make gradients as torch does, but refuse, as CUDA does, one on another device."""
+    for pair in zip(outputs, gradients, strict=False):
+        refuse_mixed_devices(torch.autograd.backward, pair, {})
+    return torch.autograd._make_grads(outputs, gradients, **options)  # noqa: SLF001 - what torch calls
+
+
 def _without_protocol(function: Any) -> Any:
     """Return a copy of the function that bypasses the torch function protocol.
 
     The protocol would disable handles for every hook that runs inside the function.
     """
-    namespace = {**function.__globals__, "has_torch_function": lambda _: False}
+    replaced = {"has_torch_function": lambda _: False, "_make_grads": _make_gradients}
+    namespace = {**function.__globals__, **replaced}
     copied = FunctionType(function.__code__, namespace, argdefs=function.__defaults__)
     copied.__kwdefaults__ = function.__kwdefaults__
     return copied

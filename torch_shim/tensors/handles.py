@@ -73,7 +73,7 @@ class CudaTensor(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one operator on the CPU storages, and make its results handles."""
-        if len(types) > 1 and not _KNOWN.issuperset(types):
+        if len(types) > 1 and not _OF_TORCH.issuperset(types):
             if any(map(_is_asked_itself, types)):
                 return NotImplemented
             kinds = delegation.deciding(types, CudaTensor)
@@ -222,7 +222,6 @@ CudaParameter.__name__ = "Parameter"
 
 _CUDA_CLASS: dict[type, type] = {Tensor: CudaTensor, Parameter: CudaParameter}
 _OF_TORCH = frozenset(_CUDA_CLASS.values())
-_KNOWN = _OF_TORCH | PLAIN  # functions in Python tell of plain tensors, too
 for _kind, _handle_class in _CUDA_CLASS.items():
     set_cpu_class(_handle_class, _kind)
 

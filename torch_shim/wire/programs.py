@@ -148,11 +148,6 @@ class Program:
         data: bytes = msgpack.packb(fields, use_bin_type=True)
         return data
 
-    @property
-    def first_step(self) -> int:
-        """The number of the first step's value: inputs come first, then constants."""
-        return self.inputs + len(self.constants)
-
 
 def digest_of(packed: bytes) -> str:
     """Return the name by which a worker stores a built program."""

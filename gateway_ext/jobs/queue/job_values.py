@@ -6,10 +6,20 @@ from enum import IntEnum
 from typing import NamedTuple, NewType
 
 from common.http.asgi import Header
+from common.numerals import natural
+from gateway_ext.errors import UnknownJob
 from gateway_ext.jobs.queue.job_bodies import StoredBody
 from gateway_ext.model import FunctionId
 
 JobNumber = NewType("JobNumber", int)  # never assigned twice
+
+
+def job_number(text: str) -> JobNumber:
+    """The number in a path; UnknownJob if the text is none."""
+    number = natural(text)
+    if number is None:
+        raise UnknownJob(text)
+    return JobNumber(number)
 
 
 class JobKind(IntEnum):

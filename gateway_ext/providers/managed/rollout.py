@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -120,7 +119,6 @@ class Rollout(Generic[V]):
         self._hurried = asyncio.Event()
         self._making: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
-        self._staying: weakref.WeakSet[Replica[Any]] = weakref.WeakSet()  # not renewed once
         self._retiring: dict[asyncio.Task[None], V] = {}
 
     def begin(self, make: Callable[[], Awaitable[V]]) -> None:
@@ -298,8 +296,7 @@ class Rollout(Generic[V]):
         if self._renewing is not None and not self._renewing.done():
             return
         outdated = ((one, replica) for one in self.versions for replica in one.outdated)
-        found = next((pair for pair in outdated if pair[1] not in self._staying), None)
-        if found is not None:
+        if (found := next(outdated, None)) is not None:
             self._renewing = asyncio.create_task(self._renew(*found))
             self._renewing.add_done_callback(self._renewed)
 
@@ -308,7 +305,7 @@ class Rollout(Generic[V]):
         if old not in version.replicas:
             return  # it left before this task's first turn, perhaps with its whole version
         new = version.add()
-        while {old, new} <= set(version.replicas) and not (new.ready or _failed(new)):
+        while {old, new} <= set(version.replicas) and not new.ready:  # it is started until it is
             self._changed.clear()
             await self._changed.wait()
         if version not in self.versions:
@@ -318,8 +315,6 @@ class Rollout(Generic[V]):
             version.replicas.remove(old)
             old.leave()
             leaving.append(old)
-        elif new in version.replicas and _failed(new):
-            self._staying.add(old)
         leaving += version.resize(self._owner.wanted)
         self.notify()
         self._end_surplus(leaving, version)
@@ -367,8 +362,3 @@ class Rollout(Generic[V]):
                 await until_first(drained, self._hurried.wait())
         finally:
             await asyncio.gather(*(replica.stop() for replica in replicas))
-
-
-def _failed(starting: Replica[Any]) -> bool:
-    """Whether its instance ended before it was ready; one that is slow may become ready yet."""
-    return bool(starting.trouble) and starting.slow is None

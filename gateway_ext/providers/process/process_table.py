@@ -78,20 +78,20 @@ def kill(pids: Iterable[int]) -> None:
         _kill(pid)
 
 
-def kill_session(leader: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to all processes of a session, as far as /proc can be read now."""
+def kill_session(leader: int) -> None:
+    """Kill all processes of a session, as far as /proc can be read now."""
     try:
         members = sessions().get(leader, [])
     except OSError as error:  # such as too many open files
         log.warning("the processes of session %d were not found: %s", leader, error)
         return
     for pid in members:
-        _kill(pid, number)
+        _kill(pid)
 
 
-def _kill(pid: int, number: int = signal.SIGKILL) -> bool:
+def _kill(pid: int) -> bool:
     try:
-        os.kill(pid, number)
+        os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return False
     return True

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from common.tasks import BackgroundTasks
 from gpu_manager.node.learned_merges.knowledge_files import KnowledgeFiles
@@ -45,10 +45,6 @@ class MergeKnowledge:
             self._forget_oldest()
         self._known.move_to_end(key)
         return known
-
-    def all_known(self) -> Iterator[KnownMerges]:
-        """Everything that is in memory."""
-        yield from list(self._known.values())
 
     def forbid(self, known: KnownMerges, never: Mapping[str, str]) -> None:
         """Never merge calls of these programs again, on this kind of device."""

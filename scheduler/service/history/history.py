@@ -244,9 +244,7 @@ class History:
         held = self._forget(event.lease)
         if held is not None:
             if held.happened.freed_s is None:
-                held.happened.freed_s = max(
-                    held.happened.dispatched_s, now - max(0.0, event.kept_s)
-                )
+                held.happened.freed_s = now
             self._listener.freed(held.dispatch, held.happened, now)
 
     def _fleet_changed(self, event: GpuLost | NodeSnapshot, now: float) -> None:

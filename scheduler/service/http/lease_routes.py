@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from pydantic_core import to_json
 
 from common.http import body_bound
-from common.http.asgi import Receive, Scope, Send
+from common.http.asgi import Receive, Scope, Send, until_disconnected
 from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext, trace_of
 from common.telemetry.work_context import ABOUT, Work
 from scheduler.api import Placement
@@ -144,7 +144,7 @@ class HotPath:
         caller, leases = request_bodies.presence(await _body(scope, receive))
         await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
         with self._callers.present(office, caller, leases):
-            gone = get_running_loop().create_task(_until_gone(receive))
+            gone = get_running_loop().create_task(until_disconnected(receive))
             try:
                 while not gone.done() and not office.closed:
                     await send(_BEAT)
@@ -271,15 +271,9 @@ class CallerPresence:
         self._watch = get_running_loop().create_task(self._until_gone())
 
     async def _until_gone(self) -> None:
-        await _until_gone(self._receive)
+        await until_disconnected(self._receive)
         self._gone = True
         self._task.cancel()
-
-
-async def _until_gone(receive: Receive) -> None:
-    """Wait until the caller has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _caller(scope: Scope) -> str:

@@ -338,7 +338,7 @@ class FunctionTemplate:
 
     def _note(self, text: str) -> None:
         self._place.log.write(f"{self._place.function}-template", f"the template {text}")
-        log.info("%s: the template %s", self._place.function, text)
+        log.debug("%s: the template %s", self._place.function, text)
 
 
 def _took(usage: process_table.ProcessUsage, limit_bytes: int) -> str:

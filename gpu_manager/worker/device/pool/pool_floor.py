@@ -2,13 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.device.process_memory import trim_malloc
 
 _WINDOW_S = 1.0
-Clock = Callable[[], float]
 
 
 class PoolFloor:
@@ -45,11 +43,10 @@ class SharedPool:
     Then malloc gives back what the threads of many models left in its arenas, too.
     """
 
-    def __init__(self, pool: MemoryPool, now_s: Clock = time.monotonic) -> None:
+    def __init__(self, pool: MemoryPool) -> None:
         """Install the pool: all tensors of the process come from it from now on."""
         self.pool = pool
         self._floor = PoolFloor()
-        self._now_s = now_s
         self._lock = threading.Lock()
         self._used = threading.Event()
         self._together_bytes = 0
@@ -60,7 +57,7 @@ class SharedPool:
     def shrink(self) -> None:
         """After a call: keep only as much as the calls of the last seconds used at once."""
         with self._lock:
-            floor_bytes = self._floor.used(self.pool.take_peak(), self._now_s())
+            floor_bytes = self._floor.used(self.pool.take_peak(), time.monotonic())
             self.pool.trim(max(0, floor_bytes - self.pool.used_bytes))
         self._used.set()
 
@@ -94,7 +91,7 @@ class SharedPool:
             self._used.clear()
             time.sleep(self._floor.window_s)
             with self._lock:
-                floor_bytes = self._floor.at(self._now_s())
+                floor_bytes = self._floor.at(time.monotonic())
                 self.pool.trim(max(0, floor_bytes - self.pool.used_bytes))
             if floor_bytes:
                 self._used.set()  # look again: the floor falls

@@ -9,13 +9,16 @@ from common.telemetry.stranger_log import StrangerLog
 from tests.kit.virtual_time import virtually
 
 
+@pytest.fixture
+def strangers() -> StrangerLog:
+    return StrangerLog(logging.getLogger("strangers"))
+
+
 @virtually
 async def test_strangers_get_one_warning_a_minute_with_how_many_were_left_out(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, strangers: StrangerLog
 ) -> None:
     caplog.set_level(logging.WARNING)
-    strangers = StrangerLog(logging.getLogger("strangers"))
-
     for _ in range(1_000):
         strangers.warn("rejected %s", "a client")
     await asyncio.sleep(61)
@@ -28,11 +31,9 @@ async def test_strangers_get_one_warning_a_minute_with_how_many_were_left_out(
 
 @virtually
 async def test_lines_that_are_written_as_debug_are_not_counted_as_left_out(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, strangers: StrangerLog
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    strangers = StrangerLog(logging.getLogger("strangers"))
-
     for _ in range(3):
         strangers.warn("rejected")
     await asyncio.sleep(61)
@@ -44,11 +45,9 @@ async def test_lines_that_are_written_as_debug_are_not_counted_as_left_out(
 
 @virtually
 async def test_each_cause_has_a_line_a_minute_of_its_level(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, strangers: StrangerLog
 ) -> None:
     caplog.set_level(logging.INFO)
-    strangers = StrangerLog(logging.getLogger("strangers"))
-
     for number in range(1_000):
         strangers.log(logging.INFO, "away", "call %d: nobody is there", number)
         strangers.log(logging.WARNING, "broken", "call %d: it is broken", number)
@@ -63,11 +62,9 @@ async def test_each_cause_has_a_line_a_minute_of_its_level(
 
 @virtually
 async def test_causes_are_forgotten_when_there_are_too_many(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, strangers: StrangerLog
 ) -> None:
     caplog.set_level(logging.WARNING)
-    strangers = StrangerLog(logging.getLogger("strangers"))
-
     for cause in ("kept", "forgotten", *map(str, range(998)), "kept", "1000", "kept", "forgotten"):
         strangers.log(logging.WARNING, cause, "%s", cause)
     assert caplog.messages.count("kept") == 1

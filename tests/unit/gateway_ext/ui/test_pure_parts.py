@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.numerals import name_sort_key
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.metrics.call_counts import BOUNDS_S, GatewayMeters
 from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.ui.attention import alerts
 from gateway_ext.ui.function_rows import FunctionRows, percentile
 from gateway_ext.ui.page_state import PageState
-from gateway_ext.ui.shown_names import full_name, name_sort_key, short_model, shown_function
+from gateway_ext.ui.shown_names import full_name, short_model, shown_function
 from gateway_ext.ui.state_changes import changes
 
 ITEMS = st.dictionaries(

@@ -31,34 +31,7 @@ async def test_lease_ends_when_it_was_idle() -> None:
         assert it.idle()
         assert it.ended == [(SessionKey("s"), held.id)]
         assert model in it.residents()
-        (freed,) = it.seen(SlotFreed)
-        assert freed.kept_s == pytest.approx(5.0), "its holder has kept it since its call"
-
-
-@virtually
-async def test_lease_was_not_kept_when_a_call_was_in_flight_at_its_end() -> None:
-    """Also if the call fails: what it computed is no time that its holder has only kept."""
-    async with world(times=LeaseTimes(linger_s=5.0)) as it:
-        model = it.add(16)
-        held, worker = await it.hold(model)
-        calling = asyncio.ensure_future(worker.call(held.id, run_s=30.0))
-        await until(20.0)
-        worker.die("killed by signal 9")
-        await calling
-        await until(40.0)
-        assert [event.kept_s for event in it.seen(SlotFreed)] == [0.0]
-
-
-@virtually
-async def test_lease_was_not_kept_when_its_holder_gave_it_back() -> None:
-    async with world() as it:
-        model = it.add(16)
-        held, worker = await it.hold(model)
-        await worker.call(held.id, run_s=0.5)
-        await until(3.0)
-        it.node.release(held, EndReason.RELEASED)
-        await until(4.0)
-        assert [event.kept_s for event in it.seen(SlotFreed)] == [0.0]
+        assert len(it.seen(SlotFreed)) == 1
 
 
 @virtually

@@ -9,7 +9,7 @@ from typing import Any
 from common.foreign_text import plain
 from gateway_ext.ui.chart_series import Series
 from gpufaas.top.bars import memory_bar, sparkline
-from gpufaas.top.live_state import changed, name_sort_key
+from gpufaas.top.live_state import changed
 from gpufaas.top.number_format import seconds
 from gpufaas.top.panels import PANELS
 from gpufaas.top.screen import ScreenView, frame, full_listing, rows_of, selected_index
@@ -211,4 +211,3 @@ def test_changes_are_applied_to_sections_items_and_charts() -> None:
         "gpus": [{"id": "n9", "x": 1}, {"id": "n10"}],
         "history": {"points": 2, "series": {"p50": [2.0, 3.0]}},
     }
-    assert name_sort_key("n9") < name_sort_key("n10")

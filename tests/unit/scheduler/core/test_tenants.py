@@ -284,6 +284,16 @@ def kept_from(at_s: float, policy: str = "lalbo3") -> World:
     return world
 
 
+def own_lease(terms: OwnerTerms | None = None) -> World:
+    """The lease of a process of a's own on the only GPU; its load was over at 2 s."""
+    world = World(a_core("lalbo3", models=["a/m", "b/m"]))
+    if terms is not None:
+        world.send(TermsSet("a", terms))
+    world.arrive(of(A, "a0", "a/m")._replace(own=True))
+    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    return world
+
+
 def test_kept_time_counts_for_no_quota_when_nobody_waits() -> None:
     world = kept_from(3.0)
     world.now = 20.0
@@ -315,9 +325,7 @@ def test_calls_that_run_at_once_count_once_for_a_quota() -> None:
 
 
 def test_quota_gets_back_what_a_functions_own_process_kept() -> None:
-    world = quotas(a=OwnerTerms(gpu_s=30.0))
-    world.arrive(of(A, "a0", "a/m")._replace(own=True))
-    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    world = own_lease(OwnerTerms(gpu_s=30.0))
     world.now = 4.0
     assert gpu_time_used_s(world) == pytest.approx(2.0), "no tail of a lease holds it back"
     world.send(LeaseComputed(LeaseId(1), 0.5), 4.5)
@@ -326,9 +334,7 @@ def test_quota_gets_back_what_a_functions_own_process_kept() -> None:
 
 
 def test_quota_that_comes_later_counts_no_tail_of_a_functions_own_process() -> None:
-    world = World(a_core("lalbo3", models=["a/m", "b/m"]))
-    world.arrive(of(A, "a0", "a/m")._replace(own=True))
-    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    world = own_lease()
     world.send(TermsSet("a", OwnerTerms(gpu_s=30.0)), 3.0)
     world.send(LeaseComputed(LeaseId(1), 0.5), 4.5)
     world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 7.5)
@@ -336,9 +342,7 @@ def test_quota_that_comes_later_counts_no_tail_of_a_functions_own_process() -> N
 
 
 def test_quota_counts_a_long_call_of_a_functions_own_process_while_it_runs() -> None:
-    world = quotas(a=OwnerTerms(gpu_s=30.0))
-    world.arrive(of(A, "a0", "a/m")._replace(own=True))
-    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    world = own_lease(OwnerTerms(gpu_s=30.0))
     for at_s in (3.0, 4.0, 9.0):
         world.send(LeaseComputed(LeaseId(1), at_s - max(2.0, world.now)), at_s)
         assert gpu_time_used_s(world) == pytest.approx(at_s)
@@ -360,10 +364,7 @@ def test_quota_does_not_count_what_was_kept_from_nobody_when_its_gateway_reports
 
 
 def test_quota_does_not_get_back_what_was_kept_while_others_waited() -> None:
-    world = World(a_core("lalbo3", models=["a/m", "b/m"]))
-    world.send(TermsSet("a", OwnerTerms(gpu_s=30.0)))
-    world.arrive(of(A, "a0", "a/m")._replace(own=True))
-    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    world = own_lease(OwnerTerms(gpu_s=30.0))
     world.arrive(of(B, "b0", "b/m"), at=4.5)
     world.send(LeaseComputed(LeaseId(1), 0.5), 2.5)
     world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 7.5)
@@ -371,10 +372,7 @@ def test_quota_does_not_get_back_what_was_kept_while_others_waited() -> None:
 
 
 def test_quota_counts_no_time_twice_when_calls_are_reported_late() -> None:
-    world = World(a_core("lalbo3", models=["a/m", "b/m"]))
-    world.send(TermsSet("a", OwnerTerms(gpu_s=30.0)))
-    world.arrive(of(A, "a0", "a/m")._replace(own=True))
-    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
+    world = own_lease(OwnerTerms(gpu_s=30.0))
     world.arrive(of(B, "b0", "b/m"), at=2.0)
     world.send(LeaseComputed(LeaseId(1), 0.0), 3.0)
     assert gpu_time_used_s(world) == pytest.approx(3.0)

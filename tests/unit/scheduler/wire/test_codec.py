@@ -11,17 +11,27 @@ from hypothesis import strategies as st
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.model.actions import Action, EndLease, SetTimer
 from scheduler.model.errors import BadValue
-from scheduler.model.events import DeadlinePassed, Event, ModelLoaded, PolicySet, SlotFreed
+from scheduler.model.events import (
+    DeadlinePassed,
+    Event,
+    ModelLoaded,
+    NodeSnapshot,
+    PolicySet,
+    SlotFreed,
+)
 from scheduler.model.values import LeaseId, Placement, Request, RequestId, SlotId
-from scheduler.wire import codec
 from scheduler.wire.cluster_status import Status
-from scheduler.wire.codec import ACTIONS, EVENTS, ORDERS, PLACEMENTS, REQUESTS, STATUSES, Codec
+from scheduler.wire.codec import ORDERS, PLACEMENTS, STATUSES, Codec
 from tests.kit.cores.action_digest import lived
 from tests.kit.outcomes import instead_of, outcome
 
 few = settings(max_examples=40)  # of values that are large
 st.register_type_strategy(float, st.floats(allow_nan=False))
 FREED = SlotFreed(SlotId("g0"), LeaseId(1))
+EVENTS: Codec[Event] = Codec(Event)
+ACTIONS: Codec[Action] = Codec(Action)
+REQUESTS: Codec[Request] = Codec(Request)
+SNAPSHOTS: Codec[NodeSnapshot] = Codec(NodeSnapshot)
 
 
 def there_and_back(kind: Codec[Any], value: object) -> object:
@@ -151,6 +161,6 @@ def test_order_is_refused_when_it_is_another_action() -> None:
     )
 )
 def test_anything_is_refused_when_it_is_no_event(plain: object) -> None:
-    for kind in (EVENTS, ACTIONS, REQUESTS, STATUSES, codec.SNAPSHOTS):
+    for kind in (EVENTS, ACTIONS, REQUESTS, STATUSES, SNAPSHOTS):
         with pytest.raises(BadValue):
             kind.from_plain(plain)

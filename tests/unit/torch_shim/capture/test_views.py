@@ -1,5 +1,7 @@
 """Writes to outputs of answered calls reach the views of them, in values and in gradients."""
 
+import pytest
+
 from tests.kit.programs.snippets import Snippet
 
 # A worker's answer is tensors over storages, of which autograd knows no relation.
@@ -66,28 +68,29 @@ def scaled_last(outputs, scale):
 """
 
 
+@pytest.fixture
+def worker_shim(dynamo_shim: Snippet) -> Snippet:
+    """Run a program after WORKER."""
+    return lambda program: dynamo_shim(WORKER + program)
+
+
 def test_gradients_count_writes_when_an_output_is_a_view_of_another(
-    dynamo_shim: Snippet,
+    worker_shim: Snippet,
 ) -> None:
-    dynamo_shim(
-        WORKER
-        + """
+    worker_shim("""
 cases = {
     "slice": lambda x, w: (lambda h: (h, h[:, :2]))(x @ w),
     "whole": lambda x, w: (lambda h: (h, h.view(-1)))(x @ w),
     "nested": lambda x, w: (lambda h: (h[:1][:, :2], h[:1], h))(x @ w),
 }
 compared(cases, [scaled_first, scaled_last], on_worker=True)
-"""
-    )
+""")
 
 
 def test_gradients_count_writes_when_outputs_are_views_of_what_is_no_output(
-    dynamo_shim: Snippet,
+    worker_shim: Snippet,
 ) -> None:
-    dynamo_shim(
-        WORKER
-        + """
+    worker_shim("""
 cases = {
     "overlapping": lambda x, w: (lambda h: (h[:, :3], h[:, 1:]))(x @ w),
     "beside each other": lambda x, w: (lambda h: (h.unsqueeze(0), h[-1]))(x @ w),
@@ -98,14 +101,11 @@ retyped = lambda x, w: (lambda h: (h, torch.view_as_complex(h.view(2, 2, 2))))(x
 compared({"of another type": retyped}, [scaled_first, scaled_last], on_worker=False)
 assert "its outputs share memory while gradients are recorded" in report.counts.local_calls
 compared({"split": lambda x, w: (x @ w).chunk(2)}, [lambda *_: None], on_worker=True)
-"""
-    )
+""")
 
 
-def test_views_are_views_when_nothing_has_a_history(dynamo_shim: Snippet) -> None:
-    dynamo_shim(
-        WORKER
-        + """
+def test_views_are_views_when_nothing_has_a_history(worker_shim: Snippet) -> None:
+    worker_shim("""
 def forward(x, w):
     h = x @ w
     return h, h[:, :2], h.detach(), x[:1]
@@ -133,16 +133,13 @@ left, right = halves(torch.ones(2, 4).cuda(), w)
 left.mul_(factor)
 right.sum().backward()
 assert factor.grad.item() == 16
-"""
-    )
+""")
 
 
 def test_gradients_are_answered_when_an_operator_writes_to_what_it_makes(
-    dynamo_shim: Snippet,
+    worker_shim: Snippet,
 ) -> None:
-    dynamo_shim(
-        WORKER
-        + """
+    worker_shim("""
 def step(cell):
     def forward(x, w):
         state = cell(x @ w)
@@ -156,14 +153,11 @@ for cell in (torch.nn.GRUCell(4, 4), torch.nn.LSTMCell(4, 4)):
     hidden, mean = torch.compile(step(cell.cuda()), backend=backend)(x, w)
     assert hidden.requires_grad and mean.requires_grad
 assert len(answered) == 2 and not report.counts.local_calls, report.counts.local_calls
-"""
-    )
+""")
 
 
-def test_graph_that_writes_below_an_output_runs_in_the_function(dynamo_shim: Snippet) -> None:
-    dynamo_shim(
-        WORKER
-        + """
+def test_graph_that_writes_below_an_output_runs_in_the_function(worker_shim: Snippet) -> None:
+    worker_shim("""
 def whole(x, w):
     h = x @ w
     view = h.view(-1)
@@ -179,5 +173,4 @@ def through_detached(x, w):
 
 cases = {"whole": whole, "detached": through_detached}
 compared(cases, [lambda *_: None], on_worker=False)
-"""
-    )
+""")

@@ -89,6 +89,35 @@ def test_gradients_are_where_their_inputs_are_when_asked_for(shim: Snippet) -> N
     assert g.is_cuda and h.is_cuda and h.tolist() == [6, 6, 6]
     torch.autograd.backward([(z * 2).sum()])
     assert z.grad.is_cuda
+    image = torch.ones(3).as_subclass(type("Image", (torch.Tensor,), {})).cuda() * x.cuda()
+    (g,) = torch.autograd.grad(image.sum(), [x])
+    assert g.is_cpu
+    """)
+
+
+def test_gradients_are_refused_when_they_are_on_the_cpu_and_their_outputs_are_not(
+    shim: Snippet,
+) -> None:
+    shim("""
+    x = torch.ones(3, requires_grad=True)
+    y, on_cpu = x.cuda() * 2, torch.ones(3)
+    options = {"retain_graph": True}
+    for asked in (
+        lambda: torch.autograd.grad(y, x, on_cpu, **options),
+        lambda: torch.autograd.grad([y, x * 3], [x], [on_cpu, on_cpu.cuda()], **options),
+        lambda: torch.autograd.backward([y], [on_cpu], **options),
+        lambda: y.backward(on_cpu, **options),
+    ):
+        try:
+            asked()
+        except RuntimeError as error:
+            assert "cuda:0 and cpu" in str(error)
+        else:
+            raise AssertionError("CUDA refuses it")
+    assert x.grad is None
+    (g,) = torch.autograd.grad([y, x * 3], [x], [on_cpu.cuda(), on_cpu], **options)
+    assert g.is_cpu and g.tolist() == [5, 5, 5]
+    torch.autograd.grad(y.sum(), x, torch.tensor(1.0))
     """)
 
 

@@ -103,15 +103,19 @@ async def test_function_is_as_it_was_scaled_when_it_was_scaled_during_a_renewal(
 
 
 @virtually
-async def test_outdated_replica_stays_when_another_one_does_not_start(tmp_path: Path) -> None:
+async def test_outdated_replica_stays_until_another_one_starts_when_it_fails_at_first(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     await world.age(1)
     world.version.fails = True
-    await until(5.0)
-    world.rollout.changed()
     await until(9.0)
     assert world.serving == world.version.old
-    assert len(world.version.replicas) == 1
+    assert world.rollout.available == 1
+    world.version.fails = False
+    await until(90.0)
+    assert world.serving == world.version.made[1:]
+    assert len(world.version.made) == 2
     await world.end()
 
 

@@ -3,13 +3,14 @@
 from typing import Any
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
-from scheduler.model.events import GpuSnapshot, ModelLoaded, NodeSnapshot, RequestArrived
+from scheduler.model.events import Event, GpuSnapshot, ModelLoaded, NodeSnapshot, RequestArrived
 from scheduler.service.driver.hosting import Hosting, hosting_of
-from scheduler.wire.codec import EVENTS
+from scheduler.wire.codec import Codec
 from tests.kit.cores.builders import a_core, gpu, request
 from tests.kit.cores.core_world import World
 
 G0 = GpuId("g0")
+EVENTS: Codec[Event] = Codec(Event)
 ONE, TWO = ModelId("team/one"), ModelId("team/two")
 SIZES = ((ONE, 300 * MIB), (TWO, 200 * MIB))
 

@@ -128,7 +128,7 @@ def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it
     if loaded_again:  # for another lease, when the model's worker had died
         play.at(11.0, ModelLoaded(G0, ModelId("vit"), 3.0, Tier.DISK))
     play.at(12.008, LeaseComputed(first_lease(play, "own"), 0.002))
-    play.at(12.008, SlotFreed(SlotId("g0"), first_lease(play, "own"), 4.008))
+    play.at(12.008, SlotFreed(SlotId("g0"), first_lease(play, "own")))
     billed_us = {
         row.function: row.amounts[GPU_TIME] - row.amounts[KEPT] for row in meter.collect(12.008)[0]
     }
