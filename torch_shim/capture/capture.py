@@ -26,7 +26,6 @@ from torch_shim.capture.traces.dynamo_settings import (
     in_users_region,
     of_user,
 )
-from torch_shim.capture.traces.failed_traces import decided_by_the_call
 from torch_shim.capture.traces.tensor_classes import has_operators
 from torch_shim.leases import request_context
 from torch_shim.process_report import GraphBreak, report
@@ -122,8 +121,7 @@ class Capture:
     ) -> Any:
         graphs, before = function.graphs, self._roots.graphs_run()
         breaks = Counter(counters["graph_break"])
-        with decided_by_the_call():
-            answer = function.traced(module, *args, **kwargs)
+        answer = function.traced(module, *args, **kwargs)
         function.note_trace_end(module)
         if function.graphs != graphs:
             self._functions.note_trace(root, function)

@@ -3,9 +3,9 @@
 An input that a module refuses makes its trace fail, too, and the next call may be a good one.
 """
 
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import CodeType
 
 from torch._dynamo.eval_frame import skip_code
@@ -15,25 +15,30 @@ _ALWAYS_RAISED = (ResumePrologueTracingError, UncapturedHigherOrderOpError)
 
 
 class _Call(threading.local):
-    """The code that this thread could not trace in its call; None outside of calls that trace."""
+    """What this thread calls of what Dynamo compiled."""
 
-    failed: list[CodeType] | None = None
+    failed: list[CodeType] | None = None  # what it could not trace; None where Dynamo has to raise
 
 
 _call = _Call()
 
 
-@contextmanager
-def decided_by_the_call() -> Iterator[None]:
-    """Have Dynamo pass over the code whose trace fails inside, unless the call fails as well."""
-    before, failed = _call.failed, list[CodeType]()
-    _call.failed = failed
-    try:
-        yield
-        for code in failed:
-            skip_code(code)
-    finally:
+def begin_call(*, is_one_graph: bool) -> Callable[[], None]:
+    """Begin a call of what Dynamo compiled; return what ends it.
+
+    Only then Dynamo passes over the code whose trace failed, unless the call fails as well. Of
+    what has to be one graph the trace itself fails.
+    """
+    before, handled = _call.failed, sys.exception()
+    failed = _call.failed = None if is_one_graph else []
+
+    def end() -> None:
         _call.failed = before
+        if sys.exception() is handled:
+            for code in failed or ():
+                skip_code(code)
+
+    return end
 
 
 def is_undecided(code: CodeType, error: Exception) -> bool:

@@ -61,6 +61,45 @@ for kind, graphs in ((Shapes, 1), (Refusing, 1), (Key, 1), (TwoGraphs, 2)):
 """)
 
 
+def test_graphs_of_a_compiled_function_answer_after_a_call_that_it_refused(
+    tracing_shim: Snippet,
+) -> None:
+    tracing_shim(f"""{MODELS}
+weight = torch.ones(4, 4, device="cuda")
+product = torch.compile(lambda x: x @ weight)
+for size in (4, 3, 3, 4):
+    try:
+        assert (size, graphs_run(product, size)) == (4, 1)
+    except RuntimeError:
+        assert size == 3
+""")
+
+
+def test_error_of_a_trace_is_raised_when_a_function_has_to_be_one_graph(
+    tracing_shim: Snippet,
+) -> None:
+    tracing_shim(f"""{MODELS}
+@torch.compile(fullgraph=True)
+def one_graph(x):
+    torch._dynamo.graph_break()
+    return x * 2
+
+class Calling(Shapes):
+    def forward(self, x):
+        x = self.layer(x)
+        torch._dynamo.graph_break()
+        return one_graph(x)
+
+for called in (one_graph, Calling().cuda()):
+    for _ in range(2):
+        try:
+            graphs_run(called)
+        except torch._dynamo.exc.Unsupported:
+            continue
+        raise AssertionError("it broke")
+""")
+
+
 def test_code_is_traced_once_when_it_has_no_graph_and_the_call_succeeds(
     tracing_shim: Snippet,
 ) -> None:
