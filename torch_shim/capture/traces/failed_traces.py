@@ -43,7 +43,14 @@ def begin_call(*, is_one_graph: bool) -> Callable[[], None]:
 
 def is_undecided(code: CodeType, error: Exception) -> bool:
     """Whether the call has to show if code can be traced; not if it went on after this code."""
-    if _call.failed is None or code in _call.failed or isinstance(error, _ALWAYS_RAISED):
+    if _call.failed is None or code in _call.failed or _says_what_follows(error):
         return False
     _call.failed.append(code)
     return True
+
+
+def _says_what_follows(error: Exception) -> bool:
+    """Whether Dynamo raises the error in any case, or learns from it how the code is to run."""
+    strategy = getattr(error, "frame_exec_strategy", None)
+    applies = getattr(error, "apply_to_code", True)
+    return isinstance(error, _ALWAYS_RAISED) or strategy is not None or not applies

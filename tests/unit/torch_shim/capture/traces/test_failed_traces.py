@@ -111,3 +111,22 @@ for _ in range(6):
     times.append(report.counts.trace_s)
 assert 0 < times[0] and times[2:] == times[2:3] * 4, (times, report.counts)
 """)
+
+
+def test_graphs_answer_when_there_are_as_many_as_may_be(tracing_shim: Snippet) -> None:
+    tracing_shim(f"""{MODELS}
+from torch_shim.capture.traces import dynamo_settings
+dynamo_settings.RECOMPILE_LIMIT = torch._dynamo.config.recompile_limit = 2
+
+class Worded(Shapes):
+    word = "a"
+
+    def forward(self, x):
+        return self.layer(x) * len(self.word)
+
+model = Worded().cuda()
+for model.word in ("a", "bb", "ccc", "dddd"):
+    graphs_run(model)
+model.word = "a"
+assert graphs_run(model) == 1, report.counts
+""")
