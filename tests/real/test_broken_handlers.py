@@ -28,6 +28,10 @@ BROKEN = {
         "import nix\n",
         "ModuleNotFoundError: No module named 'nix' (handler.py, line 1)",
     ),
+    "for-terminals": (
+        "raise SystemExit('gone\\x1b[2J')\n",
+        "SystemExit: gone?[2J (handler.py, line 1)",
+    ),
     "no-handle": ("x = 1\n", "handler.py has no function `handle`"),
     "its-end": ("import os\nos._exit(3)\n", "it exited with status 3"),
     "last-words": (

@@ -32,6 +32,7 @@ from torch_shim.capture.background import ReadsChanged
 from torch_shim.capture.local_run import without_gpu
 from torch_shim.capture.traces import (
     dynamo_settings,
+    failed_traces,
     process_state,
     tensor_classes,
     trace_reads,
@@ -252,9 +253,11 @@ def _compile(native: Native, *args: Any, **kwargs: Any) -> Any:
             result = native(*args, **kwargs)
     except Exception as error:
         # Dynamo fails in many ways over what is no longer as it was, the guards' own check is one.
-        if not (dynamo_settings.traces_for_gpu() and reads.have_changed()):
-            raise
-        return _given_up(error)
+        if dynamo_settings.traces_for_gpu() and reads.have_changed():
+            return _given_up(error)
+        if dynamo_settings.traces_for_gpu() and failed_traces.is_undecided(args[0], error):
+            return _only_now(FrameAction.DEFAULT)
+        raise
     finally:
         report.add("trace_s", time.perf_counter() - start_s)
     return _given_up() if dynamo_settings.traces_for_gpu() and reads.have_changed() else result
@@ -264,5 +267,10 @@ def _given_up(error: Exception | None = None) -> ConvertFrameReturn:
     """Return what lets this call run untraced; the thread that only traces gets an exception."""
     if dynamo_settings.traces_in_background():
         raise ReadsChanged from error
-    only_now = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-    return ConvertFrameReturn(frame_exec_strategy=only_now, apply_to_code=False)
+    return _only_now(FrameAction.SKIP)
+
+
+def _only_now(what_it_calls: FrameAction) -> ConvertFrameReturn:
+    """Return what lets a frame run untraced this time."""
+    strategy = FrameExecStrategy(FrameAction.SKIP, what_it_calls)
+    return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch.autograd_function import autograd_function_apply
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.amp import autocast_mode
 from torch.autograd import grad_mode
@@ -16,6 +17,8 @@ from torch_shim.missing_kernels import substitution
 
 _TO_DEVICE = frozenset({"cuda", "cpu"})
 _functorch = torch._C._functorch  # noqa: SLF001 - torch has no public way to ask
+_set_grad_enabled = torch._C._set_grad_enabled  # noqa: SLF001 - as it stands in graphs
+_NO_GRAD = [(_set_grad_enabled, (False,)), (_set_grad_enabled, (True,))]
 _native_inference_mode: Any = grad_mode._enter_inference_mode  # noqa: SLF001 - as it stands in graphs
 _native_autocast: Any = autocast_mode._enter_autocast  # noqa: SLF001 - see above
 
@@ -42,7 +45,7 @@ def modes_left() -> Iterator[None]:
             _functorch.pop_dynamic_layer_stack()
         while len(_open.entered) > entered:
             _leave(_open.entered[-1])
-        torch._C._set_grad_enabled(records)  # noqa: SLF001 - as graphs do
+        _set_grad_enabled(records)
         raise
 
 
@@ -105,7 +108,22 @@ def without_gpu(module: fx.GraphModule) -> fx.GraphModule:
     for name, part in list(found.named_children()):
         if isinstance(part, fx.GraphModule):
             setattr(found, name, without_gpu(part))
+    for node in graph.find_nodes(op="call_function", target=autograd_function_apply):
+        _record_backward(getattr(found, node.args[1].target))
     return found
+
+
+def _record_backward(backward: fx.GraphModule) -> None:
+    """Have a custom function's backward record gradients where its caller asks for their gradients.
+
+    Dynamo traces it between two steps that turn the recording off and on again.
+    """
+    steps = [node for node in backward.graph.nodes if node.op.startswith("call")]
+    around = steps[:1] + steps[-1:]
+    if [(step.target, step.args) for step in around] == _NO_GRAD:
+        for step in around:
+            backward.graph.erase_node(step)
+        backward.recompile()
 
 
 def _substitute(node: fx.Node) -> None:

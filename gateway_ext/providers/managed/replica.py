@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from common.foreign_text import plain
 from common.tasks import error_of
 from common.telemetry.stranger_log import StrangerLog
 from gateway_ext.errors import GatewayError
@@ -214,7 +215,7 @@ class Replica(Generic[I]):
     def _note_death(self, why: str, pause_s: float) -> None:
         self._deaths += 1
         times = "" if self._deaths == 1 else f" ({self._deaths} times)"
-        last = self._last_line[:300]
+        last = plain(self._last_line[:300])
         words = f"; last words: {last}" if last else ""
         self.trouble = f"{why}{times}{words}"
         if not self._was_ready:

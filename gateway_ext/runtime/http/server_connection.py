@@ -231,7 +231,8 @@ class ServerConnection(asyncio.Protocol):
         self._last = self._last or last
         retry = [("Retry-After", "1")] if status in (429, 503) else []
         text = ("Content-Type", "text/plain; charset=utf-8")
-        self.answer(HandlerResponse(status, [text, *retry, *headers], f"{why}\n".encode()))
+        body = f"{why}\n".encode(errors="backslashreplace")  # an error's text may be of any letters
+        self.answer(HandlerResponse(status, [text, *retry, *headers], body))
 
     def finish(self) -> None:
         """Close, unless a response is due; the server calls this until the connection is closed.

@@ -8,12 +8,17 @@ and to traces for the shim's backends only: what users set for their own `torch.
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from torch._C._dynamo.eval_frame import (
     get_eval_frame_callback,
 )
 from torch._dynamo import config, convert_frame
+from torch._dynamo.eval_frame import OptimizeContext
+
+from torch_shim.capture.traces.failed_traces import begin_call
+from torch_shim.patching import replace
 
 # A module may be called in many ways: at torch's limit of 8 it would run locally from then on.
 RECOMPILE_LIMIT = 64
@@ -96,6 +101,19 @@ def install() -> None:
             return native(self, *args, **kwargs)
 
     convert_frame.CatchErrorsWrapper.__call__ = trace  # type: ignore[method-assign]
+    replace(OptimizeContext, "__init__", _with_ends_of_calls)
+
+
+def _with_ends_of_calls(native: Callable[..., None]) -> Callable[..., None]:
+    """Have failed traces learn how the calls end of what is compiled for a marked backend."""
+
+    def make(self: OptimizeContext, callback: Any, *args: Any, **kwargs: Any) -> None:
+        native(self, callback, *args, **kwargs)
+        if _is_marked(callback, _OURS):
+            is_one_graph = bool(kwargs.get("fullgraph"))
+            self.enter_exit_hooks.append(partial(begin_call, is_one_graph=is_one_graph))
+
+    return make
 
 
 def _settings() -> dict[str, Any]:

@@ -206,6 +206,17 @@ def test_failure_is_500_and_in_the_log_with_its_call_id() -> None:
         assert "[call-7] POST / raised" in running.written()
 
 
+def test_call_is_answered_when_the_text_of_an_error_is_no_text() -> None:
+    """As half of a letter in a caller's JSON."""
+    broken = (
+        "import json\ndef handle(event, context):\n    raise ValueError(json.loads(event.body))\n"
+    )
+    with runtime(broken, GPUFAAS_SHOW_ERRORS="1") as running:
+        answer = running.call(body=b'"no \\ud83d"')
+        assert answer.status == 500
+        assert answer.body.startswith(b"the function raised ValueError: no \\ud83d")
+
+
 def test_stream_is_broken_off_when_it_fails_after_its_first_piece() -> None:
     broken = "def handle(event, context):\n    yield 'first'\n    raise ValueError('later')\n"
     with runtime(broken) as running:

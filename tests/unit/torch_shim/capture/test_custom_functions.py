@@ -72,3 +72,60 @@ assert report.counts.graphs == 1, report.counts
 outcomes("cuda", kept)
 assert report.counts.graphs == 2, report.counts
 """)
+
+
+def test_gradients_of_gradients_go_through_a_custom_function(tracing_shim: Snippet) -> None:
+    tracing_shim(f"""{MODELS}
+class OfInput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x ** 3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.no_grad():
+            shape = ctx.saved_tensors[0].sign().abs()
+        return 3 * shape * ctx.saved_tensors[0] ** 2 * gradient
+
+class OfOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return OfInput.apply(ctx.saved_tensors[0]) / ctx.saved_tensors[0] ** 2 * gradient
+
+class Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+class Model(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.second, self.function = nn.Linear(4, 4), nn.Linear(4, 4), function
+
+    def forward(self, x):
+        return self.second(self.function.apply(torch.tanh(self.first(x)))) ** 2
+
+def penalty(device, function):
+    torch.manual_seed(0)
+    model = Model(function).to(device)
+    x = torch.linspace(-1, 1, 8, device=device).view(2, 4).requires_grad_()
+    (found,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    found.square().sum().backward()
+    given = (x, *(w for w in model.parameters() if w.grad is not None))
+    return [found.tolist(), *(value.grad.tolist() for value in given)]
+
+for function in (OfInput, OfOutput, Linear):
+    here, plain = (penalty(device, function) for device in ("cuda", "cpu"))
+    assert here == plain, (function, here, plain)
+""")
