@@ -5,25 +5,13 @@ from typing import Any
 
 import torch
 
+from torch_shim.missing_kernels.autocast_lists import FLOAT32, widened
 from torch_shim.patching import replace
 from torch_shim.redirected_device import tracing_fakes
-from torch_shim.tensors.dispatch import Handler, Operator, names, special
+from torch_shim.tensors.dispatch import Handler, Operator, special
 from torch_shim.tensors.handles import CudaTensor, run
 
 _SAVED = "_gpufaas_saved"
-_NARROW = frozenset({torch.float16, torch.bfloat16})
-
-# CUDA's list of operators that need the range of float32, and the functions of torch.nn.functional
-# that consist of them.
-_FLOAT32 = names(
-    "__pow__ __rpow__ acos asin cdist cosh cosine_embedding_loss cosine_similarity cross_entropy "
-    "cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss huber_loss "
-    "interpolate kl_div l1_loss layer_norm log log10 log1p log2 log_softmax logsumexp "
-    "margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss native_layer_norm "
-    "nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal renorm rsqrt sinh "
-    "smooth_l1_loss soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss upsample "
-    "binary_cross_entropy_with_logits"
-)
 
 
 def install() -> None:
@@ -62,19 +50,12 @@ def _exit(native: Callable[..., Any]) -> Callable[..., Any]:
 def in_float32(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run in float32 an operator that only CUDA's autocast, not the CPU's, runs in float32."""
     if torch.is_autocast_enabled("cuda"):
-        args = tuple(map(_widened, args))
-        kwargs = {name: _widened(value) for name, value in kwargs.items()}
+        args, kwargs = widened(args, kwargs, CudaTensor)
     return run(func, args, kwargs)
 
 
-def _widened(value: Any) -> Any:
-    if isinstance(value, CudaTensor) and value.dtype in _NARROW:
-        return value.float()
-    return value
-
-
 def _classify(operator: Operator) -> Handler | None:
-    return in_float32 if getattr(operator, "__name__", "") in _FLOAT32 else None
+    return in_float32 if getattr(operator, "__name__", "") in FLOAT32 else None
 
 
 def _elsewhere() -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from torch_shim.missing_kernels import attention_kernels, cuda_only, widening
+from torch_shim.missing_kernels.autocast_lists import FLOAT32, widened
 from torch_shim.missing_kernels.choice import Choice, Substitute
 from torch_shim.missing_kernels.reductions import REDUCTIONS
 
@@ -15,15 +16,20 @@ Operator = Callable[..., Any]
 
 
 def has_substitute(name: str) -> bool:
-    """Whether any dtype or form of this operator has a substitute."""
-    name = _stem(name)
-    return name in _BY_NAME or name in widening.TABLE
+    """Whether the CPU computes any dtype or form of this operator otherwise than CUDA."""
+    stem = _stem(name)
+    return name in FLOAT32 or stem in _BY_NAME or stem in widening.TABLE
 
 
 def with_substitute(operator: Operator, name: str) -> Operator:
-    """Return the operator, with its substitute where the CPU lacks a kernel."""
+    """Return the operator as CUDA computes it: with its substitute where the CPU lacks a kernel."""
+    is_widened = name in FLOAT32
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if is_widened and torch.is_autocast_enabled(
+            "cpu"
+        ):  # CUDA's autocast, of a GPU that is none
+            args, kwargs = widened(args, kwargs)
         try:
             return operator(*args, **kwargs)
         except RuntimeError:

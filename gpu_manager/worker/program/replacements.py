@@ -14,6 +14,7 @@ _PREDISPATCH = "t:torch._functorch.predispatch."
 _FUNCTORCH = "t:torch._C._functorch."
 
 _OF_TORCH = "tma"  # how names of functions, methods and registered operators begin
+_POWER = "o:pow"  # Python's, which autocast knows of
 
 # The product of mixture-of-experts layers; the last are transformers' own for other dtypes.
 _GROUPED_PRODUCTS = (
@@ -54,11 +55,8 @@ class Replacements:
     def on_emulated_gpu(self, name: str, operator: Operator) -> Operator:
         """Return the operator; on an emulated GPU with what stands in for a kernel of CUDA's."""
         short = short_name(name)
-        if (
-            self._device.type != "cpu"
-            or name[0] not in _OF_TORCH
-            or not substitution.has_substitute(short)
-        ):
+        is_torchs = name[0] in _OF_TORCH or name == _POWER
+        if self._device.type != "cpu" or not is_torchs or not substitution.has_substitute(short):
             return operator
         return substitution.with_substitute(operator, short)
 

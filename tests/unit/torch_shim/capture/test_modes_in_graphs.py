@@ -189,3 +189,29 @@ report.counts.local_calls.clear()
 outcomes("cuda", Copied, torch.enable_grad, "x")
 assert report.counts.local_calls == {{NO_MANAGER: 3}}, report.counts
 """)
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_autocast_runs_in_float32_what_cudas_does_when_a_graph_runs_here(
+    tracing_shim: Snippet, *, is_inside: bool
+) -> None:
+    entered = ['torch.autocast("cuda", torch.bfloat16)', "contextlib.nullcontext()"]
+    inside, outside = entered if is_inside else entered[::-1]
+    tracing_shim(f"""{MODELS}
+import contextlib
+F = nn.functional
+
+class Widened(Model):
+    def forward(self, x):
+        with {inside}:
+            y = self.a(x)
+            pieces = y.softmax(-1), F.softmax(y, -1), y.exp(), y**2, y.sum(), F.layer_norm(y, (4,))
+            return y, F.mse_loss(y, y), *pieces
+
+model = Widened().cuda()
+for _ in range(3):
+    with {outside}:
+        first, *others = model(torch.ones(2, 4, device="cuda"))
+    assert first.dtype is torch.bfloat16, first.dtype
+    assert {{other.dtype for other in others}} == {{torch.float32}}, [o.dtype for o in others]
+""")

@@ -332,10 +332,11 @@ def test_registered_operators_take_no_names_of_dimensions() -> None:
 
 
 def test_explicit_lists_name_what_their_modules_have() -> None:
+    table = OperatorTable(torch.device("cuda", 0))  # an emulated one has power as autocast has it
     for letter, space in (("o", operator), ("M", math), ("b", builtins)):
-        named = [name[2:] for name in TABLE.names() if name.startswith(f"{letter}:")]
+        named = [name[2:] for name in table.names() if name.startswith(f"{letter}:")]
         assert named
         for name in named:
-            found = TABLE.find(f"{letter}:{name}")
+            found = table.find(f"{letter}:{name}")
             assert found is not None
             assert inspect.unwrap(found) is getattr(space, name)

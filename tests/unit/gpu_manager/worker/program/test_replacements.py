@@ -73,3 +73,14 @@ def test_grouped_product_leaves_zeros_when_rows_have_no_group() -> None:
         torch.ones(4, 2), torch.ones(2, 2, 3), ends
     )
     assert found.tolist() == [[2.0] * 3] * 2 + [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    "name", ["m:exp", "t:torch.exp", "a:aten::exp.default", "m:sum", "m:pow", "o:pow"]
+)
+def test_emulated_gpu_computes_in_float32_what_cudas_autocast_does(name: str) -> None:
+    arguments = [torch.ones(4).bfloat16(), 2][: 1 + name.endswith("pow")]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert _operator(name)(*arguments).dtype is torch.float32
+        assert _operator("m:relu")(arguments[0]).dtype is torch.bfloat16
+    assert _operator(name)(*arguments).dtype is torch.bfloat16
