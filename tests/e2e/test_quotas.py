@@ -172,13 +172,13 @@ def test_stream_pauses_and_is_not_cut_off_when_its_quota_is_used_up_in_its_middl
         learn(rest, f"{name}?count=1")
     # A token takes milliseconds of a GPU; what its lease lasts longer, without others, is free.
     quota(up, "set", f"openfaas-fn/{limited}", "--gpu-seconds", "0.05", "--window", "4")
-    streams = [pool.submit(rest.call, f"{limited}?count=40") for _ in range(2)]
+    stream = pool.submit(rest.call, f"{limited}?count=40")
     rivals = [pool.submit(rest.call, f"{name}?count=70") for name in others * 2]
     wait_until(lambda: use("held_back") > 0, "a stream is paused")
     answers: list[httpx.Response] = []
 
     def is_refused() -> bool:
-        """The quota may be free again before the call comes; the streams use it up once more."""
+        """The quota may be free again before the call comes; the stream uses it up once more."""
         answers.append(rest.call(f"{limited}?count=1"))
         return answers[-1].status_code != 200
 
@@ -186,7 +186,7 @@ def test_stream_pauses_and_is_not_cut_off_when_its_quota_is_used_up_in_its_middl
     refused = answers[-1]
     assert refused.status_code == 429, refused.text
     assert f"quota gpu_s of openfaas-fn/{limited}" in refused.text
-    for calls, count in ((streams, 40), (rivals, 70)):
+    for calls, count in (([stream], 40), (rivals, 70)):
         for call in calls:
             assert call.result().text.split() == [str(number) for number in range(count)]
     quota(up, "remove", f"openfaas-fn/{limited}")
