@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from common.foreign_text import plain, printable
-from gpufaas.commands.cluster.trace import call_spans
+from gpufaas.commands.cluster.trace import call_spans, named_call
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
 from gpufaas.output.request_text import request_text
@@ -27,7 +27,7 @@ def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("explain", help="why a call was placed where it was")
     which = "an X-Call-Id, or how that begins, or a request's id; without one, the latest requests"
-    parser.add_argument("request", nargs="?", metavar="CALL", help=which)
+    parser.add_argument("request", nargs="?", metavar="CALL", type=named_call, help=which)
     add_gateway_options(parser)
     add_scheduler_options(parser)
     parser.set_defaults(run=_run)

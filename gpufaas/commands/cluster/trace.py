@@ -57,10 +57,17 @@ def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("trace", help="where a call went, and what took how long")
     which = "its X-Call-Id, or how that begins, or a request's id; without one, the latest calls"
-    parser.add_argument("call", nargs="?", help=which)
+    parser.add_argument("call", nargs="?", type=named_call, help=which)
     add_gateway_options(parser)
     add_scheduler_options(parser)
     parser.set_defaults(run=_run)
+
+
+def named_call(text: str) -> str:
+    """The argument that names a call: an empty one, as of an unset variable, names none."""
+    if not text:
+        raise argparse.ArgumentTypeError("an X-Call-Id, or how that begins, is expected")
+    return text
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -157,3 +157,12 @@ def test_listing_tells_the_call_that_broke_off_when_its_status_had_been_sent(
 
 def test_listing_of_no_call_says_what_makes_one() -> None:
     assert latest_text({"calls": []}) == "no call yet: call a function"
+
+
+@pytest.mark.parametrize("command", ["trace", "explain"])
+def test_empty_id_is_refused_before_anybody_is_asked(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, ""])
+    assert "an X-Call-Id, or how that begins, is expected" in capsys.readouterr().err
