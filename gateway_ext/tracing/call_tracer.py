@@ -186,6 +186,7 @@ class CallTracer:
                 "status": each.status,
                 "took_s": round((each.ended_s or time.monotonic()) - each.began_s, 6),
                 "running": not each.ended_s,
+                "failed": bool(each.error),
             }
             for each in newest
         ]

@@ -17,12 +17,19 @@ from enum import Enum
 from typing import Any
 
 from torch_shim.capture.traces.pauses import pauses
-from torch_shim.errors import RemoteFailure, WireError
+from torch_shim.errors import (
+    GpuQueueFull,
+    GpuUnavailable,
+    QuotaUsedUp,
+    RemoteFailure,
+    WireError,
+)
 
 log = logging.getLogger("gpufaas")
 
 # With Python's default of 5 ms each of the caller's operators would wait for the tracing thread.
 SWITCH_INTERVAL_S = 0.0002
+_NO_GPU_NOW = (RemoteFailure, WireError, QuotaUsedUp, GpuQueueFull, GpuUnavailable)
 
 
 class Stage(Enum):
@@ -93,7 +100,7 @@ class BackgroundTracer:
             with frequent_switches(), pauses.tracing():
                 try:
                     job()
-                except (RemoteFailure, WireError) as error:
+                except _NO_GPU_NOW as error:
                     log.info("cannot prepare a graph in advance: %s", error)
                 except Exception:
                     # The thread goes on: without it no model of the process would be traced.

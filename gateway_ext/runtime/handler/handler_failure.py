@@ -25,6 +25,15 @@ class HandlerFailure(NamedTuple):
     logged: str
 
 
+def put_off_status(error: BaseException) -> int | None:
+    """The status of an error that says that the call may come later; None of any other.
+
+    `answer_status` is what the shim's errors carry: the runtime does not import the shim.
+    """
+    status = getattr(error, "answer_status", None)
+    return status if status in _TRY_LATER else None
+
+
 @dataclass(frozen=True, slots=True)
 class HandlerErrors:
     """Describes errors of the handler in `folder`, from its author's line on.
@@ -38,12 +47,8 @@ class HandlerErrors:
     log_command: str = ""
 
     def failure(self, error: BaseException, call_id: str = "") -> HandlerFailure:
-        """An error of the handler is answered 500; one of the shim's says when the call may come.
-
-        `answer_status` is what the shim's errors carry: the runtime does not import the shim.
-        """
-        status = getattr(error, "answer_status", None)
-        if status in _TRY_LATER:
+        """An error of the handler is answered 500; one of the shim's may have it come later."""
+        if status := put_off_status(error):
             return HandlerFailure(status, str(error), f"was put off: {error}")
         text = str(traceback.TracebackException.from_exception(error)).strip()
         if isinstance(error, BadResponse):

@@ -17,7 +17,7 @@ class ForkOrder(NamedTuple):
     and for an instance or a worker the socket that it serves.
     """
 
-    kind: str  # "serve", "warm" or "spare"; of one of several workers "worker"
+    kind: str  # "serve", "warm" or "spare"; of several workers "worker" or "warm at once"
     name: str
     environment: dict[str, str]
     descriptors: list[int]

@@ -8,11 +8,14 @@ in the template: a call may have effects, and only its author knows that it may 
 import asyncio
 import base64
 import json
-from collections.abc import Awaitable, Sequence
+import sys
+import time
+from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent, Headers
+from gateway_ext.runtime.handler.handler_failure import put_off_status
 from gateway_ext.runtime.handler.handler_module import Handle, Handler, ListHandler
 from gateway_ext.runtime.handler.handler_response import (
     BadResponse,
@@ -63,30 +66,41 @@ def examples_in(folder: Path) -> list[ExampleCall]:
     return calls
 
 
-def make(handler: Handler, calls: list[ExampleCall], hostname: str) -> None:
+def make(
+    handler: Handler, calls: list[ExampleCall], hostname: str, pauses_s: Sequence[float] = ()
+) -> None:
     """Make the calls one by one, in this thread, and read their answers to the end.
 
-    A handler of lists is given each call alone, and then all of them.
+    A handler of lists is given each call alone, and then all of them. A call that is put off, as
+    where a quota is used up, is made again after each of the pauses, which all calls share.
     """
     events = [_event(call) for call in calls]
     context = HandlerContext(hostname)
+    pauses = iter(pauses_s)
     for number, event in enumerate(events, 1):
-        what = f"call {number} of {FILE}"
-        try:
-            if isinstance(handler, ListHandler):
-                statuses = _statuses(handler, [event], context)
-            else:
-                statuses = [_status(handler, event, context)]
-        except Exception as error:
-            raise _failed(what, error) from error
-        _refuse_errors(what, statuses)
+        _make_one(f"call {number} of {FILE}", handler, [event], context, pauses)
     if isinstance(handler, ListHandler) and len(events) > 1:
-        what = f"a list of all calls of {FILE}"
+        _make_one(f"a list of all calls of {FILE}", handler, events, context, pauses)
+
+
+def _make_one(
+    what: str,
+    handler: Handler,
+    events: list[HandlerEvent],
+    context: HandlerContext,
+    pauses: Iterator[float],
+) -> None:
+    while True:
         try:
             statuses = _statuses(handler, events, context)
         except Exception as error:
-            raise _failed(what, error) from error
-        _refuse_errors(what, statuses)
+            pause_s = next(pauses, None) if put_off_status(error) else None
+            if pause_s is None:
+                raise _failed(what, error) from error
+            sys.stderr.write(f"{what} was put off: {error}; it is made again in {pause_s:g} s\n")
+        else:
+            return _refuse_errors(what, statuses)
+        time.sleep(pause_s)
 
 
 def _failed(what: str, error: Exception) -> BadExample:
@@ -102,8 +116,10 @@ def _refuse_errors(what: str, statuses: Sequence[int]) -> None:
 
 
 def _statuses(
-    handler: ListHandler, events: list[HandlerEvent], context: HandlerContext
+    handler: Handler, events: list[HandlerEvent], context: HandlerContext
 ) -> Sequence[int]:
+    if not isinstance(handler, ListHandler):
+        return [_status(handler, event, context) for event in events]
     returned = handler.handle(events, context)
     if isinstance(returned, Awaitable):
         returned = asyncio.run(_result(returned))

@@ -17,8 +17,8 @@ from pathlib import Path
 _SELF = Path("/proc/self")
 _ENDING_S, _LOOK_S = 2.0, 0.005
 _HARMLESS_DEVICES = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
-# Weights laid out by the shim: before a fork it makes their memory private.
-_PRIVATE_BEFORE_FORK = "/memfd:gpufaas-weights"
+# Weights and large tensors laid out by the shim: before a fork it makes their memory private.
+_PRIVATE_BEFORE_FORK = ("/memfd:gpufaas-weights", "/memfd:gpufaas-block")
 _ONLY_AT_OPEN = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 

@@ -30,6 +30,9 @@ VARIABLE = "GPUFAAS_TEMPLATE"
 _SHIM = "torch_shim.fork_steps"
 # A template waits for its traces: a thread that makes them would keep it from being forked.
 _TRACING, _WAIT = "GPUFAAS_TRACING", "wait"
+# The orders to make the example calls, and the pauses in which calls that are put off, as by a
+# quota, are made again: the gateway waits for ten minutes, workers wait for it with their start.
+_WARM_PAUSES_S = {"warm": (1, 2, 4, 8, 15, 30, 60, 60, 60, 60), "warm at once": ()}
 _SET_DEATH_SIGNAL = 1
 _STANDARD = (0, 1, 2)
 
@@ -83,8 +86,8 @@ class Template:
                     return self._loaded._replace(parent=self._line.give_away())
                 self._line.close()
                 return self._loaded
-            if order.kind == "warm" and self._is_forked(order):
-                self._warm()
+            if order.kind in _WARM_PAUSES_S and self._is_forked(order):
+                self._warm(_WARM_PAUSES_S[order.kind])
             if order.kind == "spare":
                 self._is_spare = self._becomes_spare(order)
         os._exit(0)
@@ -106,10 +109,10 @@ class Template:
         self._threads.end_pools()
         return fork_obstacles.obstacle({*_STANDARD, self._line.descriptor, *ordered})
 
-    def _warm(self) -> None:
+    def _warm(self, pauses_s: Sequence[float]) -> None:
         """Make the example calls, in the template that takes the place of its parent."""
         try:
-            self._make_examples()
+            self._make_examples(pauses_s)
         except BadExample as error:
             errors = HandlerErrors(str(self._folder.absolute()))
             sys.stderr.write(errors.example_failure(error))
@@ -117,9 +120,9 @@ class Template:
             os._exit(1)
         self._line.report(state="warmed", why="")
 
-    def _make_examples(self) -> None:
+    def _make_examples(self, pauses_s: Sequence[float]) -> None:
         calls = example_calls.examples_in(self._folder)
-        example_calls.make(self._loaded.get(), calls, self._name)
+        example_calls.make(self._loaded.get(), calls, self._name, pauses_s)
         _shim_step("close_sessions")
         self._random.begin_anew()
         if why := self._obstacle():

@@ -107,7 +107,7 @@ class WorkerTemplate:
 
     def _warmed(self, before: _Run) -> _Run:
         """The template that has made the example calls; the one before if they failed."""
-        line, pid = self._forked(before, "warm", [])
+        line, pid = self._forked(before, "warm at once", [])
         try:
             if self._report(line, "warmed", "failed")[0] == "failed":
                 return before

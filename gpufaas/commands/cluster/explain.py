@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from common.foreign_text import plain, printable
-from gpufaas.commands.cluster.trace import call_spans
+from gpufaas.commands.cluster.trace import call_spans, named_call
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
 from gpufaas.output.request_text import request_text
@@ -27,7 +27,7 @@ def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("explain", help="why a call was placed where it was")
     which = "an X-Call-Id, or how that begins, or a request's id; without one, the latest requests"
-    parser.add_argument("request", nargs="?", metavar="CALL", help=which)
+    parser.add_argument("request", nargs="?", metavar="CALL", type=named_call, help=which)
     add_gateway_options(parser)
     add_scheduler_options(parser)
     parser.set_defaults(run=_run)
@@ -104,13 +104,14 @@ def _without_request(spans: list[dict[str, Any]]) -> Iterator[str]:
         gpu = next((one[_GPU] for one in leases if one[_LEASE] == lease and _GPU in one), "its GPU")
         yield f"  on {gpu} under lease {lease}, which stood from an earlier call"
     if not leases and not any(one.get(_LOCAL) for one in attributes):
-        yield f"  it used no GPU{_refused(spans[0])}"
+        yield "  it used no GPU"
+    yield from _failure(spans[0])
 
 
-def _refused(call: dict[str, Any]) -> str:
-    """The status of a call that was answered with an error of ours or of its function, and why."""
+def _failure(call: dict[str, Any]) -> Iterator[str]:
+    """How a call failed: also one that broke off when its status had been sent, or was refused."""
     status, error = call["attributes"].get(_STATUS, 0), call.get("error", "")
-    if status < http.client.INTERNAL_SERVER_ERROR:
-        return ""
-    why = "" if error in {"", f"status {status}"} else f": {error}"
-    return f"; it was answered {status}{why}"
+    if error not in {"", f"status {status}"}:
+        yield f"  it failed, status {status}: {error}"
+    elif status >= http.client.INTERNAL_SERVER_ERROR:
+        yield f"  it was answered {status}"

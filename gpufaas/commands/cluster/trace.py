@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -56,18 +57,24 @@ def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("trace", help="where a call went, and what took how long")
     which = "its X-Call-Id, or how that begins, or a request's id; without one, the latest calls"
-    parser.add_argument("call", nargs="?", help=which)
+    parser.add_argument("call", nargs="?", type=named_call, help=which)
     add_gateway_options(parser)
     add_scheduler_options(parser)
     parser.set_defaults(run=_run)
+
+
+def named_call(text: str) -> str:
+    """The argument that names a call: an empty one, as of an unset variable, names none."""
+    if not text:
+        raise argparse.ArgumentTypeError("an X-Call-Id, or how that begins, is expected")
+    return text
 
 
 def _run(options: argparse.Namespace) -> int:
     gateway = gateway_api(options)
     if options.call is None:
         found = gateway.get(_PATH)
-        latest = "\n".join(_latest(printable(found))) or "no call yet: call a function"
-        print(json.dumps(found) if options.json else latest)
+        print(json.dumps(found) if options.json else latest_text(found))
         return 0
     story = request_trace(gateway, _scheduler(options), options.call)
     print(json.dumps(story, indent=1) if options.json else "\n".join(trace_text(story)))
@@ -141,6 +148,11 @@ def trace_text(story: Shown) -> Iterator[str]:
         yield f"(missing: {missing})"
 
 
+def latest_text(found: Shown) -> str:
+    """The latest calls, one a line."""
+    return "\n".join(map(_latest, printable(found)["calls"])) or "no call yet: call a function"
+
+
 def _attached_below(span: Shown, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The request's spans, attached below the gateway's span even if they have another trace."""
     known = {each["span_id"] for each in found}
@@ -193,8 +205,8 @@ def _ms(milliseconds: float) -> str:
     return f"{milliseconds:.3f} ms"
 
 
-def _latest(found: Shown) -> Iterator[str]:
-    for call in found["calls"]:
-        status = "running" if call["running"] else call["status"]
-        took = _ms(call["took_s"] * 1e3)
-        yield f"{call['call_id']}  {call['function']}  {status}  {took}"
+def _latest(call: Shown) -> str:
+    status = "running" if call["running"] else call["status"]
+    if call.get("failed") and call["status"] < HTTPStatus.BAD_REQUEST:
+        status = f"{status}, broke off"
+    return f"{call['call_id']}  {call['function']}  {status}  {_ms(call['took_s'] * 1e3)}"

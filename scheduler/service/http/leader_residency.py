@@ -39,7 +39,7 @@ class LeaderResidency:
             return ModelId(name)
         found = [
             model
-            for model in known
+            for model in (known if name else ())
             if model.startswith(name)
             or model.rpartition("/")[2].startswith(name)
             or any(name in (user, user.rpartition("/")[2]) for user in office.bill.users(model))

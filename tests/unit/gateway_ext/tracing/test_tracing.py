@@ -187,6 +187,13 @@ def test_plain_calls_do_not_drive_out_what_is_looked_for() -> None:
     assert [call["call_id"] for call in tracer.latest(2)] == ["c4", "c3"]
 
 
+def test_call_that_broke_off_is_marked_as_failed_whatever_its_status() -> None:
+    tracer = CallTracer(TracerSettings())
+    for error in ("", "f broke off"):
+        tracer.ended(tracer.begin("c", "f", "GET", (b"", b""), gpu=False), 200, error)
+    assert [call["failed"] for call in tracer.latest(2)] == [True, False]
+
+
 def test_running_call_is_marked_as_running() -> None:
     tracer = CallTracer(TracerSettings())
     tracer.begin("c1", "f", "GET", (b"", b""), gpu=False)

@@ -68,18 +68,32 @@ def test_call_without_a_request_of_its_own_says_where_it_ran(
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "text"),
+    ("status", "error", "told"),
     [
-        (503, "it does not start: KeyError", "no GPU; it was answered 503: it does not start: Key"),
-        (502, "status 502", "it used no GPU; it was answered 502"),
-        (404, "", "it used no GPU"),
+        (
+            503,
+            "it does not start: KeyError",
+            ["it failed, status 503: it does not start: KeyError"],
+        ),
+        (429, "its queue is full", ["it failed, status 429: its queue is full"]),
+        (200, "f broke off", ["it failed, status 200: f broke off"]),
+        (502, "status 502", ["it was answered 502"]),
+        (404, "", []),
     ],
 )
-def test_call_that_was_refused_says_with_what(status: int, error: str, text: str) -> None:
-    attributes = {"http.response.status_code": status}
-    told = call_text({"spans": [{"name": "call f", "attributes": attributes, "error": error}]})
-    assert text in told
-    assert told.endswith(str(status) if error == "status 502" else error or "no GPU")
+@pytest.mark.parametrize(
+    ("where", "told_where"),
+    [
+        ({}, "it used no GPU"),
+        ({"gpufaas.lease": 7}, "on its GPU under lease 7, which stood from an earlier call"),
+    ],
+)
+def test_call_that_failed_says_how_wherever_it_ran(
+    where: dict[str, Any], told_where: str, status: int, error: str, told: list[str]
+) -> None:
+    attributes = {"http.response.status_code": status, **where}
+    text = call_text({"spans": [{"name": "call f", "attributes": attributes, "error": error}]})
+    assert [line.strip() for line in text.splitlines()] == ["call f", told_where, *told]
 
 
 def test_listing_of_no_request_says_what_makes_one() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpufaas.cli import main
-from gpufaas.commands.cluster.trace import request_trace, trace_text
+from gpufaas.commands.cluster.trace import latest_text, request_trace, trace_text
 from gpufaas.errors import CommandError
 from gpufaas.options.http_url import http_url
 from gpufaas.remote.gateway_api import GatewayApi
@@ -142,3 +142,27 @@ def test_server_that_is_no_gateway_is_reported(
     monkeypatch.setenv("GPUFAAS_STATE", str(tmp_path))
     assert main(["trace", "c1", "--gateway", url]) == 2
     assert url in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "failed", "told"),
+    [(200, {"failed": True}, "200, broke off"), (200, {}, "200"), (503, {"failed": True}, "503")],
+)
+def test_listing_tells_the_call_that_broke_off_when_its_status_had_been_sent(
+    status: int, failed: dict[str, bool], told: str
+) -> None:
+    call = {"call_id": "c1", "function": "f", "status": status, "took_s": 1, "running": False}
+    assert latest_text({"calls": [call | failed]}) == f"c1  f  {told}  1000.000 ms"
+
+
+def test_listing_of_no_call_says_what_makes_one() -> None:
+    assert latest_text({"calls": []}) == "no call yet: call a function"
+
+
+@pytest.mark.parametrize("command", ["trace", "explain"])
+def test_empty_id_is_refused_before_anybody_is_asked(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, ""])
+    assert "an X-Call-Id, or how that begins, is expected" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,41 @@ def test_raised_error_fails() -> None:
 
     with pytest.raises(BadExample, match="no such thing"):
         make(handle, [ExampleCall("GET", "/", {}, b"")], "host")
+
+
+class PutOff(Exception):
+    """As the shim's errors say that a call may come later."""
+
+    answer_status = 429
+
+
+@pytest.mark.parametrize(("times", "failure"), [(2, ""), (3, r"call 2 .* raised PutOff")])
+def test_calls_are_made_again_as_often_as_there_are_pauses_when_they_are_put_off(
+    times: int, failure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths: list[str] = []
+
+    def handle(event: HandlerEvent, context: HandlerContext) -> object:
+        del context
+        paths.append(event.path)
+        if event.path == "/quota" and len(paths) <= 1 + times:
+            raise PutOff("a quota is used up")
+        return "done"
+
+    calls = [ExampleCall("GET", path, {}, b"") for path in ("/first", "/quota")]
+    with pytest.raises(BadExample, match=failure) if failure else nullcontext():
+        make(handle, calls, "host", pauses_s=(0.0, 0.0))
+    assert paths == ["/first", *["/quota"] * 3]
+    assert capsys.readouterr().err.count("put off: a quota is used up; it is made again") == 2
+
+
+def test_call_is_not_made_again_when_it_fails_for_good() -> None:
+    made = []
+
+    def handle(event: HandlerEvent, context: HandlerContext) -> object:
+        made.append((event, context))
+        raise ValueError
+
+    with pytest.raises(BadExample):
+        make(handle, [ExampleCall("GET", "/", {}, b"")], "host", pauses_s=(0.0, 0.0))
+    assert len(made) == 1

@@ -139,6 +139,7 @@ async def test_models_show_who_holds_them() -> None:
             answer = await world.get(f"/models/{name}")
             assert (answer.body["model"], answer.body["configured"]) == ("team/bert", [])
         assert (await world.get("/models/nobody")).status == 404
+        assert (await world.ask("POST", "/models//pin")).status == 404
 
 
 async def test_model_is_pinned_and_evicted_by_a_part_of_its_name() -> None:
