@@ -168,6 +168,8 @@ def _run_node(
     if node.op == "call_method" and node.target in {"cuda", "cpu"}:
         return _marked(args[0], is_gpu=is_gpu, instead_of=args)
     args, kwargs = pytree.tree_map(_processor, (args, kwargs))
+    if is_gpu:
+        args, kwargs = substitution.arguments_of_node(node, args, kwargs)
     substitute = substitution.of_node(node, args, kwargs) if is_gpu else None
     result = substitute() if substitute else native(tracer, node, args, kwargs, module)
     return pytree.tree_map(lambda item: _marked(item, is_gpu=is_gpu, instead_of=args), result)
