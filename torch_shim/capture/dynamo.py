@@ -60,6 +60,8 @@ def configure() -> None:
     if _set_up:
         return
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    # It prints the trace of an operator that refuses its inputs; the call raises that anyway.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     _put_around(builder, "infer_subclass_type", tensor_classes.class_to_dynamo)
     _put_around(utils, "to_subclass", tensor_classes.to_subclass)
     _put_around(torch_function, "call_torch_function", tensor_classes.call_function_of_class)
