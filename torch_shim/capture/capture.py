@@ -80,8 +80,12 @@ class Capture:
             self._trace(root, function, module, args, kwargs)
             report.local_call("its graph is being traced", 0, root.name)
             request_context.note_tracing()
-            with request_context.timed_locally("its graph is being traced"):
-                return self._call_module(module, *args, **kwargs)
+            try:
+                with request_context.timed_locally("its graph is being traced"):
+                    return self._call_module(module, *args, **kwargs)
+            except BaseException:
+                self._functions.note_refusal(function)
+                raise
         return self._call_traced(root, function, module, args, kwargs)
 
     def _call_traced(
@@ -206,13 +210,13 @@ class Capture:
         """Trace a call in the background; return whether that begins."""
         if not self._functions.begin_trace(root, function):
             return False
-        state = CallState()
+        state, refusals = CallState(), function.refusals
         args, kwargs = snapshot(module, args, kwargs)
 
         def job() -> None:
             with in_background(), self._roots.tracing(root), state.restored():
                 stage = trace(function.whole, (module, *args), kwargs)
-            function.end_trace(module, stage)
+            self._functions.end_trace(function, module, stage, refusals)
             if stage is Stage.TRACED:
                 self._roots.prepare(root.owner)
 

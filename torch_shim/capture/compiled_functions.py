@@ -75,6 +75,7 @@ class CompiledFunction:
         self.stage = Stage.NEW
         self.tracing = False
         self.traces = 0
+        self.refusals = 0
         self.roots: weakref.WeakSet[Root] = weakref.WeakSet()
         self.misses = 0
         self.missed_ways = MissedWays()
@@ -85,16 +86,19 @@ class CompiledFunction:
         if self.graphs != self.watched:
             self.watched, self.methods = self.graphs, Methods(module, self.methods.kinds)
 
-    def end_trace(self, module: torch.nn.Module, stage: Stage) -> None:
+    def end_trace(self, stage: Stage) -> None:
         """Record how a trace in the background ended."""
-        self.note_trace_end(module)
         if stage is Stage.NEW:
             self._given_up += 1
             if self._given_up >= MOST_GIVEN_UP:
                 stage = Stage.BROKEN
         if self.stage is not Stage.BROKEN and (self.stage, stage) != (Stage.TRACED, Stage.NEW):
             self.stage = stage
-        self.tracing = False
+
+    def begin_anew(self) -> None:
+        """Forget a trace that failed over a call that the module refuses anyway."""
+        self.stage = Stage.NEW
+        self.traces -= 1
 
     def is_current(self) -> bool:
         """Whether the traced code is still current, in the respects that guards do not check."""
@@ -146,6 +150,25 @@ class CompiledFunctions:
             if function.stage is Stage.NEW:
                 function.stage = Stage.TRACING
             return True
+
+    def end_trace(
+        self, function: CompiledFunction, module: torch.nn.Module, stage: Stage, refusals: int
+    ) -> None:
+        """Record how a trace in the background ended, that began after so many refusals."""
+        function.note_trace_end(module)
+        with self._lock:
+            function.tracing = False
+            if function.refusals == refusals or stage is not Stage.BROKEN or function.graphs:
+                function.end_trace(stage)
+            else:
+                function.begin_anew()
+
+    def note_refusal(self, function: CompiledFunction) -> None:
+        """A module refused a call: that its trace failed, or will, says nothing about others."""
+        with self._lock:
+            function.refusals += 1
+            if function.stage is Stage.BROKEN and not function.graphs:
+                function.begin_anew()
 
     def separate(self, root: Root, module: torch.nn.Module) -> bool:
         """Give a root that shares a function one of its own; return whether it shared one."""

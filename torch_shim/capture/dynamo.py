@@ -60,6 +60,8 @@ def configure() -> None:
     if _set_up:
         return
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    # It prints the trace of an operator that refuses its inputs; the call raises that anyway.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     _put_around(builder, "infer_subclass_type", tensor_classes.class_to_dynamo)
     _put_around(utils, "to_subclass", tensor_classes.to_subclass)
     _put_around(torch_function, "call_torch_function", tensor_classes.call_function_of_class)
@@ -168,6 +170,8 @@ def _run_node(
     if node.op == "call_method" and node.target in {"cuda", "cpu"}:
         return _marked(args[0], is_gpu=is_gpu, instead_of=args)
     args, kwargs = pytree.tree_map(_processor, (args, kwargs))
+    if is_gpu:
+        args, kwargs = substitution.arguments_of_node(node, args, kwargs)
     substitute = substitution.of_node(node, args, kwargs) if is_gpu else None
     result = substitute() if substitute else native(tracer, node, args, kwargs, module)
     return pytree.tree_map(lambda item: _marked(item, is_gpu=is_gpu, instead_of=args), result)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from torch_shim.missing_kernels.autocast_lists import FLOAT32, widened
+from torch_shim.missing_kernels.autocast_lists import is_float32, widened
 from torch_shim.patching import replace
 from torch_shim.redirected_device import tracing_fakes
 from torch_shim.tensors.dispatch import Handler, Operator, special
@@ -55,7 +55,7 @@ def in_float32(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _classify(operator: Operator) -> Handler | None:
-    return in_float32 if getattr(operator, "__name__", "") in FLOAT32 else None
+    return in_float32 if is_float32(getattr(operator, "__name__", "")) else None
 
 
 def _elsewhere() -> bool:

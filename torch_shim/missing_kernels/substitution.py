@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from torch_shim.missing_kernels import attention_kernels, cuda_only, widening
-from torch_shim.missing_kernels.autocast_lists import FLOAT32, widened
+from torch_shim.missing_kernels.autocast_lists import is_float32, widened
 from torch_shim.missing_kernels.choice import Choice, Substitute
 from torch_shim.missing_kernels.reductions import REDUCTIONS
 
@@ -18,17 +18,15 @@ Operator = Callable[..., Any]
 def has_substitute(name: str) -> bool:
     """Whether the CPU computes any dtype or form of this operator otherwise than CUDA."""
     stem = _stem(name)
-    return name in FLOAT32 or stem in _BY_NAME or stem in widening.TABLE
+    return is_float32(name) or stem in _BY_NAME or stem in widening.TABLE
 
 
 def with_substitute(operator: Operator, name: str) -> Operator:
     """Return the operator as CUDA computes it: with its substitute where the CPU lacks a kernel."""
-    is_widened = name in FLOAT32
+    is_widened = is_float32(name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if is_widened and torch.is_autocast_enabled(
-            "cpu"
-        ):  # CUDA's autocast, of a GPU that is none
+        if is_widened and torch.is_autocast_enabled("cpu"):  # CUDA's, of a GPU that is none
             args, kwargs = widened(args, kwargs)
         try:
             return operator(*args, **kwargs)
@@ -41,6 +39,15 @@ def with_substitute(operator: Operator, name: str) -> Operator:
     # Not the operator's own name: torch.fx writes a function of torch as that name.
     call.__name__ = call.__qualname__ = f"{_stem(name).strip('_')}_with_substitute"
     return call
+
+
+def arguments_of_node(
+    node: fx.Node, args: Any, kwargs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments as CUDA's autocast, if that is on, gives them to a node's operator."""
+    if torch.is_autocast_enabled("cpu") and is_float32(operator_of(node)[1]):
+        return widened(tuple(args), kwargs)
+    return args, kwargs
 
 
 def of_node(node: fx.Node, args: Any, kwargs: Any) -> Callable[[], Any] | None:

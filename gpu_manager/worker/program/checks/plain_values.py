@@ -27,7 +27,10 @@ _HARMLESS = frozenset({"o:is_", "o:is_not", "o:not_", "o:truth", "o:index", "b:b
 _OF_PARTS = frozenset({"o:getitem"})  # these read no more of a list than they give
 _OVER_ROWS = frozenset({"b:max", "b:min", "b:sum", "M:dist", "M:fsum", "M:prod"})  # of a tensor
 _OF_TENSORS: dict[str, Operator] = {"o:mul": torch.mul}  # Python has a tensor repeat a list, too
+_OF_LISTS = frozenset({"t:torch.tensor", "t:torch.as_tensor", "t:torch.asarray", "m:new_tensor"})
+_AT_PLACES = frozenset({"o:getitem", "o:setitem"})  # of a tensor, which may be named by a list
 _OF_ONE_SIZE = frozenset({torch.Tensor, float, bool, complex, type(None)})
+_PLACES = _OF_ONE_SIZE | {int, slice, type(...)}
 _SEQUENCES = (list, tuple, str)
 
 
@@ -52,14 +55,17 @@ def bounded(name: str, operator: Operator) -> Operator:
     """
     if not _takes_plain_values(name) or name in _HARMLESS:
         return operator
-    refuse_growth = _GROWTH.get(name[2:].removeprefix("operator."))
+    operator = _at_small_places(operator) if name in _AT_PLACES else operator
+    is_pythons = not _makes_tensors(name)
+    refuse_growth = _GROWTH.get(name[2:].removeprefix("operator.")) if is_pythons else None
     over_rows, reads_all = name in _OVER_ROWS, name not in _OF_PARTS
 
     @functools.wraps(operator, updated=())
     def call(*arguments: Any, **named: Any) -> Any:
         if over_rows or named or (reads_all and not _are_small(arguments)):
             values = (*arguments, *named.values())
-            _refuse_large(values, over_rows=over_rows or isinstance(values[0], _SEQUENCES))
+            has_list = is_pythons and isinstance(values[0], _SEQUENCES)
+            _refuse_large(values, over_rows=over_rows or has_list)
         if refuse_growth is not None:
             refuse_growth(*arguments, **named)
         return operator(*arguments, **named)
@@ -78,7 +84,26 @@ def _takes_plain_values(name: str) -> bool:
     """Also the registered operators of whichever overload fits: some of these take texts."""
     if name.startswith("a:"):
         return "." not in name
-    return name.startswith(("o:", "b:", "M:", "n:operator.", "t:torch.sym_"))
+    pythons = ("o:", "b:", "M:", "n:operator.", "t:torch.sym_")
+    return name.startswith(pythons) or _makes_tensors(name)
+
+
+def _makes_tensors(name: str) -> bool:
+    """Whether it makes tensors of lists: in one go, with all inner ones."""
+    is_numpys = name.startswith("n:") and not name.startswith("n:operator.")
+    return is_numpys or name in _OF_LISTS
+
+
+def _at_small_places(operator: Operator) -> Operator:
+    @functools.wraps(operator, updated=())
+    def call(values: Any, place: Any, *value: Any) -> Any:
+        if type(place) is list or (
+            type(place) is tuple and not _PLACES.issuperset(map(type, place))
+        ):
+            _refuse_large((place,), over_rows=False)
+        return operator(values, place, *value)
+
+    return call
 
 
 def _are_small(values: Sequence[Any]) -> bool:

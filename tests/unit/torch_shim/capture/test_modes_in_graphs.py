@@ -129,6 +129,22 @@ assert "singular" in str(raised), raised
 """)
 
 
+def test_forward_reads_the_dtypes_of_cudas_autocast_when_it_is_traced(
+    tracing_shim: Snippet,
+) -> None:
+    tracing_shim(f"""{MODELS}
+class Reading(Model):
+    def forward(self, x):
+        made = [x.softmax(-1), x.exp(), x**2, x.relu(), torch.exp(x, out=torch.empty_like(x))]
+        return [self.a.weight.to(y.dtype) for y in made]
+
+half = torch.ones(2, 4, device="cuda").bfloat16()
+with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+    kinds = [y.dtype for y in Reading().cuda()(half)]
+assert report.counts.graphs == 1 and kinds == [torch.float32] * 3 + [torch.bfloat16] * 2, kinds
+""")
+
+
 def test_inference_tensor_is_refused_by_backward_s_operators_alone(tracing_shim: Snippet) -> None:
     tracing_shim(f"""{MODELS}
 class Inside(Model):

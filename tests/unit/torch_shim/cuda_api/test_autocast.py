@@ -35,6 +35,34 @@ assert (h @ h).dtype == torch.float32 and not torch.is_autocast_enabled()
     )
 
 
+def test_autocast_leaves_a_call_as_it_is_when_that_says_where_its_result_goes(
+    shim: Snippet,
+) -> None:
+    shim("""
+    x = torch.ones(2, 2).bfloat16().cuda()
+    written = torch.zeros_like(x)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert torch.exp(x, out=written) is written and written.min() > 2.7
+        assert torch.pow(x * 3, 2, out=written).tolist() == [[9.0, 9.0]] * 2
+        assert torch.linalg.vector_norm(x, dtype=torch.bfloat16).dtype == torch.bfloat16
+    """)
+
+
+def test_autocast_knows_an_operator_when_it_is_called_by_another_name(shim: Snippet) -> None:
+    shim("""
+    F = torch.nn.functional
+    x = torch.ones(2, 2).bfloat16().cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        for result in (
+            torch.special.softmax(x, -1), torch.special.log1p(x), torch.arccos(x), x.arcsin(),
+            torch.linalg.norm(x), torch.linalg.vector_norm(x), torch.linalg.matrix_norm(x),
+            F.pairwise_distance(x, x), F.gumbel_softmax(x), F.gaussian_nll_loss(x, x, x),
+        ):
+            assert result.dtype == torch.float32
+        assert torch.special.exp2(x).dtype == torch.bfloat16
+    """)
+
+
 def test_autocast_of_the_cpu_is_restored_when_left(shim: Snippet) -> None:
     shim("""
     with torch.autocast("cpu", dtype=torch.float16):

@@ -29,6 +29,14 @@ def nested(depth: int) -> list[ProgramStep]:
     ]
 
 
+def shared(depth: int) -> list[ProgramStep]:
+    """The same, made by what reads no more of a list than it gives."""
+    return [
+        step("o:getitem", [[0, 0]], 0),
+        *(step("o:getitem", [[Ref(number)] * 2], 0) for number in range(1, depth)),
+    ]
+
+
 REFUSED: dict[str, list[ProgramStep]] = {
     "a power": [step("o:pow", 3, 5000)],
     "a power in place": [step("o:ipow", 3, 5000)],
@@ -48,6 +56,23 @@ REFUSED: dict[str, list[ProgramStep]] = {
     "a number that torch read": [
         step("t:torch.sym_int", "9" * 4000),
         step("o:sub", Ref(1), 1),
+    ],
+    "a tensor of lists in lists": [*shared(22), step("t:torch.tensor", Ref(22))],
+    "a tensor like another of lists in lists": [
+        *shared(22),
+        step("t:torch.zeros", 1),
+        step("m:new_tensor", Ref(23), Ref(22)),
+    ],
+    "NumPy's function of lists in lists": [*shared(22), step("n:abs", Ref(22))],
+    "a place that lists in lists name": [
+        *shared(22),
+        step("t:torch.zeros", 1),
+        step("o:getitem", Ref(23), Ref(22)),
+    ],
+    "places that lists in lists name": [
+        *shared(22),
+        step("t:torch.zeros", 1),
+        step("o:setitem", Ref(23), Tuple([Ref(22)]), 1),
     ],
     "a repeated list": [step("o:mul", [1], 5 * MILLION)],
     "a repeated tuple, the number first": [step("o:imul", 5 * MILLION, Tuple([1]))],
@@ -249,3 +274,10 @@ def test_call_fails_when_an_output_has_more_digits_than_a_message_takes() -> Non
                 caller.call(program(step("o:lshift", first, 64), output=[Ref(1)]), torch.ones(1))
             widest = program(step("o:lshift", first, 63), output=[Ref(1)])
             assert caller.call(widest, torch.ones(1)).outputs == [first << 63]
+
+
+def test_numpys_functions_take_tensors_of_any_size_when_a_list_is_beside_them() -> None:
+    steps = [step("n:add", [1], Ref(0)), step("n:sum", Ref(1), axis=0)]
+    with LocalWorker().connect() as caller:
+        (found,) = caller.call(program(*steps, output=[Ref(2)]), torch.ones(MILLION)).outputs
+    assert found == 2 * MILLION

@@ -84,3 +84,10 @@ def test_emulated_gpu_computes_in_float32_what_cudas_autocast_does(name: str) ->
         assert _operator(name)(*arguments).dtype is torch.float32
         assert _operator("m:relu")(arguments[0]).dtype is torch.bfloat16
     assert _operator(name)(*arguments).dtype is torch.bfloat16
+
+
+def test_emulated_gpu_writes_the_given_tensor_when_autocast_is_on() -> None:
+    written = torch.zeros(2).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert _operator("t:torch.exp")(torch.zeros(2).bfloat16(), out=written) is written
+    assert written.tolist() == [1.0, 1.0]

@@ -130,3 +130,60 @@ for model.word in ("a", "bb", "ccc", "dddd"):
 model.word = "a"
 assert graphs_run(model) == 1, report.counts
 """)
+
+
+def test_background_traces_the_next_call_when_the_module_refused_the_first(
+    tracing_shim: Snippet,
+) -> None:
+    tracing_shim(f"""{MODELS}
+import threading
+from torch_shim import fork_steps
+from torch_shim.capture import capture, compiled_functions
+graphs_run(Key().cuda())  # from now on there is something that traces
+fork_steps.trace_in_background()
+ended = threading.Semaphore(0)
+ends = compiled_functions.CompiledFunctions.end_trace
+makes, threads = capture.Graph, []
+
+def end_trace(*arguments):
+    ends(*arguments)
+    ended.release()
+
+def graph(*arguments):
+    threads.append(threading.current_thread())
+    return makes(*arguments)
+
+compiled_functions.CompiledFunctions.end_trace, capture.Graph = end_trace, graph
+for kind in (Shapes, Refusing):
+    model = kind().cuda()
+    for size in (3, 3, 4):
+        try:
+            graphs_run(model, size)
+        except (RuntimeError, ValueError):
+            assert size == 3
+        assert ended.acquire(timeout=120)
+assert len(threads) == 2 and threading.current_thread() not in threads
+""")
+
+
+def test_refused_call_prints_no_trace_of_torchs_when_its_shapes_are_symbols(
+    tracing_shim: Snippet,
+) -> None:
+    tracing_shim(f"""{MODELS}
+import logging
+printed = []
+
+class Printing(logging.Handler):
+    def emit(self, record):
+        printed.append(record.getMessage())
+
+model = Shapes().cuda()
+for size in (4, 3, 5):
+    for name in ("torch._subclasses.fake_tensor", "torch._dynamo"):
+        logging.getLogger(name).addHandler(Printing())
+    try:
+        graphs_run(model, size)
+    except RuntimeError:
+        assert size != 4
+assert not printed, printed
+""")
