@@ -276,6 +276,7 @@ class SlotFreed(NamedTuple):
 
     slot: SlotId
     lease: LeaseId
+    kept_s: float = 0.0  # said by managers of an earlier version; nobody reads it
 
 
 # -- administration -----------------------------------------------------------------------------
