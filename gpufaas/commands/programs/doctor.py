@@ -169,7 +169,7 @@ def _core() -> PartStatus:
     used_for, build = "placements, four times as fast when compiled", prefer_compiled()
     if build.extensions:
         return PartStatus("core", "ok", "compiled", used_for)
-    remedy = "in a checkout: python -m deploy.compiled (needs a C compiler and Python's headers)"
+    remedy = "in a checkout: make compiled (needs a C compiler and Python's headers)"
     return PartStatus("core", "optional", f"as Python: {build.reason}", used_for, remedy)
 
 

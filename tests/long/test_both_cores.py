@@ -1,6 +1,6 @@
 """The core compiled and the core as Python: the same actions, tracebacks to read.
 
-Other tests run on the one that `gpufaas doctor` names; in `make test-long` the core's run on both.
+Other tests run on the one that `gpufaas doctor` names: as Python, unless `make compiled` was run.
 """
 
 import subprocess
