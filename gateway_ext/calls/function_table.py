@@ -328,6 +328,11 @@ class Functions:
         """The function of the path segment `name` or `name.namespace`."""
         return self._by_path.get(name)
 
+    def id_by_path(self, name: bytes) -> FunctionId | None:
+        """The id of the function that `by_path` finds."""
+        function = self._by_path.get(name)
+        return None if function is None else function.id
+
     def by_id(self, function: FunctionId) -> Function | None:
         """The function of this name."""
         return self._by_id.get(function)
