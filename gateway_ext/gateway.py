@@ -93,9 +93,9 @@ class Gateway:
         self.tracer = tracer or CallTracer(TracerSettings())
         self._exits = contextlib.AsyncExitStack()
         self._serving = False
-        self.meters = GatewayMeters(most_names=settings.metric_names)
         self._scaler: Scaler | None = None
         self.functions = Functions(on_change=self._changed, options_of=self._options_of)
+        self.meters = GatewayMeters(self.functions.loads, settings.metric_names)
         self.credentials = _credentials(settings)
         self.address = ("", 0)
 
