@@ -37,17 +37,18 @@ from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials, credentials_
 from gateway_ext.openfaas.logs_route import Logs
 from gateway_ext.openfaas.system_routes import make_system
 from gateway_ext.ports import Capacity, Provider
-from gateway_ext.scaling.kept_models import KeptModels, KeptModelsPace, Pinning
+from gateway_ext.scaling.kept_models import KeptModels, KeptModelsPace
 from gateway_ext.scaling.scaler import Scaler, ScalerSettings
 from gateway_ext.settings import GatewaySettings
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings
 from gateway_ext.tracing.traces_route import TraceRoutes
-from gateway_ext.ui.cluster_source import PageSource, SchedulerConsole
+from gateway_ext.ui.cluster_source import PageSource
 from gateway_ext.ui.dead_letter_rows import DeadLetterRows
 from gateway_ext.ui.page_routes import make_page
 from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
 from gateway_ext.ui.workflow_rows import WorkflowRows
 from gateway_ext.workflows.workflow_parts import WorkflowParts, workflow_parts
+from scheduler.client.operator_client import OperatorClient
 
 _log = logging.getLogger(__name__)
 
@@ -71,10 +72,10 @@ class Gateway:
         provider: Provider,
         leases: LeaseSource | None = None,
         *,
-        pinning: Pinning | None = None,
+        pinning: OperatorClient | None = None,
         capacity: Capacity | None = None,
         tracer: CallTracer | None = None,
-        console: SchedulerConsole | None = None,
+        console: OperatorClient | None = None,
     ) -> None:
         _check(settings)
         self._settings = replace(
@@ -92,9 +93,9 @@ class Gateway:
         self.tracer = tracer or CallTracer(TracerSettings())
         self._exits = contextlib.AsyncExitStack()
         self._serving = False
-        self.meters = GatewayMeters(most_names=settings.metric_names)
         self._scaler: Scaler | None = None
         self.functions = Functions(on_change=self._changed, options_of=self._options_of)
+        self.meters = GatewayMeters(self.functions.loads, settings.metric_names)
         self.credentials = _credentials(settings)
         self.address = ("", 0)
 

@@ -87,7 +87,8 @@ async def serve_gateway(parent: ParentPipe, part: PathPart, path: str, scheduler
 
 
 async def _invoke(stack: AsyncExitStack, part: PathPart, path: str, scheduler_url: str) -> App:
-    settings, functions, meters = InvokeSettings(), Functions(), GatewayMeters()
+    settings, functions = InvokeSettings(), Functions()
+    meters = GatewayMeters(functions.loads)
     leasing = None
     if part is PathPart.GPU:
         client = LeaseClient([scheduler_url], token(_SECRET, ApiRole.CALLER))

@@ -22,14 +22,13 @@ from bench.page.page_processes import (
 )
 from cache_manager.model.ids import ModelId
 from gateway_ext.calls.function_table import Functions
-from gateway_ext.jobs.queue.job_tally import JobTally, QueueLimits
-from gateway_ext.jobs.queue.job_values import DeadLetter, JobNumber
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, Endpoint
 from gateway_ext.ui.cluster_source import ASKING_S, PageSource
 from gateway_ext.ui.dead_letter_rows import DeadLetterRows
-from gateway_ext.ui.page_state import PageState
+from gateway_ext.ui.page_state import Json, PageState
 from gateway_ext.ui.state_changes import changes
+from scheduler.client.operator_client import OperatorClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
@@ -58,12 +57,11 @@ def shown(parts: Mapping[str, Sequence[float]]) -> list[str]:
     return [*lines, f"| all of it | {least:.2f} | {usual:.2f} |"]
 
 
-class _Console:
+class _Console(OperatorClient):
     """Asks the scheduler in this process, so that HTTP costs nothing."""
 
-    url = "http://127.0.0.1"
-
     def __init__(self, feed: PageFeed) -> None:
+        super().__init__(["http://127.0.0.1"], "")
         self._feed = feed
         self.body = b"{}"
         self.asked_ms = self.read_ms = 0.0
@@ -87,44 +85,16 @@ class _Console:
         """No policies."""
         return []
 
-    async def explain(self, request: str) -> Mapping[str, Any]:
-        """Not used by a look."""
-        raise NotImplementedError(request)
 
-    async def model(self, model: str) -> Mapping[str, Any]:
-        """Not used by a look."""
-        raise NotImplementedError(model)
-
-    async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
-        """Not used by a look."""
-        raise NotImplementedError(name)
-
-    async def order(self, model: str, verb: str, gpu: str | None) -> None:
-        """Not used by a look."""
-        raise NotImplementedError(model)
-
-
-class _NoJobs:
-    """No async calls."""
+class _NoLetters(DeadLetterRows):
+    """Of no queue."""
 
     def __init__(self) -> None:
-        self.tally = JobTally(QueueLimits())
+        """There is none to read."""
 
-    def now_s(self) -> float:
-        """The machine's clock."""
-        return time.time()
-
-    async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
-        """Not used by a look."""
-        raise NotImplementedError(after + limit)
-
-    async def replay(self, number: JobNumber, now_s: float) -> None:
-        """Not used by a look."""
-        raise NotImplementedError(number)
-
-    async def discard(self, number: JobNumber) -> None:
-        """Not used by a look."""
-        raise NotImplementedError(number)
+    async def look(self) -> Json:
+        """None are there."""
+        return {"count": 0, "items": [], "why": ""}
 
 
 async def _measure(cluster: PageCluster, looks: int) -> dict[str, list[float]]:
@@ -133,7 +103,7 @@ async def _measure(cluster: PageCluster, looks: int) -> dict[str, list[float]]:
         populate(office.driver, cluster)
         functions, meters = _functions(cluster), GatewayMeters()
         console = _Console(PageFeed(office, service.meters))
-        shown_cluster = PageSource(console, functions, meters, DeadLetterRows(_NoJobs()))
+        shown_cluster = PageSource(console, functions, meters, _NoLetters())
         calling = asyncio.create_task(_call(office, functions, meters, cluster))
         await asyncio.sleep(_WARM_S)
         before = await shown_cluster.look()

@@ -13,6 +13,7 @@ from gateway_ext.calls.call_waits import CallWaits
 from gateway_ext.calls.learned_models import Learned
 from gateway_ext.calls.local_work import LocalWork
 from gateway_ext.errors import Busy, NoInstance, UnknownFunction
+from gateway_ext.metrics.call_counts import FunctionLoad
 from gateway_ext.model import (
     DEFAULT_NAMESPACE,
     NO_TROUBLES,
@@ -324,9 +325,21 @@ class Functions:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def loads(self) -> Iterator[FunctionLoad]:
+        """How busy each function is now, for the metrics."""
+        for function in self:
+            ready, inflight = len(function.instances), function.inflight
+            wait_s = function.expected_wait_s
+            yield FunctionLoad(function.label, ready, inflight, function.waiting, wait_s)
+
     def by_path(self, name: bytes) -> Function | None:
         """The function of the path segment `name` or `name.namespace`."""
         return self._by_path.get(name)
+
+    def id_by_path(self, name: bytes) -> FunctionId | None:
+        """The id of the function that `by_path` finds."""
+        function = self._by_path.get(name)
+        return None if function is None else function.id
 
     def by_id(self, function: FunctionId) -> Function | None:
         """The function of this name."""

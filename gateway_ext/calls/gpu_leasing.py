@@ -37,10 +37,12 @@ _CALL_ID_LETTERS = 64
 class LeaseSource(LeaseHome, Protocol):
     """Where leases come from: `scheduler.client.lease_client.LeaseClient`."""
 
-    keeper: LeaseKeeper | None
-
     async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
         """Wait for a lease, for this trace; cancelling the task cancels the request."""
+        ...
+
+    def let_stand(self, keeper: LeaseKeeper) -> None:
+        """Let leases stand from now on; this keeper is told which are wanted back."""
         ...
 
     def tell_terms(self, function: str, terms: OwnerTerms | None) -> None:
@@ -66,7 +68,13 @@ class GpuLeasing:
     def __init__(self, leases: LeaseSource, meters: GatewayMeters) -> None:
         self._leases = leases
         self._meters = meters
-        self._kept = leases.keeper = KeptLeases(leases)
+        self._kept = KeptLeases(leases)
+        leases.let_stand(self._kept)
+
+    @property
+    def kept_leases(self) -> int:
+        """The number of leases that are kept for further calls."""
+        return len(self._kept)
 
     def instance_for(self, function: Function) -> str:
         """The instance that best takes the next call, as it has a lease for it; empty: any."""

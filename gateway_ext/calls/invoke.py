@@ -31,7 +31,7 @@ from gateway_ext.errors import (
     UnknownFunction,
     WrongMethod,
 )
-from gateway_ext.metrics.call_counts import FunctionLoad, GatewayMeters
+from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings
 from gateway_ext.tracing.reported_trace import batch_size
@@ -80,7 +80,6 @@ class Invoke:
         self.tracer = CallTracer(TracerSettings()) if tracer is None else tracer
         self._functions = functions
         self._parts = CallServices(client, leasing, settings, meters, wake)
-        meters.loads = self._loads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call."""
@@ -205,12 +204,6 @@ class Invoke:
             headers.append((call_headers.CALL_ID, call_id))
             log.debug("call %s was refused: %s", call_id.decode("latin-1"), error)
         await asgi.send_text(send, status, str(error), headers)
-
-    def _loads(self) -> Iterable[FunctionLoad]:
-        for function in self._functions:
-            ready, inflight = len(function.instances), function.inflight
-            wait_s = function.expected_wait_s
-            yield FunctionLoad(function.label, ready, inflight, function.waiting, wait_s)
 
 
 async def close_body(body: AsyncGenerator[bytes, None]) -> None:

@@ -13,11 +13,7 @@ from gateway_ext.jobs.execution.function_calls import FunctionCalls
 from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
 from gateway_ext.jobs.execution.lane_fairness import LaneLimits
 from gateway_ext.jobs.execution.retry_policy import RetryPolicy
-from gateway_ext.jobs.intake.async_intake import (
-    AsyncIntake,
-    AsyncWorkflowIntake,
-    DeployedFunction,
-)
+from gateway_ext.jobs.intake.async_intake import AsyncIntake, AsyncWorkflowIntake
 from gateway_ext.jobs.intake.callback_addresses import CallbackRule
 from gateway_ext.jobs.job_meters import JobMeters
 from gateway_ext.jobs.job_routes import make_job_routes
@@ -40,8 +36,8 @@ class AsyncJobs:
 class JobTargets:
     """What jobs may call: how it is found by the name in a path, and how it is called."""
 
-    function_by_path: Callable[[bytes], DeployedFunction | None]
-    workflow_by_path: Callable[[bytes], DeployedFunction | None]
+    function_by_path: Callable[[bytes], FunctionId | None]
+    workflow_by_path: Callable[[bytes], FunctionId | None]
     calls: FunctionCalls
 
 
@@ -85,7 +81,7 @@ def _app(
 ) -> App:
     def intake(
         kind: type[AsyncIntake],
-        by_path: Callable[[bytes], DeployedFunction | None],
+        by_path: Callable[[bytes], FunctionId | None],
         most_bytes: int,
     ) -> AsyncIntake:
         return kind(

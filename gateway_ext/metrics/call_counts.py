@@ -41,7 +41,7 @@ class GatewayMeters:
         loads: Callable[[], Iterable[FunctionLoad]] | None = None,
         most_names: int = MOST_NAMES,
     ) -> None:
-        self.loads = loads
+        self._loads = loads
         self.functions = BoundedNames(most_names)
         self._sources: list[Source] = []
         self._answered: Counter[str] = Counter()
@@ -113,8 +113,8 @@ class GatewayMeters:
     def gone(self, function: str) -> None:
         """Note that a function was removed."""
         self._forget(function)
-        if self.loads is not None:
-            self._forget_all_but({load.function for load in self.loads()})
+        if self._loads is not None:
+            self._forget_all_but({load.function for load in self._loads()})
 
     def invocations_of(self, function: str) -> int:
         """How many calls of a function were answered."""
@@ -150,9 +150,9 @@ class GatewayMeters:
             yield from source()
 
     def _of_the_moment(self) -> Iterator[MetricFamily]:
-        if self.loads is None:
+        if self._loads is None:
             return
-        loads = [(load, (self.functions.of(load.function),)) for load in self.loads()]
+        loads = [(load, (self.functions.of(load.function),)) for load in self._loads()]
         self._forget_all_but({load.function for load, _ in loads})
         yield gauge(gateway_metrics.FUNCTIONS, [((), len(loads))])
         yield gauge(gateway_metrics.REPLICAS, [(labels, load.replicas) for load, labels in loads])

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from cache_manager.model.errors import UnknownRule
@@ -12,8 +13,9 @@ from common import numerals
 from common.gpu_wishes import AS_MEASURED, RUNTIMES, UNMERGED, USUAL, WHOLE, GpuWishes
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment, Resources
-from gateway_ext.openfaas import durations, own_terms, quantities
-from scheduler.api import OwnerTerms
+from gateway_ext.openfaas import durations, quantities
+from scheduler.api import BadValue, OwnerTerms
+from scheduler.model.terms_bounds import check_number
 
 OURS = "com.gpufaas."
 SCALING = "com.openfaas.scale."
@@ -35,7 +37,7 @@ KEYS = frozenset(
             "batch-handler",
             "batch-wait",
         ),
-        *own_terms.NAMES,
+        *("weight", "gpu-seconds", "gpu-window", "memory-quota", "leases", "waiting"),
     )
 )
 GPU_FLAG = "--gpu"  # in the template's fprocess, which arrives as envProcess
@@ -55,7 +57,10 @@ _LEAST_TARGET, _LEAST_PROPORTION = 0.001, 0.01  # less counts as this: loads are
 _MOST_BATCH, _MOST_BATCH_WAIT_S = 256, 10.0
 _MERGED = {"off": UNMERGED, "default": AS_MEASURED}
 
+_USUAL_TERMS = OwnerTerms()
+
 _Value = TypeVar("_Value")
+_Number = TypeVar("_Number", bound=float)
 
 
 class HandlerBatches(NamedTuple):
@@ -151,7 +156,7 @@ def of(
             read.ours("batch", _merged, AS_MEASURED),
         ),
         batches=_batches(read),
-        terms=own_terms.own_terms(read),
+        terms=_own_terms(read),
         scale_min=least,
         scale_max=_most(read, least),
         scale_factor=read.scaling("factor", _percent, 20),
@@ -298,6 +303,28 @@ def _most(read: _AnnotationReader, least: int) -> int:
     return most
 
 
+def _own_terms(read: _AnnotationReader) -> OwnerTerms | None:
+    """The share and the quotas that the function asks for itself, within those of its namespace.
+
+    None without such an annotation. Its priority is not among them: each of its requests has that.
+    """
+    gpu_s = read.ours("gpu-seconds", partial(_within, "gpu_s", durations.seconds), None)
+    window_s = read.ours("gpu-window", partial(_within, "window_s", durations.seconds), None)
+    if window_s is not None and gpu_s is None:
+        raise BadDeployment(f"{OURS}gpu-window is for {OURS}gpu-seconds")
+    terms = OwnerTerms(
+        weight=read.ours("weight", partial(_within, "weight", _number), _USUAL_TERMS.weight),
+        gpu_s=gpu_s,
+        window_s=_USUAL_TERMS.window_s if window_s is None else window_s,
+        resident_bytes=read.ours(
+            "memory-quota", partial(_within, "resident_bytes", quantities.memory_bytes), None
+        ),
+        leases=read.ours("leases", partial(_within, "leases", _short_whole), None),
+        waiting=read.ours("waiting", partial(_within, "waiting", _short_whole), None),
+    )
+    return None if terms == _USUAL_TERMS else terms
+
+
 # -- values --------------------------------------------------------------------------------------
 
 
@@ -393,6 +420,24 @@ def _some_seconds(text: str) -> float:
 
 def _a_day_at_most_s(text: str) -> float:
     return min(_some_seconds(text), LONGEST_S)
+
+
+def _within(field: str, read: Callable[[str], _Number], text: str) -> _Number:
+    """The value, within the bounds of this field of the terms."""
+    value = read(text)
+    try:
+        check_number(field, value)
+    except BadValue as error:
+        raise ValueError(error.detail) from error
+    return value
+
+
+def _number(text: str) -> float:
+    return numerals.number(text.strip())
+
+
+def _short_whole(text: str) -> int:
+    return numerals.whole(text.strip())
 
 
 def _exit_rule(text: str) -> str:

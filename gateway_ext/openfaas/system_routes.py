@@ -5,7 +5,6 @@ import platform
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from common.foreign_text import plain
 from common.http.asgi import App
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, UnknownNamespace
+from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId, FunctionStatus, Namespace
 from gateway_ext.openfaas import function_options, openfaas_json, valid_names
 from gateway_ext.openfaas.alert_scaling import after_alert
@@ -39,17 +39,9 @@ NamespaceRemoved = Callable[[str], Awaitable[None]]
 _CREATED = 201
 
 
-class CallCounts(Protocol):
-    """Counts calls."""
-
-    def invocations_of(self, function: str) -> int:
-        """How often the function was called."""
-        ...
-
-
 def make_system(
     provider: Provider,
-    counts: CallCounts,
+    counts: GatewayMeters,
     settings: GatewaySettings,
     capacity: Capacity | None = None,
     *,
@@ -93,7 +85,7 @@ class _Functions:
     def __init__(
         self,
         provider: Provider,
-        counts: CallCounts,
+        counts: GatewayMeters,
         settings: GatewaySettings,
         capacity: Capacity | None,
         ordering: Ordering,

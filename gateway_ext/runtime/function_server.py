@@ -13,14 +13,16 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 
+from gateway_ext.runtime.batches.batch_run import batches_of
+from gateway_ext.runtime.batches.gathered_calls import GatheredCalls
 from gateway_ext.runtime.call_log import write_as_json, write_plainly
 from gateway_ext.runtime.gpu_placement import placements
 from gateway_ext.runtime.handler.handler_event import HandlerEvent
-from gateway_ext.runtime.handler.handler_module import Handler
+from gateway_ext.runtime.handler.handler_module import Handler, ListHandler
 from gateway_ext.runtime.handler.handler_response import HandlerResponse
-from gateway_ext.runtime.handler_calls import HandlerCall, HandlerCalls
+from gateway_ext.runtime.handler_calls import HandlerCalls
 from gateway_ext.runtime.http.request_parser import RequestHead
-from gateway_ext.runtime.http.server_connection import ServerConnection
+from gateway_ext.runtime.http.server_connection import ClientLeft, ConnectionSite, ServerConnection
 from gateway_ext.runtime.runtime_settings import RuntimeSettings
 
 _FINE = HandlerResponse(200, [("Content-Type", "text/plain; charset=utf-8")], b"OK\n")
@@ -32,12 +34,16 @@ class FunctionServer:
     """Serves health from the start, and calls once there is a handler."""
 
     def __init__(self, settings: RuntimeSettings) -> None:
-        self.connections: dict[ServerConnection, None] = {}
-        self.max_connections = _most_connections()
-        self.max_body_bytes = settings.max_body_bytes
-        self.read_timeout_s = settings.read_timeout_s
         self._settings = settings
+        self._site = ConnectionSite(
+            self._begin,
+            self._catch_up,
+            max_connections=_most_connections(),
+            max_body_bytes=settings.max_body_bytes,
+            read_timeout_s=settings.read_timeout_s,
+        )
         self._calls: HandlerCalls | None = None
+        self._gathered: GatheredCalls | None = None  # of a handler that takes lists
         self._waited_for = asyncio.Event()
         self._stopping = asyncio.Event()
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
@@ -75,10 +81,9 @@ class FunctionServer:
             self._thread.join(3600)
         return not self._unfinished
 
-    def begin(
+    def _begin(
         self, head: RequestHead, body: bytes, connection: ServerConnection
-    ) -> HandlerCall | None:
-        """Serve one request (see `server_connection.ConnectionOwner`)."""
+    ) -> ClientLeft | None:
         calls = self._calls
         if head.target == _HEALTH:
             connection.answer(_FINE)
@@ -89,13 +94,14 @@ class FunctionServer:
         elif 0 < self._settings.max_inflight <= len(calls.live):
             connection.refuse(429, "the function has as many calls as it takes")
         else:
-            return calls.begin(
-                HandlerEvent(head.method, head.target, head.headers, body), connection
-            )
+            event = HandlerEvent(head.method, head.target, head.headers, body)
+            call = calls.begin(event, connection)
+            if self._gathered is not None:
+                self._gathered.add(call)
+            return call.cancel
         return None
 
-    def catch_up(self) -> None:
-        """Take note of the calls that threads have answered (see `ConnectionOwner`)."""
+    def _catch_up(self) -> None:
         if self._calls is not None:
             self._calls.mailbox.catch_up()
 
@@ -105,19 +111,19 @@ class FunctionServer:
     async def _serve(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())
         await self._stopping.wait()
-        if self._calls is not None and self._calls.gathered is not None:
-            self._calls.gathered.hurry()
+        if self._gathered is not None:
+            self._gathered.hurry()
         await self._waited_for.wait()  # the loop is open for a `listen` that follows `stop`
         deadline_s = asyncio.get_running_loop().time() + self._settings.stop_timeout_s
-        while self.connections and asyncio.get_running_loop().time() < deadline_s:
-            self.catch_up()
-            for connection in list(self.connections):
+        while self._site.connections and asyncio.get_running_loop().time() < deadline_s:
+            self._catch_up()
+            for connection in list(self._site.connections):
                 connection.finish()
             await asyncio.sleep(0.01)
         self._close()
 
     def _close(self) -> None:
-        self.catch_up()
+        self._catch_up()
         if self._calls is None:
             return
         for call in list(self._calls.live):
@@ -129,7 +135,7 @@ class FunctionServer:
     async def _listen(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            lambda: ServerConnection(self), sock=listener, backlog=1024
+            lambda: ServerConnection(self._site), sock=listener, backlog=1024
         )
         # `Server.close` does not wait for connections: `stop` lets their calls finish.
         self._closer = loop.create_task(self._close_with(server))
@@ -139,13 +145,16 @@ class FunctionServer:
         server.close()
 
     async def _ready(self, handler: Handler) -> None:
-        self._calls = HandlerCalls(
+        calls = HandlerCalls(
             handler,
             self._settings,
             gpu=placements(gpu=self._settings.gpu),
             exhausted=self._give_way,
             log_line=write_as_json if self._settings.log_json else write_plainly,
         )
+        if isinstance(handler, ListHandler):
+            self._gathered = batches_of(handler, self._settings.batches, calls)
+        self._calls = calls
 
     def _give_way(self) -> None:
         sys.stderr.write("every thread is held by calls that timed out: this process ends\n")

@@ -9,10 +9,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import copy_context
 from functools import partial
+from typing import Protocol
 
-from gateway_ext.runtime.batches.batch_ports import BatchHolder
-from gateway_ext.runtime.batches.batch_run import batches_of
-from gateway_ext.runtime.batches.gathered_calls import GatheredCalls
 from gateway_ext.runtime.call_deadlines import CallDeadlines
 from gateway_ext.runtime.call_log import LogLine
 from gateway_ext.runtime.gpu_placement import MODELS, NoPlacements
@@ -62,29 +60,26 @@ class HandlerCalls:
         self._threads = settings.threads
         self._stuck = 0
         self.handle: Handle
-        self._in_loop = False
-        self.gathered: GatheredCalls | None = None
+        self._in_loop = self._in_thread = False
         if isinstance(handler, ListHandler):
-            self.gathered = batches_of(handler, settings.batches, self)
             at_a_time = settings.batches.most
         else:
             self.handle = handler
             self._in_loop = runs_in_loop(handler)
+            self._in_thread = not self._in_loop
             at_a_time = 0 if self._in_loop else settings.threads
         # The calls that all processes behind this socket serve at a time; 0 for any number.
         self.at_a_time = at_a_time * settings.workers
 
     def begin(self, event: HandlerEvent, connection: ServerConnection) -> "HandlerCall":
-        """Start a call whose answer goes to this connection."""
+        """Start a call whose answer goes to this connection; batches start those of a list."""
         event.passed = self.data
         call = HandlerCall(self, event, connection)
         self.live[call] = True
-        if self.gathered is not None:
-            self.gathered.add(call)
+        if self._in_thread:
+            call.run_in_thread()
         elif self._in_loop:
             call.run_in_loop()
-        else:
-            call.run_in_thread()
         return call
 
     def left_thread(self, connection: ServerConnection) -> None:
@@ -100,6 +95,14 @@ class HandlerCalls:
         self._stuck += count
         if self._stuck >= self._threads:
             self._exhausted()
+
+
+class BatchHolder(Protocol):
+    """Whoever has a call: those that wait, or the batch that it is in."""
+
+    def left(self, call: "HandlerCall") -> None:
+        """The call is over before it was answered; called in the loop."""
+        ...
 
 
 class HandlerCall:
@@ -171,30 +174,30 @@ class HandlerCall:
             self._calls.deadlines.remove(self)
         return True
 
-    # --- in a batch (`BatchMember`) -----------------------------------------------------------
+    # --- in a batch ---------------------------------------------------------------------------
 
     @property
     def over(self) -> bool:
-        """Whether the call needs no answer any more."""
+        """Whether the call needs no answer any more; any thread may ask."""
         return self._over
 
     def begins_in_batch(self, members: int) -> None:
-        """The handler is called with so many calls."""
+        """The handler is called with so many calls, this one among them."""
         self._timing.begins(members)
 
     def ends_in_batch(self, below: list[str]) -> None:
-        """The handler has returned."""
+        """The handler has returned; `below` are the times of the batch's graph calls."""
         self._timing.ends(below)
 
     def answer_from_batch(self, answer: HandlerResponse) -> None:
-        """Send the whole answer without the loop, unless the call is over."""
+        """Send the whole answer from the batch's thread, unless the call is over."""
         answer.headers += self._timing.header()
         data = self._connection.encoded(answer)
         if self._end():
             self._send_from_thread(data, self._connection.answered)
 
     def fail_in_batch(self, error: BaseException) -> None:
-        """Have the loop answer 500."""
+        """Have the loop answer 500; called in the batch's thread."""
         self._calls.mailbox.post(self._fail, error)
 
     # --- in a thread of the pool --------------------------------------------------------------

@@ -19,7 +19,7 @@ from gateway_ext.runtime.listen_addresses import BadListenAddress, leave, listen
 from gateway_ext.runtime.quick_end import end_at_once
 from gateway_ext.runtime.runtime_settings import BadRuntimeSetting, RuntimeSettings
 from gateway_ext.runtime.serving_processes import Workers
-from gateway_ext.runtime.template import example_calls, template_process
+from gateway_ext.runtime.template import example_calls, fork_line, template_process
 
 _SET_DEATH_SIGNAL = 1
 _ASK_FOR_MORE = "the annotation com.gpufaas.batch-handler says how many it takes"
@@ -36,7 +36,7 @@ def main(environment: MutableMapping[str, str], command: Sequence[str]) -> int:
         settings = RuntimeSettings.from_environment(environment)
         if options.examples:
             return _call_examples(settings)
-        if template_process.VARIABLE in environment:
+        if fork_line.VARIABLE in environment:
             return _serve_from_template(settings, environment)
         if options.worker is not None:
             return _work(settings, options)

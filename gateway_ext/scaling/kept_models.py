@@ -9,9 +9,9 @@ the scheduler can pin now, and checks once a minute.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
@@ -19,24 +19,9 @@ from common.time_limits import time_limit
 from gateway_ext.calls.function_table import Function
 from gateway_ext.model import FunctionId
 from scheduler.api import EventRefused, SchedulerError
+from scheduler.client.operator_client import OperatorClient
 
 log = logging.getLogger(__name__)
-
-
-class Pinning(Protocol):
-    """The scheduler's pins: an OperatorClient with an administrator's token."""
-
-    async def pin(self, model: ModelId) -> None:
-        """Keep a model wherever it is in GPU memory; refused if no GPU holds it."""
-        ...
-
-    async def unpin(self, model: ModelId) -> None:
-        """Let a model be evicted again; refused if no GPU holds it."""
-        ...
-
-    async def pinned(self) -> Collection[ModelId]:
-        """The models that are pinned on some GPU."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +57,7 @@ class KeptModels:
     def __init__(
         self,
         functions: Iterable[Function],
-        pinning: Pinning,
+        pinning: OperatorClient,
         pace: KeptModelsPace,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:

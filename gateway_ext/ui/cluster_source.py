@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from common.time_limits import time_limit
 from gateway_ext.calls.function_table import Function
@@ -17,6 +17,7 @@ from gateway_ext.ui.model_labels import ModelLabels
 from gateway_ext.ui.page_state import SERIES, Json, PageState, Point
 from gateway_ext.ui.shown_names import full_name, in_order, shown_function
 from scheduler.api import SchedulerError
+from scheduler.client.operator_client import OperatorClient
 from scheduler.model import errors
 
 _DECISIONS = 100
@@ -35,52 +36,16 @@ _NO_OWNERS: Json = {"count": 0, "rows": []}
 _NOT_FAILED = frozenset({"completed", "cancelled"})
 
 
-class SchedulerConsole(Protocol):
-    """The scheduler's console, with an administrator's token."""
-
-    @property
-    def url(self) -> str:
-        """The URL of the last known leader."""
-        ...
-
-    async def look(self, mark: str) -> Mapping[str, Any]:
-        """The whole state, or the changes since that mark."""
-        ...
-
-    async def point(self) -> Mapping[str, Any]:
-        """The figures of the last seconds, for charts."""
-        ...
-
-    async def policies(self) -> Sequence[Mapping[str, Any]]:
-        """Every policy with its description."""
-        ...
-
-    async def explain(self, request: str) -> Mapping[str, Any]:
-        """Why a request was placed where it was."""
-        ...
-
-    async def model(self, model: str) -> Mapping[str, Any]:
-        """One model with its times."""
-        ...
-
-    async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
-        """Place by this policy from now on."""
-        ...
-
-    async def order(self, model: str, verb: str, gpu: str | None) -> None:
-        """Pin, unpin, prefetch or evict a model."""
-        ...
-
-
 class PageSource:
-    """Implements `Source`, one look at a time; without the scheduler its part stays as it was.
+    """The cluster, as the page sees it; every failure is raised as a GatewayError.
 
-    A scheduler that does not answer `within_s` counts as away: it may be frozen.
+    Without the scheduler its part stays as it was. One that does not answer `within_s` counts as
+    away: it may be frozen.
     """
 
     def __init__(
         self,
-        console: SchedulerConsole,
+        console: OperatorClient,
         functions: Iterable[Function],
         meters: GatewayMeters,
         letters: DeadLetterRows,
@@ -89,7 +54,7 @@ class PageSource:
         refused_workflows: Mapping[str, str] = MappingProxyType({}),
         within_s: float = 3.0,
     ) -> None:
-        """`workflows` gives the rows of the workflows (`WorkflowRows.look`)."""
+        """`console` has an administrator's token; `workflows` gives the rows of the workflows."""
         self._workflows = workflows
         self._refused_workflows = refused_workflows
         self._console = console
@@ -114,6 +79,7 @@ class PageSource:
         }
 
     async def look(self) -> PageState:
+        """The state now, one look at a time; an unreachable part is marked in it, not raised."""
         letters = await self._letters.look()
         view, why = await self._ask()  # last: the scheduler sends each change once
         began_s = time.thread_time()
@@ -135,6 +101,7 @@ class PageSource:
         return PageState({**whole, "alerts": found}, items, spent_s + ASKING_S)
 
     async def point(self) -> Point:
+        """A point of the charts: figures of the last seconds; costs far less than a look."""
         try:
             async with time_limit(self._within_s):
                 view = await self._console.point()
@@ -145,27 +112,33 @@ class PageSource:
     # -- orders -----------------------------------------------------------------------------------
 
     async def decision(self, request: str) -> Json:
+        """Why a request was placed where it was, and its outcome."""
         async with self._declined(404):
             found = dict(await self._console.explain(request))
         found["labels"] = {model: self._labels.of(model) for model in found["models"]}
         return found
 
     async def model(self, model: str) -> Json:
+        """What a model needs, and its measured times."""
         async with self._declined(404):
             return await self._console.model(model)
 
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
+        """Place by this policy from now on."""
         async with self._declined(422):
             await self._console.set_policy(name, parameters)
 
     async def order(self, model: str, verb: str, gpu: str | None) -> None:
+        """Pin, unpin, prefetch or evict a model: on one GPU, or wherever that makes sense."""
         async with self._declined(409):
             await self._console.order(model, verb, gpu)
 
     async def replay(self, letter: int) -> None:
+        """Try a dead letter again."""
         await self._letters.replay(letter)
 
     async def discard(self, letter: int) -> None:
+        """Delete a dead letter."""
         await self._letters.discard(letter)
 
     @asynccontextmanager

@@ -1,58 +1,17 @@
 """Dead letters as the page shows them, read again only when their number changes."""
 
-from collections.abc import Sequence
-from typing import Protocol
-
 from gateway_ext.errors import QueueFailed
+from gateway_ext.jobs.queue.job_queue import JobQueue
 from gateway_ext.jobs.queue.job_values import DeadLetter, JobNumber
 from gateway_ext.ui.page_state import Json
 
 _SHOWN = 100
 
 
-class LetterCount(Protocol):
-    """The counts of a queue, known without waiting."""
-
-    @property
-    def dead(self) -> int:
-        """The number of dead letters."""
-        ...
-
-    @property
-    def dead_bytes(self) -> int:
-        """The bytes of all dead letters."""
-        ...
-
-
-class LetterQueue(Protocol):
-    """The part of a queue of jobs (`gateway_ext.jobs.queue.job_queue.JobQueue`) that this needs."""
-
-    @property
-    def tally(self) -> LetterCount:
-        """The present counts."""
-        ...
-
-    def now_s(self) -> float:
-        """The time on the clock by which jobs are due."""
-        ...
-
-    async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
-        """Dead letters with higher numbers than `after`, lowest first."""
-        ...
-
-    async def replay(self, number: JobNumber, now_s: float) -> None:
-        """Try a dead letter again."""
-        ...
-
-    async def discard(self, number: JobNumber) -> None:
-        """Delete a dead letter."""
-        ...
-
-
 class DeadLetterRows:
     """The dead letters of one queue; `why` is the reason when the queue cannot be read."""
 
-    def __init__(self, queue: LetterQueue) -> None:
+    def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
         self._seen: tuple[int, int] | None = None
         self._shown: Json = {"count": 0, "items": [], "why": ""}

@@ -17,7 +17,7 @@ from gateway_ext.jobs.queue.job_values import job_number
 from gateway_ext.openfaas.cross_site import refuse_other_sites
 from gateway_ext.openfaas.json_answers import body_of, done, failed, no_route, shown
 from gateway_ext.openfaas.json_fields import parsed
-from gateway_ext.ui.page_source import Source
+from gateway_ext.ui.cluster_source import PageSource
 from gateway_ext.ui.static_files import PAGE, SAFE, SAFE_HEADERS, StaticFiles
 from gateway_ext.ui.watcher_feed import WatcherFeed
 
@@ -36,7 +36,7 @@ _SENT_BY = "gpufaas"
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_page(feed: WatcherFeed, source: Source, files: StaticFiles | None = None) -> App:
+def make_page(feed: WatcherFeed, source: PageSource, files: StaticFiles | None = None) -> App:
     """The application for everything below /ui; it checks no credentials."""
     page = _Page(feed, source, files or StaticFiles())
     routes = [
@@ -88,7 +88,7 @@ def _refuse_others(request: Request) -> None:
 class _Page:
     """The page's requests."""
 
-    def __init__(self, feed: WatcherFeed, source: Source, files: StaticFiles) -> None:
+    def __init__(self, feed: WatcherFeed, source: PageSource, files: StaticFiles) -> None:
         self._feed = feed
         self._source = source
         self._files = files

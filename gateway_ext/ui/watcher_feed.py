@@ -17,7 +17,7 @@ from common.numerals import natural
 from common.tasks import BackgroundTasks
 from common.time_limits import time_limit
 from gateway_ext.ui.chart_series import Series, by_kind
-from gateway_ext.ui.page_source import Source
+from gateway_ext.ui.cluster_source import PageSource
 from gateway_ext.ui.page_state import PageChanges, PageState, Point
 from gateway_ext.ui.state_changes import changes
 
@@ -47,7 +47,7 @@ class WatcherFeed:
 
     def __init__(
         self,
-        source: Source,
+        source: PageSource,
         pace: PagePace | None = None,
         *,
         series: Series | None = None,

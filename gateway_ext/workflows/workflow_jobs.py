@@ -5,7 +5,6 @@ A job's target is a function's id. That of a workflow has a name that no functio
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import NamedTuple
 
 from gateway_ext.errors import TooLarge
 from gateway_ext.jobs.execution.function_calls import FunctionAnswer, FunctionCalls
@@ -19,24 +18,18 @@ from gateway_ext.workflows.workflow_table import Workflows
 _MARK = "workflow:"
 
 
-class JobTarget(NamedTuple):
-    """What a job calls, for the intake of jobs."""
-
-    id: FunctionId
-
-
 class WorkflowTargets:
     """Finds workflows as targets of jobs."""
 
     def __init__(self, workflows: Workflows) -> None:
         self._workflows = workflows
 
-    def by_path(self, name: bytes) -> JobTarget | None:
-        """The workflow that a path names."""
+    def by_path(self, name: bytes) -> FunctionId | None:
+        """What stands in jobs for the workflow that a path names."""
         plan = self._workflows.by_path(name)
         if plan is None:
             return None
-        return JobTarget(FunctionId(plan.id.namespace, _MARK + plan.id.name))
+        return FunctionId(plan.id.namespace, _MARK + plan.id.name)
 
 
 class JobTargetCalls:

@@ -88,7 +88,7 @@ async def workflow_parts(
             history=history,
             namespace_removed=namespace_removed,
             targets=JobTargets(
-                function_by_path=functions.by_path,
+                function_by_path=functions.id_by_path,
                 workflow_by_path=targets.by_path,
                 calls=JobTargetCalls(InvokeCalls(invoke), workflows, calls),
             ),

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 from starlette.applications import Starlette
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from common.http.asgi import App
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.errors import BadRequest, GatewayError
-from gateway_ext.metrics.call_counts import BOUNDS_S
+from gateway_ext.metrics.call_counts import BOUNDS_S, GatewayMeters
 from gateway_ext.openfaas import valid_names
 from gateway_ext.openfaas.json_answers import body_of, disk_failed, done, failed, route, shown
 from gateway_ext.openfaas.json_fields import Fields
@@ -24,14 +24,6 @@ from gateway_ext.workflows.run.run_history import RunHistory
 from gateway_ext.workflows.workflow_table import Workflows
 
 _log = logging.getLogger(__name__)
-
-
-class PastTimes(Protocol):
-    """Knows how long calls took."""
-
-    def seconds(self, functions: Container[str]) -> Mapping[str, Sequence[int]]:
-        """For each function, how many answers took up to each bound, or longer."""
-        ...
 
 
 class WorkflowChanges(Protocol):
@@ -51,7 +43,7 @@ def make_workflow_routes(
     changes: WorkflowChanges,
     functions: Functions,
     history: RunHistory,
-    times: PastTimes,
+    times: GatewayMeters,
 ) -> App:
     """The application for all paths of workflows below /system; it checks no credentials."""
     routes = _Routes(workflows, changes, functions, history, times)
@@ -75,7 +67,7 @@ class _Routes:
         changes: WorkflowChanges,
         functions: Functions,
         history: RunHistory,
-        times: PastTimes,
+        times: GatewayMeters,
     ) -> None:
         self._workflows = workflows
         self._changes = changes

@@ -55,8 +55,6 @@ NOT_FUZZED: Mapping[str, str] = {
     "gateway_ext/providers/process/environments/environment_program.py": _OURS,
     "gateway_ext/providers/process/launcher_program.py": _OURS,
     "gateway_ext/providers/upstream/provider_http.py": _ADDRESS,
-    "gateway_ext/runtime/template/control_line.py": "its gateway wrote it, which started it",
-    "gateway_ext/runtime/template/worker_template.py": _OURS,
     "gpufaas/commands/cluster/workflow.py": _ANSWER,
     "gpufaas/commands/programs/load.py": _ANSWER,
     "gpufaas/dashboards/metrics_page.py": _OURS,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from gateway_ext.calls.kept_leases import KeptLeases
 from hunt.seeds.programs.callers import CallersProgram
 from hunt.seeds.programs.function_program import FunctionProgram
 from hunt.seeds.programs.gateway_program import WORKFLOW, GatewayProgram
@@ -141,9 +140,8 @@ def _of_gateway(gateway: GatewayProgram) -> Iterator[str]:
     for function in gateway.functions:
         if function.inflight or function.waiting:
             yield f"{gateway.name}: {function.inflight} calls of {function.id} in flight"
-    kept = gateway.leases.keeper
-    if isinstance(kept, KeptLeases) and len(kept):
-        yield f"{gateway.name} keeps {len(kept)} leases"
+    if kept := gateway.leasing.kept_leases:
+        yield f"{gateway.name} keeps {kept} leases"
     counts = gateway.jobs.tally.counts()
     if counts.calls or counts.callbacks:
         yield f"{gateway.name} has jobs: {counts}"

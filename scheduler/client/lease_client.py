@@ -91,7 +91,7 @@ class LeaseClient:
     arrival, until a leader answers or none has been found for `patience_s`. The next leader also
     hears the last releases and cancellations again: the earlier one may have died before it applied
     them. A leader that is silent counts as gone. The leases end with this process. All times of
-    requests are those of `time.monotonic` in this process. With a `keeper` leases may stand.
+    requests are those of `time.monotonic` in this process.
     """
 
     def __init__(self, urls: Sequence[str], token: str, *, patience_s: float = 30.0) -> None:
@@ -110,7 +110,7 @@ class LeaseClient:
         self._unreported: deque[LeaseUsed] = deque(maxlen=_MOST_REPORTS)
         self._terms: dict[str, OwnerTerms] = {}
         self._tells_terms = False
-        self.keeper: LeaseKeeper | None = None
+        self._keeper: LeaseKeeper | None = None
 
     async def __aenter__(self) -> Self:
         self._without_leader_s = time.monotonic()
@@ -128,6 +128,10 @@ class LeaseClient:
         await asyncio.wait({self._staying})
         self._end_questions("this client has ended", before_s=float("inf"))
 
+    def let_stand(self, keeper: LeaseKeeper) -> None:
+        """Let leases stand from now on; this keeper is told which are wanted back."""
+        self._keeper = keeper
+
     async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
         """Wait for a lease, for this trace; cancelling the task cancels the request.
 
@@ -137,7 +141,7 @@ class LeaseClient:
         arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
         call = next(self._numbers)
         parent, state = ("", "") if trace is None else (trace.header, trace.state)
-        keeps = self.keeper is not None
+        keeps = self._keeper is not None
 
         def make(now_s: float) -> AskLease:
             sent = relative(request, arrived_s, now_s)
@@ -258,8 +262,8 @@ class LeaseClient:
                 self._schedulers.move(at)
             if self._line is not None:
                 self._line, self._without_leader_s = None, time.monotonic()
-                if self.keeper is not None:
-                    self.keeper.all_recalled(list(self._held))
+                if self._keeper is not None:
+                    self._keeper.all_recalled(list(self._held))
                 log.info("the stream to the scheduler has ended: %s", trouble)
             pause_s = _FIRST_PAUSE_S if led else pause_s
             self._lose_patience(trouble)
@@ -323,8 +327,8 @@ class LeaseClient:
                 elif isinstance(message, Refused):
                     self._refuse(message)
                 elif isinstance(message, Recalled):
-                    if self.keeper is not None:
-                        self.keeper.recalled(message.lease)
+                    if self._keeper is not None:
+                        self._keeper.recalled(message.lease)
                 elif isinstance(message, SentAway):
                     sent_away.append(message)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import uuid4
 
 from common.http.asgi import Header, Receive, Scope, Send, send_response, send_text
@@ -35,15 +35,6 @@ _DROPPED = frozenset(
 _GPU = b"x-gpu-"
 
 
-class DeployedFunction(Protocol):
-    """A deployed function."""
-
-    @property
-    def id(self) -> FunctionId:
-        """The name of the function."""
-        ...
-
-
 class _Headers(NamedTuple):
     """The headers to store with a call, and the values of two of them."""
 
@@ -53,13 +44,13 @@ class _Headers(NamedTuple):
 
 
 class AsyncIntake:
-    """The ASGI application of /async-function/; `by_path` looks a function up."""
+    """The ASGI application of /async-function/; `by_path` finds the one of a path."""
 
     prefix, what = b"/async-function/", "function"
 
     def __init__(
         self,
-        by_path: Callable[[bytes], DeployedFunction | None],
+        by_path: Callable[[bytes], FunctionId | None],
         queue: JobQueue,
         *,
         max_body_bytes: int,
@@ -143,7 +134,7 @@ class AsyncIntake:
             raise TooLarge(self._max_body_bytes)
         return AsyncCall(
             id=headers.call_id or str(uuid4()),
-            function=function.id,
+            function=function,
             method="POST",
             path=slash + rest or b"/",
             query=scope["query_string"],
@@ -169,7 +160,7 @@ class AsyncIntake:
 
 
 class AsyncWorkflowIntake(AsyncIntake):
-    """The ASGI application of /async-workflow/; `by_path` looks a workflow up.
+    """The ASGI application of /async-workflow/; `by_path` gives what stands for one in jobs.
 
     A path behind the name reaches no stage.
     """

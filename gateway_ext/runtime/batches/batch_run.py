@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from functools import partial
 
-from gateway_ext.runtime.batches.batch_ports import BatchMember, BatchServices
 from gateway_ext.runtime.batches.gathered_calls import GatheredCalls
 from gateway_ext.runtime.call_deadlines import CallDeadline, seconds_until
 from gateway_ext.runtime.handler.handler_event import HandlerContext
@@ -24,6 +23,7 @@ from gateway_ext.runtime.handler.handler_response import (
     is_awaitable,
     is_whole,
 )
+from gateway_ext.runtime.handler_calls import HandlerCall, HandlerCalls
 from gateway_ext.runtime.runtime_settings import BatchSettings
 
 
@@ -32,10 +32,10 @@ class BatchRun:
 
     def __init__(
         self,
-        services: BatchServices,
+        services: HandlerCalls,
         handle: HandleList,
         settings: BatchSettings,
-        members: Sequence[BatchMember],
+        members: Sequence[HandlerCall],
         ended: Callable[[], None],
     ) -> None:
         """`ended` is called once, in the loop, when the next batch may begin."""
@@ -55,7 +55,7 @@ class BatchRun:
         self._deadline = self._services.deadlines.add(self)
         self._services.threads.run(partial(copy_context().run, self._in_thread))
 
-    def left(self, call: BatchMember) -> None:
+    def left(self, call: HandlerCall) -> None:
         """A client has left; nobody needs the results of a coroutine that all have left."""
         del call
         if all(member.over for member in self._members):
@@ -89,7 +89,7 @@ class BatchRun:
             self._services.in_threads.discard(self)
             self._services.mailbox.post(self._left_thread)
 
-    def _is_served(self, members: Sequence[BatchMember]) -> bool:
+    def _is_served(self, members: Sequence[HandlerCall]) -> bool:
         """Call the handler; False if each of the calls has to be made once more, alone."""
         services = self._services
         for member in members:
@@ -122,13 +122,13 @@ class BatchRun:
                 member.answer_from_batch(answer)
         return True
 
-    def _left_s(self, members: Sequence[BatchMember]) -> float | None:
+    def _left_s(self, members: Sequence[HandlerCall]) -> float | None:
         """The seconds for which somebody waits for one of these; None without a limit."""
         awaited = (member.deadline.until_s for member in members if not member.over)
         until_s = min(self._deadline.due_s, max(awaited, default=-math.inf))
         return seconds_until(until_s, self._services.loop)
 
-    def _called(self, members: Sequence[BatchMember]) -> object:
+    def _called(self, members: Sequence[HandlerCall]) -> object:
         services = self._services
         context = HandlerContext(services.hostname, services.data)
         returned = self._handle([member.event for member in members], context)
@@ -141,7 +141,7 @@ class BatchRun:
             self._coroutine = None
 
     def _answers(
-        self, members: Sequence[BatchMember], returned: object
+        self, members: Sequence[HandlerCall], returned: object
     ) -> Sequence[HandlerResponse | BaseException]:
         """Each call's answer, or its error; what is no list of so many is every call's error."""
         try:
@@ -150,7 +150,7 @@ class BatchRun:
             return [error] * len(members)
         return [self._answer(*pair) for pair in zip(members, found, strict=True)]
 
-    def _answer(self, member: BatchMember, returned: object) -> HandlerResponse | BaseException:
+    def _answer(self, member: HandlerCall, returned: object) -> HandlerResponse | BaseException:
         if isinstance(returned, BaseException):
             return returned
         try:
@@ -165,7 +165,7 @@ class BatchRun:
             return error
         return answer
 
-    def _log_repeated(self, members: Sequence[BatchMember], error: BaseException) -> None:
+    def _log_repeated(self, members: Sequence[HandlerCall], error: BaseException) -> None:
         text = self._services.errors.raised(error)
         members[0].log_line(
             f"raised in a batch of {len(members)} calls; each is made once more, alone\n{text}"
@@ -187,11 +187,11 @@ class BatchRun:
 
 
 def batches_of(
-    handler: ListHandler, settings: BatchSettings, services: BatchServices
+    handler: ListHandler, settings: BatchSettings, services: HandlerCalls
 ) -> GatheredCalls:
     """Gather calls, and give them to this handler."""
 
-    def start(members: Sequence[BatchMember], ended: Callable[[], None]) -> None:
+    def start(members: Sequence[HandlerCall], ended: Callable[[], None]) -> None:
         BatchRun(services, handler.handle, settings, members, ended).start()
 
     return GatheredCalls(services.loop, settings, start)

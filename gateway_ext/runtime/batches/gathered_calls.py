@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 
-from gateway_ext.runtime.batches.batch_ports import BatchMember
+from gateway_ext.runtime.handler_calls import HandlerCall
 from gateway_ext.runtime.runtime_settings import BatchSettings
 
 _LEASE = "x-gpu-lease"
@@ -16,7 +16,7 @@ _LEASE = "x-gpu-lease"
 _MOST_TOKENS = 256
 
 # Starts a batch of these calls; calls back in the loop once the next one may begin.
-Start = Callable[[Sequence[BatchMember], Callable[[], None]], None]
+Start = Callable[[Sequence[HandlerCall], Callable[[], None]], None]
 
 
 class _Group:
@@ -25,7 +25,7 @@ class _Group:
     __slots__ = ("look", "runs", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: dict[BatchMember, float] = {}
+        self.waiting: dict[HandlerCall, float] = {}
         self.runs = False
         self.look: asyncio.Handle | None = None
 
@@ -47,7 +47,7 @@ class GatheredCalls:
         self._start = start
         self._groups: dict[str, _Group] = {}
 
-    def add(self, call: BatchMember) -> None:
+    def add(self, call: HandlerCall) -> None:
         """Let the call wait for its batch."""
         lease = _lease_of(call)
         group = self._groups.setdefault(lease, _Group())
@@ -58,7 +58,7 @@ class GatheredCalls:
         if group.look is None or len(group.waiting) >= self._most:
             self._look_at(lease, group, 0.0)
 
-    def left(self, call: BatchMember) -> None:
+    def left(self, call: HandlerCall) -> None:
         """The call waits no more: its client has left, or its time is up."""
         group = self._groups.get(_lease_of(call))
         if group is not None:
@@ -101,7 +101,7 @@ class GatheredCalls:
         self._look(lease, group)
 
 
-def _lease_of(call: BatchMember) -> str:
+def _lease_of(call: HandlerCall) -> str:
     """The call's lease, by its number and node; what is no token stands for itself."""
     token = call.event.headers.get(_LEASE, "")
     return _named_by(token) if token else ""

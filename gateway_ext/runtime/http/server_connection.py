@@ -5,7 +5,7 @@ import http
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from gateway_ext.runtime.handler.handler_response import HandlerResponse
 from gateway_ext.runtime.http.request_parser import BodyParser, Malformed, RequestHead, head_in
@@ -22,38 +22,28 @@ Pair = tuple[str, str]
 Pairs = list[Pair]
 
 
-class RunningCall(Protocol):
-    """A request that is being served."""
-
-    def cancel(self) -> None:
-        """The client has left."""
-        ...
+ClientLeft = Callable[[], None]
 
 
-class ConnectionOwner(Protocol):
-    """Serves the requests of all connections."""
+@dataclass(frozen=True, slots=True)
+class ConnectionSite:
+    """What all connections of one server share."""
 
-    # The one that has waited the longest comes first.
-    connections: dict["ServerConnection", None]
+    # Serves a request; returns what to call if its client leaves, None if it is answered already.
+    begin: Callable[[RequestHead, bytes, "ServerConnection"], ClientLeft | None]
+    # Calls `answered` where a thread has answered since: before what depends on it.
+    catch_up: Callable[[], None]
     max_connections: int
     max_body_bytes: int
     read_timeout_s: float
-
-    def begin(
-        self, head: RequestHead, body: bytes, connection: "ServerConnection"
-    ) -> RunningCall | None:
-        """Serve a request; None if it was answered at once."""
-        ...
-
-    def catch_up(self) -> None:
-        """Call `answered` where a thread has answered since: before what depends on it."""
-        ...
+    # The one that has waited the longest comes first.
+    connections: dict["ServerConnection", None] = field(default_factory=dict)
 
 
 class ServerConnection(asyncio.Protocol):
     """The server's end of a connection; methods are called in the event loop, or say so."""
 
-    def __init__(self, site: ConnectionOwner) -> None:
+    def __init__(self, site: ConnectionSite) -> None:
         self.busy = False
         self.lost = False
         self.room = threading.Event()  # set while a stream may be written, and after its end
@@ -70,7 +60,7 @@ class ServerConnection(asyncio.Protocol):
         self._buffer = bytearray()
         self._head: RequestHead | None = None
         self._body: BodyParser | None = None
-        self._call: RunningCall | None = None
+        self._client_left: ClientLeft | None = None
         self._last = False  # the connection closes after this answer
         self._chunked = False
         self._mute = False  # the answer has no body (HEAD, 204)
@@ -169,7 +159,7 @@ class ServerConnection(asyncio.Protocol):
         """
         sent = 0
         with self._sending:
-            self._call = None
+            self._client_left = None
             if len(data) <= _MOST_AT_ONCE_BYTES and self._takes_at_once():
                 sent = self._sent_at_once(data)
         self._unsent = data[sent:]
@@ -221,7 +211,7 @@ class ServerConnection(asyncio.Protocol):
 
     def break_off(self) -> None:
         """Close in the middle of a stream, so that the client sees that it is incomplete."""
-        self._call = None
+        self._client_left = None
         self._transport.abort()
 
     def refuse(
@@ -279,12 +269,12 @@ class ServerConnection(asyncio.Protocol):
         self._unused_since_s = None
         self.busy = True
         self._last = self._last or not self._head.keep_alive
-        self._call = self._site.begin(self._head, content, self)
+        self._client_left = self._site.begin(self._head, content, self)
         return True
 
     def _done(self) -> None:
         self._answered = True
-        self._call = None
+        self._client_left = None
         self._head = self._body = None
         self.busy = self._chunked = self._mute = False
         if self._last:
@@ -301,9 +291,9 @@ class ServerConnection(asyncio.Protocol):
             self._read_on()
 
     def _let_go(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call.cancel()
+        client_left, self._client_left = self._client_left, None
+        if client_left is not None:
+            client_left()
         self.resume_writing()
 
     def _silent(self, status: int) -> bool:

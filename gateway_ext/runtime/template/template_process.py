@@ -20,13 +20,11 @@ from gateway_ext.runtime.handler import handler_module
 from gateway_ext.runtime.handler.handler_failure import HandlerErrors
 from gateway_ext.runtime.handler.handler_module import Handler
 from gateway_ext.runtime.template import example_calls, fork_obstacles, process_names
-from gateway_ext.runtime.template.control_line import ControlLine, ForkOrder
 from gateway_ext.runtime.template.example_calls import BadExample
+from gateway_ext.runtime.template.fork_line import VARIABLE, ControlLine, ForkOrder
 from gateway_ext.runtime.template.random_states import RandomStates
 from gateway_ext.runtime.template.single_thread import SingleThread
 
-# The descriptor of the line to the gateway.
-VARIABLE = "GPUFAAS_TEMPLATE"
 _SHIM = "torch_shim.fork_steps"
 # A template waits for its traces: a thread that makes them would keep it from being forked.
 _TRACING, _WAIT = "GPUFAAS_TRACING", "wait"

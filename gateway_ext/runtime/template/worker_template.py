@@ -1,12 +1,10 @@
-"""The template of several workers of one process: its side that orders forks, and adopts them."""
+"""The template of several workers of one process: started, ordered to fork; workers are adopted."""
 
-import array
 import ctypes
-import json
 import os
+import select
 import signal
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway_ext.runtime.template import example_calls
-from gateway_ext.runtime.template.template_process import VARIABLE
+from gateway_ext.runtime.template.fork_line import VARIABLE, ForkReport, OrderLine
 
 _SET_ADOPTING = 36
-_PASS_CREDENTIALS, _SENT_CREDENTIALS = 16, 2
-_CREDENTIALS = struct.Struct("=iII")
-_MOST_BYTES = 8 << 10
 _LOOK_S = 0.2
 
 
@@ -51,7 +46,7 @@ class ForkedServer:
 class _Run(NamedTuple):
     """A template process: its line, and its id."""
 
-    line: socket.socket
+    line: OrderLine
     pid: int
 
 
@@ -80,9 +75,7 @@ class WorkerTemplate:
             if self._over:
                 return None
             try:
-                if self._run is None:
-                    self._run = self._started()
-                return self._worker(self._run, listener)
+                return self._worker(self._run or self._started(), listener)
             except OSError as error:
                 if not self._stopping():
                     _log(f"workers are started without a template: {error}")
@@ -96,75 +89,59 @@ class WorkerTemplate:
 
     def _started(self) -> _Run:
         ctypes.CDLL(None).prctl(_SET_ADOPTING, 1, 0, 0, 0)
-        ours, theirs = _line()
-        with theirs:
+        line = OrderLine()
+        with line.theirs as theirs:
             os.set_inheritable(theirs.fileno(), True)
             environment = {**self._environment, VARIABLE: str(theirs.fileno())}
             pid = os.posix_spawnp(self._command[0], list(self._command), environment)
-        why = self._report(ours, "imported", "failed")[1]
-        run = _Run(ours, pid)
-        return run if why or not self._has_examples else self._warmed(run)
+        why = self._report(line, "imported", "failed").why
+        self._run = _Run(line, pid)
+        if self._has_examples and not why:
+            self._run = self._warmed(self._run)
+        return self._run
 
     def _warmed(self, before: _Run) -> _Run:
         """The template that has made the example calls; the one before if they failed."""
-        line, pid = self._forked(before, "warm at once", [])
+        warm = self._forked(before, "warm at once", [])
         try:
-            if self._report(line, "warmed", "failed")[0] == "failed":
-                return before
+            is_warm = self._report(warm.line, "warmed", "failed").state == "warmed"
         except OSError as error:
             _log(f"the example calls were not made: {error}")
-            return before
-        before.line.close()
-        return _Run(line, pid)
+            is_warm = False
+        other = before if is_warm else warm
+        other.line.close()
+        return warm if is_warm else before
 
     def _worker(self, run: _Run, listener: int) -> ForkedServer:
         line, pid = self._forked(run, "worker", [listener])
         if pid == run.pid:  # it cannot be forked, and has become the worker
-            self._over, self._run = True, None
-            run.line.close()
-        return ForkedServer(pid, line)
+            self._end()
+        return ForkedServer(pid, line.socket)
 
-    def _forked(
-        self, run: _Run, kind: str, descriptors: Sequence[int]
-    ) -> tuple[socket.socket, int]:
-        ours, theirs = _line()
-        order = {"kind": kind, "name": self._name, "environment": {}}
-        rights = array.array("i", [theirs.fileno(), *descriptors])
-        with theirs:
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-            run.line.sendmsg([json.dumps(order).encode()], ancillary)
-        pid = self._report(ours, "began")[2]
-        ours.send(b"go")
-        return ours, pid
+    def _forked(self, run: _Run, kind: str, descriptors: Sequence[int]) -> _Run:
+        line = run.line.order(kind, self._name, {}, descriptors)
+        pid = self._report(line, "began").pid
+        line.confirm()
+        return _Run(line, pid)
 
-    def _report(self, line: socket.socket, *expected: str) -> tuple[str, str, int]:
-        """The state, the reason and the sender of the next report; OSError if none comes."""
-        line.settimeout(_LOOK_S)
-        while not self._stopping():
-            try:
-                data, ancillary, _, _ = line.recvmsg(
-                    _MOST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
-                )
-            except TimeoutError:
-                continue
-            sent = [one for _, kind, one in ancillary if kind == _SENT_CREDENTIALS]
-            fields = json.loads(data) if data else {}
-            if fields.get("state") not in expected or not sent:
-                raise OSError("the template has ended")
-            return fields["state"], fields["why"], _CREDENTIALS.unpack(sent[0])[0]
-        raise OSError("all shall end")
+    def _report(self, line: OrderLine, *expected: str) -> ForkReport:
+        """The next report; OSError if none comes, and the line is closed then."""
+        poll = select.poll()
+        poll.register(line.socket, select.POLLIN)
+        try:
+            while not self._stopping():
+                if poll.poll(_LOOK_S * 1000):
+                    return line.received(*expected)
+            raise OSError("all shall end")
+        except OSError:
+            line.close()
+            raise
 
     def _end(self) -> None:
         self._over = True
         if self._run is not None:
             self._run.line.close()  # at which it ends
             self._run = None
-
-
-def _line() -> tuple[socket.socket, socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setsockopt(socket.SOL_SOCKET, _PASS_CREDENTIALS, 1)
-    return ours, theirs
 
 
 def _log(text: str) -> None:

@@ -26,13 +26,9 @@ from gateway_ext.providers.docker.engine.registry_credentials import credentials
 from gateway_ext.providers.managed.logs import function_log
 from gateway_ext.providers.managed.namespace_file import NamespaceFile
 from gateway_ext.providers.process.build_store import BuildRecord, BuildStore
-from gateway_ext.providers.process.template.template_line import (
-    TemplateLine,
-    TemplateLineBroken,
-    TemplateReport,
-)
 from gateway_ext.providers.upstream.extras_file import ExtrasFile
 from gateway_ext.runtime.template.example_calls import FILE, BadExample, examples_in
+from gateway_ext.runtime.template.fork_line import ForkReport, OrderLine, TemplateBroken
 from gpu_manager.errors import WeightsChanged
 from gpu_manager.node.learned_merges.knowledge_files import KnowledgeFiles
 from gpu_manager.runtimes.stream.process_breaks import ProcessBreaks
@@ -45,7 +41,6 @@ from gpufaas.top.event_reader import events
 from hunt.parsers.parser_target import InputForm, Target
 from scheduler.model.errors import BadWorkload, SchedulerError
 from scheduler.sim import azure_trace, model_catalogue
-from tests.kit.waiting import PATIENCE_S
 from torch_shim.wire.image_digests import lay_out
 
 _OPERATORS = "people"
@@ -332,11 +327,11 @@ def _of_providers() -> list[Target]:
 def _told() -> list[Target]:
     """What a template's process tells its gateway, and a gateway `gpufaas top`."""
 
-    def report(data: bytes) -> TemplateReport:
-        with TemplateLine() as line, line.theirs as theirs:
+    def report(data: bytes) -> ForkReport:
+        with OrderLine() as line, line.theirs as theirs:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             theirs.send(data or b"\0")
-            return _runner().run(line.report(PATIENCE_S))
+            return line.received("ready")
 
     def shown(data: bytes) -> list[object]:
         response = cast(HTTPResponse, BytesIO(data))
@@ -347,9 +342,9 @@ def _told() -> list[Target]:
     readable = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
     return [
         Target(
-            "template-report", report, (TemplateLineBroken,),
+            "template-report", report, (TemplateBroken,),
             lambda: [b'{"state": "ready", "why": "no reason"}'], InputForm.JSON,
-            ("gateway_ext/providers/process/template/template_line.py",),
+            ("gateway_ext/runtime/template/fork_line.py",),
             "processes with functions' own code", "8 KiB", most_bytes=8 << 10,
         ),
         Target(

@@ -192,7 +192,7 @@ def _annotations() -> Target:
         "annotations", options, (BadDeployment,),
         lambda: [_ANNOTATIONS.encode(), b"com.gpufaas.exit=never"],
         InputForm.TEXT,
-        ("gateway_ext/openfaas/function_options.py", "gateway_ext/openfaas/own_terms.py",
+        ("gateway_ext/openfaas/function_options.py",
          "gateway_ext/openfaas/durations.py", "gateway_ext/openfaas/quantities.py"),
         "whoever deploys a function", _BODY,
     )  # fmt: skip

@@ -61,6 +61,7 @@ class GatewayProgram:
 
     functions: Functions
     leases: LeaseClient
+    leasing: GpuLeasing
     jobs: JobQueue
     workflows: Workflows
 
@@ -94,12 +95,13 @@ class GatewayProgram:
             queue=f"nats://{NATS}:{NATS_PORT}" if shared else "sqlite",
         )
         options = partial(function_options.of, default_timeout_s=TIMEOUT_S)
-        meters, invocation = GatewayMeters(), InvokeSettings()
+        invocation = InvokeSettings()
         functions = self.functions = Functions(self._changed, options)
+        meters = GatewayMeters(functions.loads)
         self.leases = LeaseClient(self._around.scheduler_urls, token(SECRET, ApiRole.CALLER))
         async with AsyncExitStack() as exits:
             await exits.enter_async_context(self.leases)
-            leasing = GpuLeasing(self.leases, meters)
+            leasing = self.leasing = GpuLeasing(self.leases, meters)
             client = HttpClient(invocation.client)
             invoke = Invoke(functions, client, leasing, invocation, meters)
             exits.push_async_callback(invoke.close)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gateway_ext.runtime.batches.batch_ports import BatchMember
 from gateway_ext.runtime.batches.gathered_calls import GatheredCalls
+from gateway_ext.runtime.handler_calls import HandlerCall
 from gateway_ext.runtime.runtime_settings import BatchSettings
 from hunt.seeds.programs.manager_link import FAILURES
 
@@ -23,7 +23,7 @@ class ListedEvent:
 
 
 class ListedCall:
-    """One call that waits for its list, or is in one; a `BatchMember` as far as it is used here."""
+    """One call that waits for its list, or is in one; a `HandlerCall` as far as it is used here."""
 
     def __init__(self, address: str, token: str, ends_s: float) -> None:
         self.address = address
@@ -55,7 +55,7 @@ class SimulatedListHandler:
     async def handle(self, address: str, token: str, ends_s: float) -> None:
         """Return when the list with this call was handled; one of FAILURES if it failed."""
         call = ListedCall(address, token, ends_s)
-        member = cast(BatchMember, call)
+        member = cast(HandlerCall, call)
         self._gathered.add(member)
         try:
             await call.ended
@@ -63,7 +63,7 @@ class SimulatedListHandler:
             self._gathered.left(member)
             raise
 
-    def _start(self, members: Sequence[BatchMember], ended: Callable[[], None]) -> None:
+    def _start(self, members: Sequence[HandlerCall], ended: Callable[[], None]) -> None:
         calls = cast(Sequence[ListedCall], members)
         task = asyncio.get_running_loop().create_task(self._run(calls))
         self._running.add(task)

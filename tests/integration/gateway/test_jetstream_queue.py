@@ -175,7 +175,7 @@ async def test_queue_is_away_without_its_server_and_healthy_when_it_is_back(
         a_shared_queue(tmp_path / "a", settings_for(server.url)) as queue,
         working(queue, functions),
     ):
-        intake = AsyncIntake(lambda _: KNOWN, queue, max_body_bytes=1000, callback_rule=ANYWHERE)
+        intake = AsyncIntake(lambda _: ECHO, queue, max_body_bytes=1000, callback_rule=ANYWHERE)
         transport = httpx.ASGITransport(app=intake)
         async with httpx.AsyncClient(transport=transport, base_url="http://g") as client:
             assert (await client.post("/async-function/echo")).status_code == 202
@@ -196,13 +196,6 @@ async def test_queue_is_away_without_its_server_and_healthy_when_it_is_back(
         await eventually(lambda: not queue.tally.calls)
         assert functions.times("long") == 1
         assert not functions.times("lost")
-
-
-class _Known:
-    id = ECHO
-
-
-KNOWN = _Known()
 
 
 async def test_queue_opens_without_its_server_and_works_once_it_comes(tmp_path: Path) -> None:

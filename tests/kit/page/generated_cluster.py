@@ -30,7 +30,7 @@ _FAILING_SHARE = 0.01  # of the requests
 
 
 class GeneratedCluster:
-    """A `Source` whose time passes by the clock and which carries out every order at once."""
+    """Stands for a `PageSource`: its time passes, and it carries out every order at once."""
 
     def __init__(self, gpus: int = 6, functions: int = 12, *, seed: int = 7) -> None:
         self._random = random.Random(seed)

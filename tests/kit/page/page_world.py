@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from common.http.asgi import Receive, Scope, Send, send_response, send_text
 from common.http.server import listen, serving
@@ -18,8 +19,8 @@ from gateway_ext.gateway_app import GatewayParts, Readiness, make_app
 from gateway_ext.metrics.api_counts import ApiMeters
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials
 from gateway_ext.ui.chart_series import Series
+from gateway_ext.ui.cluster_source import PageSource
 from gateway_ext.ui.page_routes import make_page
-from gateway_ext.ui.page_source import Source
 from gateway_ext.ui.static_files import STATIC, StaticFiles
 from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
 from tests.kit.page.generated_cluster import GeneratedCluster
@@ -38,7 +39,7 @@ class PageWorld:
 
 @asynccontextmanager
 async def page_world(
-    source: Source,
+    cluster: GeneratedCluster,
     *,
     port: int = 0,
     pace: PagePace | None = None,
@@ -47,7 +48,8 @@ async def page_world(
 ) -> AsyncIterator[PageWorld]:
     """The page at `url` + /ui/, for as long as the context lasts."""
     listener = listen("127.0.0.1", port)
-    async with WatcherFeed(source, pace, series=_series(source)) as feed:
+    source = cast(PageSource, cluster)
+    async with WatcherFeed(source, pace, series=_series(cluster)) as feed:
         parts = GatewayParts(
             invoke=_nothing,
             system=_system,
@@ -65,13 +67,12 @@ async def page_world(
                 feed.close()
 
 
-def _series(source: Source) -> Series:
-    """Series with a past, where the cluster generates one."""
+def _series(cluster: GeneratedCluster) -> Series:
+    """Series with the past that the cluster generates."""
     series = Series()
-    if isinstance(source, GeneratedCluster):
-        past = source.past(100)
-        for number, point in enumerate(past):
-            series.add(point, time.monotonic() - (len(past) - number) * series.step_s)
+    past = cluster.past(100)
+    for number, point in enumerate(past):
+        series.add(point, time.monotonic() - (len(past) - number) * series.step_s)
     return series
 
 

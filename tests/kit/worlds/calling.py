@@ -145,7 +145,8 @@ async def chunk_of(reader: asyncio.StreamReader) -> bytes:
 async def a_gateway(source: LeaseSource | None = None, **settings: Any) -> AsyncIterator[Gateway]:
     """An invocation path that serves HTTP, without functions; `source` replaces the fake leases."""
     bounds = InvokeSettings(**settings)
-    functions, meters, leases = Functions(), GatewayMeters(), FakeLeases()
+    functions, leases = Functions(), FakeLeases()
+    meters = GatewayMeters(functions.loads)
     client = HttpClient(bounds.client)
     woken: list[Function] = []
     leasing = GpuLeasing(source or leases, meters)
@@ -187,6 +188,9 @@ class FakeLeases:
         self.open = asyncio.Event()
         self.open.set()
         self._numbers = itertools.count(1)
+
+    def let_stand(self, keeper: LeaseKeeper) -> None:
+        self.keeper = keeper
 
     async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
         self.asked.append(request)

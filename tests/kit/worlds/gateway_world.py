@@ -14,9 +14,8 @@ from gateway_ext.calls.gpu_leasing import LeaseSource
 from gateway_ext.gateway import Gateway
 from gateway_ext.openfaas.basic_auth import BasicCredentials
 from gateway_ext.ports import Capacity, Provider
-from gateway_ext.scaling.kept_models import Pinning
 from gateway_ext.settings import GatewaySettings
-from gateway_ext.ui.cluster_source import SchedulerConsole
+from scheduler.client.operator_client import OperatorClient
 from tests.kit.fakes.memory_provider import MemoryProvider
 
 USER, PASSWORD = "admin", "a password of the tests"
@@ -69,9 +68,9 @@ async def gateway_world(
     provider: Provider | None = None,
     *,
     leases: LeaseSource | None = None,
-    pinning: Pinning | None = None,
+    pinning: OperatorClient | None = None,
     capacity: Capacity | None = None,
-    console: SchedulerConsole | None = None,
+    console: OperatorClient | None = None,
     **more: Any,
 ) -> AsyncIterator[World]:
     """A gateway with this provider (else one in memory that starts nothing)."""

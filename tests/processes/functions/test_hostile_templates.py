@@ -11,7 +11,7 @@ from tests.kit.waiting import eventually
 
 _FIND_LINE = """
 import array, os, socket, stat, time
-from gateway_ext.runtime.template import control_line, template_process
+from gateway_ext.runtime.template import fork_line, template_process
 IS_TEMPLATE = "GPUFAAS_TEMPLATE=" in open("/proc/self/environ").read()
 def lines():
     for name in os.listdir("/proc/self/fd"):
@@ -27,8 +27,8 @@ def handle(event, context):
     return "served"
 """
 HOSTILE = {
-    "hangs": "control_line.ControlLine.order = lambda self: time.sleep(1000)",
-    "dies": "control_line.ControlLine.order = lambda self: os._exit(7)",
+    "hangs": "fork_line.ControlLine.order = lambda self: time.sleep(1000)",
+    "dies": "fork_line.ControlLine.order = lambda self: os._exit(7)",
     "forks nothing": "os.fork = lambda: 1 << 22\nos.waitpid = lambda *_: None",
     "is another": "os.setsid = lambda: None",
     "says too much": "line = next(lines(), None)\nline and line.send(b'x' * 50000)",
@@ -66,13 +66,13 @@ async def test_template_that_computes_without_an_order_is_ended(
 ) -> None:
     monkeypatch.setattr(function_template, "_MOST_IDLE_CPU_S", 0.5)
     busy = (
-        "before = control_line.ControlLine.order\n"
+        "before = fork_line.ControlLine.order\n"
         "def order(self):\n"
         "    if len(os.listdir('/proc/self/task')) and hasattr(self, 'served'):\n"
         "        while True: pass\n"
         "    self.served = True\n"
         "    return before(self)\n"
-        "control_line.ControlLine.order = order\n"
+        "fork_line.ControlLine.order = order\n"
     )
     async with world() as there:
         there.build("f", f"{_FIND_LINE}\n{busy}")

@@ -19,6 +19,7 @@ from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.making import make_provider
 from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
+from scheduler.client.operator_client import OperatorClient
 from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.waiting import eventually
 from tests.kit.worlds.gateway_world import NOBODY, gateway_world
@@ -29,7 +30,7 @@ F = FunctionId("openfaas-fn", "f")
 
 
 @dataclass
-class Pins:
+class Pins(OperatorClient):
     """Who pins: notes what is pinned now."""
 
     now: set[ModelId] = field(default_factory=set)
@@ -40,8 +41,8 @@ class Pins:
     async def unpin(self, model: ModelId) -> None:
         self.now.remove(model)
 
-    async def pinned(self) -> set[ModelId]:
-        return set(self.now)
+    async def pinned(self) -> frozenset[ModelId]:
+        return frozenset(self.now)
 
 
 @dataclass

@@ -17,11 +17,8 @@ from gateway_ext.providers.process.instance_process import KeptProcess
 from gateway_ext.providers.process.process_launch import LaunchOrders
 from gateway_ext.providers.process.template.spare_fork import SpareFork
 from gateway_ext.providers.process.template.template_keeper import TemplateKeeper
-from gateway_ext.providers.process.template.template_run import (
-    TemplateBroken,
-    TemplatePlace,
-    TemplateRun,
-)
+from gateway_ext.providers.process.template.template_run import TemplatePlace, TemplateRun
+from gateway_ext.runtime.template.fork_line import TemplateBroken
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +181,7 @@ class FunctionTemplate:
                     if process is not None:
                         process.is_warm = self.warm
                     return process
-                except (TemplateBroken, OSError) as error:
+                except OSError as error:
                     self._fail(str(error))
                     return None
         finally:
@@ -214,7 +211,7 @@ class FunctionTemplate:
             return None
         try:
             return await run.fork_spare()
-        except (TemplateBroken, OSError) as error:
+        except OSError as error:
             if self._run is run:
                 self._fail(str(error))
             return None
@@ -245,7 +242,7 @@ class FunctionTemplate:
         try:
             run = await TemplateRun.start(self._orders, self._place, self._keepers)
             report = await run.report("imported", "failed", within_s=self._start_s)
-        except (TemplateBroken, OSError) as error:
+        except OSError as error:
             self._end(run)
             self._fail(str(error))
             return
@@ -281,7 +278,7 @@ class FunctionTemplate:
                     self._watch(run)
                     run = None
                     self._changed()
-        except (TemplateBroken, OSError) as error:
+        except OSError as error:
             if run is None:
                 self._note(f"is not warm: {error}")
             else:

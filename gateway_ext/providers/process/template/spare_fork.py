@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from common.tasks import BackgroundTasks
 from gateway_ext.providers.process.instance_process import KeptProcess
 from gateway_ext.providers.process.process_table import ProcessUsage
-from gateway_ext.providers.process.template.template_run import TemplateBroken, TemplateRun
+from gateway_ext.providers.process.template.template_run import TemplateRun
 
 # Instances that have just been started have the processors to themselves for so long.
 _QUIET_S = 1.0
@@ -39,7 +39,7 @@ class SpareFork:
     async def become(self, name: str, listener: int) -> KeptProcess | None:
         """An instance of this name that serves this socket; None without a spare.
 
-        TemplateBroken or OSError if the spare lives and does not do as ordered.
+        OSError if the spare lives and does not do as ordered.
         """
         run = self._taken()
         if run is None:
@@ -47,7 +47,7 @@ class SpareFork:
         process = None
         try:
             process = await run.fork(name, listener)
-        except (TemplateBroken, OSError):
+        except OSError:
             ended, _ = await asyncio.wait({run.process.exited}, timeout=_NOTICE_S)
             if not ended:
                 raise

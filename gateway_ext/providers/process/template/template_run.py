@@ -15,13 +15,13 @@ from gateway_ext.providers.process import process_table
 from gateway_ext.providers.process.instance_process import KeptProcess
 from gateway_ext.providers.process.process_launch import MARK, LaunchOrders
 from gateway_ext.providers.process.template.template_keeper import TemplateKeeper
-from gateway_ext.providers.process.template.template_line import (
-    TemplateLine,
-    TemplateLineBroken,
-    TemplateReport,
+from gateway_ext.runtime.template.fork_line import (
+    VARIABLE,
+    ForkReport,
+    OrderLine,
+    TemplateBroken,
 )
 
-_LINE = "GPUFAAS_TEMPLATE"
 _LIVENESS = LivenessTimes(look_s=0.75)
 _KEEPER_S = 60.0
 _FORK_S = 10.0
@@ -41,10 +41,6 @@ class TemplatePlace(NamedTuple):
     leaders: set[int]
 
 
-class TemplateBroken(Exception):
-    """The template cannot be used any more: it has ended, hangs, or breaks the rules."""
-
-
 class TemplateRun:
     """A template process; `idle` from its first report on. Whoever has one ends it by `end`."""
 
@@ -53,7 +49,7 @@ class TemplateRun:
         name: str,
         process: KeptProcess,
         keeper: TemplateKeeper,
-        line: TemplateLine,
+        line: OrderLine,
         place: TemplatePlace,
     ) -> None:
         self.name = name
@@ -73,9 +69,9 @@ class TemplateRun:
         The keeper is in `keepers` until it has ended, which may be long after the template's end.
         """
         name = new_name(place)
-        line = TemplateLine()
+        line = OrderLine()
         with line.theirs as theirs:
-            own = {_LINE: str(theirs.fileno()), **named(name, place)}
+            own = {VARIABLE: str(theirs.fileno()), **named(name, place)}
             complete = replace(orders, environment={**orders.environment, **own})
             try:
                 keeper = TemplateKeeper(complete, [theirs.fileno()])
@@ -95,15 +91,15 @@ class TemplateRun:
             raise
         return cls(name, process, keeper, line, place)
 
-    async def report(self, *expected: str, within_s: float) -> TemplateReport:
+    async def report(self, *expected: str, within_s: float) -> ForkReport:
         """The template's next report; TemplateBroken unless it is one of those expected."""
         try:
-            found = await self._line.report(within_s)
-        except (TemplateLineBroken, TimeoutError) as error:
-            raise TemplateBroken(str(error) or f"did not report within {within_s:g} s") from error
-        if found.state not in expected or found.pid != self.process.pid:
+            report = await _report(self._line, *expected, within_s=within_s)
+        except TimeoutError as error:
+            raise TemplateBroken(f"did not report within {within_s:g} s") from error
+        if report.pid != self.process.pid:
             raise TemplateBroken("sent a report that nobody expects")
-        return found
+        return report
 
     async def fork(self, name: str, listener: int) -> KeptProcess:
         """An instance of this name that serves this socket; TemplateBroken if it does not come."""
@@ -121,7 +117,7 @@ class TemplateRun:
 
     async def unasked_end(self) -> str:
         """Wait until the template ends, speaks without being asked, or freezes; returns why."""
-        spoken = asyncio.create_task(self._line.closed())
+        spoken = asyncio.create_task(_readable(self._line))
         frozen = asyncio.create_task(until_frozen(self.process.pid, None, _LIVENESS))
         waits: set[asyncio.Future[Any]] = {spoken, frozen, self.process.exited}
         try:
@@ -156,33 +152,28 @@ class TemplateRun:
 
     async def _forked(
         self, kind: str, name: str, descriptors: list[int]
-    ) -> tuple[KeptProcess, TemplateLine]:
-        with contextlib.ExitStack() as ours:
+    ) -> tuple[KeptProcess, OrderLine]:
+        with contextlib.ExitStack() as unless_begun:
             output, written = os.pipe()
-            ours.callback(os.close, output)
-            with contextlib.ExitStack() as theirs:
-                theirs.callback(os.close, written)
-                line = TemplateLine()
-                ours.callback(line.close)
-                theirs.callback(line.theirs.close)
-                passed = [line.theirs.fileno(), written, *descriptors]
-                try:
-                    self._line.order(kind, name, named(name, self._place), passed)
-                except TemplateLineBroken as error:
-                    raise TemplateBroken(str(error)) from error
+            unless_begun.callback(os.close, output)
+            try:
+                line = self._line.order(
+                    kind, name, named(name, self._place), [written, *descriptors]
+                )
+            finally:
+                os.close(written)
+            unless_begun.enter_context(line)
             process = await self._began(line, output)
-            ours.pop_all()
+            unless_begun.pop_all()
         line.confirm()
         return process, line
 
-    async def _began(self, line: TemplateLine, output: int) -> KeptProcess:
+    async def _began(self, line: OrderLine, output: int) -> KeptProcess:
         """The process that has begun at the other end of the line."""
         try:
-            found = await line.report(_FORK_S)
-            if found.state != "began":
-                raise TemplateLineBroken("did not begin")
-            return self._new_process(found.pid, output)
-        except (TemplateLineBroken, TimeoutError, OSError) as error:
+            report = await _report(line, "began", within_s=_FORK_S)
+            return self._new_process(report.pid, output)
+        except OSError as error:
             why = "it took too long" if isinstance(error, TimeoutError) else str(error)
             raise TemplateBroken(f"did not fork: {why}") from error
 
@@ -205,6 +196,21 @@ async def _live(process: KeptProcess, name: str, place: TemplatePlace) -> None:
             await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
     finally:
         pipe.close()
+
+
+async def _report(line: OrderLine, *expected: str, within_s: float) -> ForkReport:
+    await asyncio.wait_for(_readable(line), within_s)
+    return line.received(*expected)
+
+
+async def _readable(line: OrderLine) -> None:
+    """Return when anything comes, the end of the line included."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(line.socket, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(line.socket)
 
 
 def _close_output(first: asyncio.Future[KeptProcess]) -> None:

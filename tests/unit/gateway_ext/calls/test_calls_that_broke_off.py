@@ -50,7 +50,8 @@ class World:
     def __init__(self) -> None:
         self.client, self.leases = BreakingClient(), FakeLeases()
         self.lives: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        functions, meters = Functions(), GatewayMeters()
+        functions = Functions()
+        meters = GatewayMeters(functions.loads)
         leasing, client = GpuLeasing(self.leases, meters), cast(HttpClient, self.client)
         self._invoke = Invoke(functions, client, leasing, InvokeSettings(), meters)
         deployment = a_deployment(concurrency="1", enabled="true")

@@ -192,7 +192,7 @@ async def test_node_ends_a_lease_whose_caller_is_silent() -> None:
     async with leading() as world, world.leases() as client, world.leases() as other:
         leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
         leasing.release(await taken(leasing, function, "c0"), clean=True)
-        client.keeper = Deaf()
+        client.let_stand(Deaf())
         granted = await other.acquire(request("r0"))
         assert leases_of(world) == [granted.placement.lease]
 

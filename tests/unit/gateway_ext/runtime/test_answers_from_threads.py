@@ -14,7 +14,7 @@ import pytest
 from gateway_ext.runtime.handler.handler_response import HandlerResponse
 from gateway_ext.runtime.http import server_connection
 from gateway_ext.runtime.http.request_parser import RequestHead
-from gateway_ext.runtime.http.server_connection import ServerConnection
+from gateway_ext.runtime.http.server_connection import ConnectionSite, ServerConnection
 from gateway_ext.runtime.loop_mailbox import LoopMailbox
 from tests.kit.processes.runtime_process import Running, Unix, runtime
 from tests.kit.waiting import eventually
@@ -151,12 +151,14 @@ def test_nothing_is_sent_to_another_client_when_one_leaves_before_its_answer() -
 class Site:
     """Answers every request from a thread; the loop learns of it only when it looks."""
 
-    max_body_bytes = 1000
-    max_connections = 4
-    read_timeout_s = 0.0
-
-    def __init__(self) -> None:
-        self.connections: dict[ServerConnection, None] = {}
+    def __init__(self, max_connections: int = 4) -> None:
+        self.shared = ConnectionSite(
+            self.begin,
+            self.catch_up,
+            max_connections=max_connections,
+            max_body_bytes=1000,
+            read_timeout_s=0.0,
+        )
         self.mailbox = LoopMailbox(asyncio.get_running_loop())
         self.threads: list[threading.Thread] = []
 
@@ -186,7 +188,7 @@ async def connection_to(
     site: Site,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: ServerConnection(site), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: ServerConnection(site.shared), "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     try:
         yield reader, writer
@@ -257,14 +259,14 @@ async def test_connection_stays_lost_when_its_answer_comes_later() -> None:
         try:
             writer.write(request(b"a"))
             await eventually(lambda: site.threads, "the call")
-            assert len(site.connections) == 1
+            assert len(site.shared.connections) == 1
             writer.close()
-            await eventually(lambda: not site.connections, "the end of its connection")
+            await eventually(lambda: not site.shared.connections, "the end of its connection")
         finally:
             site.go_on.set()
         await site.threads_end()
         await asyncio.sleep(0.02)
-        assert not site.connections
+        assert not site.shared.connections
 
 
 async def test_unused_connection_is_closed_when_its_last_answer_came_from_a_thread(
@@ -286,8 +288,7 @@ async def test_unused_connection_is_closed_when_its_last_answer_came_from_a_thre
 
 
 async def test_answered_connection_makes_room_though_the_loop_has_not_heard_of_it() -> None:
-    site = Site()
-    site.max_connections = 1
+    site = Site(max_connections=1)
     async with connection_to(site) as (reader, writer):
         writer.write(request(b"a"))
         await reader.readuntil(b"\r\n\r\na")

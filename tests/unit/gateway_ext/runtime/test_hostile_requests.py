@@ -8,7 +8,7 @@ import pytest
 
 from gateway_ext.runtime.http import server_connection
 from gateway_ext.runtime.http.request_parser import RequestHead
-from gateway_ext.runtime.http.server_connection import ServerConnection
+from gateway_ext.runtime.http.server_connection import ConnectionSite, ServerConnection
 from tests.kit.network.hostile_requests import (
     REFUSED,
     SERVED,
@@ -48,25 +48,21 @@ async def test_request_behind_an_unknown_upgrade_is_answered(function: Running) 
     assert await statuses_behind_an_upgrade(function.path, b"POST /") == [200, 200]
 
 
-class Site:
+def silent_site() -> ConnectionSite:
     """Answers nothing: a call lasts until its client leaves."""
 
-    max_body_bytes = 1000
-    read_timeout_s = 0.0
-
-    def __init__(self, max_connections: int) -> None:
-        self.connections: dict[ServerConnection, None] = {}
-        self.max_connections = max_connections
-
-    def begin(self, head: RequestHead, body: bytes, connection: ServerConnection) -> None:
+    def begin(head: RequestHead, body: bytes, connection: ServerConnection) -> None:
         del head, body, connection
 
-    def catch_up(self) -> None:
-        """No thread answers."""
+    return ConnectionSite(
+        begin, lambda: None, max_connections=4, max_body_bytes=1000, read_timeout_s=0.0
+    )
 
 
 @asynccontextmanager
-async def connections_to(site: Site, *sent: bytes) -> AsyncIterator[list[asyncio.StreamReader]]:
+async def connections_to(
+    site: ConnectionSite, *sent: bytes
+) -> AsyncIterator[list[asyncio.StreamReader]]:
     """Clients that connect one after the other, each of which sends its own bytes."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: ServerConnection(site), "127.0.0.1", 0)
@@ -89,7 +85,7 @@ CALL = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def test_connection_that_waits_makes_room_and_one_with_a_call_does_not() -> None:
-    async with connections_to(Site(4), b"", CALL, b"", CALL, b"", CALL) as readers:
+    async with connections_to(silent_site(), b"", CALL, b"", CALL, b"", CALL) as readers:
         assert await readers[0].read() == b""
         assert await readers[2].read() == b""
         assert not any(readers[number].at_eof() for number in (1, 3, 5))
@@ -100,6 +96,6 @@ async def test_unused_connection_and_endless_head_are_ended(
 ) -> None:
     monkeypatch.setattr(server_connection, "_IDLE_S", 0.05)
     monkeypatch.setattr(server_connection, "_HEAD_S", 0.05)
-    async with connections_to(Site(4), b"", b"GET / HT") as (unused, endless):
+    async with connections_to(silent_site(), b"", b"GET / HT") as (unused, endless):
         assert await unused.read() == b""
         assert (await endless.read()).startswith(b"HTTP/1.1 408 ")

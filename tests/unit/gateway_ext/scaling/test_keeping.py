@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ import pytest
 from cache_manager.model.ids import ModelId
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.model import Deployment, FunctionId
-from gateway_ext.scaling.kept_models import KeptModels, KeptModelsPace, Pinning
+from gateway_ext.scaling.kept_models import KeptModels, KeptModelsPace
 from scheduler.api import EventRefused
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.errors import SchedulerUnreachable
@@ -29,7 +29,7 @@ PACE = KeptModelsPace()
 
 
 @dataclass
-class Pins:
+class Pins(OperatorClient):
     """Who pins what is resident; `away` is a scheduler that is gone, `deaf` a frozen one."""
 
     resident: set[ModelId] = field(default_factory=lambda: {BERT_ID, GPT_ID})
@@ -46,7 +46,7 @@ class Pins:
         await self._asked("unpin", model)
         self.now.discard(model)
 
-    async def pinned(self) -> Collection[ModelId]:
+    async def pinned(self) -> frozenset[ModelId]:
         if self.away:
             raise SchedulerUnreachable("no scheduler leads")
         return frozenset(self.now)
@@ -273,8 +273,7 @@ async def test_a_scheduler_keeps_the_models_that_a_function_asks_to_keep() -> No
         OperatorClient([world.url], token(SECRET, ApiRole.ADMIN)) as pinning,
     ):
         await world.release((await world.acquire("r0", BERT_ID)).body["lease"])
-        checked: Pinning = pinning
-        async with KeptModels(functions, checked, KeptModelsPace(every_s=0.01)):
+        async with KeptModels(functions, pinning, KeptModelsPace(every_s=0.01)):
             stage.deploy("f").learned.saw(BERT.encode())
             await eventually(pinning.pinned, "the model is pinned")
             answer = await world.ask("POST", f"/models/{BERT_ID}/evict")

@@ -13,13 +13,12 @@ import pytest
 from aiohttp import ClientSession
 
 from cache_manager.model.ids import ModelId
-from gateway_ext.jobs.queue.job_tally import JobTally, QueueLimits
-from gateway_ext.jobs.queue.job_values import DeadLetter, JobNumber
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import FunctionId
 from gateway_ext.openfaas.basic_auth import BasicCredentials
 from gateway_ext.ui.cluster_source import PageSource
 from gateway_ext.ui.dead_letter_rows import DeadLetterRows
+from gateway_ext.ui.page_state import Json
 from gateway_ext.ui.watcher_feed import WatcherFeed
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.errors import StoreUnavailable
@@ -348,7 +347,7 @@ async def test_frozen_scheduler_is_reported_as_away(monkeypatch: pytest.MonkeyPa
     server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server, OperatorClient([url], "token", patience_s=0.1) as console:
-        cluster = PageSource(console, (), GatewayMeters(), DeadLetterRows(NoJobs()), within_s=0.2)
+        cluster = PageSource(console, (), GatewayMeters(), NoLetters(), within_s=0.2)
         look = await cluster.look()
         assert not look.whole["scheduler"]["ok"]
         assert "has not answered" in look.whole["scheduler"]["why"]
@@ -357,22 +356,15 @@ async def test_frozen_scheduler_is_reported_as_away(monkeypatch: pytest.MonkeyPa
             writer.close()
 
 
-class NoJobs:
-    """A queue without jobs."""
+class NoLetters(DeadLetterRows):
+    """Of no queue."""
 
-    tally = JobTally(QueueLimits())
+    def __init__(self) -> None:
+        """There is none to read."""
 
-    def now_s(self) -> float:
-        raise AssertionError
-
-    async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
-        raise AssertionError((after, limit))
-
-    async def replay(self, number: JobNumber, now_s: float) -> None:
-        raise AssertionError((number, now_s))
-
-    async def discard(self, number: JobNumber) -> None:
-        raise AssertionError(number)
+    async def look(self) -> Json:
+        """None are there."""
+        return {"count": 0, "items": [], "why": ""}
 
 
 class ForgetfulScheduler(OperatorClient):
@@ -400,7 +392,7 @@ class ForgetfulScheduler(OperatorClient):
 
 async def test_everything_is_read_anew_once_too_many_functions_are_remembered() -> None:
     console = ForgetfulScheduler()
-    source = PageSource(console, (), GatewayMeters(), DeadLetterRows(NoJobs()))
+    source = PageSource(console, (), GatewayMeters(), NoLetters())
     for _ in range(15):
         await source.look()
 

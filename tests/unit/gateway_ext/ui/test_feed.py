@@ -3,14 +3,15 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from common.time_limits import time_limit
 from gateway_ext.ui.chart_series import Series
+from gateway_ext.ui.cluster_source import PageSource
 from gateway_ext.ui.page_state import SERIES, Json, PageState, Point
 from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
 from gpufaas.top.live_state import State, changed
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.timeout(180, func_only=True)
 FAST = PagePace(every_s=0.02, most_share=1e9)
 
 
-class World:
+class World(PageSource):
     """A source of few words; `spent_s` is what its looks say they cost."""
 
     def __init__(self) -> None:
@@ -42,24 +43,6 @@ class World:
     async def point(self) -> Point:
         self.points += 1
         return dict.fromkeys(SERIES, float(self.points))
-
-    async def decision(self, request: str) -> Json:
-        raise NotImplementedError(request)
-
-    async def model(self, model: str) -> Json:
-        raise NotImplementedError(model)
-
-    async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
-        raise NotImplementedError(name)
-
-    async def order(self, model: str, verb: str, gpu: str | None) -> None:
-        raise NotImplementedError(model)
-
-    async def replay(self, letter: int) -> None:
-        raise NotImplementedError(letter)
-
-    async def discard(self, letter: int) -> None:
-        raise NotImplementedError(letter)
 
 
 class Watcher:
@@ -128,7 +111,7 @@ async def test_events_add_up_to_the_state() -> None:
     cluster = GeneratedCluster(5, 9)
     cluster.rate = 60.0
     async with (
-        WatcherFeed(cluster, FAST, series=Series(0.05, 6)) as feed,
+        WatcherFeed(cast(PageSource, cluster), FAST, series=Series(0.05, 6)) as feed,
         watching(feed) as watcher,
     ):
         for _ in range(40):

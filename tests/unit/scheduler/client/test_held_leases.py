@@ -41,7 +41,8 @@ async def test_lease_is_held_no_more_when_its_caller_left_just_as_it_was_granted
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with leading() as world, world.leases() as client:
-        keeper = client.keeper = HeldAtTheEnd()
+        keeper = HeldAtTheEnd()
+        client.let_stand(keeper)
         asking = asyncio.create_task(client.acquire(request("r0")))
 
         def read_before_it_leaves(frame: bytes) -> CallerDown:
