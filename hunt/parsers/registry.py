@@ -59,7 +59,6 @@ NOT_FUZZED: Mapping[str, str] = {
     "gateway_ext/runtime/template/worker_template.py": _OURS,
     "gpufaas/commands/cluster/workflow.py": _ANSWER,
     "gpufaas/commands/programs/load.py": _ANSWER,
-    "gpufaas/dashboards/metrics_page.py": _OURS,
     "gpufaas/etcd/own_password.py": _ANSWER,
     "gpufaas/load/http_callers.py": _ANSWER,
     "gpufaas/local/shim_counts.py": _OURS,
