@@ -1,4 +1,4 @@
-"""`gpufaas load` against a gateway, and against servers that behave badly."""
+"""`python -m bench.load` against a gateway, and against servers that behave badly."""
 
 import asyncio
 import contextlib
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.load.__main__ import main
+from bench.load.arrivals import Choices
+from bench.load.http_callers import target_at
+from bench.load.load_run import LoadOutcome, TrafficPlan, run
+from bench.load.pacing import PreciseTimer
 from gateway_ext.model import Deployment
-from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.load.arrivals import Choices
-from gpufaas.load.http_callers import target_at
-from gpufaas.load.load_run import LoadOutcome, TrafficPlan, run
-from gpufaas.load.pacing import PreciseTimer
 from gpufaas.local.held_ports import HeldPort
 from gpufaas.options.cluster_secret import cluster_secret
 from tests.kit.fakes.fake_function import Behaviour, FakeFunction, a_function, says
@@ -48,7 +48,7 @@ def at(url: str, functions: str) -> list[str]:
     """The command for a gateway beside which there is no scheduler."""
     cluster_secret("secret", {}, make=True)
     nowhere = ["--scheduler", "http://127.0.0.1:9", "--secret-file", "secret"]
-    return ["load", "--gateway", url, "--functions", functions, *nowhere]
+    return ["--gateway", url, "--functions", functions, *nowhere]
 
 
 def a_plan(url: str, **more: object) -> TrafficPlan:
@@ -172,11 +172,11 @@ def test_load_fails_when_nothing_went_well(
 
 
 def test_load_reports_in_one_line_that_no_gateway_answers(capsys: Output) -> None:
-    code = main(["load", "--gateway", "http://127.0.0.1:9", "--functions", "f", "--rate", "1"])
+    code = main(["--gateway", "http://127.0.0.1:9", "--functions", "f", "--rate", "1"])
 
     out, err = capsys.readouterr()
-    assert (code, out) == (EXIT_BAD_USE, "")
-    assert err.startswith("gpufaas load: no gateway answers at http://127.0.0.1:9: ")
+    assert (code, out) == (2, "")
+    assert err.startswith("bench.load: no gateway answers at http://127.0.0.1:9: ")
     assert err.count("\n") == 1
 
 
@@ -203,7 +203,7 @@ def test_load_reports_in_one_line_that_no_gateway_answers(capsys: Output) -> Non
 def test_load_refuses_options_that_mean_nothing(
     arguments: list[str], complaint: str, capsys: Output
 ) -> None:
-    assert main(["load", "--functions", "f", *arguments]) == EXIT_BAD_USE
+    assert main(["--functions", "f", *arguments]) == 2
     assert complaint in capsys.readouterr().err
 
 
