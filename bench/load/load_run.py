@@ -11,7 +11,7 @@ from bench.load.arrivals import Arrival
 from bench.load.http_callers import (
     NO_ANSWER,
     DueCall,
-    GatewayConnections,
+    GatewayCalls,
     LoadTarget,
     OnAnswer,
     OnRefusal,
@@ -73,7 +73,7 @@ class _LoadRun:
         self._stop = stop
         self._watch = watch
         self._outcome = LoadOutcome(CallTally(plan.functions))
-        self._callers = GatewayConnections(
+        self._callers = GatewayCalls(
             plan.target,
             plan.requests,
             self._ended,

@@ -324,9 +324,12 @@ async def test_closed_loop_keeps_as_many_calls_in_flight_as_clients() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b"", "the gateway closed the connection"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok", "the gateway closed the connection"),
-        (b"nonsense\r\n\r\n", "the answer is no HTTP"),
+        (b"", "the gateway: it closed the connection"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok",
+            "the gateway: it closed the connection",
+        ),
+        (b"nonsense\r\n\r\n", "the gateway: it sent no valid HTTP"),
     ],
 )
 async def test_an_answer_that_is_none_is_counted_with_its_reason(
@@ -358,7 +361,7 @@ async def test_a_call_that_is_not_answered_in_time_ends() -> None:
 
     outcome = await work()
 
-    assert dict(outcome.tally.reasons) == {"no answer within 0.2 s": 1}
+    assert dict(outcome.tally.reasons) == {"the gateway: no answer within 0.2 s": 1}
     assert outcome.elapsed_s < 30.0
 
 
