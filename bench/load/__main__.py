@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import contextlib
 import json
 import math
 import os
@@ -20,7 +19,8 @@ from bench.load.arrivals import Arrival, Choices
 from bench.load.http_callers import LoadTarget, target_at
 from bench.load.load_run import LoadOutcome, TrafficPlan, run
 from bench.load.statistics import CacheCounts
-from common.time_limits import time_limit
+from common.errors import NoResponse
+from common.http.client import ClientSettings, HttpClient
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
 from gpufaas.output.optional_pictures import load_pictures, make_folder
@@ -211,22 +211,15 @@ async def _load(
 
 async def _check_gateway(target: LoadTarget) -> None:
     """CommandError if no server accepts a connection."""
+    client = HttpClient(ClientSettings(connect_s=_CONNECT_S, tls=target.tls))
     try:
-        async with time_limit(_CONNECT_S):
-            _, writer = await asyncio.open_connection(
-                target.url.host, target.url.port, ssl=target.tls
-            )
-    except TimeoutError as error:
-        raise CommandError(f"no gateway answers at {target.url} within {_CONNECT_S:g} s") from error
-    except OSError as error:
-        why = error.strerror or error
+        connection = await client.connect(target.address)
+    except NoResponse as error:
         raise CommandError(
-            f"no gateway answers at {target.url}: {why}; `gpufaas up` starts one, "
+            f"no gateway answers at {target.url}: {error}; `gpufaas up` starts one, "
             "--gateway URL names another"
         ) from error
-    writer.close()
-    with contextlib.suppress(OSError):  # the connection was accepted, which is all we need to know
-        await writer.wait_closed()
+    connection.fail("nothing is asked")
 
 
 def _scheduler(options: argparse.Namespace) -> SchedulerApi | None:
