@@ -28,7 +28,6 @@ _MODULES = {
     "gpu-manager": "daemons.gpu_manager",
     "scheduler": "daemons.scheduler",
     "gateway": "daemons.gateway",
-    "load": "programs.load",
     "status": "cluster.status",
     "top": "cluster.top",
     "bill": "cluster.bill",
@@ -50,13 +49,7 @@ _MODULES = {
     "token": "cluster.token",
 }
 # The extra that installs a subcommand's packages, if it is not `gpu`.
-_EXTRA = {
-    "scheduler": "control",
-    "gateway": "control",
-    "up": "control",
-    "down": "control",
-    "load": "control",
-}
+_EXTRA = dict.fromkeys(("scheduler", "gateway", "up", "down"), "control")
 
 _INVALID = re.compile(
     r"(?:argument (?:command|verb): )?invalid choice: '([^']*)' \(choose from (.*)\)"

@@ -20,13 +20,13 @@ from bench.chapter.chapter_functions import (
     write_build,
 )
 from bench.gateway.bench_stacks import call_until_leased
+from bench.load.http_callers import target_at
+from bench.load.load_run import LoadOutcome, TrafficPlan, run
+from bench.load.statistics import CacheCounts
 from bench.measure.load_figures import http_post
 from bench.measure.report import MeasurementFailed
 from bench.measure.whole_stack import StackNotReady, WholeStack, whole_stack
 from cache_manager.model.ids import ModelId
-from gpufaas.load.http_callers import target_at
-from gpufaas.load.load_run import LoadOutcome, TrafficPlan, run
-from gpufaas.load.statistics import CacheCounts
 from scheduler.core.core import make_core
 from scheduler.sim import workload
 from scheduler.sim.engine import Engine

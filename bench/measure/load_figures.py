@@ -1,4 +1,4 @@
-"""Clients in a closed loop, by the generator of `gpufaas load`: figures of calls, and answers."""
+"""Clients in a closed loop, by the generator of `bench.load`: figures of calls, and answers."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -8,9 +8,9 @@ from statistics import median
 
 import uvloop
 
-from gpufaas.load.http_callers import OnAnswer, target_at
-from gpufaas.load.load_run import LoadOutcome, TrafficPlan, run
-from gpufaas.load.statistics import Latency
+from bench.load.http_callers import OnAnswer, target_at
+from bench.load.load_run import LoadOutcome, TrafficPlan, run
+from bench.load.statistics import Latency
 
 _TIMEOUT_S = 30.0
 _LONG_S = 600.0

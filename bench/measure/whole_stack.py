@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpufaas.load.statistics import CacheCounts
+from bench.load.statistics import CacheCounts
 from gpufaas.local.held_ports import HeldPort
 from gpufaas.local.stack_folder import StackFolder
 from gpufaas.remote.scheduler_api import SchedulerApi, in_path

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import uvloop
 
+from bench.load.arrivals import Arrival, at_rate
+from bench.load.http_callers import REFUSALS, target_at
+from bench.load.load_run import LoadOutcome, TrafficPlan, run
+from bench.load.statistics import CallTally, latency
 from bench.measure.load_figures import http_post, load_for, load_of
-from gpufaas.load.arrivals import Arrival, at_rate
-from gpufaas.load.http_callers import REFUSALS, target_at
-from gpufaas.load.load_run import LoadOutcome, TrafficPlan, run
-from gpufaas.load.statistics import CallTally, latency
 from scheduler.sim.simulation_tally import percentile
 from scheduler.sim.workload import Arrivals, Pattern
 

@@ -5,6 +5,8 @@ from array import array
 
 import pytest
 
+from bench.load.load_run import LoadOutcome
+from bench.load.statistics import CallTally
 from bench.overload.offered_loads import (
     CallKind,
     OfferedAt,
@@ -13,8 +15,6 @@ from bench.overload.offered_loads import (
     figures,
     refusal_cost_s,
 )
-from gpufaas.load.load_run import LoadOutcome
-from gpufaas.load.statistics import CallTally
 
 
 def a_load(factor: float, answered: float, refused: float = 0.0) -> OfferedLoad:

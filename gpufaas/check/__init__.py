@@ -1,1 +1,1 @@
-"""`gpufaas check`: which CUDA uses are redirected, answered locally, or cannot be done."""
+"""`gpufaas check`: runs a program and says what ran on the CPU, ended graphs, or was refused."""

@@ -1,29 +1,27 @@
-"""Findings of a check: uses of CUDA with their lines, outcomes, reasons and remedies."""
+"""Findings of a check: lines of the program with outcomes, reasons and remedies."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 
 class UseOutcome(StrEnum):
-    """The outcome of a use of CUDA under the shim."""
+    """What became of a use of the GPU."""
 
-    REDIRECTED = "redirected"  # to a GPU of the node
-    LOCAL = "local"  # answered in the function itself
+    LOCAL = "local"  # done in the function itself
     CANNOT = "cannot"
 
 
 class FoundBy(StrEnum):
-    """How a use was found."""
+    """What the run showed."""
 
-    SOURCE = "source"
-    RUN = "run"
-    BREAK = "break"  # in the run: a graph ended there
+    RUN = "run"  # a call, or operators that ran in the function
+    BREAK = "break"  # a graph ended there
 
 
 @dataclass(frozen=True, slots=True)
 class UseRule:
-    """The outcome of using one name; `heavy` marks work that a GPU should do."""
+    """The outcome with its reason and remedy; `heavy` marks work that a GPU should do."""
 
     outcome: UseOutcome
     why: str = ""
@@ -33,13 +31,13 @@ class UseRule:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One use of CUDA at one line."""
+    """One use of the GPU at one line."""
 
     file: str
     line: int
     what: str
     rule: UseRule
-    seen: FoundBy = FoundBy.SOURCE
+    seen: FoundBy = FoundBy.RUN
 
     @property
     def is_problem(self) -> bool:
@@ -53,13 +51,3 @@ def of_outcome(
     """The findings with this outcome, ordered by file and line."""
     found = [f for f in findings if f.rule.outcome is outcome and f.rule.heavy is heavy]
     return sorted(found, key=lambda finding: (finding.file, finding.line, finding.what))
-
-
-def without_repeats(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The findings without those of the run that repeat a finding of the source."""
-    known: set[tuple[str, int, UseRule]] = set()
-    for finding in findings:
-        key = (finding.file, finding.line, replace(finding.rule, why=""))
-        if finding.seen is not FoundBy.RUN or key not in known:
-            yield finding
-        known.add(key)

@@ -15,66 +15,51 @@ _WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A checked program: its files, its findings and its run."""
+    """A checked program, its findings and its run."""
 
     script: str
-    files: Sequence[Path]
     findings: Sequence[Finding]
-    run: TrialRun | None
+    run: TrialRun
 
     @property
     def passes(self) -> bool:
         """Whether the run succeeded, without refusals and without heavy work on the CPU."""
-        failed = self.run is not None and self.run.code != 0
-        return not failed and not any(finding.is_problem for finding in self.findings)
+        return not self.run.code and not any(finding.is_problem for finding in self.findings)
 
 
 def as_text(checked: Checked) -> str:
     """The findings in groups, one line each, problems last."""
-    found = [finding for finding in checked.findings if finding.seen is not FoundBy.BREAK]
-    local = [finding for finding in found if finding.rule.outcome is UseOutcome.LOCAL]
-    by_run = [finding for finding in local if finding.seen is FoundBy.RUN]
-    here = {(finding.file, finding.line) for finding in by_run}
-    redirected = of_outcome(found, UseOutcome.REDIRECTED)
+    found = [finding for finding in checked.findings if finding.seen is FoundBy.RUN]
     breaks = [finding for finding in checked.findings if finding.seen is FoundBy.BREAK]
     groups = [
-        ("redirected to the GPU", [f for f in redirected if (f.file, f.line) not in here]),
-        (
-            "answered in the function",
-            of_outcome([f for f in local if f.seen is FoundBy.SOURCE], UseOutcome.LOCAL),
-        ),
-        ("runs on the CPU", of_outcome(by_run, UseOutcome.LOCAL)),
+        ("runs on the CPU", of_outcome(found, UseOutcome.LOCAL)),
         ("graph breaks: a graph ends, a round trip more", of_outcome(breaks, UseOutcome.LOCAL)),
         ("heavy, on the function's own processor", of_outcome(found, UseOutcome.LOCAL, heavy=True)),
         ("cannot be done", of_outcome(found, UseOutcome.CANNOT)),
     ]
     folder = Path(checked.script).resolve().parent
-    lines = [f"{checked.script}: {_counted(len(checked.files), 'file')} read", ""]
+    ran = checked.run
+    lines = [f"{checked.script}: ran in {ran.took_s:.1f} s, exit code {ran.code}", ""]
     for title, group in groups:
         if group:
             lines += [f"{title}: {len(group)}", *_rows(group, folder), ""]
-    if checked.run is not None:
-        lines += [*_of_run(checked.run), ""]
-    return "\n".join([*lines, _verdict(checked)])
+    return "\n".join([*lines, *_of_run(ran), "", _verdict(checked)])
 
 
 def as_json(checked: Checked) -> str:
     """The result as JSON, with each fact in its own field."""
     ran = checked.run
-    share = None if ran is None else share_in_graphs(ran)
     return json.dumps(
         {
             "script": checked.script,
             "passes": checked.passes,
-            "files": [str(path) for path in checked.files],
             "findings": [_fields(finding) for finding in checked.findings],
-            "run": ran
-            and {
+            "run": {
                 "exit_code": ran.code,
                 "graph_calls": ran.graph_calls,
                 "graph_operators": ran.graph_operators,
                 "local_operators": ran.local_operators,
-                "share_in_graphs": share,
+                "share_in_graphs": share_in_graphs(ran),
                 "outside_graphs": outside_graphs(ran),
             },
         },
@@ -123,7 +108,6 @@ def _short(file: str, folder: Path) -> str:
 
 
 def _of_run(ran: TrialRun) -> Iterator[str]:
-    yield f"ran in {ran.took_s:.1f} s, exit code {ran.code}"
     share = share_in_graphs(ran)
     if share is None and not ran.code:
         yield "no module, and no function under torch.compile, ran on the GPU: all of it ran on the"
@@ -143,15 +127,14 @@ def _of_run(ran: TrialRun) -> Iterator[str]:
 def _verdict(checked: Checked) -> str:
     cannot = sum(f.rule.outcome is UseOutcome.CANNOT for f in checked.findings)
     heavy = sum(f.rule.heavy for f in checked.findings)
-    failed = checked.run is not None and checked.run.code != 0
     wrong = [
         *([f"{cannot} that cannot be done"] if cannot else []),
         *([f"{heavy} heavy on the function's own processor"] if heavy else []),
-        *(["the program failed"] if failed else []),
+        *(["the program failed"] if checked.run.code else []),
     ]
     if wrong:
         return f"to change: {', '.join(wrong)}"
-    if checked.run is not None and not checked.run.graph_operators:
+    if not checked.run.graph_operators:
         return "nothing ran on the GPU: compute in the forward of an nn.Module that is on 'cuda'"
     return "nothing stands in the way"
 

@@ -1,11 +1,11 @@
-"""Findings from a trial run: refused calls, heavy work on the CPU, and graph breaks."""
+"""The findings of a trial run: refused calls, work on the CPU, and graph breaks."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gpufaas.check import local_rules
 from gpufaas.check.findings import Finding, FoundBy, UseOutcome, UseRule
 from gpufaas.check.trial_run import LocalGraph, OutsideOperator, TrialRun
+from torch_shim.advice.break_reasons import for_break, for_local
 
 # Our target: this share of a model's operators is in graphs.
 WANTED_SHARE = 0.95
@@ -14,30 +14,12 @@ HEAVY_S = 0.01
 _NO_WORK = frozenset({"_has_compatible_shallow_copy_type"})  # part of moving a module
 
 
-def judge(ran: TrialRun) -> Iterator[Finding]:
-    """The findings of the run, in addition to those of the source."""
-    nothing_on_gpu = not ran.graph_operators and not ran.code
-    for refused in ran.refused:
-        rule = UseRule(UseOutcome.CANNOT, "refused when it was called", refused.remedy)
-        yield Finding(_absolute(refused.file), refused.line, refused.call, rule, FoundBy.RUN)
-    for entry in ran.local:
-        if entry.operators:
-            rule = local_rules.of_local(entry.reason, heavy=_is_heavy(entry, ran))
-            what = f"{_times(entry.operators, 'operator')} of a module"
-            yield Finding(_absolute(entry.file), entry.line, what, rule, FoundBy.RUN)
-    for operator in ran.operators:
-        heavy = is_heavy_operator(operator)
-        if heavy or (nothing_on_gpu and operator.name not in _NO_WORK):
-            what = f"{operator.name}: {_times(operator.calls, 'call')}, {operator.seconds:.2f} s"
-            yield Finding(
-                _absolute(operator.file),
-                operator.line,
-                what,
-                local_rules.of_operator(operator.name, heavy=heavy),
-                FoundBy.RUN,
-            )
-    for file, line, reason in ran.breaks:
-        yield Finding(_absolute(file), line, reason, local_rules.of_break(reason), FoundBy.BREAK)
+def judge(ran: TrialRun) -> list[Finding]:
+    """The findings of a run: all breaks, and each other rule once a line."""
+    found: dict[tuple[object, ...], Finding] = {}
+    for finding in (*_refused(ran), *_local_graphs(ran), *_operators(ran)):
+        found.setdefault((finding.file, finding.line, finding.rule), finding)
+    return [*found.values(), *_breaks(ran)]
 
 
 def is_heavy_operator(operator: OutsideOperator) -> bool:
@@ -59,13 +41,61 @@ def outside_graphs(ran: TrialRun) -> Mapping[str, float]:
     }
 
 
+def of_break(reason: str) -> UseRule:
+    """The rule for a graph break, by Dynamo's reason."""
+    why, remedy = for_break(reason)
+    return UseRule(UseOutcome.LOCAL, why, remedy)
+
+
+def of_local(reason: str, *, heavy: bool) -> UseRule:
+    """The rule for a captured graph that ran in the function, by the shim's reason."""
+    why, remedy = for_local(reason)
+    return UseRule(UseOutcome.LOCAL, why, remedy, heavy)
+
+
+def _of_operator(name: str, *, heavy: bool) -> UseRule:
+    """The rule for an operator outside of graphs; graphs take no sparse ones."""
+    remedy = "compute it in the forward of an nn.Module, where no graph break keeps it out"
+    why = "outside of any graph it runs on the function's own processor"
+    return UseRule(UseOutcome.LOCAL, why, "" if "sparse" in name else remedy, heavy)
+
+
+def _refused(ran: TrialRun) -> Iterator[Finding]:
+    for refused in ran.refused:
+        rule = UseRule(UseOutcome.CANNOT, "refused when it was called", refused.remedy)
+        yield Finding(_absolute(refused.file), refused.line, refused.call, rule)
+
+
+def _local_graphs(ran: TrialRun) -> Iterator[Finding]:
+    for graph in ran.local:
+        if graph.operators:
+            rule = of_local(graph.reason, heavy=_is_heavy(graph, ran))
+            what = f"{_times(graph.operators, 'operator')} of a module"
+            yield Finding(_absolute(graph.file), graph.line, what, rule)
+
+
+def _operators(ran: TrialRun) -> Iterator[Finding]:
+    nothing_on_gpu = not ran.graph_operators and not ran.code
+    for operator in ran.operators:
+        heavy = is_heavy_operator(operator)
+        if heavy or (nothing_on_gpu and operator.name not in _NO_WORK):
+            what = f"{operator.name}: {_times(operator.calls, 'call')}, {operator.seconds:.2f} s"
+            rule = _of_operator(operator.name, heavy=heavy)
+            yield Finding(_absolute(operator.file), operator.line, what, rule)
+
+
+def _breaks(ran: TrialRun) -> Iterator[Finding]:
+    for file, line, reason in ran.breaks:
+        yield Finding(_absolute(file), line, reason, of_break(reason), FoundBy.BREAK)
+
+
 def _absolute(file: str) -> str:
     return str(Path(file).resolve())
 
 
-def _is_heavy(entry: LocalGraph, ran: TrialRun) -> bool:
+def _is_heavy(graph: LocalGraph, ran: TrialRun) -> bool:
     every = ran.graph_operators + ran.local_operators
-    return entry.operators > (1 - WANTED_SHARE) * every
+    return graph.operators > (1 - WANTED_SHARE) * every
 
 
 def _times(count: int, what: str) -> str:

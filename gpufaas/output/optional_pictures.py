@@ -10,7 +10,6 @@ STYLE = "scheduler.sim.papers.thesis.pictures"
 CHAPTER = "scheduler.sim.papers.thesis.chapter_pictures"
 SAGE = "scheduler.sim.papers.sage.page.sage_pictures"
 ESG = "scheduler.sim.papers.esg.page.esg_pictures"
-LATENCY = "gpufaas.load.latency_chart"
 
 
 def load_pictures(module: str = STYLE) -> ModuleType:

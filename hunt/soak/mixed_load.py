@@ -9,13 +9,13 @@ from typing import NamedTuple, Self
 
 import uvloop
 
+from bench.load.arrivals import at_rate
+from bench.load.http_callers import target_at
+from bench.load.load_run import LoadOutcome, TrafficPlan, run
+from bench.load.statistics import CallTally
 from bench.measure.load_figures import http_post
 from bench.measure.report import MeasurementFailed
 from gateway_ext.runtime.template.example_calls import examples_in
-from gpufaas.load.arrivals import at_rate
-from gpufaas.load.http_callers import target_at
-from gpufaas.load.load_run import LoadOutcome, TrafficPlan, run
-from gpufaas.load.statistics import CallTally
 from scheduler.sim.workload import Arrivals, Pattern
 
 # Longer than the workflow may take: what it did not end by then, it answers with the reason.

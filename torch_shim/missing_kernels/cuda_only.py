@@ -44,7 +44,6 @@ _PRODUCT_OF = {2: {2: "mm", 3: "bmm"}, 3: {2: "addmm", 3: "baddbmm"}}
 
 # Of `torch.nn.functional.ScalingType`: a scale for all of a factor, or one for each of its rows.
 _PLAIN_SCALES = ((0, 0), (1, 1))
-# Which scales a call has is not in its source: `gpufaas check` does not know it.
 _SCALES_OF_BLOCKS = "torch.nn.functional.scaled_mm with scales of blocks"
 
 

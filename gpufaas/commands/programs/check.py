@@ -1,14 +1,11 @@
-"""`gpufaas check`: the outcome of each CUDA use of a program, or of a function, by line."""
+"""`gpufaas check`: what of a program, or of a function, runs on the GPU and what not, by line."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from gateway_ext.providers.process.process_launch import RUNTIME
-from gpufaas.check.findings import without_repeats
-from gpufaas.check.project_files import read_project
 from gpufaas.check.report_text import Checked, as_json, as_text
-from gpufaas.check.torch_uses import uses_in
 from gpufaas.check.trial_run import TrialRun, run_program
 from gpufaas.check.verdicts import judge
 from gpufaas.errors import CommandError
@@ -38,13 +35,12 @@ def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser(
         "check",
-        help="which CUDA uses of a script or a function work, are slow, or cannot be done",
+        help="run a script or a function: what is on the GPU, slow, or cannot be done, by line",
         usage="gpufaas check [options] script.py [arguments]\n"
         "       gpufaas check [options] FOLDER/handler.py   its calls are those of example.json",
     )
     add_device_options(parser)
     add = parser.add_argument
-    add("--static", action="store_true", help="only read the script, do not run it")
     add("--json", action="store_true", help="print one JSON object")
     add("--python", default=sys.executable, metavar="PROGRAM", help="what runs the script")
     add("script", help="a Python script, or the handler.py of a function")
@@ -54,12 +50,8 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    project = read_project(Path(options.script))
-    found = [use for path, tree in project.items() for use in uses_in(str(path), tree)]
-    ran = None if options.static else _trial_run(options)
-    if ran is not None:
-        found += judge(ran)
-    checked = Checked(options.script, list(project), list(without_repeats(found)), ran)
+    ran = _trial_run(options)
+    checked = Checked(options.script, judge(ran), ran)
     print(as_json(checked) if options.json else as_text(checked))
     return 0 if checked.passes else 1
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from common.telemetry.metrics import Metric, MetricKind
-from gpufaas.dashboards.metrics_page import PROCESSES
+from deploy.metrics_page import PROCESSES
 from tests.integration.monitoring.watched import Watched
 from tests.kit.waiting import PATIENCE_S, wait_until
 

@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.telemetry.metrics import MetricKind
-from gpufaas.dashboards.metrics_page import PROCESSES, rules_of
+from deploy.metrics_page import rules_of
 from tests.kit import needs
 from tests.kit.engines.prometheus_server import DEPLOY
 
 ALERTS = rules_of(DEPLOY / "rules" / "alerts.yml")
-RECORDED = rules_of(DEPLOY / "rules" / "recording.yml")
 TESTS = yaml.safe_load((DEPLOY / "tests" / "alerts.yml").read_text(encoding="utf-8"))["tests"]
-_OF_PROMETHEUS = {"up", "ALERTS"}
 
 
 def promtool(*words: str) -> subprocess.CompletedProcess[str]:
@@ -64,15 +61,3 @@ def test_every_alert_has_both_tests() -> None:
     assert [test["name"] for test in TESTS] == [
         f"{name} {what}" for name in names for what in ("fires", "is quiet")
     ]
-
-
-def test_rules_ask_for_metrics_that_there_are() -> None:
-    known = {rule["record"] for rule in RECORDED} | _OF_PROMETHEUS
-    for metrics in PROCESSES.values():
-        for metric in metrics:
-            parts = ("_bucket", "_count", "_sum") if metric.kind is MetricKind.HISTOGRAM else ("",)
-            known |= {f"{metric.name}{part}" for part in parts}
-    for rule in (*ALERTS, *RECORDED):
-        expr = re.sub(r'"[^"]*"', '""', rule["expr"])
-        asked = set(re.findall(r"\b(?:gpufaas|gateway|provider)[\w:]*(?=[{\[ )]|$)", expr))
-        assert asked <= known, rule

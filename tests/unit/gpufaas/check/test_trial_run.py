@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas.check import local_rules
-from gpufaas.check.findings import Finding, FoundBy, UseOutcome, UseRule, without_repeats
+from gpufaas.check.findings import Finding, UseOutcome, UseRule
 from gpufaas.check.report_text import Checked, as_json, as_text
 from gpufaas.check.trial_run import (
     LocalGraph,
@@ -17,7 +16,7 @@ from gpufaas.check.trial_run import (
     ReportedBreak,
     TrialRun,
 )
-from gpufaas.check.verdicts import judge, share_in_graphs
+from gpufaas.check.verdicts import judge, of_break, of_local, share_in_graphs
 from torch_shim.advice import break_reasons
 
 # Said where Dynamo does not say it by one of its registered names.
@@ -39,16 +38,14 @@ def ran(**more: object) -> TrialRun:
 
 
 def checked(*found: Finding, run: TrialRun | None = None) -> Checked:
-    return Checked("app.py", [Path("app.py").resolve()], found, run)
+    return Checked("app.py", found, run or ran())
 
 
 def test_patterns_match_dynamos_messages() -> None:
     names = registered()
     wrong = []
     for pattern, advice in break_reasons.BREAKS:
-        reasons = {
-            name: local_rules.of_break(name).why for name in names if re.search(pattern, name)
-        }
+        reasons = {name: of_break(name).why for name in names if re.search(pattern, name)}
         if advice.why not in reasons.values():
             wrong.append((pattern, reasons))
 
@@ -74,7 +71,7 @@ def test_patterns_match_dynamos_messages() -> None:
     ],
 )
 def test_break_is_reported_in_plain_words(reason: str, why: str) -> None:
-    rule = local_rules.of_break(reason)
+    rule = of_break(reason)
 
     assert (rule.why, rule.outcome, rule.heavy) == (why, UseOutcome.LOCAL, False)
     assert rule.remedy
@@ -107,7 +104,7 @@ def test_break_is_reported_in_plain_words(reason: str, why: str) -> None:
     ],
 )
 def test_local_graph_is_reported_in_plain_words(reason: str, why: str) -> None:
-    assert local_rules.of_local(reason, heavy=True).why == why
+    assert of_local(reason, heavy=True).why == why
 
 
 @pytest.mark.parametrize(("operators", "heavy"), [(5, False), (6, True)])
@@ -134,16 +131,13 @@ def test_operator_is_heavy_when_all_calls_would_take_long_at_its_fastest(
     assert [finding.rule.heavy for finding in found] == [True] * heavy
 
 
-def test_refusal_of_the_run_is_reported_once_when_the_source_shows_it_already() -> None:
-    rule = UseRule(UseOutcome.CANNOT, "no such thing", "leave it out")
-    source = Finding(str(Path("app.py").resolve()), 3, "torch.cuda.CUDAGraph", rule)
-    run = ran(refused=[RefusedCall("app.py", line, "CUDAGraph", "leave it out") for line in (3, 4)])
+def test_refusals_are_reported_once_a_line() -> None:
+    places = [(3, "CUDAGraph"), (3, "CUDAGraph.replay"), (4, "CUDAGraph")]
+    run = ran(refused=[RefusedCall("app.py", *place, "leave it out") for place in places])
 
-    found = list(without_repeats([source, *judge(run)]))
-
-    assert [(finding.line, finding.seen) for finding in found] == [
-        (3, FoundBy.SOURCE),
-        (4, FoundBy.RUN),
+    assert [(finding.line, finding.what) for finding in judge(run)] == [
+        (3, "CUDAGraph"),
+        (4, "CUDAGraph"),
     ]
 
 
@@ -155,7 +149,6 @@ def test_share_is_of_the_operators_of_modules() -> None:
 @pytest.mark.parametrize(
     ("rule", "passes"),
     [
-        (UseRule(UseOutcome.REDIRECTED), True),
         (UseRule(UseOutcome.LOCAL, "light"), True),
         (UseRule(UseOutcome.LOCAL, "work", "do", heavy=True), False),
         (UseRule(UseOutcome.CANNOT, "no", "do"), False),
@@ -176,7 +169,9 @@ def test_check_fails_when_the_program_fails() -> None:
 
 def test_sparse_operator_has_no_remedy() -> None:
     names = ("mm", "sparse matmul", "_sparse_mm")
-    operators = [OutsideOperator("app.py", 9, name, 3, 0.1, 0.1) for name in names]
+    operators = [
+        OutsideOperator("app.py", line, name, 3, 0.1, 0.1) for line, name in enumerate(names)
+    ]
     found = list(judge(ran(operators=operators)))
     assert [bool(finding.rule.remedy) for finding in found] == [True, False, False]
 
@@ -221,16 +216,14 @@ def test_json_has_place_reason_and_remedy_of_each_finding() -> None:
 
 
 def test_text_says_what_runs_on_the_cpu_when_nothing_ran_on_the_gpu() -> None:
-    file = str(Path("app.py").resolve())
-    moved = Finding(file, 9, "sparse.cuda()", UseRule(UseOutcome.REDIRECTED))
     run = ran(
         graph_calls=0,
         graph_operators=0,
         operators=[OutsideOperator("app.py", 9, "mm", 3, 0.001, 0.0001)],
     )
-    text = as_text(checked(moved, *judge(run), run=run))
+    text = as_text(checked(*judge(run), run=run))
+    assert text.startswith("app.py: ran in 1.0 s, exit code 0\n")
     assert "runs on the CPU: 1" in text
-    assert "redirected to the GPU" not in text, "the same line"
     assert "nothing stands in the way" not in text
     assert "all of it ran on the\nfunction's own processor" in text
     assert text.splitlines()[-1].startswith("nothing ran on the GPU")

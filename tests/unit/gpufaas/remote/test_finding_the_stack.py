@@ -18,7 +18,7 @@ from tests.kit.network.answering import answering
 COMMANDS: Sequence[Sequence[str]] = (
     ("status", "--once"), ("top", "--once"), ("bill",), ("policy", "get"), ("quota", "show"),
     ("explain",), ("trace",), ("models",), ("pin", "m"), ("unpin", "m"), ("evict", "m"),
-    ("prefetch", "m"), ("workflow", "list"), ("load", "--functions", "f", "--rate", "1"),
+    ("prefetch", "m"), ("workflow", "list"),
 )  # fmt: skip
 _NAMED_ELSEWHERE = ("GPUFAAS_SCHEDULER", "OPENFAAS_URL", "GPUFAAS_TOKEN", "secret_mount_path")
 

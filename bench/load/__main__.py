@@ -1,45 +1,58 @@
-"""`gpufaas load`: calls functions at a rate, and reports latencies and failures."""
+"""`python -m bench.load`: calls functions at a rate, and reports latencies and failures."""
 
 import argparse
 import asyncio
-import contextlib
 import json
 import math
+import os
 import re
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import uvloop
 
-from common.time_limits import time_limit
+from bench.load import arrivals, result_text
+from bench.load.arrivals import Arrival, Choices
+from bench.load.http_callers import LoadTarget, target_at
+from bench.load.load_run import LoadOutcome, TrafficPlan, run
+from bench.load.statistics import CacheCounts
+from common.errors import NoResponse
+from common.http.client import ClientSettings, HttpClient
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
-from gpufaas.load import arrivals, result_text
-from gpufaas.load.arrivals import Arrival, Choices
-from gpufaas.load.http_callers import LoadTarget, target_at
-from gpufaas.load.load_run import LoadOutcome, TrafficPlan, run
-from gpufaas.load.statistics import CacheCounts
-from gpufaas.options.subparsers import Commands
-from gpufaas.output import optional_pictures
+from gpufaas.output.optional_pictures import load_pictures, make_folder
 from gpufaas.remote.gateway_api import add_gateway_url_option, gateway_url
 from gpufaas.remote.scheduler_api import SchedulerApi, add_scheduler_options, scheduler_api
 from gpufaas.stack.example_body import example_body
+from scheduler.model.errors import SchedulerError
 from scheduler.sim import azure_trace
 from scheduler.sim.workload import Arrivals, Pattern
 
 _CONNECT_S = 5.0
 _LOOK_S = 2.0
-_EXIT_NONE_SUCCEEDED = 1
+_EXIT_NONE_SUCCEEDED, _EXIT_BAD_USE = 1, 2
+_CHART = "bench.load.latency_chart"
 _JSON = "application/json"
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "upgrade", "expect"})
 
 
-def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
-    parser = commands.add_parser("load", help="call functions at a rate, and measure")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the calls and print figures of them; 1 if no call succeeded, 2 for a bad value."""
+    options = _parser().parse_args(arguments)
+    options.environment = dict(os.environ)
+    try:
+        return _run(options)
+    except (SchedulerError, GpuManagerError, CommandError) as error:
+        print(f"bench.load: {error}", file=sys.stderr)
+        return _EXIT_BAD_USE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.load", description=__doc__)
     add = parser.add_argument
     most_first = "with commas or blanks, by popularity: the first one most"
     add("--functions", required=True, nargs="+", metavar="A", help=most_first)
@@ -65,7 +78,7 @@ def add_parser(commands: Commands) -> None:
     add_gateway_url_option(parser)
     add("--out", metavar="DIR", help="draw latencies there, in load.png (no picture)")
     add_scheduler_options(parser)
-    parser.set_defaults(run=_run)
+    return parser
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -198,22 +211,15 @@ async def _load(
 
 async def _check_gateway(target: LoadTarget) -> None:
     """CommandError if no server accepts a connection."""
+    client = HttpClient(ClientSettings(connect_s=_CONNECT_S, tls=target.tls))
     try:
-        async with time_limit(_CONNECT_S):
-            _, writer = await asyncio.open_connection(
-                target.url.host, target.url.port, ssl=target.tls
-            )
-    except TimeoutError as error:
-        raise CommandError(f"no gateway answers at {target.url} within {_CONNECT_S:g} s") from error
-    except OSError as error:
-        why = error.strerror or error
+        connection = await client.connect(target.address)
+    except NoResponse as error:
         raise CommandError(
-            f"no gateway answers at {target.url}: {why}; `gpufaas up` starts one, "
+            f"no gateway answers at {target.url}: {error}; `gpufaas up` starts one, "
             "--gateway URL names another"
         ) from error
-    writer.close()
-    with contextlib.suppress(OSError):  # the connection was accepted, which is all we need to know
-        await writer.wait_closed()
+    connection.fail("nothing is asked")
 
 
 def _scheduler(options: argparse.Namespace) -> SchedulerApi | None:
@@ -253,9 +259,13 @@ def _draw(outcome: LoadOutcome, out: str) -> str | None:
     if not len(outcome.tally):
         return None
     try:
-        path = optional_pictures.make_folder(out) / "load.png"
-        optional_pictures.load_pictures(optional_pictures.LATENCY).draw(outcome, path)
+        path = make_folder(out) / "load.png"
+        load_pictures(_CHART).draw(outcome, path)
     except (CommandError, OSError) as error:
         print(f"no picture: {error}", file=sys.stderr)
         return None
     return str(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

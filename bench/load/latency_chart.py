@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gpufaas.load.load_run import LoadOutcome
+from bench.load.load_run import LoadOutcome
 from scheduler.sim.simulation_tally import percentile
 
 _BLUE, _ORANGE, _RED = "#0072B2", "#E69F00", "#D55E00"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from gpufaas.load.load_run import LoadOutcome
-from gpufaas.load.statistics import CacheCounts, CallFigures, Latency
+from bench.load.load_run import LoadOutcome
+from bench.load.statistics import CacheCounts, CallFigures, Latency
 from scheduler.sim.simulation_tally import percentile
 
 _LATE_S = 0.01

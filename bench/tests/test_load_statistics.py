@@ -1,13 +1,13 @@
-"""What `gpufaas load` counts, and how it is shown."""
+"""What a load counts, and how it is shown."""
 
 import json
 from dataclasses import astuple
 
 import pytest
 
-from gpufaas.load.load_run import LoadOutcome
-from gpufaas.load.result_text import as_json, result_text
-from gpufaas.load.statistics import CacheCounts, CallTally, latency
+from bench.load.load_run import LoadOutcome
+from bench.load.result_text import as_json, result_text
+from bench.load.statistics import CacheCounts, CallTally, latency
 
 
 def tally(*calls: tuple[int, float, int], begun: int | None = None) -> CallTally:

@@ -7,17 +7,17 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from gpufaas.load.arrivals import Arrival
-from gpufaas.load.http_callers import (
+from bench.load.arrivals import Arrival
+from bench.load.http_callers import (
     NO_ANSWER,
     DueCall,
-    GatewayConnections,
+    GatewayCalls,
     LoadTarget,
     OnAnswer,
     OnRefusal,
 )
-from gpufaas.load.pacing import PreciseTimer
-from gpufaas.load.statistics import CallTally
+from bench.load.pacing import PreciseTimer
+from bench.load.statistics import CallTally
 
 _LOOK_S = 0.25
 _PAUSE_S = 0.2
@@ -73,7 +73,7 @@ class _LoadRun:
         self._stop = stop
         self._watch = watch
         self._outcome = LoadOutcome(CallTally(plan.functions))
-        self._callers = GatewayConnections(
+        self._callers = GatewayCalls(
             plan.target,
             plan.requests,
             self._ended,

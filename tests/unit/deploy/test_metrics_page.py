@@ -5,7 +5,7 @@ import re
 import pytest
 
 from common.telemetry.metrics import Metric, MetricKind
-from gpufaas.dashboards.metrics_page import PAGE, PROCESSES, rewritten
+from deploy.metrics_page import PAGE, PROCESSES, rewritten
 from tests.kit.places import ROOT
 
 EVERY = [metric for metrics in PROCESSES.values() for metric in metrics]
@@ -13,7 +13,7 @@ EVERY = [metric for metrics in PROCESSES.values() for metric in metrics]
 
 def test_page_is_current() -> None:
     text = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert rewritten(text, ROOT) == text, "python -m gpufaas.dashboards.metrics_page rewrites it"
+    assert rewritten(text, ROOT) == text, "python -m deploy.metrics_page rewrites it"
 
 
 def test_page_without_a_place_for_a_table_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""`python -m gpufaas.dashboards.metrics_page`: writes docs/metrics.md's tables from the code."""
+"""`python -m deploy.metrics_page`: writes docs/metrics.md's tables from the code."""
 
 import argparse
 import sys
@@ -31,17 +31,13 @@ def rewritten(text: str, root: Path) -> str:
 
 def main() -> int:
     """Rewrite the page; with --check, only report whether it is current."""
-    parser = argparse.ArgumentParser(prog="gpufaas.dashboards.metrics_page", description=__doc__)
+    parser = argparse.ArgumentParser(prog="deploy.metrics_page", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; 1 if it is old")
     check = parser.parse_args().check
     before = PAGE.read_text(encoding="utf-8")
     after = rewritten(before, Path())
     if check:
-        print(
-            "current"
-            if before == after
-            else "python -m gpufaas.dashboards.metrics_page rewrites it"
-        )
+        print("current" if before == after else "python -m deploy.metrics_page rewrites it")
         return int(before != after)
     PAGE.write_text(after, encoding="utf-8")
     return 0

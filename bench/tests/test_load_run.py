@@ -1,4 +1,4 @@
-"""`gpufaas load` against a gateway, and against servers that behave badly."""
+"""`python -m bench.load` against a gateway, and against servers that behave badly."""
 
 import asyncio
 import contextlib
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.load.__main__ import main
+from bench.load.arrivals import Choices
+from bench.load.http_callers import target_at
+from bench.load.load_run import LoadOutcome, TrafficPlan, run
+from bench.load.pacing import PreciseTimer
 from gateway_ext.model import Deployment
-from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.load.arrivals import Choices
-from gpufaas.load.http_callers import target_at
-from gpufaas.load.load_run import LoadOutcome, TrafficPlan, run
-from gpufaas.load.pacing import PreciseTimer
 from gpufaas.local.held_ports import HeldPort
 from gpufaas.options.cluster_secret import cluster_secret
 from tests.kit.fakes.fake_function import Behaviour, FakeFunction, a_function, says
@@ -48,7 +48,7 @@ def at(url: str, functions: str) -> list[str]:
     """The command for a gateway beside which there is no scheduler."""
     cluster_secret("secret", {}, make=True)
     nowhere = ["--scheduler", "http://127.0.0.1:9", "--secret-file", "secret"]
-    return ["load", "--gateway", url, "--functions", functions, *nowhere]
+    return ["--gateway", url, "--functions", functions, *nowhere]
 
 
 def a_plan(url: str, **more: object) -> TrafficPlan:
@@ -172,11 +172,11 @@ def test_load_fails_when_nothing_went_well(
 
 
 def test_load_reports_in_one_line_that_no_gateway_answers(capsys: Output) -> None:
-    code = main(["load", "--gateway", "http://127.0.0.1:9", "--functions", "f", "--rate", "1"])
+    code = main(["--gateway", "http://127.0.0.1:9", "--functions", "f", "--rate", "1"])
 
     out, err = capsys.readouterr()
-    assert (code, out) == (EXIT_BAD_USE, "")
-    assert err.startswith("gpufaas load: no gateway answers at http://127.0.0.1:9: ")
+    assert (code, out) == (2, "")
+    assert err.startswith("bench.load: no gateway answers at http://127.0.0.1:9: ")
     assert err.count("\n") == 1
 
 
@@ -203,7 +203,7 @@ def test_load_reports_in_one_line_that_no_gateway_answers(capsys: Output) -> Non
 def test_load_refuses_options_that_mean_nothing(
     arguments: list[str], complaint: str, capsys: Output
 ) -> None:
-    assert main(["load", "--functions", "f", *arguments]) == EXIT_BAD_USE
+    assert main(["--functions", "f", *arguments]) == 2
     assert complaint in capsys.readouterr().err
 
 
@@ -324,9 +324,12 @@ async def test_closed_loop_keeps_as_many_calls_in_flight_as_clients() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b"", "the gateway closed the connection"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok", "the gateway closed the connection"),
-        (b"nonsense\r\n\r\n", "the answer is no HTTP"),
+        (b"", "the gateway: it closed the connection"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok",
+            "the gateway: it closed the connection",
+        ),
+        (b"nonsense\r\n\r\n", "the gateway: it sent no valid HTTP"),
     ],
 )
 async def test_an_answer_that_is_none_is_counted_with_its_reason(
@@ -358,7 +361,7 @@ async def test_a_call_that_is_not_answered_in_time_ends() -> None:
 
     outcome = await work()
 
-    assert dict(outcome.tally.reasons) == {"no answer within 0.2 s": 1}
+    assert dict(outcome.tally.reasons) == {"the gateway: no answer within 0.2 s": 1}
     assert outcome.elapsed_s < 30.0
 
 

@@ -1,12 +1,12 @@
-"""The functions that `gpufaas load` calls, and when."""
+"""The functions that a load calls, and when."""
 
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from bench.load.arrivals import Choices, at_rate, shares, traced
 from gpufaas.errors import CommandError
-from gpufaas.load.arrivals import Choices, at_rate, shares, traced
 from scheduler.model.errors import BadWorkload
 from scheduler.sim.workload import Arrivals, Pattern
 

@@ -1,0 +1,1 @@
+"""`python -m bench.load`: calls functions at a rate or from clients, and measures."""

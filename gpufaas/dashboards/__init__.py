@@ -1,1 +1,0 @@
-"""Grafana's dashboards as code: `python -m gpufaas.dashboards` writes their JSON."""

@@ -1,1 +1,0 @@
-"""`gpufaas load`: calls functions at a rate or from several clients, and reports results."""
