@@ -19,7 +19,7 @@ from bench.load.arrivals import Arrival, Choices
 from bench.load.http_callers import LoadTarget, target_at
 from bench.load.load_run import LoadOutcome, TrafficPlan, run
 from bench.load.statistics import CacheCounts
-from common.errors import NoResponse
+from common.errors import CommonError, NoResponse
 from common.http.client import ClientSettings, HttpClient
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.environment = dict(os.environ)
     try:
         return _run(options)
-    except (SchedulerError, GpuManagerError, CommandError) as error:
+    except (SchedulerError, GpuManagerError, CommonError, CommandError) as error:
         print(f"bench.load: {error}", file=sys.stderr)
         return _EXIT_BAD_USE
 

@@ -149,6 +149,7 @@ class GatewayCalls:
         try:
             connection = await self._client.connect(self._address)
         except NoResponse as error:
+            self._opening -= {asyncio.current_task()}  # its place is free for a call that waits
             self._end(call, NO_ANSWER, f"the gateway: {error}")
         else:
             self._make(connection, call)

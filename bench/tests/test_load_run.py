@@ -13,7 +13,7 @@ import pytest
 
 from bench.load.__main__ import main
 from bench.load.arrivals import Choices
-from bench.load.http_callers import target_at
+from bench.load.http_callers import NO_ANSWER, DueCall, GatewayCalls, target_at
 from bench.load.load_run import LoadOutcome, TrafficPlan, run
 from bench.load.pacing import PreciseTimer
 from gateway_ext.model import Deployment
@@ -21,7 +21,7 @@ from gpufaas.local.held_ports import HeldPort
 from gpufaas.options.cluster_secret import cluster_secret
 from tests.kit.fakes.fake_function import Behaviour, FakeFunction, a_function, says
 from tests.kit.fakes.memory_provider import MemoryProvider
-from tests.kit.waiting import PATIENCE_S
+from tests.kit.waiting import PATIENCE_S, eventually
 from tests.kit.worlds.gateway_world import gateway_world
 
 Output = pytest.CaptureFixture[str]
@@ -372,6 +372,25 @@ async def test_a_gateway_that_goes_away_fails_calls_and_ends_nothing_early() -> 
 
     assert set(outcome.tally.figures().statuses) == {"no answer"}
     assert 2 <= len(outcome.tally) <= 20, "it asks again, but not without pause"
+
+
+async def test_calls_that_wait_for_a_connection_end_when_none_can_be_made() -> None:
+    ended: list[int] = []
+    with HeldPort() as left:
+        target = target_at(left.url)
+        calls = GatewayCalls(
+            target,
+            [target.request("f", b"hi", "text/plain")],
+            lambda _call, status, _reason: ended.append(status),
+            most=1,
+            timeout_s=PATIENCE_S,
+        )
+        for _ in range(3):
+            calls.call(DueCall(0, 0.0))
+        await eventually(lambda: len(ended) == 3)
+        await calls.close()
+
+    assert ended == [NO_ANSWER] * 3
 
 
 async def test_what_came_so_far_is_kept_when_it_is_stopped() -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def test_rules_ask_for_metrics_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=[path.stem for path in DASHBOARDS])
-def test_dashboard_asks_for_metrics_that_there_are(path: Any) -> None:
+def test_dashboard_asks_for_metrics_that_there_are(path: Path) -> None:
     page = json.loads(path.read_text(encoding="utf-8"))
     chosen = page["templating"]["list"]
     exprs = [target["expr"] for panel in shown_panels(page) for target in panel["targets"]]
@@ -58,7 +59,7 @@ def test_dashboard_asks_for_metrics_that_there_are(path: Any) -> None:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=[path.stem for path in DASHBOARDS])
-def test_dashboard_needs_no_plugin_and_takes_its_source_from_the_reader(path: Any) -> None:
+def test_dashboard_needs_no_plugin_and_takes_its_source_from_the_reader(path: Path) -> None:
     page = json.loads(path.read_text(encoding="utf-8"))
 
     assert {panel["type"] for panel in page["panels"]} <= _PANELS
