@@ -158,7 +158,7 @@ class FunctionServer:
 
     def _give_way(self) -> None:
         sys.stderr.write("every thread is held by calls that timed out: this process ends\n")
-        sys.stderr.flush()
+        sys.stderr.flush()  # not stdout: a thread may be held in a write to it
         os._exit(1)
 
 
