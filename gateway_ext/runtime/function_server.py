@@ -94,7 +94,7 @@ class FunctionServer:
         elif 0 < self._settings.max_inflight <= len(calls.live):
             connection.refuse(429, "the function has as many calls as it takes")
         else:
-            event = HandlerEvent(head.method, head.target, head.headers, body)
+            event = HandlerEvent(head.method, head.target, head.headers, body, calls.data)
             call = calls.begin(event, connection)
             if self._gathered is not None:
                 self._gathered.add(call)
