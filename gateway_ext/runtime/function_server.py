@@ -94,7 +94,7 @@ class FunctionServer:
         elif 0 < self._settings.max_inflight <= len(calls.live):
             connection.refuse(429, "the function has as many calls as it takes")
         else:
-            event = HandlerEvent(head.method, head.target, head.headers, body)
+            event = HandlerEvent(head.method, head.target, head.headers, body, calls.data)
             call = calls.begin(event, connection)
             if self._gathered is not None:
                 self._gathered.add(call)
@@ -158,7 +158,7 @@ class FunctionServer:
 
     def _give_way(self) -> None:
         sys.stderr.write("every thread is held by calls that timed out: this process ends\n")
-        sys.stderr.flush()
+        sys.stderr.flush()  # not stdout: a thread may be held in a write to it
         os._exit(1)
 
 

@@ -73,7 +73,6 @@ class HandlerCalls:
 
     def begin(self, event: HandlerEvent, connection: ServerConnection) -> "HandlerCall":
         """Start a call whose answer goes to this connection; batches start those of a list."""
-        event.passed = self.data
         call = HandlerCall(self, event, connection)
         self.live[call] = True
         if self._in_thread:

@@ -1,7 +1,6 @@
 """The process's life: settings, the socket, the handler's module, and the end."""
 
 import argparse
-import ctypes
 import os
 import signal
 import socket
@@ -16,12 +15,11 @@ from gateway_ext.runtime.function_server import FunctionServer
 from gateway_ext.runtime.handler import handler_module
 from gateway_ext.runtime.handler.handler_module import Handler, ListHandler
 from gateway_ext.runtime.listen_addresses import BadListenAddress, leave, listening
-from gateway_ext.runtime.quick_end import end_at_once
+from gateway_ext.runtime.quick_end import die_with, end_at_once
 from gateway_ext.runtime.runtime_settings import BadRuntimeSetting, RuntimeSettings
 from gateway_ext.runtime.serving_processes import Workers
 from gateway_ext.runtime.template import example_calls, fork_line, template_process
 
-_SET_DEATH_SIGNAL = 1
 _ASK_FOR_MORE = "the annotation com.gpufaas.batch-handler says how many it takes"
 
 
@@ -71,9 +69,7 @@ def _flush_lines(*streams: TextIO) -> None:
 
 def _work(settings: RuntimeSettings, options: argparse.Namespace) -> int:
     """Run one of several workers, which accepts connections once its parent agrees."""
-    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != options.parent:
-        return 1
+    die_with(options.parent)
     os.set_inheritable(options.worker, False)
     listener = listening(f"fd:{options.listener}")
     code, clean = _serve(settings, listener, parent=socket.socket(fileno=options.worker))

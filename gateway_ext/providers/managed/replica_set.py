@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Generic
 
-from gateway_ext.model import Endpoint, SlowStart
+from gateway_ext.model import Deployment, Endpoint, SlowStart
 from gateway_ext.providers.managed.replica import I, Replica, ReplicaContext
 
 
@@ -14,6 +14,11 @@ class ReplicaSet(ABC, Generic[I]):
     def __init__(self, context: ReplicaContext, running: Iterable[I] = ()) -> None:
         self._context = context
         self.replicas = [Replica(context, self._make, one) for one in running]
+
+    @property
+    @abstractmethod
+    def deployment(self) -> Deployment:
+        """The deployment that they run."""
 
     @abstractmethod
     async def _make(self) -> I:

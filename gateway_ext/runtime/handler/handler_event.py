@@ -81,7 +81,15 @@ class QueryParameters(Multi):
 class HandlerEvent:
     """One call: body, headers, method, query, path."""
 
-    def __init__(self, method: str, target: str, headers: Headers, body: bytes) -> None:
+    def __init__(
+        self,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: bytes,
+        passed: HandlerData = NO_DATA,
+    ) -> None:
+        """`passed` has the data of other functions, where this one can have it."""
         path, _, query = target.partition("?")
         self.body = body
         self.headers = headers
@@ -89,7 +97,7 @@ class HandlerEvent:
         self.path = unquote(path) if "%" in path else path
         self._query_text = query
         self._query: QueryParameters | None = None
-        self.passed = NO_DATA  # set where the function can have data of others
+        self._passed = passed
 
     @property
     def query(self) -> QueryParameters:
@@ -101,7 +109,7 @@ class HandlerEvent:
     @property
     def data(self) -> object:
         """The value that the caller named by its handle, in X-Gpu-Data; of several a list."""
-        return self.passed.named(self.headers)
+        return self._passed.named(self.headers)
 
 
 class HandlerContext:

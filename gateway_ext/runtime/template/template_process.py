@@ -5,10 +5,8 @@ leaves the template by way of a process in between, so that whoever keeps the te
 parent: it is looked after, and ends, as if it had been started anew.
 """
 
-import ctypes
 import importlib
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
@@ -19,6 +17,7 @@ from typing import NamedTuple
 from gateway_ext.runtime.handler import handler_module
 from gateway_ext.runtime.handler.handler_failure import HandlerErrors
 from gateway_ext.runtime.handler.handler_module import Handler
+from gateway_ext.runtime.quick_end import die_with
 from gateway_ext.runtime.template import example_calls, fork_obstacles, process_names
 from gateway_ext.runtime.template.example_calls import BadExample
 from gateway_ext.runtime.template.fork_line import VARIABLE, ControlLine, ForkOrder
@@ -31,7 +30,6 @@ _TRACING, _WAIT = "GPUFAAS_TRACING", "wait"
 # The orders to make the example calls, and the pauses in which calls that are put off, as by a
 # quota, are made again: the gateway waits for ten minutes, workers wait for it with their start.
 _WARM_PAUSES_S = {"warm": (1, 2, 4, 8, 15, 30, 60, 60, 60, 60), "warm at once": ()}
-_SET_DEATH_SIGNAL = 1
 _STANDARD = (0, 1, 2)
 
 
@@ -181,9 +179,7 @@ class Template:
     def _begin(self, order: ForkOrder) -> None:
         """In the new process: have nothing of the template's, and tell the gateway."""
         os.setsid()
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != self._keeper:
-            os._exit(1)
+        die_with(self._keeper)
         fork_obstacles.reopen_files({*_STANDARD, self._line.descriptor, *order.descriptors})
         self._take_place(order)
 

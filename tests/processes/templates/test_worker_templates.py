@@ -24,6 +24,20 @@ def handle(event, context):
 """
 _THREAD = "from threading import Event, Thread\nThread(target=Event().wait, daemon=True).start()\n"
 
+# A template whose first report is none: brackets without end.
+_NO_REPORT = """
+import os, socket
+if "GPUFAAS_TEMPLATE=" in open("/proc/self/environ").read():
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            line = socket.socket(fileno=os.dup(number))
+        except OSError:
+            continue
+        if line.type == socket.SOCK_SEQPACKET:
+            line.send(b"[" * 5000)
+        line.close()
+"""
+
 
 def told(running: Running) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(running.call().body)
@@ -78,6 +92,14 @@ def test_workers_are_started_anew_when_the_handler_cannot_be_forked() -> None:
     with runtime(_THREAD + _TELLING, workers=2) as running:
         workers = until_told(running, lambda found: len(found) == 2)
         assert all(one["imported_by"] == one["pid"] for one in workers)
+        assert running.stop() == 0
+
+
+def test_workers_are_started_anew_when_the_template_sends_what_is_no_report() -> None:
+    with runtime(_NO_REPORT + _TELLING, workers=2) as running:
+        workers = until_told(running, lambda found: len(found) == 2)
+        assert all(one["imported_by"] == one["pid"] for one in workers)
+        assert "workers are started without a template: sent what is no report" in running.written()
         assert running.stop() == 0
 
 

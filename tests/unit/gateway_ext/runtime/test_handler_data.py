@@ -41,9 +41,8 @@ class Kept(HandlerData):
 
 
 def event(kept: HandlerData, *data: str) -> HandlerEvent:
-    found = HandlerEvent("POST", "/", Headers([("X-Gpu-Data", each) for each in data]), b"")
-    found.passed = kept
-    return found
+    headers = Headers([("X-Gpu-Data", each) for each in data])
+    return HandlerEvent("POST", "/", headers, b"", kept)
 
 
 def test_context_puts_gets_and_drops() -> None:

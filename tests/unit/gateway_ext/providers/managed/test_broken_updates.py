@@ -2,15 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Endpoint, Troubles
+from gateway_ext.providers.managed.managed_function import ManagedFunction, Rollout
 from gateway_ext.providers.managed.replica import Replica
 from gateway_ext.providers.managed.replica_set import ReplicaSet
-from gateway_ext.providers.managed.rollout import Rollout
 from tests.kit.processes.process_functions import Heard
 from tests.kit.waiting import eventually
 from tests.unit.gateway_ext.providers.managed.managed_world import DEPLOYMENT, F, StillOwner
@@ -61,7 +61,9 @@ class World:
 
     def __init__(self, current: StillVersion | None) -> None:
         self.owner, self.heard = StillOwner(), Heard()
-        self.rollout: Rollout[StillVersion] = Rollout(self.owner, self.heard, 1.0)
+        self.rollout: Rollout[StillVersion] = Rollout(
+            cast(ManagedFunction[Any, Any], self.owner), self.heard, 1.0
+        )
         if current is not None:
             self.rollout.current = current
 

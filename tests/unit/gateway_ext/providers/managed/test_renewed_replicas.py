@@ -2,12 +2,13 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
+from gateway_ext.providers.managed.managed_function import ManagedFunction, Rollout
 from gateway_ext.providers.managed.managed_settings import ManagedSettings
 from gateway_ext.providers.managed.replica import Replica, ReplicaContext
 from gateway_ext.providers.managed.replica_set import ReplicaSet
-from gateway_ext.providers.managed.rollout import Rollout
 from tests.kit.processes.process_functions import Heard
 from tests.kit.virtual_time import until, virtually
 from tests.unit.gateway_ext.providers.managed.managed_world import (
@@ -57,7 +58,9 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.owner, self.heard = StillOwner(), Heard()
-        self.rollout: Rollout[AgingVersion] = Rollout(self.owner, self.heard, 1.0)
+        self.rollout: Rollout[AgingVersion] = Rollout(
+            cast(ManagedFunction[Any, Any], self.owner), self.heard, 1.0
+        )
         self.version = AgingVersion(self)
 
     async def age(self, count: int) -> None:
