@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := common cache_manager scheduler gpu_manager torch_shim gateway_ext gpufaas
-TYPED := $(wildcard $(PACKAGES) bench hunt compat tests)
+TYPED := $(wildcard $(PACKAGES) bench hunt compat research tests)
 BACKEND := hatchling
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
 
@@ -81,6 +81,7 @@ long-soak:
 	@$(MAKE) soak ARGS="--seconds 600"
 
 long-papers: setup
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 3600 research/long_tests
 	@for paper in thesis sage esg interference tenants; do \
 	  $(BIN)/gpufaas reproduce --paper $$paper --out docs || exit 1; \
 	done

@@ -10,7 +10,7 @@ from tests.kit.places import ROOT
 PRODUCT = (
     "common", "cache_manager", "scheduler", "gpu_manager", "torch_shim", "gateway_ext", "gpufaas",
 )  # fmt: skip
-OUTSIDE = ("bench", "compat", "hunt", "tests")
+OUTSIDE = ("bench", "compat", "hunt", "research", "tests")
 MOST_FILES = 15
 # A file below it is named as its subcommand is.
 COMMANDS = "gpufaas/commands"
