@@ -25,7 +25,6 @@ _PATTERNS = (
     "scheduler/estimates/interference/ridge_regression.py",
     "scheduler/estimates/interference/slowdowns.py",
     "scheduler/policies/*.py",
-    "scheduler/policies/weighing/*.py",
     "scheduler/sim/engine.py",
     "scheduler/sim/simulation_tally.py",
 )

@@ -14,7 +14,7 @@ from scheduler.model.errors import BadParameter, UnknownPolicy
 from scheduler.policies.placement_policy import Policy
 
 _LARGEST = 1e15
-_NOT_POLICIES = frozenset({"parameter_bounds", "placement_policy", "weighing"})
+_NOT_POLICIES = frozenset({"placement_policy", "weighing"})
 
 
 class Described(NamedTuple):

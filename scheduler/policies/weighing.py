@@ -1,10 +1,11 @@
-"""Batches of waiting requests, the configurations they could have, and GPUs with room for them."""
+"""What several policies weigh: copies of models, waits for them, batches of requests."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from cache_manager.model.ids import ModelId
 from scheduler.model.values import Configuration
-from scheduler.policies.placement_policy import GpuRoom, RequestView, SlotView, View
+from scheduler.policies.placement_policy import GpuRoom, ModelFacts, RequestView, SlotView, View
 from scheduler.workflows.cost_to_go import cost_to_go, scarcity_prices
 from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile
 
@@ -12,6 +13,79 @@ from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile
 NOTHING_AHEAD = cost_to_go(())
 # A time that was measured as nothing.
 _LEAST_S = 1e-9
+
+
+class Gain(NamedTuple):
+    """The seconds that an action gains over none, by reason; what it costs is below zero."""
+
+    waiting: float = 0.0
+    coming: float = 0.0
+    load: float = 0.0
+    victims: float = 0.0
+    data: float = 0.0
+    neighbours: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of them together."""
+        return sum(self)
+
+    def named(self) -> dict[str, float]:
+        """Those that are not 0, by name."""
+        named = zip(self._fields, self, strict=True)
+        return {name: seconds for name, seconds in named if seconds}
+
+
+def worth_s(view: View, models: Sequence[ModelId], memory: float) -> float:
+    """What these copies are worth, in seconds: what their loss is expected to cost.
+
+    A copy is worth its load, times the requests expected while `memory` such loads' worth of
+    inference runs, times the chance that all other copies are busy.
+    """
+    total_s = 0.0
+    for model in models:
+        facts = view.facts(model)
+        expected = memory * facts.rate * facts.load_s / max(facts.run_s, 1e-6)
+        total_s += facts.load_s * expected * _all_others_busy(facts)
+    return total_s
+
+
+def reloads(view: View, models: Sequence[ModelId]) -> float:
+    """How many requests would wait for loads at a time, on average, if these copies were lost.
+
+    Those that come during one load, times the chance that all other copies are busy.
+    """
+    total = 0.0
+    for model in models:
+        facts = view.facts(model)
+        total += facts.rate * facts.load_s * _all_others_busy(facts)
+    return total
+
+
+def wait_at_s(
+    view: View,
+    request: RequestView,
+    holder: SlotView,
+    begins_s: float,
+    rivals: float,
+    backlog: float,
+) -> float:
+    """How long the last of the requests for these models would wait for this busy holder.
+
+    It could begin one in `begins_s`; `rivals` weighs the work that waits for the other models
+    there, `backlog` a holder's share of what waits for these.
+    """
+    before = view.waiting(request) - 1
+    own_work_s = before * view.run_s(request, holder) / view.copies(request)
+    rivals_s = view.rival_work_s(holder, request)
+    return begins_s + rivals * rivals_s + backlog * own_work_s
+
+
+def neighbours_s(view: View, request: RequestView, slot: SlotView) -> float:
+    """What a request and the runs on a slot lose together if it runs beside them."""
+    slowdown = view.slowdown(request, slot)
+    own_s = view.run_s(request, slot) * (1.0 - 1.0 / slowdown) if slowdown > 1.0 else 0.0
+    return own_s + view.disturbs(request, slot)
 
 
 class StageQueue(NamedTuple):
@@ -110,6 +184,11 @@ def rooms_for(view: View, request: RequestView, most: int) -> list[GpuRoom]:
         room = view.room(slot)
         found.setdefault(room.gpu, room)
     return list(found.values())
+
+
+def _all_others_busy(facts: ModelFacts) -> float:
+    others = facts.copies - 1
+    return min(1.0, facts.rate * facts.run_s / others) ** others if others > 0 else 1.0
 
 
 def _shapes(most_batch: int, slots: int) -> Iterator[tuple[int, int]]:
