@@ -12,48 +12,41 @@ from gpufaas.errors import CommandError
 from gpufaas.output.generated_blocks import page_of_blocks, with_blocks
 from gpufaas.output.optional_pictures import load_pictures, make_folder
 from gpufaas.output.progress_bar import ProgressBar
-from research.esg.esg_blocks import esg_blocks
-from research.esg.esg_experiments import (
+from research.esg.experiments import (
     ESG_STEPS,
     EsgPlan,
     default_esg_plan,
     evaluate_esg,
 )
-from research.grounds.ground_blocks import ground_blocks
-from research.grounds.ground_study import GroundPlan, default_ground_plan, evaluate_grounds
-from research.interference.interference_blocks import interference_blocks
-from research.interference.interference_experiments import (
+from research.esg.page import esg_blocks
+from research.grounds.page import ground_blocks
+from research.grounds.study import GroundPlan, default_ground_plan, evaluate_grounds
+from research.interference.experiments import (
     InterferencePlan,
     default_interference_plan,
     evaluate_interference,
 )
-from research.sage.sage_blocks import sage_blocks
-from research.sage.sage_experiments import (
+from research.interference.page import interference_blocks
+from research.sage.experiments import (
     SAGE_STEPS,
     SagePlan,
     default_sage_plan,
     evaluate,
 )
-from research.tenants.tenant_blocks import tenant_blocks
-from research.tenants.tenant_experiments import (
+from research.sage.page import sage_blocks
+from research.tenants.experiments import (
     TenantPlan,
     default_tenant_plan,
     evaluate_tenants,
 )
-from research.thesis import (
-    beyond,
-    calibrate,
-    experiments,
-    printed_figures,
-    reading_tables,
-)
+from research.tenants.page import tenant_blocks
+from research.thesis import beyond, calibrate, experiments, printed_figures
 from research.thesis.beyond import LoadFamily
 from research.thesis.calibrate import Point
 from research.thesis.experiments import Setting
-from research.thesis.generated_parts import Evaluation, generated_parts
 from research.thesis.latency_bound import average_latency_bound
+from research.thesis.page import Evaluation, MeasuredVariant, ReadVariant, generated_parts, variants
 from research.thesis.printed_figures import Paper
-from research.thesis.reading_tables import MeasuredVariant, ReadVariant
 from research.thesis.readings import Readings
 
 _TITLE = "Evaluation: the thesis's experiments, simulated"
@@ -84,9 +77,10 @@ def default_plan(seeds: int) -> ReproductionPlan:
     """The command's plan."""
     by_arrivals, by_memory = calibrate.around(calibrate.CHOSEN)
     families = beyond.families()
-    variants = reading_tables.variants(calibrate.CHOSEN)
     around_seeds = calibrate.AROUND_SEEDS
-    return ReproductionPlan(seeds, by_arrivals, by_memory, around_seeds, families, variants)
+    return ReproductionPlan(
+        seeds, by_arrivals, by_memory, around_seeds, families, variants(calibrate.CHOSEN)
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -142,7 +136,7 @@ def write(out: Path, plan: ReproductionPlan) -> Path:
 
 def write_sage(out: Path, plan: SagePlan) -> Path:
     """Simulate SAGE's systems, and write the generated parts and pictures of their page."""
-    pictures = load_pictures("research.sage.sage_pictures")
+    pictures = load_pictures("research.sage.pictures")
     evaluation = evaluate(plan, _announcer(SAGE_STEPS))
     pictures.draw_sage(out / "pictures", evaluation)
     folder = make_folder(str(out / "evaluation"))
@@ -151,7 +145,7 @@ def write_sage(out: Path, plan: SagePlan) -> Path:
 
 def write_esg(out: Path, plan: EsgPlan) -> Path:
     """Simulate ESG's systems and ours, and write the generated parts and pictures of their page."""
-    pictures = load_pictures("research.esg.esg_pictures")
+    pictures = load_pictures("research.esg.pictures")
     evaluation = evaluate_esg(plan, _announcer(ESG_STEPS))
     pictures.draw_esg(out / "pictures", evaluation)
     folder = make_folder(str(out / "evaluation"))

@@ -7,7 +7,7 @@ from bench.chapter.chapter_functions import EmulatedLine
 from bench.chapter.chapter_runs import WarmChapter, called
 from bench.measure.report import MeasurementFailed
 from gpufaas.load.load_run import LoadOutcome
-from research.tenants.tenant_workloads import LOUD, TenantTraffic, tenant_workload
+from research.tenants.workloads import LOUD, TenantTraffic, tenant_workload
 from scheduler.sim.simulation_tally import percentile
 from scheduler.sim.workload import Workload
 

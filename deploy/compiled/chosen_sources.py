@@ -13,7 +13,6 @@ _PATTERNS = (
     "cache_manager/residency/*.py",
     "research/grounds/runs_at_once.py",
     "research/thesis/latency_bound.py",
-    "research/thesis/memory_bound.py",
     "scheduler/core/*.py",
     "scheduler/core/billing/*.py",
     "scheduler/core/leases/*.py",

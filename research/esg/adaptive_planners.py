@@ -13,7 +13,7 @@ from research.esg.fitted_profiles import (
     fitted_profiles,
 )
 from research.esg.lane_plans import LanePlan, StageCall
-from research.esg.printed_esg import esg_paper
+from research.esg.printed import esg_paper
 from research.esg.slo_distribution import GROUP_SIZE, SloDistribution, chain, distribute
 from scheduler.model.values import Configuration
 from scheduler.workflows.node_choice import NodeChoice, NodeRoom, dispatch

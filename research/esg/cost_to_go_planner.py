@@ -11,10 +11,10 @@ from research.esg.adaptive_planners import (
     largest_batch,
 )
 from research.esg.applications import Application
-from research.esg.esg_nodes import IntervalForecast
 from research.esg.fitted_profiles import EsgAssumptions, fitted_profiles
 from research.esg.lane_plans import LanePlan, StageCall
-from research.esg.printed_esg import esg_paper
+from research.esg.printed import esg_paper
+from research.esg.workflow_run import IntervalForecast
 from scheduler.workflows.cost_to_go import (
     BatchChoices,
     CostToGo,

@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import cache
 from math import ceil
 
-from research.esg.printed_esg import FunctionRow, esg_paper
+from research.esg.printed import FunctionRow, esg_paper
 from scheduler.model.values import Configuration
 from scheduler.workflows.stage_profiles import Prices, StageProfile, profile
 

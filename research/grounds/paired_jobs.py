@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from cache_manager.model.ids import MIB, ModelId
-from research.interference.printed_interference import interference_paper
+from research.interference.printed import interference_paper
 from scheduler.model.values import SlotId, SlotSpec
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import SimModel

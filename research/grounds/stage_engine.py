@@ -14,7 +14,7 @@ from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
 from research.esg.adaptive_planners import distribution
 from research.esg.fitted_profiles import LEAST, EsgAssumptions
 from research.esg.lane_plans import StageCall, WorkflowCall
-from research.esg.printed_esg import esg_paper
+from research.esg.printed import esg_paper
 from scheduler.core.core import Core
 from scheduler.model.actions import Dispatch, SetTimer
 from scheduler.model.events import (

@@ -15,8 +15,8 @@ from research.reproduce import ReproductionPlan
 from research.thesis import printed_figures
 from research.thesis.beyond import LoadFamily, LoadGroup
 from research.thesis.calibrate import CHOSEN
+from research.thesis.page import variants
 from research.thesis.printed_figures import USUAL_LIMIT
-from research.thesis.reading_tables import variants
 from research.thesis.readings import Readings
 from scheduler.sim import study
 from scheduler.sim.study import Scenario, ScenarioResult, Traffic

@@ -9,9 +9,8 @@ import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
 from research import reproduce
-from research.esg import esg_tables
-from research.esg.esg_blocks import esg_blocks
-from research.esg.esg_experiments import (
+from research.esg import page
+from research.esg.experiments import (
     ESG,
     ESG_STEPS,
     INFLESS,
@@ -24,10 +23,10 @@ from research.esg.esg_experiments import (
     esg_readings,
     evaluate_esg,
 )
-from research.esg.esg_headlines import judged_esg, verdict_of
 from research.esg.fitted_profiles import EsgAssumptions, GpuScaling
-from research.esg.pair_tables import pair_outcome
-from research.esg.printed_esg import esg_paper
+from research.esg.headlines import judged_esg, verdict_of
+from research.esg.page import esg_blocks, pair_outcome
+from research.esg.printed import esg_paper
 from research.esg.workflow_figures import WorkflowFigures
 from tests.kit.places import ROOT
 
@@ -171,7 +170,7 @@ def test_committed_page_has_every_part_of_the_plan() -> None:
 def test_committed_page_has_the_profiles_that_the_code_makes() -> None:
     plan = default_esg_plan()
 
-    assert committed("profiles") == esg_tables.profile_table(
+    assert committed("profiles") == page.profile_table(
         {scaling: plan.of(scaling) for scaling in GpuScaling}
     )
 

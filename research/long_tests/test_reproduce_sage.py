@@ -9,19 +9,19 @@ import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
 from research import reproduce
-from research.sage import sage_tables
-from research.sage.gpu_systems import FIXED_GSL, SAGE
-from research.sage.idle_walk import TraceWindow
-from research.sage.printed_numbers import sage_paper
-from research.sage.sage_blocks import sage_blocks
-from research.sage.sage_experiments import (
+from research.sage import page
+from research.sage.experiments import (
     SAGE_STEPS,
     SageEvaluation,
     SagePlan,
     default_sage_plan,
     evaluate,
 )
-from research.sage.sage_headlines import judged_headlines
+from research.sage.gpu_systems import FIXED_GSL, SAGE
+from research.sage.headlines import judged_headlines
+from research.sage.idle_walk import TraceWindow
+from research.sage.page import sage_blocks
+from research.sage.printed_numbers import sage_paper
 from research.sage.system_study import CHOSEN, peaks
 from tests.kit.places import ROOT
 
@@ -130,9 +130,9 @@ def test_the_committed_page_has_the_tables_that_the_code_makes() -> None:
     found = evaluation()
     at_peak = {system.name: peaks(system, CHOSEN.assumed) for system in (FIXED_GSL, SAGE)}
 
-    assert block("table 4") == sage_tables.table4(found)
-    assert block("functions") == sage_tables.functions(found)
-    assert block("peak") == sage_tables.at_peak(replace(found, peaks=at_peak))
+    assert block("table 4") == page.table4(found)
+    assert block("functions") == page.functions(found)
+    assert block("peak") == page.at_peak(replace(found, peaks=at_peak))
     assert "exact in all six columns" in block("summary")
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from research.reproduce import write_tenants
-from research.tenants.tenant_experiments import ChosenPolicy, TenantPlan, evaluate_tenants
-from research.tenants.tenant_workloads import (
+from research.tenants.experiments import ChosenPolicy, TenantPlan, evaluate_tenants
+from research.tenants.workloads import (
     LOUD,
     TenantTraffic,
     saturating_workload,

@@ -9,8 +9,7 @@ from typing import TypeVar
 import pytest
 
 from cache_manager.model.ids import MIB, ModelId
-from research.thesis.latency_bound import average_latency_bound
-from research.thesis.memory_bound import ModelRequests, least_waiting
+from research.thesis.latency_bound import ModelRequests, average_latency_bound, least_waiting
 from scheduler.core.core import make_core
 from scheduler.sim.engine import Engine
 from scheduler.sim.hardware import Hardware

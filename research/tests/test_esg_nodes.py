@@ -2,7 +2,7 @@
 
 import pytest
 
-from research.esg.esg_nodes import IntervalForecast, RecheckList, warms_another
+from research.esg.workflow_run import IntervalForecast, RecheckList, warms_another
 
 
 def test_recheck_asks_for_the_least_configuration_after_three_rounds() -> None:

@@ -16,7 +16,6 @@ from research.esg.adaptive_planners import (
     mean_time_shares,
 )
 from research.esg.applications import BRANCHING, Application
-from research.esg.bayesian_search import learned
 from research.esg.cost_to_go_planner import CostToGoPlanner
 from research.esg.fitted_profiles import (
     BATCHES,
@@ -26,8 +25,8 @@ from research.esg.fitted_profiles import (
     fitted_profiles,
 )
 from research.esg.lane_plans import StageCall, WorkflowCall
-from research.esg.preplanned import AquatopePlanner, OrionPlanner, best_first
-from research.esg.printed_esg import esg_paper
+from research.esg.preplanned import AquatopePlanner, OrionPlanner, best_first, learned
+from research.esg.printed import esg_paper
 from research.esg.search_costs import brute_force, search_study
 from scheduler.model.values import Configuration
 from scheduler.workflows.node_choice import NodeRoom

@@ -10,8 +10,7 @@ from research.thesis import calibrate, claims, experiments, printed_figures
 from research.thesis.calibrate import CHOSEN, Distance, Point
 from research.thesis.claims import Verdict
 from research.thesis.experiments import Measured, PolicyFigures, Setting
-from research.thesis.generated_parts import Evaluation, generated_parts
-from research.thesis.reading_tables import MeasuredVariant, by_claim, variants
+from research.thesis.page import Evaluation, MeasuredVariant, by_claim, generated_parts, variants
 from research.thesis.readings import Readings, ReadScenario
 from scheduler.sim import study
 from scheduler.sim.hardware import Hardware

@@ -10,13 +10,13 @@ import pytest
 from gpufaas.cli import EXIT_BAD_USE, main
 from research import reproduce
 from research.esg.fitted_profiles import EsgAssumptions
-from research.esg.printed_esg import esg_paper
+from research.esg.printed import esg_paper
 from research.esg.workflow_run import calls_of
-from research.grounds.flooded import CalmLatencies, FloodTraffic
-from research.grounds.ground_blocks import ground_blocks
-from research.grounds.ground_loads import (
+from research.grounds.loads import (
+    CalmLatencies,
     EngineCase,
     FloodCase,
+    FloodTraffic,
     Goal,
     Ground,
     GroundFigures,
@@ -24,8 +24,9 @@ from research.grounds.ground_loads import (
     ZipfTraffic,
     grounds,
 )
-from research.grounds.ground_study import GroundEvaluation, GroundPlan, evaluate_grounds
+from research.grounds.page import ground_blocks
 from research.grounds.stage_engine import StageEngine
+from research.grounds.study import GroundEvaluation, GroundPlan, evaluate_grounds
 from scheduler import policies
 from scheduler.core.core import make_core
 from scheduler.sim.engine import Engine

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from research.interference.drawn_workloads import DrawnSetting, draw
-from research.interference.interference_experiments import InterferencePlan
+from research.interference.experiments import DrawnSetting, InterferencePlan, draw, run_in_pairs
 from research.interference.pair_choice import PairedJob, in_order
-from research.interference.paired_runs import run_in_pairs
-from research.interference.printed_interference import additive, interference_paper
+from research.interference.printed import additive, interference_paper
 from research.reproduce import write_interference
 
 

@@ -7,7 +7,7 @@ import pytest
 from cache_manager.model.ids import MIB, ModelId
 from research.grounds.paired_jobs import SharedHardware
 from research.grounds.runs_at_once import SharingEngine
-from research.interference.printed_interference import interference_paper
+from research.interference.printed import interference_paper
 from scheduler import policies
 from scheduler.core.core import make_core
 from scheduler.estimates.interference.resource_metrics import METRICS

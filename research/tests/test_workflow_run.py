@@ -8,7 +8,7 @@ import pytest
 
 from research.esg.adaptive_planners import AppFunctionLanes, EsgPlanner
 from research.esg.applications import BRANCHING, Application
-from research.esg.esg_experiments import (
+from research.esg.experiments import (
     ESG,
     FAST,
     HEAVY,
@@ -19,7 +19,7 @@ from research.esg.esg_experiments import (
 )
 from research.esg.fitted_profiles import LEAST, EsgAssumptions, GpuScaling
 from research.esg.lane_plans import LanePlan, LanePlanner, StageCall, WorkflowCall
-from research.esg.printed_esg import LoadLevel, esg_paper
+from research.esg.printed import LoadLevel, esg_paper
 from research.esg.workflow_run import WorkflowRun, calls_of
 from scheduler.model.values import Configuration
 from scheduler.workflows.node_choice import NodeChoice, NodeRoom, home

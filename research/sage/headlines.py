@@ -4,6 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
+from research.sage.experiments import (
+    SageEvaluation,
+    by_metric,
+    means_at_peak,
+    over_sage,
+)
 from research.sage.gpu_systems import (
     DGSF,
     DGSF_LEAVING,
@@ -12,12 +18,6 @@ from research.sage.gpu_systems import (
     SAGE_NR,
 )
 from research.sage.printed_numbers import PrintedHeadline, sage_paper
-from research.sage.sage_experiments import (
-    SageEvaluation,
-    by_metric,
-    means_at_peak,
-    over_sage,
-)
 from research.thesis.claims import Verdict
 
 # Reproduced: within this share of SAGE's figure; partly: from half of it to twice.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from research.grounds.ground_loads import Case, Goal, Ground, GroundFigures, grounds
+from research.grounds.loads import Case, Goal, Ground, GroundFigures, grounds
 from scheduler import policies
 from scheduler.sim.core_pool import core_pool
 from scheduler.sim.engine import Progress

@@ -1,7 +1,7 @@
 """The loads on which policies are compared, by the ground for which a special policy was made."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 from statistics import fmean
@@ -9,23 +9,81 @@ from typing import NamedTuple, Protocol
 
 from cache_manager.model.ids import MIB, ModelId
 from research.esg.fitted_profiles import EsgAssumptions
-from research.esg.printed_esg import esg_paper
+from research.esg.printed import esg_paper
 from research.esg.workflow_run import calls_of
-from research.grounds.flooded import CalmLatencies, FloodTraffic
 from research.grounds.paired_jobs import paired_hardware, paired_jobs
 from research.grounds.runs_at_once import SharingEngine
 from research.grounds.stage_engine import StageEngine
-from scheduler.core.core import make_core
+from scheduler.core.core import Core, make_core
 from scheduler.estimates.interference.resource_metrics import METRICS
-from scheduler.model.events import ModelRegistered
-from scheduler.model.values import ModelSpec
+from scheduler.model.actions import Action, Dispatch
+from scheduler.model.events import Event, ModelRegistered, RequestArrived, SlotFreed
+from scheduler.model.values import LeaseId, ModelSpec, RequestId
 from scheduler.sim.azure_trace import CARRIED
 from scheduler.sim.engine import Engine
 from scheduler.sim.hardware import Hardware
-from scheduler.sim.model_catalogue import SimModel
+from scheduler.sim.model_catalogue import SimModel, working_set
 from scheduler.sim.simulation_tally import percentile
 from scheduler.sim.study import Traffic
-from scheduler.sim.workload import Arrivals, Pattern, Workload
+from scheduler.sim.workload import MINUTE_S, Arrivals, Pattern, Workload, popularity
+
+_CALM, _FLOOD = "calm/", "flood/"
+_FUNCTIONS = 10
+_CALM_RATE, _MINUTES = 120, 4
+_FLOOD_BEGINS_S, _FLOOD_LASTS_S = 60.0, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FloodTraffic:
+    """Ten functions of each of two namespaces; after a minute one sends `flood` calls at once."""
+
+    flood: int
+
+    def build(self, seed: int) -> Workload:
+        random = Random(f"flood {seed}")
+        models = working_set(2 * _FUNCTIONS)
+        calm = [_named(model, _CALM) for model in models[:_FUNCTIONS]]
+        flood = [_named(model, _FLOOD) for model in models[_FUNCTIONS:]]
+        weights = popularity(_FUNCTIONS)
+        end_s = _MINUTES * MINUTE_S
+        many = _CALM_RATE * _MINUTES
+        arrivals = [
+            (random.uniform(0.0, end_s), model.id)
+            for model in random.choices(calm, weights, k=many)
+        ]
+        arrivals += [
+            (_FLOOD_BEGINS_S + random.uniform(0.0, _FLOOD_LASTS_S), model.id)
+            for model in random.choices(flood, weights, k=self.flood)
+        ]
+        return Workload((*calm, *flood), tuple(sorted(arrivals)))
+
+
+class CalmLatencies:
+    """A core, with a note of how long each request of the calm namespace took."""
+
+    def __init__(self, core: Core) -> None:
+        self.latencies: list[float] = []
+        self._core = core
+        self._arrived_s: dict[RequestId, float] = {}
+        self._leases: dict[LeaseId, Sequence[RequestId]] = {}
+
+    def handle(self, event: Event, now: float) -> Sequence[Action]:
+        if isinstance(event, RequestArrived) and event.request.function.startswith(_CALM):
+            self._arrived_s[event.request.id] = now
+        elif isinstance(event, SlotFreed):
+            for request in self._leases.pop(event.lease, ()):
+                if request in self._arrived_s:
+                    self.latencies.append(now - self._arrived_s.pop(request))
+        actions = self._core.handle(event, now)
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self._leases[action.lease] = action.requests
+        return actions
+
+
+def _named(model: SimModel, namespace: str) -> SimModel:
+    return replace(model, id=ModelId(namespace + model.id))
+
 
 # Loads that take the compute of their slot, as the thesis's: only the policies that load beside
 # runs can tell the difference.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpufaas.output.bar_pictures import Bars
-from research.esg.esg_experiments import ESG, BySystem, EsgEvaluation
+from research.esg.experiments import ESG, BySystem, EsgEvaluation
 from research.pictures import draw_bars
 
 _Value = Callable[[BySystem, str], float]

@@ -14,7 +14,7 @@ from research.esg.cost_to_go_planner import CostToGoPlanner
 from research.esg.fitted_profiles import EsgAssumptions, GpuScaling
 from research.esg.lane_plans import LanePlanner
 from research.esg.preplanned import AquatopePlanner, OrionPlanner
-from research.esg.printed_esg import LoadLevel, esg_paper
+from research.esg.printed import LoadLevel, esg_paper
 from research.esg.search_costs import SearchStudy, search_study
 from research.esg.workflow_figures import WorkflowFigures, workflow_figures
 from research.esg.workflow_run import WorkflowRun, calls_of

@@ -5,8 +5,8 @@ from pathlib import Path
 from gpufaas.output.bar_pictures import Bars, draw_side_by_side
 from research.pictures import draw_bars, draw_trade_offs
 from research.sage.exit_curves import ExitPoint
+from research.sage.experiments import SageEvaluation
 from research.sage.gpu_systems import DGSF, FIXED_GSL, FIXED_GSL_F, SAGE, SAGE_NR
-from research.sage.sage_experiments import SageEvaluation
 
 _SYSTEMS = (FIXED_GSL, FIXED_GSL_F, DGSF, SAGE_NR, SAGE)
 _HOUR_S = 3600.0

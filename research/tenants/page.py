@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from research.markdown import table
-from research.tenants.tenant_experiments import FloodFigures, ShareFigures, TenantEvaluation
+from research.tenants.experiments import FloodFigures, ShareFigures, TenantEvaluation
 
 _GOAL = 1.2
 _SHARE_GOAL = 0.05

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from statistics import fmean
 
-from research.esg.esg_experiments import (
+from research.esg.experiments import (
     AQUATOPE,
     ESG,
     FAST,
@@ -14,9 +14,9 @@ from research.esg.esg_experiments import (
     EsgEvaluation,
 )
 from research.esg.fitted_profiles import GpuScaling
-from research.esg.printed_esg import esg_paper
+from research.esg.printed import esg_paper
 from research.esg.search_costs import SearchStudy
-from research.sage.sage_headlines import JudgedHeadline
+from research.sage.headlines import JudgedHeadline
 from research.thesis.claims import Verdict
 
 # A time that is an upper limit is reproduced when ours is below it.

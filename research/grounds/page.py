@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from research.grounds.ground_loads import Case, Goal, Ground, GroundFigures
-from research.grounds.ground_study import (
+from research.grounds.loads import Case, Goal, Ground, GroundFigures
+from research.grounds.study import (
     BASE,
     ONE,
     TOLERATED,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from research.interference.interference_experiments import (
+from research.interference.experiments import (
     GREEDY,
     ORDERS,
     OURS,
