@@ -85,6 +85,7 @@ long-papers: setup
 	@for paper in thesis sage esg interference tenants; do \
 	  $(BIN)/gpufaas reproduce --paper $$paper --out docs || exit 1; \
 	done
+	@$(BIN)/gpufaas reproduce --policies --out docs
 	@git diff --exit-code --stat docs/evaluation.md docs/evaluation
 
 tools: ## Install what the second ring needs beside Python (on Debian, as root; else say what lacks)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from research.grounds.loads import Case, Goal, Ground, GroundFigures, grounds
 from scheduler import policies
-from scheduler.sim.core_pool import core_pool
 from scheduler.sim.engine import Progress
+from scheduler.sim.study import core_pool
 
 ONE, BASE = "gain", "lalbo3"
 # The sweeps that chose gain's parameters used the seeds from 101 on, which the page does not.

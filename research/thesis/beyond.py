@@ -12,10 +12,9 @@ from research.thesis.experiments import PolicyFigures, average
 from scheduler import policies
 from scheduler.sim import study
 from scheduler.sim.azure_trace import CARRIED
-from scheduler.sim.core_pool import core_pool
 from scheduler.sim.engine import Progress
 from scheduler.sim.hardware import Hardware
-from scheduler.sim.study import Scenario, ScenarioResult, Traffic
+from scheduler.sim.study import Scenario, ScenarioResult, Traffic, core_pool
 from scheduler.sim.workload import Arrivals, Pattern, Workload
 
 BASE_POLICY = "lalbo3"

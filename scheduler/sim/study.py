@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 
 from cache_manager import eviction
 from cache_manager.model.ids import MIB
@@ -11,7 +13,6 @@ from scheduler.core.core import Core
 from scheduler.model.errors import BadWorkload
 from scheduler.model.values import CoreSettings, Explanation, RequestId
 from scheduler.sim import azure_trace, workload
-from scheduler.sim.core_pool import core_pool
 from scheduler.sim.engine import Engine, Progress
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import THESIS, on_profile
@@ -142,6 +143,15 @@ def run_all(scenarios: Sequence[Scenario], done: Progress | None = None) -> list
         if done is not None:
             done(len(results), len(scenarios))
     return results
+
+
+def core_pool(most: int | None = None) -> ProcessPoolExecutor:
+    """A pool of at most so many processes.
+
+    A fork of the caller would have its objects without its threads: gRPC's, once freed there, wait
+    for a thread for ever.
+    """
+    return ProcessPoolExecutor(most, mp_context=get_context("forkserver"))
 
 
 def _each(scenarios: Sequence[Scenario]) -> Iterator[ScenarioResult]:

@@ -12,7 +12,7 @@ from scheduler import policies
 from scheduler.sim import study
 from scheduler.sim.study import Scenario, ScenarioResult
 
-pytestmark = pytest.mark.group("demo", seconds=40)
+pytestmark = pytest.mark.group("demo", seconds=60)
 
 PNG = b"\x89PNG"
 
