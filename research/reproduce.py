@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from gpufaas.commands.studies.reproduce import SEEDS
 from gpufaas.errors import CommandError
 from gpufaas.output.generated_blocks import page_of_blocks, with_blocks
 from gpufaas.output.optional_pictures import load_pictures, make_folder
@@ -57,7 +58,6 @@ _POLICIES_TITLE = "Evaluation: one policy on the grounds of all"
 _TENANTS_TITLE = "Evaluation: tenants, simulated"
 _THESIS, _SAGE, _ESG, _INTERFERENCE = "thesis", "sage", "esg", "interference"
 _TENANTS = "tenants"  # no paper's, but our own study
-_SEEDS = 20
 _BEST = 10
 
 
@@ -85,7 +85,7 @@ def default_plan(seeds: int) -> ReproductionPlan:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command, whose options are valid each for itself; its exit code."""
-    seeds = _SEEDS if options.seeds is None else options.seeds
+    seeds = SEEDS if options.seeds is None else options.seeds
     if seeds < 1:
         raise CommandError(f"seeds must be at least 1, not {seeds}")
     started_s = time.monotonic()

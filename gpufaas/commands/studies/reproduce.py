@@ -12,7 +12,7 @@ from gpufaas.options.subparsers import Commands
 
 _THESIS = "thesis"
 _PAPERS = (_THESIS, "sage", "esg", "interference", "tenants")
-_SEEDS = 20
+SEEDS = 20
 CHECKOUT = Path(__file__).parents[3]
 
 
@@ -23,7 +23,7 @@ def add_parser(commands: Commands) -> None:
     )
     add = parser.add_argument
     add("--paper", choices=_PAPERS, default=_THESIS, help="whose evaluation (thesis)")
-    add("--seeds", type=int, metavar="K", help=f"seeds to average over ({_SEEDS}; thesis)")
+    add("--seeds", type=int, metavar="K", help=f"seeds to average over ({SEEDS}; thesis)")
     add(
         "--out",
         default="out",
