@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := common cache_manager scheduler gpu_manager torch_shim gateway_ext gpufaas
-TYPED := $(wildcard $(PACKAGES) bench hunt compat tests)
+TYPED := $(wildcard $(PACKAGES) bench hunt compat research tests)
 BACKEND := hatchling
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
 
@@ -83,9 +83,11 @@ long-soak:
 	@$(MAKE) soak ARGS="--seconds 600"
 
 long-papers: setup
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 3600 research/long_tests
 	@for paper in thesis sage esg interference tenants; do \
 	  $(BIN)/gpufaas reproduce --paper $$paper --out docs || exit 1; \
 	done
+	@$(BIN)/gpufaas reproduce --policies --out docs
 	@git diff --exit-code --stat docs/evaluation.md docs/evaluation
 
 tools: ## Install what the second ring needs beside Python (on Debian, as root; else say what lacks)

@@ -17,13 +17,13 @@ from statistics import fmean
 
 from bench.measure.report import BenchReport
 from cache_manager.model.ids import MIB
+from research.thesis.latency_bound import average_latency_bound
 from scheduler.core.core import Core, make_core
 from scheduler.model.actions import Action, Dispatch
 from scheduler.model.events import Event, RequestArrived
 from scheduler.model.values import RequestId
 from scheduler.sim.engine import Engine
 from scheduler.sim.hardware import Hardware
-from scheduler.sim.latency_bound import average_latency_bound
 from scheduler.sim.study import Traffic
 from scheduler.sim.workload import MINUTE_S, Arrivals, Pattern, Workload
 

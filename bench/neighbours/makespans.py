@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import NamedTuple, Protocol
 
 from bench.neighbours.job_node import CallsDone, CallsJob
-from scheduler.estimates.interference.pair_choice import (
+from research.interference.pair_choice import (
     Chooser,
     PairedJob,
     greedy,

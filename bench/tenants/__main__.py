@@ -12,7 +12,7 @@ from bench.chapter.chapter_functions import SMALLER, emulated_line
 from bench.chapter.chapter_runs import warm_chapter
 from bench.measure.report import BenchReport, load_average
 from bench.tenants.tenant_floods import LiveFlood, TenantLoads, live_flood
-from scheduler.sim.tenants.tenant_workloads import TenantTraffic
+from research.tenants.workloads import TenantTraffic
 
 _POLICIES = ("lalbo3", "fair")
 _SEED = 1

@@ -7,8 +7,8 @@ from bench.chapter.chapter_functions import EmulatedLine
 from bench.chapter.chapter_runs import WarmChapter, called
 from bench.load.load_run import LoadOutcome
 from bench.measure.report import MeasurementFailed
+from research.tenants.workloads import LOUD, TenantTraffic, tenant_workload
 from scheduler.sim.simulation_tally import percentile
-from scheduler.sim.tenants.tenant_workloads import LOUD, TenantTraffic, tenant_workload
 from scheduler.sim.workload import Workload
 
 _TAIL = 0.99

@@ -6,10 +6,7 @@ from types import ModuleType
 
 from gpufaas.errors import CommandError
 
-STYLE = "scheduler.sim.papers.thesis.pictures"
-CHAPTER = "scheduler.sim.papers.thesis.chapter_pictures"
-SAGE = "scheduler.sim.papers.sage.page.sage_pictures"
-ESG = "scheduler.sim.papers.esg.page.esg_pictures"
+STYLE = "gpufaas.output.bar_pictures"
 
 
 def load_pictures(module: str = STYLE) -> ModuleType:

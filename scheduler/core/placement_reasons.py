@@ -10,8 +10,7 @@ from scheduler.core.state.pending import Pending, Standing
 from scheduler.core.state.slots import Slot
 from scheduler.core.state.visits import Visits
 from scheduler.model.values import Estimate, Explanation, RequestId, SlotCandidate, SlotId
-from scheduler.policies.placement_policy import Policy, RequestView, View
-from scheduler.policies.weighing.weighing_policy import WeighedSlot
+from scheduler.policies.placement_policy import Policy, RequestView, View, WeighedSlot
 
 _Weighed = Callable[[View, RequestView], Sequence[WeighedSlot]]
 

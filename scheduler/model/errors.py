@@ -2,6 +2,7 @@
 
 SchedulerError
 ├── UnknownPolicy        no policy of that name, or a file that is none
+├── AmbiguousPolicy      two policies of one name are installed
 ├── BadParameter         a policy parameter that does not exist, or a value it cannot take
 ├── BadEvent             an event about a slot, GPU or lease that the core does not know
 ├── BadWorkload          a workload or trace that cannot be simulated
@@ -49,6 +50,18 @@ class UnknownPolicy(SchedulerError):
             f"policy {name!r}: {detail}"
             if detail
             else f"unknown policy {name!r}; known: {', '.join(known)}"
+        )
+
+
+class AmbiguousPolicy(SchedulerError):
+    """Two installed policies have this name, so nobody could say which one decides."""
+
+    def __init__(self, name: str, owners: tuple[str, str]) -> None:
+        self.name = name
+        self.owners = owners
+        super().__init__(
+            f"policy {name!r} is given twice, by {owners[0]} and by {owners[1]}: "
+            "uninstall one of them, or have it take another name"
         )
 
 

@@ -1,20 +1,26 @@
-"""Placement policies, one file each; a policy's file name is its name in the configuration."""
+"""Placement policies, one file each; a policy's file name is its name in the configuration.
+
+Other distributions bring theirs by entry points of the group `gpufaas.policies`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from importlib import import_module
 from importlib.machinery import PathFinder
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec
 from inspect import getdoc
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import NamedTuple, get_args, get_type_hints
 
-from scheduler.model.errors import BadParameter, UnknownPolicy
+from scheduler.model.errors import AmbiguousPolicy, BadParameter, UnknownPolicy
 from scheduler.policies.placement_policy import Policy
 
 _LARGEST = 1e15
-_NOT_POLICIES = frozenset({"parameter_bounds", "placement_policy", "weighing"})
+GROUP = "gpufaas.policies"
+_NOT_POLICIES = frozenset({"placement_policy", "weighing"})
 
 
 class Described(NamedTuple):
@@ -29,7 +35,24 @@ class Described(NamedTuple):
 
 def available() -> tuple[str, ...]:
     """The names of all policies, in alphabetical order."""
-    return tuple(sorted(m.name for m in iter_modules(__path__) if m.name not in _NOT_POLICIES))
+    return tuple(modules())
+
+
+@cache
+def modules() -> Mapping[str, str]:
+    """The module of each policy, by its name: those of this folder, and those that others bring.
+
+    They are read once a process. AmbiguousPolicy is raised if two of them have one name.
+    """
+    ours = (each.name for each in iter_modules(__path__) if each.name not in _NOT_POLICIES)
+    by_name = {name: f"{__name__}.{name}" for name in ours}
+    owners = dict.fromkeys(by_name, "gpufaas itself")
+    for entry in entry_points(group=GROUP):
+        if entry.name in by_name:
+            raise AmbiguousPolicy(entry.name, (owners[entry.name], _owner(entry)))
+        by_name[entry.name] = entry.value
+        owners[entry.name] = _owner(entry)
+    return {name: by_name[name] for name in sorted(by_name)}
 
 
 def make(name: str, parameters: Mapping[str, float] | None = None) -> Policy:
@@ -68,23 +91,41 @@ def describe(name: str) -> Described:
 
 
 def _kind(name: str) -> type:
-    if name not in available():
+    if name not in modules():
         raise UnknownPolicy(name, available())
-    kind: type = import_module(f"{__name__}.{name}").Policy
-    if not is_dataclass(kind):
+    kind: type | None = getattr(_module(name), "Policy", None)
+    if kind is None or not is_dataclass(kind):
         raise UnknownPolicy(name, available(), "its `Policy` is no dataclass")
     return kind
 
 
+def _module(name: str) -> ModuleType:
+    try:
+        return import_module(modules()[name])
+    except (ImportError, SyntaxError) as error:
+        detail = f"its module {modules()[name]!r} cannot be imported: {error}"
+        raise UnknownPolicy(name, available(), detail) from error
+
+
 def _as_written(name: str) -> ModuleType:
     """The policy's module from its source: compiled, it has neither docstrings nor meanings."""
-    full_name = _kind(name).__module__
-    spec = PathFinder.find_spec(full_name, __path__)
+    _kind(name)
+    module = _module(name)
+    if module.__package__ != __name__:
+        return module
+    spec = PathFinder.find_spec(module.__name__, __path__)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _owner(entry: EntryPoint) -> str:
+    """Who brings a policy, as a person would uninstall it."""
+    if entry.dist is None:
+        return entry.value
+    return f"the distribution {entry.dist.name} ({entry.value})"
 
 
 def _parameters(name: str) -> dict[str, type]:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from scheduler.policies.parameter_bounds import check_bounds
 from scheduler.policies.placement_policy import (
     Decision,
     LoadBeside,
@@ -12,8 +11,9 @@ from scheduler.policies.placement_policy import (
     RequestView,
     SlotView,
     View,
+    check_bounds,
 )
-from scheduler.policies.weighing.gain_terms import reloads, wait_at_s
+from scheduler.policies.weighing import reloads, wait_at_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from typing import Annotated, NamedTuple
 
 from scheduler.model.errors import BadParameter
 from scheduler.model.values import Configuration
-from scheduler.policies.parameter_bounds import check_bounds
 from scheduler.policies.placement_policy import (
     Decision,
     GpuRoom,
@@ -17,8 +16,9 @@ from scheduler.policies.placement_policy import (
     SlotView,
     View,
     Wake,
+    check_bounds,
 )
-from scheduler.policies.weighing.batching import StageQueue, profile_of, queues_of, rooms_for
+from scheduler.policies.weighing import StageQueue, profile_of, queues_of, rooms_for
 from scheduler.workflows.node_choice import NodeRoom, dispatch
 from scheduler.workflows.path_search import cheapest_paths
 from scheduler.workflows.stage_profiles import Choice, Prices

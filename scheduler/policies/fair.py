@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from scheduler.policies import netgain
-from scheduler.policies.parameter_bounds import check_bounds
-from scheduler.policies.placement_policy import Decision, View
+from scheduler.policies.placement_policy import Decision, View, check_bounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,58 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from math import inf
+from typing import Annotated, NamedTuple
 
-from scheduler.policies.parameter_bounds import check_bounds
+from cache_manager.model.ids import GpuId
+from scheduler.model.values import Configuration
 from scheduler.policies.placement_policy import (
     Decision,
+    GpuRoom,
     LoadBeside,
     Place,
     RequestView,
     SlotView,
     View,
+    WeighedSlot,
+    check_bounds,
 )
-from scheduler.policies.weighing.gain_batches import BatchTerms, batch_terms, batched
-from scheduler.policies.weighing.gain_terms import Gain, neighbours_s, reloads, wait_at_s
-from scheduler.policies.weighing.weighing_policy import WeighedSlot
-from scheduler.workflows.stage_profiles import Prices
+from scheduler.policies.weighing import (
+    NOTHING_AHEAD,
+    Gain,
+    fits,
+    members_of,
+    neighbours_s,
+    profile_of,
+    reloads,
+    scarce_prices,
+    slack_s,
+    wait_at_s,
+)
+from scheduler.workflows.cost_to_go import (
+    BatchOption,
+    WaitingCall,
+    batch_choices,
+    decide,
+    worth_of,
+)
+from scheduler.workflows.stage_profiles import Prices, StageProfile
 
+_ALONE = Configuration(1, 1, 1)
 _OVERDUE = "overtaken too often"
 _LEAST_S = 1e-9  # a time that was measured as nothing
+
+
+class _BatchTerms(NamedTuple):
+    """How batches are weighed: the largest, a missed deadline's weight, times, prices."""
+
+    most_batch: int
+    miss: float
+    slo_runs: float
+    margin: float
+    prices: Prices
+    away: float
+    candidates: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +135,7 @@ class Policy:
         idle = view.idle_holder(request)
         if idle is not None:
             place = Place((request,), self._holder(view, request, idle), "")
-            slot, terms = batch_terms(view, place, self._batches())
+            slot, terms = _batch_terms(view, place, self._batches())
             found[slot] = {**found.get(slot, {"load": load_s}), **terms}
         holder = view.busy_holder(request)
         if holder is not None:
@@ -130,7 +164,7 @@ class Policy:
         for hit, slot in view.hits():
             best = self._holder(view, hit, slot)
             request = self._quietest(view, hit, best)
-            return batched(view, Place((request,), best, "hit on an idle GPU"), self._batches())
+            return _batched(view, Place((request,), best, "hit on an idle GPU"), self._batches())
         return None
 
     def _holder(self, view: View, hit: RequestView, slot: SlotView) -> SlotView:
@@ -277,9 +311,9 @@ class Policy:
     def _strands(self, view: View, request: RequestView, slot: SlotView) -> bool:
         return self.spare > 0 and view.strands(slot, view.victims(request, slot))
 
-    def _batches(self) -> BatchTerms:
+    def _batches(self) -> _BatchTerms:
         prices = Prices(self.vcpu_hour, self.vgpu_hour)
-        return BatchTerms(
+        return _BatchTerms(
             self.most_batch,
             self.deadlines,
             self.slo_runs,
@@ -288,3 +322,111 @@ class Policy:
             self.away,
             self.candidates,
         )
+
+
+class _Weighed(NamedTuple):
+    """What a batch is chosen from: members, GPUs, all costs, and the options, the best first."""
+
+    members: list[RequestView]
+    near: Sequence[GpuId]
+    rooms: list[GpuRoom]
+    profile: StageProfile
+    calls: list[WaitingCall]
+    options: Sequence[BatchOption]
+
+
+def _batched(view: View, hit: Place, terms: _BatchTerms) -> Place:
+    """The same placement, or one for more requests, slots and vCPUs, if that costs each less.
+
+    Slots and vCPUs may be those of another GPU that has the models.
+    """
+    weighed = _weigh(view, hit, terms)
+    return hit if weighed is None else _chosen(hit, weighed)
+
+
+def _batch_terms(view: View, hit: Place, terms: _BatchTerms) -> tuple[SlotView, dict[str, float]]:
+    """The slot of the batch, and what it saves each request, in seconds of a slot.
+
+    By what it costs, and by what it is worth to be in time.
+    """
+    weighed = _weigh(view, hit, terms)
+    if weighed is None:
+        return hit.slot, {}
+    place = _chosen(hit, weighed)
+    given = place.configuration or _ALONE
+    known = {choice.configuration: choice for choice in weighed.profile.choices}
+    chosen, alone = known.get(given), known.get(_ALONE)
+    if chosen is None or alone is None or chosen is alone:
+        return place.slot, {}
+    slot_s = terms.prices.cost(_ALONE, 1.0) or 1.0
+    saved = [
+        worth_of(alone, weighed.calls[:1], miss, alone.cost)
+        - worth_of(chosen, weighed.calls[: given.batch], miss, alone.cost)
+        for miss in (0.0, terms.miss)
+    ]
+    batch_s, all_s = (each / slot_s for each in saved)
+    return place.slot, {"batch": batch_s, "deadlines": all_s - batch_s}
+
+
+def _chosen(hit: Place, weighed: _Weighed) -> Place:
+    """The best option for which a GPU has room."""
+    for given, is_near in weighed.options:
+        for room in weighed.rooms:
+            if not fits(room, given) or (weighed.near and is_near != (room.gpu in weighed.near)):
+                continue
+            return _placed(hit, weighed, room, given)
+    return hit
+
+
+def _weigh(view: View, hit: Place, terms: _BatchTerms) -> _Weighed | None:
+    """None if there is nothing to choose from."""
+    first, slot = hit.requests[0], hit.slot
+    room = view.room(slot)
+    is_plain = room.slots == 1 and not room.vcpus
+    if is_plain and (terms.most_batch <= 1 or view.waiting(first) <= 1):
+        return None
+    members = members_of(view, first, terms.most_batch)
+    if is_plain and len(members) == 1:
+        return None
+    near: Sequence[GpuId] = ()
+    rooms = [room]
+    if not is_plain:
+        near, rooms = _rooms(view, hit, terms.candidates)
+    profile = profile_of(view, first, rooms, len(members), scarce_prices(view, rooms, terms.prices))
+    away_s = terms.away if near else 0.0
+    calls = [_waiting(view, each, slot, terms, away_s) for each in members]
+    options = decide(batch_choices(profile), calls, None, terms.miss).options
+    return _Weighed(members, near, rooms, profile, calls, options)
+
+
+def _placed(hit: Place, weighed: _Weighed, room: GpuRoom, given: Configuration) -> Place:
+    idle = list(room.idle)
+    if room is weighed.rooms[0]:
+        idle = [hit.slot, *(each for each in idle if each is not hit.slot)]
+    if given == _ALONE:
+        return Place(hit.requests, idle[0], hit.rule)
+    batch = tuple(weighed.members[: given.batch])
+    return Place(batch, idle[0], f"{hit.rule}, as a batch", given, idle[1 : given.vgpus])
+
+
+def _rooms(view: View, hit: Place, candidates: int) -> tuple[Sequence[GpuId], list[GpuRoom]]:
+    """The GPUs that are near the request's data, and all that could take it, its own first."""
+    first, slot = hit.requests[0], hit.slot
+    near = [each for each in view.near_idle(first) if view.is_hit(first, each)]
+    rooms: dict[GpuId, GpuRoom] = {}
+    names: dict[GpuId, None] = {}
+    for each in (slot, *near, *view.idle_holders(first, candidates)):
+        room = view.room(each)
+        rooms.setdefault(room.gpu, room)
+    for each in near:
+        names[view.room(each).gpu] = None
+    return list(names), list(rooms.values())
+
+
+def _waiting(
+    view: View, request: RequestView, slot: SlotView, terms: _BatchTerms, away_s: float
+) -> WaitingCall:
+    """A request that is late already joins no batch for being late."""
+    left_s = slack_s(view, request, slot, terms.slo_runs) / (1.0 + terms.margin)
+    counts = left_s > 0.0 and terms.miss > 0.0
+    return WaitingCall(left_s if counts else inf, NOTHING_AHEAD, 0.0, away_s)

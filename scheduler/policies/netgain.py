@@ -4,9 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from scheduler.policies.parameter_bounds import check_bounds
-from scheduler.policies.placement_policy import Decision, Place, RequestView, SlotView, View
-from scheduler.policies.weighing.gain_terms import wait_at_s, worth_s
+from scheduler.policies.placement_policy import (
+    Decision,
+    Place,
+    RequestView,
+    SlotView,
+    View,
+    check_bounds,
+)
+from scheduler.policies.weighing import wait_at_s, worth_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from scheduler.policies.parameter_bounds import check_bounds
-from scheduler.policies.placement_policy import Decision, Place, RequestView, SlotView, View
+from scheduler.policies.placement_policy import (
+    Decision,
+    Place,
+    RequestView,
+    SlotView,
+    View,
+    check_bounds,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-"""What a policy can read, and what it may decide."""
+"""What a policy can read, what it may decide, and the bounds of its parameters."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import fields
+from typing import Any, NamedTuple, Protocol
 
 from cache_manager.model.ids import GpuId, ModelId
+from scheduler.model.errors import BadParameter
 from scheduler.model.values import Configuration, RequestId, SlotId
 
 
@@ -398,3 +400,31 @@ class Policy(Protocol):
     def decide(self, view: View) -> Iterator[Decision]:
         """Decisions in order; each is carried out before the next one is requested."""
         ...
+
+
+class WeighedSlot(NamedTuple):
+    """A slot that a policy weighed for a request: by name, the seconds that each term gains."""
+
+    slot: SlotId
+    terms: dict[str, float]
+
+
+class WeighingPolicy(Protocol):
+    """What a policy may have beside `Policy`."""
+
+    def weighed(self, view: View, request: RequestView) -> Sequence[WeighedSlot]:
+        """The slots that it weighs for this request, with the terms, as things stand.
+
+        It is asked only for requests whose placement is explained, just before that.
+        """
+        ...
+
+
+def check_bounds(policy: str, chosen: Any, from_one: Sequence[str]) -> None:
+    """Raise BadParameter if a parameter of the policy is below 0, or one of these below 1."""
+    for field in fields(chosen):
+        if getattr(chosen, field.name) < 0:
+            raise BadParameter(policy, field.name, "must be 0 or more")
+    for name in from_one:
+        if getattr(chosen, name) < 1:
+            raise BadParameter(policy, name, "must be 1 or more")

@@ -6,9 +6,8 @@ from math import inf
 from typing import Annotated
 
 from scheduler.policies import netgain
-from scheduler.policies.parameter_bounds import check_bounds
-from scheduler.policies.placement_policy import Decision, Place, View
-from scheduler.policies.weighing.batching import (
+from scheduler.policies.placement_policy import Decision, Place, View, check_bounds
+from scheduler.policies.weighing import (
     NOTHING_AHEAD,
     fits,
     members_of,

@@ -1,1 +1,1 @@
-"""Drives the core on virtual time: workloads, the engine, statistics, the thesis's evaluation."""
+"""Drives the core on virtual time: workloads, the engine, statistics, replays of recordings."""

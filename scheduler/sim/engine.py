@@ -1,8 +1,7 @@
 """The core on virtual time: arrivals go in, and placements take no time.
 
 A GPU has two resources, as live: its copy engine loads while its compute runs, where the core
-orders a load beside runs. A slot computes for one lease at a time,
-unless its leases run at once.
+orders a load beside runs. A slot computes for one lease at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +30,6 @@ from scheduler.model.values import (
 )
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import BATCH, SimModel
-from scheduler.sim.runs_at_once import RunsAtOnce
 from scheduler.sim.simulation_tally import SimulationTally
 from scheduler.sim.workload import Workload
 
@@ -70,7 +68,6 @@ class Engine:
         self._load_s = 0.0
         self._beside = False
         self._computed_s: dict[SlotId, float] = {}
-        self._at_once = RunsAtOnce(hardware) if hardware.at_once > 1 else None
         self.run_result = SimulationRun(
             SimulationTally(
                 hardware.gpus, [model.id for model in workload.models], workload.arriving_s
@@ -94,8 +91,8 @@ class Engine:
                     carry_out(handle(event, now), now)
                 if loaded is not None:
                     self._compute(loaded, now)
-                elif not events and self._at_once is not None:
-                    self._end_runs(self._at_once, now)
+                elif not events:
+                    self._look_again(now)
                 continue
             now, model = arrivals[arrived]
             request = Request(RequestId(f"r{arrived}"), model, (model,), BATCH)
@@ -144,8 +141,8 @@ class Engine:
             self.run_result.explanations.append(action.explanation)
         if action.hit:
             self._compute(action, now)
-        elif self._beside or self._at_once is not None:  # others run meanwhile
-            taken_s = self._hardware.load_takes * self._load_s if self._beside else 0.0
+        elif self._beside:  # others run meanwhile
+            taken_s = self._hardware.load_takes * self._load_s
             computed_s = self._computed_s
             computed_s[action.slot] = max(now, computed_s.get(action.slot, 0.0)) + taken_s
             self._push(now + self._load_s, (), action)
@@ -154,9 +151,6 @@ class Engine:
 
     def _compute(self, action: Dispatch, ready_s: float) -> None:
         """Run the requests of a lease once they are ready and the slot's compute is free."""
-        if self._at_once is not None:
-            self._join(self._at_once, action, ready_s)
-            return
         model = self._models[action.models[0]]
         many, slots = len(action.requests), (action.slot, *action.more_slots)
         portion = -(-many // len(slots))
@@ -175,26 +169,8 @@ class Engine:
         share = len(slots) / self._hardware.slots
         self.run_result.tally.answered(action.requests, done_s, run_s, share)
 
-    def _join(self, runs: RunsAtOnce, action: Dispatch, now: float) -> None:
-        """Run the requests of a lease from now on, beside what the slot runs already."""
-        many = len(action.requests)
-        alone_s = self._overhead_s + self._hardware.run_s(
-            self._models[action.models[0]].run_s, many
-        )
-        self._push(runs.begin(action, alone_s, now), ())
-
-    def _end_runs(self, runs: RunsAtOnce, now: float) -> None:
-        """End the runs that are due, and look again when the next one is."""
-        for run in runs.due(now):
-            action, busy_s = run.action, now - run.begun_s
-            many = len(action.requests)
-            ran = RunFinished(action.slot, action.models[0], BATCH * many, busy_s)
-            self.run_result.tally.answered(action.requests, now, run.alone_s)
-            for event in (ran, SlotFreed(action.slot, action.lease)):
-                self._carry_out(self._core.handle(event, now), now)
-        next_s = runs.next_s()
-        if next_s is not None:
-            self._push(next_s, ())
+    def _look_again(self, now: float) -> None:
+        """Nothing asks for it here; an engine whose slots run several leases at once does."""
 
     def _declared(self, model: SimModel) -> ModelSpec:
         """What the core is given beforehand: where batches save time, also how much."""

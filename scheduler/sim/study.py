@@ -1,21 +1,21 @@
 """Named simulation runs: one scenario in, one summary out, many at a time over the cores."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 
 from cache_manager import eviction
 from cache_manager.model.ids import MIB
 from scheduler import policies
 from scheduler.core.core import Core
 from scheduler.model.errors import BadWorkload
-from scheduler.model.values import Explanation, RequestId
+from scheduler.model.values import CoreSettings, Explanation, RequestId
 from scheduler.sim import azure_trace, workload
-from scheduler.sim.core_pool import core_pool
 from scheduler.sim.engine import Engine, Progress
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import THESIS, on_profile
-from scheduler.sim.readings import Readings
 from scheduler.sim.summary import Summary
 from scheduler.sim.workload import Pattern, Workload
 
@@ -69,7 +69,6 @@ class Scenario:
     load: Traffic = field(default_factory=Traffic)
     hardware: Hardware = field(default_factory=Hardware)
     seed: int = 1
-    readings: Readings = field(default_factory=Readings)
 
     @property
     def requests(self) -> int:
@@ -85,6 +84,15 @@ class Scenario:
         """The O3 limit that this run uses; None for a policy that has none."""
         policy = policies.make(self.policy, self.parameters())
         return getattr(policy, "o3_limit", None)
+
+    def core(self, watched: Collection[RequestId] = ()) -> Core:
+        """A core that decides as this scenario says, and explains these requests' placements."""
+        return Core(
+            policies.make(self.policy, self.parameters()),
+            eviction.make(self.eviction),
+            CoreSettings(explain=frozenset(watched)),
+            policy_name=self.policy,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +129,7 @@ def run(
     scenario: Scenario, explain: RequestId | None = None, progress: Progress | None = None
 ) -> ScenarioResult:
     """One simulation."""
-    readings = scenario.readings
-    policy = readings.policy(scenario.policy, scenario.parameters())
-    settings = readings.core_settings([explain] if explain is not None else [])
-    rule = eviction.make(scenario.eviction)
-    core = Core(policy, rule, settings, policy_name=scenario.policy)
+    core = scenario.core([explain] if explain is not None else [])
     engine = Engine(core, scenario.hardware, scenario.load.build(scenario.seed))
     done = engine.run(progress)
     return ScenarioResult(scenario, done.tally.summary(), tuple(done.explanations))
@@ -139,6 +143,15 @@ def run_all(scenarios: Sequence[Scenario], done: Progress | None = None) -> list
         if done is not None:
             done(len(results), len(scenarios))
     return results
+
+
+def core_pool(most: int | None = None) -> ProcessPoolExecutor:
+    """A pool of at most so many processes.
+
+    A fork of the caller would have its objects without its threads: gRPC's, once freed there, wait
+    for a thread for ever.
+    """
+    return ProcessPoolExecutor(most, mp_context=get_context("forkserver"))
 
 
 def _each(scenarios: Sequence[Scenario]) -> Iterator[ScenarioResult]:

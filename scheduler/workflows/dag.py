@@ -1,9 +1,8 @@
-"""The graph of a workflow: checked when made, with its order and its dominator tree."""
+"""The graph of a workflow: checked when made, with its order."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from scheduler.workflows.errors import BadWorkflow
 
@@ -36,14 +35,6 @@ class Workflow:
         """The stages for which this one waits."""
         return tuple(start for start, to in self.edges if to == stage)
 
-    def leads(self, start: str, to: str) -> bool:
-        """Whether some path leads from one stage to another."""
-        reached = {start}
-        for stage in self.order:
-            if stage not in reached and reached.intersection(self.before(stage)):
-                reached.add(stage)
-        return to in reached
-
     @property
     def entries(self) -> tuple[str, ...]:
         """The stages that wait for no other."""
@@ -56,43 +47,6 @@ class Workflow:
             rest = max((found[each] for each in self.after(stage)), default=0.0)
             found[stage] = weights[stage] + rest
         return found
-
-
-def chain(name: str, stages: Iterable[str]) -> Workflow:
-    """A workflow whose stages run one after the other."""
-    listed = tuple(stages)
-    return Workflow(name, listed, tuple(pairwise(listed)))
-
-
-def dominators(workflow: Workflow) -> Mapping[str, str | None]:
-    """The immediate dominator of each stage: the last one that every path to it passes.
-
-    None: no stage is passed by all of them, as for an entry.
-    """
-    found: dict[str, str | None] = {}
-    depth: dict[str | None, int] = {None: 0}
-    for stage in workflow.order:
-        above = workflow.before(stage)
-        common: str | None = above[0] if above else None
-        for other in above[1:]:
-            common = _nearest_common(common, other, found, depth)
-        found[stage] = common
-        depth[stage] = depth[common] + 1
-    return found
-
-
-def _nearest_common(
-    one: str | None,
-    other: str | None,
-    parents: Mapping[str, str | None],
-    depth: Mapping[str | None, int],
-) -> str | None:
-    while one != other:
-        if depth[one] < depth[other]:
-            one, other = other, one
-        assert one is not None  # the deeper of two different ones has a parent
-        one = parents[one]
-    return one
 
 
 def _check_names(workflow: Workflow) -> None:

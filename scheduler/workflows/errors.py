@@ -2,8 +2,7 @@
 
 WorkflowError
 ├── BadWorkflow     a graph that no run could follow to its end
-├── BadProfile      measured times that the search cannot use
-└── SloTooShort     a deadline that even the fastest configurations miss
+└── BadProfile      measured times that the search cannot use
 """
 
 
@@ -23,15 +22,3 @@ class BadWorkflow(WorkflowError):
 
 class BadProfile(WorkflowError):
     """A stage's profile is empty, or has a time or batch that is not positive."""
-
-
-class SloTooShort(WorkflowError):
-    """No choice of configurations ends within the deadline."""
-
-    def __init__(self, workflow: str, slo_s: float, fastest_s: float) -> None:
-        super().__init__(
-            f"workflow {workflow} cannot end within {slo_s:g} s: the fastest takes {fastest_s:g} s"
-        )
-        self.workflow = workflow
-        self.slo_s = slo_s
-        self.fastest_s = fastest_s

@@ -4,15 +4,11 @@ The paper says home invoker, warm invokers, cold ones. A home that has room but 
 of the function is read as a cold one: there the stage would first wait seconds for its start.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
 from scheduler.model.values import Configuration
-
-# A queue that no configuration could serve so often gets the least one.
-MOST_ROUNDS = 3
 
 
 class NodeRoom(NamedTuple):
@@ -68,27 +64,3 @@ def node_for(configuration: Configuration, nodes: Sequence[NodeRoom], preferred:
 def _free(room: NodeRoom) -> tuple[int, int]:
     """GPU parts first: they are what is scarce."""
     return room.vgpus, room.vcpus
-
-
-@dataclass(slots=True)
-class RecheckList:
-    """Queues that found no room, and how often they were tried again since."""
-
-    most_rounds: int = MOST_ROUNDS
-    _rounds: dict[Hashable, int] = field(default_factory=dict)
-
-    def __contains__(self, queue: Hashable) -> bool:
-        return queue in self._rounds
-
-    def enter(self, queue: Hashable) -> None:
-        """Remember a queue for which there was no room."""
-        self._rounds.setdefault(queue, 0)
-
-    def try_again(self, queue: Hashable) -> bool:
-        """Count one more try; whether it is time for the least configuration."""
-        self._rounds[queue] += 1
-        return self._rounds[queue] > self.most_rounds
-
-    def leave(self, queue: Hashable) -> None:
-        """Forget a queue that was served."""
-        self._rounds.pop(queue, None)

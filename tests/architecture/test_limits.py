@@ -15,7 +15,7 @@ PACKAGES = (
     "gateway_ext",
     "gpufaas",
 )
-FOLDERS = (*PACKAGES, "bench", "compat", "hunt", "tests", "functions")
+FOLDERS = (*PACKAGES, "bench", "compat", "hunt", "research", "tests", "functions")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 REGISTRIES = [".".join(parts) for parts in (("pypi", "org"), ("pythonhosted", "org"))] + [
     # Debian has a package of the first one's name.

@@ -9,7 +9,7 @@ from tests.kit.places import ROOT
 PRODUCT = (
     "common", "cache_manager", "scheduler", "gpu_manager", "torch_shim", "gateway_ext", "gpufaas",
 )  # fmt: skip
-OUTSIDE = ("bench", "compat", "hunt", "tests")
+OUTSIDE = ("bench", "compat", "hunt", "research", "tests")
 MOST_LEVELS = 3  # of folders below a package
 # A policy's class is `Policy` and a rule's is `Rule`: their files' names tell them apart.
 NAMED_BY_THEIR_FILE = frozenset({"Policy", "Rule"})

@@ -1,13 +1,9 @@
 """Parameters as a person or a file gives them: accepted if valid, else refused."""
 
 from math import inf, nan
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from scheduler import policies
-from scheduler.model.errors import UnknownPolicy
 from scheduler.model.events import PolicySet
 from tests.kit.cores.builders import a_core, request
 from tests.kit.cores.core_world import World, placements, refused
@@ -28,16 +24,6 @@ def test_limit_holds_when_it_is_written_as_a_float() -> None:
         assert placements(world.free("g0")) == [(f"hit{number}", "g0")]
     world.send(PolicySet("lalbo3", {"o3_limit": 2.0}))
     assert placements(world.free("g0")) == [("late", "g0")]
-
-
-def test_policy_that_is_no_dataclass_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "newest.py").write_text('"""newest: none."""\nclass Policy: pass\n')
-    monkeypatch.setattr(policies, "__path__", [*policies.__path__, str(tmp_path)])
-    for use in (policies.make, policies.describe):
-        with pytest.raises(UnknownPolicy, match=r"^policy 'newest': its `Policy` is no dataclass$"):
-            use("newest")
 
 
 REFUSED: tuple[tuple[str, str, Any], ...] = (

@@ -1,13 +1,11 @@
-"""Graphs of workflows: what is refused, their order, and their dominators."""
+"""Graphs of workflows: what is refused, and their order."""
 
 import pytest
 from hypothesis import given
 
-from scheduler.workflows.dag import MOST_STAGES, Workflow, chain, dominators
+from scheduler.workflows.dag import MOST_STAGES, Workflow
 from scheduler.workflows.errors import BadWorkflow
-from tests.unit.scheduler.workflows.random_graphs import graphs
-
-DIAMOND = Workflow("d", ("a", "b", "c", "d"), (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")))
+from tests.kit.random_graphs import graphs
 
 
 @pytest.mark.parametrize(
@@ -36,49 +34,9 @@ def test_cycle_is_found_when_other_stages_hang_on_it() -> None:
         Workflow("bad", ("a", "b", "c", "d"), (("a", "b"), ("b", "c"), ("c", "d"), ("d", "b")))
 
 
-def test_path_leads_down_the_edges_alone() -> None:
-    assert DIAMOND.leads("a", "d")
-    assert not DIAMOND.leads("b", "c")
-    assert not DIAMOND.leads("d", "a")
-
-
-def test_dominators_of_a_join_are_above_its_branches() -> None:
-    assert dominators(DIAMOND) == {"a": None, "b": "a", "c": "a", "d": "a"}
-
-
-def test_dominators_of_a_chain_are_the_stages_before() -> None:
-    assert dominators(chain("c", ("a", "b", "c"))) == {"a": None, "b": "a", "c": "b"}
-
-
-def test_dominator_is_none_when_two_entries_lead_to_a_stage() -> None:
-    workflow = Workflow("two", ("a", "b", "c"), (("a", "c"), ("b", "c")))
-
-    assert dominators(workflow)["c"] is None
-    assert workflow.entries == ("a", "b")
-
-
 @given(graphs())
 def test_order_has_each_stage_after_all_that_it_waits_for(workflow: Workflow) -> None:
     place = {stage: number for number, stage in enumerate(workflow.order)}
 
     assert sorted(workflow.order) == sorted(workflow.stages)
     assert all(place[start] < place[to] for start, to in workflow.edges)
-
-
-@given(graphs())
-def test_immediate_dominator_is_the_nearest_stage_on_every_path(workflow: Workflow) -> None:
-    paths = _paths(workflow)
-
-    for stage, parent in dominators(workflow).items():
-        common = set.intersection(*(set(path) for path in paths[stage])) - {stage}
-        nearest = max(common, key=workflow.order.index, default=None)
-        assert parent == nearest
-
-
-def _paths(workflow: Workflow) -> dict[str, list[tuple[str, ...]]]:
-    """Every path from an entry to each stage."""
-    found: dict[str, list[tuple[str, ...]]] = {}
-    for stage in workflow.order:
-        above = workflow.before(stage)
-        found[stage] = [(*path, stage) for each in above for path in found[each]] or [(stage,)]
-    return found

@@ -1,0 +1,119 @@
+"""How a study reads points of the thesis that its text leaves open.
+
+A reading at its default is what runs live. docs/decisions/0049 quotes the sentences.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from cache_manager import eviction
+from scheduler import policies
+from scheduler.core.core import Core
+from scheduler.model.errors import BadParameter
+from scheduler.model.values import CoreSettings, RequestId
+from scheduler.policies import lalbo3, rro3
+from scheduler.policies.placement_policy import Decision, Policy, View
+from scheduler.sim.study import Scenario
+
+_LALB = {"lalb": 0, "lalbo3": lalbo3.Policy().o3_limit}
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Each field is one reading; the defaults are the usual ones.
+
+    - `spares_waiting`: a model that a local queue waits for is evicted last; else plain LRU.
+    - `counts_dispatches`: a GPU's frequency counts requests that it runs; else that it is assigned.
+    - `takes_first`: Algorithm 8 takes the first busy GPU that is soon enough; else the soonest.
+    - `rro3_window`: RRO3 looks at so many requests of a local queue; 0 is all.
+    - `shares_models`: functions beyond the 22 models share them; else each has weights of its own.
+    - `held_when_loaded`: for false misses, a GPU holds what it has loaded; else also what it loads.
+    - `while_arriving`: utilisation over the minutes in which requests arrive; else until the end.
+    """
+
+    spares_waiting: bool = True
+    counts_dispatches: bool = False
+    takes_first: bool = False
+    rro3_window: int = 0
+    shares_models: bool = False
+    held_when_loaded: bool = False
+    while_arriving: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rro3_window < 0:
+            raise BadParameter("rro3", "window", f"must be 0 or more, not {self.rro3_window}")
+
+    def words(self) -> tuple[str, ...]:
+        """The readings that are not the usual ones, in words."""
+        said = {
+            "plain LRU": not self.spares_waiting,
+            "frequency of dispatches": self.counts_dispatches,
+            "Algorithm 8's loop as printed": self.takes_first,
+            f"RRO3 looking at {self.rro3_window}": self.rro3_window > 0,
+            "shared models": self.shares_models,
+            "models held once loaded": self.held_when_loaded,
+            "utilisation while requests arrive": self.while_arriving,
+        }
+        return tuple(words for words, holds in said.items() if holds)
+
+    def of_run(self, policy: str) -> "Readings":
+        """Those of them that change a run of this policy, the others at their defaults."""
+        has_local_queues = policy != "lb"
+        return Readings(
+            spares_waiting=self.spares_waiting or not has_local_queues,
+            counts_dispatches=self.counts_dispatches and has_local_queues,
+            takes_first=self.takes_first and policy in _LALB,
+            rro3_window=self.rro3_window if policy == "rro3" else 0,
+        )
+
+    def core_settings(self, watched: Collection[RequestId] = ()) -> CoreSettings:
+        """What the core is told; the decisions of `watched` requests are explained."""
+        return CoreSettings(
+            explain=frozenset(watched),
+            spares_waiting=self.spares_waiting,
+            counts_dispatches=self.counts_dispatches,
+        )
+
+    def policy(self, name: str, parameters: Mapping[str, float]) -> Policy:
+        """The policy of that name, as it is read here."""
+        usual = policies.make(name, parameters)
+        if self.takes_first and name in _LALB:
+            return _AsPrinted(int(parameters.get("o3_limit", _LALB[name])))
+        if self.rro3_window and name == "rro3":
+            return _Windowed(self.rro3_window)
+        return usual
+
+
+@dataclass(frozen=True, slots=True)
+class ReadScenario(Scenario):
+    """A run whose policy and core read the thesis in this way."""
+
+    readings: Readings = field(default_factory=Readings)
+
+    def core(self, watched: Collection[RequestId] = ()) -> Core:
+        return Core(
+            self.readings.policy(self.policy, self.parameters()),
+            eviction.make(self.eviction),
+            self.readings.core_settings(watched),
+            policy_name=self.policy,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _AsPrinted:
+    """LALB (a limit of 0) and LALBO3 with Algorithm 8's loop as it is printed."""
+
+    o3_limit: int
+
+    def decide(self, view: View) -> Iterator[Decision]:
+        return lalbo3.decide(view, self.o3_limit, takes_first=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Windowed:
+    """RRO3 that looks at the first requests of a local queue alone."""
+
+    window: int
+
+    def decide(self, view: View) -> Iterator[Decision]:
+        return rro3.decide(view, self.window)

@@ -1,0 +1,202 @@
+"""What several policies weigh: copies of models, waits for them, batches of requests."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from cache_manager.model.ids import ModelId
+from scheduler.model.values import Configuration
+from scheduler.policies.placement_policy import GpuRoom, ModelFacts, RequestView, SlotView, View
+from scheduler.workflows.cost_to_go import cost_to_go, scarcity_prices
+from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile
+
+# A request's later stages are not known here: its own time was divided off for this stage.
+NOTHING_AHEAD = cost_to_go(())
+# A time that was measured as nothing.
+_LEAST_S = 1e-9
+
+
+class Gain(NamedTuple):
+    """The seconds that an action gains over none, by reason; what it costs is below zero."""
+
+    waiting: float = 0.0
+    coming: float = 0.0
+    load: float = 0.0
+    victims: float = 0.0
+    data: float = 0.0
+    neighbours: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of them together."""
+        return sum(self)
+
+    def named(self) -> dict[str, float]:
+        """Those that are not 0, by name."""
+        named = zip(self._fields, self, strict=True)
+        return {name: seconds for name, seconds in named if seconds}
+
+
+def worth_s(view: View, models: Sequence[ModelId], memory: float) -> float:
+    """What these copies are worth, in seconds: what their loss is expected to cost.
+
+    A copy is worth its load, times the requests expected while `memory` such loads' worth of
+    inference runs, times the chance that all other copies are busy.
+    """
+    total_s = 0.0
+    for model in models:
+        facts = view.facts(model)
+        expected = memory * facts.rate * facts.load_s / max(facts.run_s, 1e-6)
+        total_s += facts.load_s * expected * _all_others_busy(facts)
+    return total_s
+
+
+def reloads(view: View, models: Sequence[ModelId]) -> float:
+    """How many requests would wait for loads at a time, on average, if these copies were lost.
+
+    Those that come during one load, times the chance that all other copies are busy.
+    """
+    total = 0.0
+    for model in models:
+        facts = view.facts(model)
+        total += facts.rate * facts.load_s * _all_others_busy(facts)
+    return total
+
+
+def wait_at_s(
+    view: View,
+    request: RequestView,
+    holder: SlotView,
+    begins_s: float,
+    rivals: float,
+    backlog: float,
+) -> float:
+    """How long the last of the requests for these models would wait for this busy holder.
+
+    It could begin one in `begins_s`; `rivals` weighs the work that waits for the other models
+    there, `backlog` a holder's share of what waits for these.
+    """
+    before = view.waiting(request) - 1
+    own_work_s = before * view.run_s(request, holder) / view.copies(request)
+    rivals_s = view.rival_work_s(holder, request)
+    return begins_s + rivals * rivals_s + backlog * own_work_s
+
+
+def neighbours_s(view: View, request: RequestView, slot: SlotView) -> float:
+    """What a request and the runs on a slot lose together if it runs beside them."""
+    slowdown = view.slowdown(request, slot)
+    own_s = view.run_s(request, slot) * (1.0 - 1.0 / slowdown) if slowdown > 1.0 else 0.0
+    return own_s + view.disturbs(request, slot)
+
+
+class StageQueue(NamedTuple):
+    """Waiting requests of one function, application's stage and models, the oldest first.
+
+    `slack_s` is what is left of the oldest one's time, below zero if it is late.
+    """
+
+    members: Sequence[RequestView]
+    slack_s: float
+
+
+def queues_of(
+    view: View, oldest: RequestView, slot: SlotView, most_batch: int, slo_runs: float
+) -> list[StageQueue]:
+    """The queues among the first requests of one set of models, at most a batch of each.
+
+    A request that brings no time has that of `slo_runs` runs of it alone on this slot.
+    """
+    by_stage: dict[tuple[str, str, str], list[RequestView]] = {}
+    for request in view.waiting_like(oldest, 2 * most_batch):
+        key = request.function, request.application, request.stage
+        by_stage.setdefault(key, []).append(request)
+    return [
+        StageQueue(members[:most_batch], slack_s(view, members[0], slot, slo_runs))
+        for members in by_stage.values()
+    ]
+
+
+def members_of(view: View, first: RequestView, most_batch: int) -> list[RequestView]:
+    """The oldest requests of its queue, if it is the oldest; a younger one goes alone."""
+    if most_batch <= 1:
+        return [first]
+    like = view.waiting_like(first, 2 * most_batch)
+    if not like or like[0] is not first:
+        return [first]
+    same = [
+        each
+        for each in like
+        if each.function == first.function
+        and each.application == first.application
+        and each.stage == first.stage
+    ]
+    return same[:most_batch]
+
+
+def fits(room: GpuRoom, given: Configuration) -> bool:
+    """Whether a lease in this configuration has room now."""
+    return given.vgpus <= len(room.idle) and (not room.vcpus or given.vcpus <= room.free_vcpus)
+
+
+def scarce_prices(view: View, rooms: Sequence[GpuRoom], prices: Prices) -> Prices:
+    """vCPUs of these GPUs, and slots, count as dearer where they run out."""
+    vcpus, free = sum([each.vcpus for each in rooms]), sum([each.free_vcpus for each in rooms])
+    used = 1.0 - free / vcpus if vcpus else 0.0
+    return scarcity_prices(prices, used, 1.0 - max(0.0, view.idle_share()))
+
+
+def slack_s(view: View, request: RequestView, slot: SlotView, slo_runs: float) -> float:
+    """What is left of a request's time."""
+    slo_s = request.slo_s
+    if slo_s is None:
+        slo_s = slo_runs * view.run_s(request, slot)
+    return slo_s - (view.now - request.arrived_s)
+
+
+def profile_of(
+    view: View, first: RequestView, rooms: Sequence[GpuRoom], most_batch: int, prices: Prices
+) -> StageProfile:
+    """The times and costs of all configurations that one of these GPUs could have, if empty."""
+    slot = rooms[0].idle[0]
+    slots = max([room.slots for room in rooms])
+    vcpus = max([room.vcpus for room in rooms]) or 1
+    wanted = [Configuration(batch, 1, vgpus) for batch, vgpus in _shapes(most_batch, slots)]
+    for known in view.measured(first, slot):
+        has_room = known.vcpus <= vcpus and known.vgpus <= slots
+        if known.batch <= most_batch and has_room and known not in wanted:
+            wanted.append(known)
+    choices = []
+    for each in wanted:
+        time_s = max(_LEAST_S, view.configured_s(first, slot, each))
+        choices.append(Choice(time_s, prices.cost(each, time_s) / each.batch, each))
+    return StageProfile(tuple(choices))
+
+
+def rooms_for(view: View, request: RequestView, most: int) -> list[GpuRoom]:
+    """GPUs to choose from: those at home first, then those that hold the models, then others."""
+    slots = [
+        *view.home_idle(request)[:most],
+        *view.idle_holders(request, most),
+        *view.idle_keepers(request)[:most],
+        *view.few_idle(request, most),
+    ]
+    found: dict[str, GpuRoom] = {}
+    for slot in slots:
+        room = view.room(slot)
+        found.setdefault(room.gpu, room)
+    return list(found.values())
+
+
+def _all_others_busy(facts: ModelFacts) -> float:
+    others = facts.copies - 1
+    return min(1.0, facts.rate * facts.run_s / others) ** others if others > 0 else 1.0
+
+
+def _shapes(most_batch: int, slots: int) -> Iterator[tuple[int, int]]:
+    """Batches and slots to choose from: a portion of a batch has at least one request."""
+    batch = 1
+    while batch <= most_batch:
+        vgpus = 1
+        while vgpus <= min(batch, slots):
+            yield batch, vgpus
+            vgpus = slots if vgpus < slots < 2 * vgpus and slots <= batch else 2 * vgpus
+        batch *= 2

@@ -1,1 +1,0 @@
-"""What several policies weigh: copies, waits, batches; no policy is here."""

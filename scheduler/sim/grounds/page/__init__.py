@@ -1,1 +1,0 @@
-"""The generated parts of docs/evaluation/gain.md."""

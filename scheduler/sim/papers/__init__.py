@@ -1,1 +1,0 @@
-"""One folder for each paper whose figures we reproduce."""

@@ -1,1 +1,0 @@
-"""The page on SAGE: tables, headlines and pictures of what `sage_experiments` found."""
