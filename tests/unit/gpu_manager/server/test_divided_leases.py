@@ -41,7 +41,7 @@ class Shared:
 
     async def claim(self, client: ManagerClient, request: str) -> int:
         shown = token(self.placement, request=request)
-        answer, ends = await client.acquire(self.image.digest, token=shown, follow=True)
+        answer, ends = await client.acquire(self.image.digest, token=shown)
         for end in ends:
             end.close()
         return int(answer["lease"])
