@@ -42,8 +42,7 @@ from scheduler.wire.node_stream import node_of_path
 log = logging.getLogger(__name__)
 
 _METRICS = "/metrics"
-# For GPU managers of older releases, whose streams were WebSockets.
-_OUTDATED = "a node's stream is one of frames: this GPU manager must be updated\n"
+_NO_FRAMES = "a node's stream is one of frames: send `Upgrade: gpufaas-frames`\n"
 _UPGRADE = ((b"connection", b"upgrade"), (b"upgrade", PROTOCOL))
 # The paths that need no credentials.
 _PUBLIC = frozenset({"/healthz", "/readyz"})
@@ -94,7 +93,7 @@ def make_app(
             await hot(scope, receive, send)
         elif node_of_path(path) is not None:  # streams of frames do not come here
             strangers.warn("%s was asked for without `Upgrade: gpufaas-frames`", path)
-            await send_text(send, HTTPStatus.UPGRADE_REQUIRED, _OUTDATED, _UPGRADE)
+            await send_text(send, HTTPStatus.UPGRADE_REQUIRED, _NO_FRAMES, _UPGRADE)
         elif path in public or _is_known(access, scope):
             await management(scope, receive, send)
         else:
