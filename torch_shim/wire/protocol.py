@@ -115,7 +115,6 @@ class FrameKind(IntEnum):
     PUT_HERE = 92
     GRANT_LEFT = 93
     MERGED = 94
-    LEARNED = 95
     # both ways: data that was borrowed is not used any more
     GIVEN_BACK = 91
     # manager -> fork server, and back
