@@ -174,11 +174,6 @@ class GpuManager:
         """Return the metrics page for Prometheus."""
         return page(self._families()) + process_metrics.page()
 
-    @property
-    def metrics_address(self) -> tuple[str, int]:
-        """The host and port of the metrics server, which must be enabled."""
-        return self._exporter.address
-
     def _end_session(self, session: ClientSession) -> None:
         self._acquiring.end_session(session)
         self.data.end_session(session)

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -13,6 +12,7 @@ from fastapi.security import HTTPBasic, HTTPBearer
 from starlette.exceptions import HTTPException
 
 from cache_manager.http.residency_routes import router as models_router
+from common import build_identity
 from common.frames.stream_upgrade import PROTOCOL
 from common.http.asgi import App, Receive, Scope, Send, send_text
 from common.http.body_bound import bounded
@@ -109,7 +109,7 @@ def _is_known(access: ApiAccess, scope: Scope) -> bool:
 def _management(
     service: ServiceApplication, access: ApiAccess, meters: SchedulerCounters
 ) -> FastAPI:
-    app = FastAPI(title="gpufaas scheduler", description=_ABOUT, version=_version())
+    app = FastAPI(title="gpufaas scheduler", description=_ABOUT, version=build_identity.release())
     schemes = [Depends(scheme(auto_error=False)) for scheme in (HTTPBearer, HTTPBasic)]
     view = [*schemes, Depends(_lets_in(access, ApiRole.CALLER))]
     change = [*schemes, Depends(_lets_in(access, ApiRole.ADMIN))]
@@ -171,10 +171,3 @@ async def _invalid(request: Request, error: Exception) -> Response:
     problems: list[Any] = list(error.errors())
     explained = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problems)
     return await _failed(request, MalformedRequest(explained))
-
-
-def _version() -> str:
-    try:
-        return version("gpufaas")
-    except PackageNotFoundError:  # run from a folder that was not installed
-        return "0"
