@@ -21,7 +21,6 @@ from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, Process
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
 from gpu_manager.runtimes.staying_data import NoStayingData
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
-from gpu_manager.worker.merging.known_merges import KnownRecord
 
 _MIB = 1 << 20
 _SEALS = 0xF
@@ -62,9 +61,6 @@ class Unconcerned:
         together: int = 1,
     ) -> None:
         """No call is made."""
-
-    def learned(self, hosted: HostedModel, records: Sequence[KnownRecord]) -> None:
-        """No call is merged."""
 
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
         """No call is made."""

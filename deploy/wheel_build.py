@@ -1,4 +1,4 @@
-"""Puts the commit that a wheel is made of into it, as gateway_ext/commit.txt. Run by hatchling.
+"""Puts the commit that a wheel is made of into it, as common/commit.txt. Run by hatchling.
 
 The commit is that of the checkout; where there is none, as in the build of an image, it is given
 in the environment as GPUFAAS_COMMIT. A wheel of neither has no such file.
@@ -12,7 +12,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_IN_WHEEL = "gateway_ext/commit.txt"
+_IN_WHEEL = "common/commit.txt"
 
 
 class CommitFile(BuildHookInterface):  # type: ignore[type-arg]  # any builder's configuration
@@ -35,5 +35,5 @@ class CommitFile(BuildHookInterface):  # type: ignore[type-arg]  # any builder's
                 Path(source).unlink(missing_ok=True)
 
     def _of_checkout(self) -> str:
-        program = runpy.run_path(str(Path(self.root, "gateway_ext", "build_identity.py")))
+        program = runpy.run_path(str(Path(self.root, "common", "build_identity.py")))
         return str(program["commit"](Path(os.devnull), Path(self.root, ".git")))

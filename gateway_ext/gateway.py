@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from common import build_identity
 from common.addresses import address_text, host_and_port
 from common.errors import BadAddress
 from common.http.asgi import App
 from common.http.client import HttpClient
 from common.http.server import listen, serving
 from common.telemetry.metrics import MetricFamily, gauge
-from gateway_ext import build_identity
 from gateway_ext.calls.browser_guard import BrowserGuard
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions

@@ -25,8 +25,6 @@ from gpu_manager.devices.host_memory import available_bytes
 from gpu_manager.errors import BadSetting
 from gpu_manager.metrics import manager_metrics
 from gpu_manager.metrics.exporter import Exporter
-from gpu_manager.node.learned_merges.knowledge_files import KnowledgeFiles, usual_basis
-from gpu_manager.node.learned_merges.merge_knowledge import MergeKnowledge
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.node_counts import of_gpus, of_weights
 from gpu_manager.node.settings import NodeSettings
@@ -85,8 +83,7 @@ class GpuManager:
         self.devices = choose(settings.devices, node, limit, settings.visible_devices)
         descriptors = open_files.raise_limit()
         self._store = _store(settings, max(_LEAST_IMAGES, descriptors // _IMAGES_SHARE))
-        self._merges = _merges(settings)
-        catalogue = Catalogue(self._merges)
+        catalogue = Catalogue()
         self._gates = _gates(self.devices, settings)
         gpus = [
             host_gpu(device, node, settings, gates, len(self.devices))
@@ -166,7 +163,6 @@ class GpuManager:
         if self._runtime is not None:
             self._scheduling.detach(self.node.name)
             await self._runtime.close()
-        await self._merges.close()
         self._store.close()
         for gpu in self.node.gpus.values():
             gpu.close()
@@ -177,11 +173,6 @@ class GpuManager:
     def metrics(self) -> bytes:
         """Return the metrics page for Prometheus."""
         return page(self._families()) + process_metrics.page()
-
-    @property
-    def metrics_address(self) -> tuple[str, int]:
-        """The host and port of the metrics server, which must be enabled."""
-        return self._exporter.address
 
     def _end_session(self, session: ClientSession) -> None:
         self._acquiring.end_session(session)
@@ -267,13 +258,6 @@ def _certificate(settings: NodeSettings) -> Certificate | None:
             raise BadSetting("certificate", str(settings.certificate), detail)
         return None
     return Certificate(settings.certificate, settings.key)
-
-
-def _merges(settings: NodeSettings) -> MergeKnowledge:
-    """What is known of merged calls, kept on disk where weights are."""
-    if settings.spill is None:
-        return MergeKnowledge()
-    return MergeKnowledge(KnowledgeFiles(settings.spill / "merging", usual_basis()))
 
 
 def _store(settings: NodeSettings, most_images: int) -> WeightStore:

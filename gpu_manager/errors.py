@@ -4,10 +4,9 @@ GpuManagerError
 ├── BadSetting           a setting has an invalid value
 ├── AddressInUse         another manager listens at the address
 ├── ClientNotAllowed     a client asked for something that it has no right to
-├── UnknownVersion       a client uses another version of the protocol
 ├── NoWorker             a model's worker has ended, or could not be started
 ├── LeaseOver            a lease that a client named has ended, or belongs to another client
-├── PlacedElsewhere      a model's lease is on another node, to which its function did not connect
+├── PlacedElsewhere      a model's lease is on another node, whose addresses nobody knows
 ├── NoScheduler          no scheduler could be reached
 ├── LoadFailure          a model could not be loaded onto its GPU
 ├── DeviceError
@@ -150,14 +149,6 @@ class ClientNotAllowed(GpuManagerError):
     """The client has no right to its request; the text states why."""
 
 
-class UnknownVersion(GpuManagerError):
-    """A client and this manager use different protocol versions."""
-
-    def __init__(self, theirs: int, ours: int) -> None:
-        self.theirs = theirs
-        super().__init__(f"the client uses protocol version {theirs}, this manager {ours}")
-
-
 class NoWorker(GpuManagerError):
     """The process for a model has ended or does not exist; a new lease gets another one."""
 
@@ -171,12 +162,12 @@ class LeaseOver(GpuManagerError):
 
 
 class PlacedElsewhere(GpuManagerError):
-    """The scheduler placed a model on another node, to which the function must connect."""
+    """The scheduler placed a model on another node, whose addresses it has not told."""
 
     def __init__(self, model: str, node: str) -> None:
         self.model = model
         self.node = node
-        super().__init__(f"{model} was placed on node {node}: connect there, with its lease")
+        super().__init__(f"{model} was placed on node {node}, of which no address is known")
 
 
 class NoScheduler(GpuManagerError):

@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from cache_manager.model.errors import CacheError
+from common.build_identity import commit, release
 from common.errors import CommonError
-from gateway_ext.build_identity import commit, release
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
 from scheduler.model.errors import SchedulerError

@@ -5,6 +5,7 @@ ShimError                 base of all
 ├── UnsupportedCall               the shim cannot redirect a CUDA call; it names call and remedy
 ├── WireError                     the stream of frames cannot continue
 │   ├── BadFrame                  the peer sent a frame that violates the protocol
+│   │   └── OtherVersion          the peer speaks another version of the protocol
 │   └── ConnectionLost            the peer closed the connection, or is not reachable
 │       └── ManagerUnreachable    no GPU manager answers at an address
 ├── UnsuitableData                a value cannot be put for other functions
@@ -48,6 +49,24 @@ class WireError(ShimError):
 
 class BadFrame(WireError):
     """The peer sent a frame that violates the protocol."""
+
+
+class OtherVersion(BadFrame):
+    """The peer speaks another version of the wire protocol; the text says what to upgrade.
+
+    A runtime that serves the function answers by `answer_status`.
+    """
+
+    answer_status = 503
+
+    def __init__(self, theirs: int, ours: int) -> None:
+        behind = "the other end" if theirs < ours else "this end"
+        super().__init__(
+            f"the other end speaks version {theirs} of the wire protocol, this end version {ours}: "
+            f"upgrade gpufaas at {behind}; each function's image has a gpufaas of its own"
+        )
+        self.theirs = theirs
+        self.ours = ours
 
 
 class ConnectionLost(WireError):

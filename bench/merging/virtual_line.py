@@ -110,7 +110,7 @@ class VirtualLine:
 
     def _serve(self, first: CallInLine) -> None:
         there = 1 + self._line.count_like(first)
-        record = self._records.of(first.likeness, lambda: str(first.likeness))
+        record = self._records.of(first.likeness)
         plan: Any = None
         if there > 1 and self._way.merges:
             plan = record.plan(min(there, USUAL_MOST), may_compare=self._pace.is_due())

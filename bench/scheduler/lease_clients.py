@@ -16,7 +16,8 @@ from bench.scheduler.lease_processes import SECRET
 from common.frames.frame_line import FrameLine, LineBroken
 from common.frames.stream_upgrade import dial
 from scheduler.service.http.access import ApiRole, token
-from scheduler.wire.caller_stream import MAX_FRAME_BYTES, PATH, VERSION
+from scheduler.wire.caller_stream import MAX_FRAME_BYTES, PATH
+from scheduler.wire.codec import VERSION
 
 MODELS = 8
 

@@ -294,11 +294,6 @@ class HttpClient:
         self._patience = TcpPatience(_SILENCE_S)
         self._closed = False
 
-    @property
-    def idle_count(self) -> int:
-        """How many connections are kept."""
-        return sum(len(kept) for kept in self._idle.values())
-
     def idle(self, address: str) -> HttpConnection | None:
         """A kept connection, if there is one: the last used, which most probably lives."""
         kept = self._idle.get(address)

@@ -196,6 +196,11 @@ def gauge(metric: Metric, values: Iterable[tuple[Labels, float]]) -> Values:
     return found
 
 
+def counted_in(counts: object) -> list[Values | Histogram]:
+    """Every metric that is an attribute of this object."""
+    return [each for each in vars(counts).values() if isinstance(each, Values | Histogram)]
+
+
 def page(families: Iterable[MetricFamily]) -> bytes:
     """The metrics in the text format of Prometheus."""
     lines: list[str] = []

@@ -7,7 +7,15 @@ from http import HTTPStatus
 from operator import add
 from typing import NamedTuple
 
-from common.telemetry.metrics import BoundedNames, Histogram, MetricFamily, Values, gauge, page
+from common.telemetry.metrics import (
+    BoundedNames,
+    Histogram,
+    MetricFamily,
+    Values,
+    counted_in,
+    gauge,
+    page,
+)
 from gateway_ext.metrics import gateway_metrics
 
 MOST_NAMES = 1_000
@@ -145,7 +153,7 @@ class GatewayMeters:
     def _families(self) -> Iterator[MetricFamily]:
         """The gauges first: they determine which functions are gone."""
         yield from self._of_the_moment()
-        yield from self._counted()
+        yield from counted_in(self)
         for source in self._sources:
             yield from source()
 
@@ -171,12 +179,9 @@ class GatewayMeters:
         self.functions.forget(function)
         self._answered.pop(function, None)
         self._instances.pop(function, None)
-        for family in self._counted():
+        for family in counted_in(self):
             if gateway_metrics.FUNCTION in family.metric.labels:
                 family.forget(gateway_metrics.FUNCTION, function)
-
-    def _counted(self) -> list[Values | Histogram]:
-        return [each for each in vars(self).values() if isinstance(each, Values | Histogram)]
 
 
 def _class(code: int) -> str:

@@ -1,7 +1,6 @@
 """Passes a call's lease from its headers to the shim, and the models used back."""
 
 import importlib
-import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -55,14 +54,10 @@ class ShimPlacements(NoPlacements):
         self.data = ShimData()
         module = importlib.import_module("torch_shim.leases.request_context")
         self._given: Callable[..., AbstractContextManager[None]] = module.given
-        self._used: Callable[[], Iterable[str]] = getattr(module, "used", tuple)
-        self._told: Callable[[], Iterable[str]] = getattr(module, "told", tuple)
-        # An older shim takes no trace, and reports no times; it takes no time limit.
-        self._timing_entries: Callable[[], Sequence[str]] | None = getattr(
-            module, "timing_entries", None
-        )
-        getattr(module, "expect_calls", _nothing)()
-        self._takes = frozenset(inspect.signature(module.given).parameters)
+        self._used: Callable[[], Iterable[str]] = module.used
+        self._told: Callable[[], Iterable[str]] = module.told
+        self._timing_entries: Callable[[], Sequence[str]] = module.timing_entries
+        module.expect_calls()
 
     def awaited_s(self, headers: Headers) -> float:
         """What the gateway says; inf where it says nothing that is a time."""
@@ -72,9 +67,7 @@ class ShimPlacements(NoPlacements):
     def given(self, headers: Headers, left_s: SecondsLeft) -> AbstractContextManager[None]:
         """A context in which the shim uses the lease that the gateway sent, if any."""
         address, lease = headers.get("x-gpu-address"), headers.get("x-gpu-lease")
-        more = {"trace": headers.get("traceparent"), "left_s": left_s}
-        known = {name: value for name, value in more.items() if name in self._takes}
-        return self._given(address, lease, **known)
+        return self._given(address, lease, trace=headers.get("traceparent"), left_s=left_s)
 
     def used(self) -> Pairs:
         """The digests of the models, which the gateway learns, and what ran without a GPU."""
@@ -87,11 +80,7 @@ class ShimPlacements(NoPlacements):
 
     def timing_entries(self) -> Sequence[str]:
         """Return the times in the format of X-Gpu-Trace."""
-        return () if self._timing_entries is None else self._timing_entries()
-
-
-def _nothing() -> None:
-    """What an older shim does."""
+        return self._timing_entries()
 
 
 def placements(*, gpu: bool) -> NoPlacements:

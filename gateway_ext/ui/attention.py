@@ -128,7 +128,7 @@ def _of_gpus(whole: Mapping[str, Any], gpus: list[Json]) -> Iterator[Json]:
                 f"more than half the memory of {gpu['id']} is taken by other programs",
                 "see which processes use it: nvidia-smi",
             )
-        for load in gpu.get("stuck", ()):  # an older scheduler names none
+        for load in gpu["stuck"]:
             yield _stuck_load(gpu, load)
 
 

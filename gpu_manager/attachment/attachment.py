@@ -292,10 +292,6 @@ class Attachment:
 
     # -- messages from the scheduler ------------------------------------------------------------
 
-    def restart_stream(self) -> None:
-        """Close the stream without resuming it: the next stream begins with the whole state."""
-        self._stream.restart()
-
     def _model_pages(self) -> Iterator[list[Report]]:
         """The registered models, also those that are registered while the pages are sent."""
         self._unreported = dict(self._registered)

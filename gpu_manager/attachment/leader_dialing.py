@@ -12,10 +12,10 @@ from common.frames.stream_upgrade import dial
 from common.time_limits import time_limit
 from gpu_manager.errors import BadSetting, NoScheduler
 from scheduler.api import BadValue, NodeId
+from scheduler.wire.codec import VERSION, other_version
 from scheduler.wire.node_stream import (
     MAX_GREETING_BYTES,
     MAX_MESSAGE_BYTES,
-    VERSION,
     Challenge,
     Greeting,
     Hello,
@@ -158,7 +158,7 @@ class Dialer:
         if not isinstance(greeting, Challenge):
             raise BadValue("it sent no Challenge")
         if greeting.version != VERSION:
-            raise BadValue(f"it uses version {greeting.version}, this manager uses {VERSION}")
+            raise BadValue(other_version(greeting.version, "the scheduler", "this GPU manager"))
         if not is_proven(greeting, self._key, self._node):
             raise BadValue("it does not know the cluster's secret")
         return greeting

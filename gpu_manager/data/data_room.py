@@ -35,11 +35,6 @@ class DataRoom:
         """The bytes of data on disk."""
         return 0 if self._spill is None else self._spill.used_bytes
 
-    @property
-    def free_files(self) -> int:
-        """How many files wait to be used again."""
-        return len(self._free)
-
     async def file_for(self, function: str, size_bytes: int) -> DataFile:
         """Return memory for a function's data; NoRoomForData if none is left after spilling."""
         async with self._making:

@@ -296,7 +296,7 @@ class Loader:
         resident: ModelOnGpu,
     ) -> HostedModel:
         """Load the model with the runtime; try a second time if the worker dies meanwhile."""
-        order = await self._order(gpu, model, request, resident)
+        order = self._order(gpu, model, request, resident)
         for last_try in (False, True):
             resident.progress.step()
             try:
@@ -310,7 +310,7 @@ class Loader:
                 log.warning("%s; trying again", error)
         raise AssertionError("unreachable")
 
-    async def _order(
+    def _order(
         self,
         gpu: HostGpu,
         model: TenantModel,
@@ -324,7 +324,6 @@ class Loader:
         owner = f"{model.id} on {gpu.id}"
         feed = ImageFeed(request, total_bytes, paths.to_gpu, owner, resident.urgency, _sums(paths))
         run_s, share = emulation.run_s, resident.gpu_share
-        kind = gpu.device_kind(run_s, share)
         arrives = request.arriving is not None or paths.to_gpu.is_limited
         resident.progress.moved_bytes = feed.moved_bytes
         least_s = emulation.context_s + emulation.load_s + per_gib_s
@@ -347,7 +346,6 @@ class Loader:
             runtime=resident.runtime,
             gpu_share=share,
             merged=resident.merged,
-            merges=await self._catalogue.merges.of(model.id, kind),
             together_bytes=gpu.together_bytes(resident),
             link=paths.link,
             urgency=resident.urgency,

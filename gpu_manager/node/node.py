@@ -6,7 +6,7 @@ always reflect the orders given so far; tasks do the actual work.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from cache_manager.model.ids import ModelId, NodeId
 from gpu_manager.errors import NoWorker
@@ -35,7 +35,6 @@ from gpu_manager.runtimes.runtime import (
 )
 from gpu_manager.runtimes.staying_data import NoStayingData
 from gpu_manager.weights.weight_store import WeightStore
-from gpu_manager.worker.merging.known_merges import KnownRecord
 from scheduler.api import (
     Demote,
     DemoteStored,
@@ -330,14 +329,9 @@ class GpuNode:
                 self._reports.report(LeaseComputed(found.id, counted_s))
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
-        """Count calls that ran as one, and those that did not; remember what never may."""
+        """Count calls that ran as one, and those that did not."""
         self.meters.merged(hosted.order.gpu, added)
         self.gpus[GpuId(hosted.order.gpu)].note_merged(hosted, added)
-        self._catalogue.merges.forbid(hosted.order.merges, added.never)
-
-    def learned(self, hosted: HostedModel, records: Sequence[KnownRecord]) -> None:
-        """Remember what was measured of running calls as one."""
-        self._catalogue.merges.learn(hosted.order.merges, records)
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
         """Obtain memory for a call beyond its model's limit: free bytes, or those of victims."""

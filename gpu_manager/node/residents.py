@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import platform
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
@@ -135,14 +134,6 @@ class HostGpu:
         if self.turns is not None:
             os.close(self.turns)
             self.turns = None
-
-    def device_kind(self, run_s: float, share: float) -> str:
-        """Name all of the GPU that times of runs depend on: of an emulated one, the host's, too."""
-        found = f"{self.device.kind} {self.device.gpu_type}, share {share:.6g}"
-        if self.device.kind == "cuda":
-            return found
-        threads = len(os.sched_getaffinity(0))
-        return f"{found}, {platform.machine()} with {threads} processors, runs of {run_s:g} s"
 
     @property
     def slot(self) -> SlotId:

@@ -9,7 +9,6 @@ from common.gpu_wishes import USUAL, GpuWishes
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.errors import UnknownImage
 from gpu_manager.node.change_signal import ChangeSignal
-from gpu_manager.node.learned_merges.merge_knowledge import MergeKnowledge
 from torch_shim.wire.image_digests import ImageTable
 
 # The number of a digest's 64 digits in a model's id: unique for a tenant, and short in a log.
@@ -42,13 +41,9 @@ class TenantModel:
 
 
 class Catalogue:
-    """Models by id; a model is added when a function sends or proves to have the weights.
+    """Models by id; a model is added when a function sends or proves to have the weights."""
 
-    `merges` is what workers learned of running calls as one: it outlives the models here.
-    """
-
-    def __init__(self, merges: MergeKnowledge | None = None) -> None:
-        self.merges = merges or MergeKnowledge()
+    def __init__(self) -> None:
         self.arrived = ChangeSignal()  # a function sends weights, or proved to have them
         self._models: dict[ModelId, TenantModel] = {}
         self._by_digest: dict[str, dict[ModelId, TenantModel]] = {}

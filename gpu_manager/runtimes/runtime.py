@@ -15,7 +15,6 @@ from gpu_manager.transfers.gpu_paths import WorkerLink
 from gpu_manager.transfers.load_progress import LoadProgress
 from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
-from gpu_manager.worker.merging.known_merges import KnownMerges, KnownRecord
 
 HostedId = NewType("HostedId", str)
 
@@ -72,8 +71,7 @@ class LoadOrder:
     everything takes between the process and the GPU; `urgency` says whether a request waits, and
     `progress` is told where the load waits without a worker. The model's calls run on no more than
     this `gpu_share` of the GPU's multiprocessors, or the load fails. No more than `merged` of them
-    run as one, or as many as measurements say where it is 0; `merges` is what earlier workers have
-    learned of that.
+    run as one, or as many as measurements say where it is 0.
     """
 
     model: str
@@ -93,7 +91,6 @@ class LoadOrder:
     runtime: str = "process"
     gpu_share: float = 1.0
     merged: int = 0
-    merges: KnownMerges = field(default_factory=KnownMerges)
     together_bytes: int = 0
     link: WorkerLink | None = None
     urgency: LoadUrgency = field(default_factory=LoadUrgency)
@@ -369,9 +366,6 @@ class Observer(Protocol):
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         """Handle the report of calls that ran as one, and of those that did not."""
-
-    def learned(self, hosted: HostedModel, records: Sequence[KnownRecord]) -> None:
-        """Handle what a worker has measured of running calls as one, for later workers."""
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model's unexpected end; called once for each model of a process."""

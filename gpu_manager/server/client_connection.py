@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from common.tasks import BackgroundTasks
 from common.time_limits import time_limit
-from gpu_manager.errors import ClientNotAllowed, NoWorker, UnknownVersion
+from gpu_manager.errors import ClientNotAllowed, NoWorker
 from gpu_manager.runtimes.runtime import HostedId, HostedModel
 from gpu_manager.server.byte_relay import relay
 from gpu_manager.server.client_errors import ClientRefusal, Expected, refusal
@@ -19,7 +19,7 @@ from gpu_manager.sessions.sessions import session_key
 from gpu_manager.wire import request_fields as read
 from gpu_manager.wire.frame_stream import FrameStream
 from scheduler.api import LeaseId
-from torch_shim.errors import BadFrame, ConnectionLost
+from torch_shim.errors import BadFrame, ConnectionLost, OtherVersion
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.protocol import MAX_HELLO_BYTES, MAX_META_BYTES, FrameKind
 
@@ -78,7 +78,11 @@ class ClientConnection:
 
     async def _hello(self) -> tuple[AdmittedClient, HostedModel | None]:
         """Return the client, and the model of a data channel; raise ClientNotAllowed."""
-        frame = await self._stream.read()
+        try:
+            frame = await self._stream.read()
+        except OtherVersion as error:
+            await self._refuse(0, refusal(error))
+            raise ClientNotAllowed(str(error)) from error
         frame.close_descriptors()
         if frame.kind is not FrameKind.HELLO:
             raise BadFrame(f"{frame.kind.name} before HELLO")
@@ -87,7 +91,7 @@ class ClientConnection:
             client = admit(fields, self._services.credentials, self._stream.socket)
             self._place.identified(client.identity.tenant)
             hosted = self._worker(client) if client.role is ClientRole.CHANNEL else None
-        except (ClientNotAllowed, NoWorker, UnknownVersion) as error:
+        except (ClientNotAllowed, NoWorker) as error:
             await self._refuse(number, refusal(error))
             raise ClientNotAllowed(str(error)) from error
         self._peer = f"{client.identity} (session {client.session})"

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from gpu_manager import errors
 from scheduler import api as scheduling
+from torch_shim.errors import OtherVersion
 from torch_shim.wire.protocol import FailureKind
 
 
@@ -18,7 +19,7 @@ class ClientRefusal(NamedTuple):
 # The first matching class counts, so subclasses precede their bases.
 _FAILURES: tuple[tuple[type[Exception], FailureKind], ...] = (
     (errors.ClientNotAllowed, FailureKind.NOT_ALLOWED),
-    (errors.UnknownVersion, FailureKind.UNKNOWN_VERSION),
+    (OtherVersion, FailureKind.UNKNOWN_VERSION),
     (errors.UnknownImage, FailureKind.UNKNOWN_MODEL),
     (errors.WeightStoreError, FailureKind.WEIGHTS),
     (errors.NoSuchData, FailureKind.NO_DATA),

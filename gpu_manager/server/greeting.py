@@ -8,24 +8,12 @@ from enum import StrEnum
 from typing import Any
 
 from gpu_manager.credentials import ADMINISTRATOR, FunctionCredentials, FunctionIdentity
-from gpu_manager.errors import ClientNotAllowed, UnknownVersion
+from gpu_manager.errors import ClientNotAllowed
 from gpu_manager.node.node import GpuNode
 from gpu_manager.sessions.sessions import ClientSession
 from gpu_manager.wire import request_fields as read
 from gpu_manager.wire.request_fields import Fields
 from torch_shim.errors import BadFrame
-from torch_shim.wire.protocol import (
-    AHEAD,
-    ARITHMETIC,
-    FILES,
-    LATER_REQUESTS,
-    LENDING,
-    REPEATS,
-    RESIDENTS,
-    SIZES,
-    TRACE,
-    VERSION,
-)
 
 _PEER = struct.Struct("3i")  # process, user, group
 _SESSION_CHARACTERS = 64
@@ -52,10 +40,7 @@ class AdmittedClient:
 def admit(
     fields: Fields, credentials: FunctionCredentials, connection: socket.socket
 ) -> AdmittedClient:
-    """Admit a client; raise ClientNotAllowed, UnknownVersion, or BadFrame for an invalid HELLO."""
-    version = read.whole(fields, "version")
-    if version != VERSION:
-        raise UnknownVersion(version, VERSION)
+    """Admit a client; raise ClientNotAllowed, or BadFrame for an invalid HELLO."""
     role = _role(read.text(fields, "role"))
     identity = credentials.identify(read.text(fields, "credential"))
     if role is ClientRole.ADMIN:
@@ -93,11 +78,4 @@ def welcome(node: GpuNode, session: ClientSession, *, local: bool) -> dict[str, 
         {"id": gpu.id, "name": gpu.device.name, "memory_bytes": gpu.device.memory_bytes}
         for gpu in node.gpus.values()
     ]
-    more = [TRACE, SIZES, ARITHMETIC, RESIDENTS, FILES, AHEAD, REPEATS, LENDING]
-    return {
-        "node": node.name,
-        "gpus": gpus,
-        "nonce": session.nonce,
-        "local": local,
-        "knows": [*(kind.name for kind in LATER_REQUESTS), *more],
-    }
+    return {"node": node.name, "gpus": gpus, "nonce": session.nonce, "local": local}

@@ -64,9 +64,7 @@ class _AcquireRequest:
 
     `known` are the workers to which the session has a channel. `lease` names the session's own
     lease for which it needs another channel; `token` names a lease that its caller was given. With
-    `follow`, the session accepts a lease on another node, and a named lease that has ended is an
-    error rather than replaced by a new one. With `again`, the token's lease was given back early,
-    and its request needs another one.
+    `again`, the token's lease was given back early, and its request needs another one.
     """
 
     digests: tuple[str, ...]
@@ -74,7 +72,6 @@ class _AcquireRequest:
     known: frozenset[str]
     lease: LeaseId | None
     token: str | None
-    follow: bool
     again: bool
 
 
@@ -183,7 +180,6 @@ class Acquiring:
             known=frozenset(read.texts(fields, "workers")),
             lease=None if lease is None else LeaseId(lease),
             token=read.token_or_none(fields, "token"),
-            follow=read.flag(fields, "follow", default=False),
             again=read.flag(fields, "again", default=False),
         )
 
@@ -197,8 +193,7 @@ class Acquiring:
             named = await self._named_lease(session, wanted)
             if named is not None:
                 return named
-            if wanted.follow or wanted.lease is not None:
-                raise LeaseOver("the lease has ended, has expired, or is for other models")
+            raise LeaseOver("the lease has ended, has expired, or is for other models")
         return await self._new_lease(session, fields, wanted)
 
     async def _named_lease(
@@ -241,8 +236,6 @@ class Acquiring:
             self._scheduling.release(placement.lease, request)
             raise LeaseOver("its request is for other models")
         if placement.node != self._node.name:
-            if not wanted.follow:
-                raise self._elsewhere.release_unreachable(placement, request)
             return RemoteGrant(request, placement, queue_s)
         self._check_weights(session, wanted, placement, request)
         try:
@@ -280,8 +273,6 @@ class Acquiring:
                 taken = _placement(placement.held, self._node, hit=True)
                 return LocalGrant(taken, dict(placement.workers), (placed_s - asked_s, 0.0))
             if placement.node != self._node.name:
-                if not wanted.follow:
-                    raise self._elsewhere.release_unreachable(placement, request.id)
                 return RemoteGrant(request.id, placement, placed_s - asked_s)
             try:
                 self._check_weights(session, wanted, placement, request.id)
@@ -352,7 +343,7 @@ class Acquiring:
 
 
 def _named(fields: Fields) -> RequestId | None:
-    """Return the request that a shim names with its lease; older shims name none."""
+    """Return the request that a shim names with its lease; None: all that has it."""
     name = read.text_or_none(fields, "request")
     return None if name is None else RequestId(name)
 
@@ -377,7 +368,7 @@ def _request(
 
 
 def _trace(fields: Fields) -> TraceContext | None:
-    """Return the trace of the graph call that needs the lease; older shims send none."""
+    """Return the trace of the graph call that needs the lease, if it is traced."""
     trace = read.text_or_none(fields, "trace")
     return None if trace is None else trace_of(trace)
 

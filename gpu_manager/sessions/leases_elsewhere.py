@@ -56,7 +56,8 @@ class LeasesElsewhere:
         neighbours = self._neighbours
         addresses = self.addresses_of(placement.node)
         if neighbours is None or not addresses:
-            raise self.release_unreachable(placement, request)
+            self._scheduling.release(placement.lease, request)
+            raise PlacedElsewhere(placement.models[0], placement.node)
         claims = LeaseClaims(
             lease=placement.lease,
             request=request,
@@ -71,11 +72,6 @@ class LeasesElsewhere:
         self._remember(session.key, (placement.lease, request))
         token = self._tokens.sign(claims)
         return {"node": placement.node, "addresses": list(addresses), "token": token}
-
-    def release_unreachable(self, placement: Placement, request: RequestId) -> PlacedElsewhere:
-        """Give back a lease that its session cannot reach, and return the error to raise."""
-        self._scheduling.release(placement.lease, request)
-        return PlacedElsewhere(placement.models[0], placement.node)
 
     def addresses_of(self, node: NodeId) -> tuple[str, ...]:
         """Return the addresses of another node; empty if the scheduler has not reported any."""

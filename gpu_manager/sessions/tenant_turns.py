@@ -65,11 +65,6 @@ class TenantTurns:
         if early_s > 0.0:
             await asyncio.sleep(early_s)
 
-    @property
-    def paced(self) -> int:
-        """How many tenants' paces are remembered."""
-        return len(self._paced_s)
-
     def _forget_paced(self, now_s: float) -> None:
         while self._paced_s and self._paced_s[oldest := next(iter(self._paced_s))] <= now_s:
             del self._paced_s[oldest]

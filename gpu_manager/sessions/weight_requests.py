@@ -14,7 +14,7 @@ from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.sessions.incoming_images import IncomingImages
 from gpu_manager.sessions.sessions import ClientSession
 from gpu_manager.sessions.tenant_turns import TenantTurns
-from gpu_manager.weights.sealed_images import read_sizes, read_table
+from gpu_manager.weights.sealed_images import read_sizes
 from gpu_manager.weights.uploads import WeightsUpload
 from gpu_manager.weights.weight_store import WeightStore
 from gpu_manager.wire import request_fields as read
@@ -176,7 +176,9 @@ class WeightRequests:
 
     async def _begin(self, digest: str, fields: Fields) -> None:
         def begin() -> WeightsUpload:
-            return self._store.upload(_table(fields), self._function, digest)
+            return self._store.upload(
+                read_sizes(fields.get("sizes"), fields.get("total")), self._function, digest
+            )
 
         self._incoming.reserve(digest)
         try:
@@ -197,17 +199,10 @@ class WeightRequests:
             return os.dup(hold.descriptor), hold.table
 
     def _adopt(self, sent: int, digest: str, fields: Fields) -> ImageTable:
-        table = _table(fields)
+        table = read_sizes(fields.get("sizes"), fields.get("total"))
         copy = os.dup(sent)  # for the store; the frame's descriptor will be closed
         self._store.adopt(copy, table, self._function, digest)
         return table
-
-
-def _table(fields: Fields) -> ImageTable:
-    """Return the image's table; older shims send it as a list of rows."""
-    if fields.get("sizes") is not None:
-        return read_sizes(fields.get("sizes"), fields.get("total"))
-    return read_table(fields.get("table"), fields.get("total"))
 
 
 async def _in_thread(work: Callable[[], T], discard: Callable[[T], None] | None = None) -> T:

@@ -3,14 +3,12 @@
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
 
 from gpu_manager.errors import BadImage, StoreFailed
 from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.image_digests import (
     ImageTable,
     image_digest,
-    lay_out,
     parts_of,
     unpack_sizes,
 )
@@ -33,14 +31,6 @@ def read_sizes(packed: object, total_bytes: object) -> ImageTable:
         raise BadImage(str(error)) from error
     if table.total_bytes != total_bytes:
         raise BadImage(f"the sizes add up to {table.total_bytes}, not to {shown(total_bytes)}")
-    return table
-
-
-def read_table(rows: object, total_bytes: object) -> ImageTable:
-    """Return the table for an older shim's `[[offset, bytes], ...]`; BadImage if it is invalid."""
-    table = lay_out(_sizes(rows))
-    if [list(row) for row in table.storages] != rows or table.total_bytes != total_bytes:
-        raise BadImage("the table leaves gaps, overlaps, or does not add up to the total")
     return table
 
 
@@ -170,20 +160,6 @@ class GrowingImage:
         if self._memory is not None:
             self._memory.close()
             self._memory = None
-
-
-def _sizes(rows: object) -> list[int]:
-    if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
-        raise BadImage("the table is not a list")
-    sizes = []
-    for row in rows:
-        if not isinstance(row, Sequence) or len(row) != len(("offset", "bytes")):
-            raise BadImage("a row of the table is not an offset and a size")
-        size = row[1]
-        if type(size) is not int or size < 0:
-            raise BadImage(f"a storage of {shown(size)} bytes")
-        sizes.append(size)
-    return sizes
 
 
 def _check_gaps(descriptor: int, table: ImageTable) -> None:

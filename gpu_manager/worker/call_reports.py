@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 from gpu_manager.worker import worker_orders
 from gpu_manager.worker.calls.channel_call import CallAnswer
-from gpu_manager.worker.merging.merge_records import MergeCounts, MergeRecords
+from gpu_manager.worker.merging.merge_records import MergeCounts
 from gpu_manager.worker.usage.model_usage import ModelUsage
 
 _INTERVAL_S = 0.02  # between two reports about calls of one lease
 _MERGES_INTERVAL_S = 0.5
 _MOST_NEVER = 512  # programs and reasons why they are never merged, in one report: as below
-_MOST_RECORDS = 12  # in one report of what was learned, which has room for a thousand numbers
 _PATIENCE_S = 10.0  # for an answer to pressure: the manager's own patience is shorter
 
 Tell = Callable[[worker_orders.WorkerOrder], None]
@@ -111,31 +110,6 @@ class MergeSums:
             for begin in range(0, len(more), _MOST_NEVER):
                 some = more[begin : begin + _MOST_NEVER]
                 self._tell(worker_orders.CallsMerged(self._model, 0, 0, 0, [], [], some))
-
-
-class LearnedMerges:
-    """Reports what was measured of merging, for later workers, now and then."""
-
-    def __init__(self, model: int, records: MergeRecords, tell: Tell) -> None:
-        self._model = model
-        self._records = records
-        self._tell = tell
-        self._told_s = 0.0
-
-    def note(self) -> None:
-        """A call has ended."""
-        if time.monotonic() - self._told_s > _MERGES_INTERVAL_S:
-            self.flush()
-
-    def flush(self) -> None:
-        """Report what has not been reported."""
-        self._told_s = time.monotonic()
-        found = self._records.take_learned()
-        for begin in range(0, len(found), _MOST_RECORDS):
-            some = found[begin : begin + _MOST_RECORDS]
-            names = [record.name for record in some]
-            rows = [record.row() for record in some]
-            self._tell(worker_orders.MergesLearned(self._model, names, rows))
 
 
 class MemoryRequests:

@@ -11,7 +11,6 @@ from gpu_manager.transfers.moved_sums import Moved
 from gpu_manager.worker import data_orders, worker_orders
 from gpu_manager.worker.call_reports import (
     CallSums,
-    LearnedMerges,
     MemoryRequests,
     MergeSums,
     Tell,
@@ -62,7 +61,6 @@ class ServedModel:
         self._tell = tell
         self._ran = CallSums(number, self.executor.single.usage, tell)
         self._merges = MergeSums(number, self.executor.merged.counts, tell)
-        self._learned = LearnedMerges(number, self.executor.merged.records, tell)
         self.borrowing = Borrowing(number, tell)
         borrow = self.borrowing.borrow
         self.puts = GrantedPuts(number, self.executor.data, tell)
@@ -141,7 +139,6 @@ class ServedModel:
         for thread in self._channels.values():
             thread.join(max(0.0, deadline_s - time.monotonic()))
         self._merges.flush()
-        self._learned.flush()
         return not any(thread.is_alive() for thread in self._channels.values())
 
     def let_go(self, collect: Callable[[], None]) -> str:
@@ -173,7 +170,6 @@ class ServedModel:
         weights_bytes = sum([image.total_bytes for image in self.executor.images.values()])
         self._ran.add(lease, session, answer, peak_bytes, held_bytes, weights_bytes)
         self._merges.note()
-        self._learned.note()
         self.device.link.report(self._moved)
 
     def tell_computed(self, lease: int) -> None:

@@ -59,9 +59,7 @@ class LoadImage(NamedTuple):
     The next descriptor, of an image that is `arriving`, is that of a pipe that tells how much is
     there (`device/arrival.py`). A model that is `shared` is one of several in this worker. Its
     calls use no more than a `gpu_share` of the GPU's multiprocessors, and no more than `merged` of
-    them run as one, unless that is 0; those of the programs `never_merged` never do: digests, each
-    with the reason behind it. Earlier workers have left `merge_records`, each with a name
-    (`merging/known_merges.py`). `together_bytes` is what all models may use at once, or 0. No
+    them run as one, unless that is 0. `together_bytes` is what all models may use at once, or 0. No
     request waits for one that is loaded `ahead`.
     """
 
@@ -76,9 +74,6 @@ class LoadImage(NamedTuple):
     shared: bool
     gpu_share: float
     merged: int
-    never_merged: list[str]
-    merge_names: list[str]
-    merge_records: list[list[float]]
     together_bytes: int
     ahead: bool
 
@@ -252,17 +247,6 @@ class CallsMerged(NamedTuple):
     never: list[str]
 
 
-class MergesLearned(NamedTuple):
-    """Worker to manager: what was measured of running calls as one, for later workers.
-
-    Names of records, and the records (`merging/known_merges.py`).
-    """
-
-    model: int
-    names: list[str]
-    records: list[list[float]]
-
-
 class BytesMoved(NamedTuple):
     """Worker to manager: what went to the GPU and from it since the last of these.
 
@@ -327,7 +311,6 @@ WorkerOrder = (
     | HurryLoad
     | BytesMoved
     | CallsMerged
-    | MergesLearned
     | AskComputed
     | CallsComputed
     | data_orders.DataOrder
@@ -367,7 +350,6 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     BytesMoved: FrameKind.MOVED,
     CallsRan: FrameKind.RAN,
     CallsMerged: FrameKind.MERGED,
-    MergesLearned: FrameKind.LEARNED,
     Pressure: FrameKind.PRESSURE,
     Note: FrameKind.FAILED,
     Fork: FrameKind.FORK,

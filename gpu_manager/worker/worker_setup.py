@@ -22,8 +22,6 @@ from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.image_file import ImageFile
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.device.worker_device import WorkerDevice
-from gpu_manager.worker.merging.known_merges import KnownRecord
-from gpu_manager.worker.merging.merge_records import Singly
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.served_model import ServedModel
 
@@ -140,10 +138,6 @@ class WorkerSetup:
         executor.single.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
         if order.merged:
             executor.merged.most = order.merged
-        for digest, why in zip(order.never_merged[::2], order.never_merged[1::2], strict=True):
-            executor.merged.forbid(digest, Singly(why))
-        known = zip(order.merge_names, order.merge_records, strict=True)
-        executor.merged.records.know(KnownRecord.of_row(*each) for each in known)
         executor.memory.peak_bytes = device.used_bytes()
         transfer = [begin_s, end_s]
         self._tell(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from gateway_ext.build_identity import release
+from common.build_identity import release
 from gpufaas.daemons.trace_export import ExportSettings, SpanExporter
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import TraceSettings

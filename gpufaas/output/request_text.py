@@ -75,11 +75,10 @@ def request_text(request: dict[str, Any]) -> str:
         f"models {', '.join(request['models'])}, {request['arrived_ago_s']:.1f} s ago",
         _ended(request),
     ]
-    if "used" in request:  # older schedulers do not say it
-        lines.append(_used(request["used"]))
+    lines.append(_used(request["used"]))
     for decision in request["decisions"]:
         lines += ["", *_decision(decision)]
-    rests = [f"{one['model']} is in {rest_text(one)}" for one in request.get("rests", ())]
+    rests = [f"{one['model']} is in {rest_text(one)}" for one in request["rests"]]
     if rests:
         lines += ["", f"now: {'; '.join(rests)}"]
     return "\n".join(lines)
@@ -113,9 +112,9 @@ def _used(used: dict[str, Any]) -> str:
 
 
 def _decision(decision: dict[str, Any]) -> list[str]:
-    slots = ", ".join([decision["slot"], *decision.get("more_slots", ())])
+    slots = ", ".join([decision["slot"], *decision["more_slots"]])
     lines = [f"{decision['what']}, {slots}, after {decision['after_s']:.3f} s: {decision['rule']}"]
-    if decision.get("configuration"):  # older schedulers do not say it
+    if decision["configuration"] is not None:
         lines.append(f"  {configuration_text(decision['configuration'])}")
     if decision["why"] is not None:
         lines.append(decision_text(_explanation(decision["why"])))

@@ -8,7 +8,7 @@ import secrets
 import socket
 
 from common.addresses import UnixAddress, parse_address
-from torch_shim.wire.protocol import VERSION, FrameKind, pack_frame
+from torch_shim.wire.protocol import FrameKind, pack_frame
 
 
 def announce(address: str, credential: str) -> None:
@@ -19,7 +19,7 @@ def announce(address: str, credential: str) -> None:
     manager = parse_address(address)
     if not isinstance(manager, UnixAddress):
         return
-    hello = {"version": VERSION, "credential": credential, "session": secrets.token_hex(16)}
+    hello = {"credential": credential, "session": secrets.token_hex(16)}
     frame = pack_frame(FrameKind.HELLO, [0, hello | {"pid": os.getpid(), "role": "shim"}])
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection:
         try:

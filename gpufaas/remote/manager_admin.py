@@ -8,10 +8,10 @@ from typing import Any
 
 from common.addresses import parse_address
 from gpufaas.errors import CommandError
-from torch_shim.errors import ShimError
+from torch_shim.errors import OtherVersion, ShimError
 from torch_shim.wire.dialing import connect
 from torch_shim.wire.frame_socket import Frame, FrameSocket
-from torch_shim.wire.protocol import VERSION, FrameKind
+from torch_shim.wire.protocol import FrameKind
 
 
 def default_address(environment: Mapping[str, str]) -> str:
@@ -23,7 +23,7 @@ def default_address(environment: Mapping[str, str]) -> str:
 
 def request_admin(address: str, credential: str, **fields: str | None) -> dict[str, Any]:
     """The answer to one administrative request; CommandError says why there is none."""
-    hello = {"version": VERSION, "credential": credential, "session": secrets.token_hex(16)}
+    hello = {"credential": credential, "session": secrets.token_hex(16)}
     try:
         wire = FrameSocket(connect(str(parse_address(address))))
         try:
@@ -33,6 +33,8 @@ def request_admin(address: str, credential: str, **fields: str | None) -> dict[s
             return _answer(wire.receive())
         finally:
             wire.close()
+    except OtherVersion as error:
+        raise CommandError(f"the GPU manager at {address}: {error}") from error
     except (OSError, ShimError) as error:
         raise CommandError(f"no GPU manager answers at {address}: {error}") from error
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gateway_ext import build_identity
+from common import build_identity
 from hunt.seeds.long_run import seed_file, seed_table
 from hunt.seeds.long_run.block_processes import records_of
 from hunt.seeds.long_run.block_record import OVERLOADED, PLAIN, BlockRecord

@@ -28,7 +28,6 @@ from scheduler.wire.caller_stream import (
     MOST_LEASES,
     PATH,
     SILENCE_S,
-    VERSION,
     AskAgain,
     AskLease,
     CallerUp,
@@ -48,6 +47,7 @@ from scheduler.wire.caller_stream import (
     pack_up,
     read_down,
 )
+from scheduler.wire.codec import VERSION
 from scheduler.wire.refusals import error_of
 from scheduler.wire.request_times import relative, shifted
 
@@ -279,6 +279,8 @@ class LeaseClient:
             async with time_limit(GREETING_S):
                 first = read_down(await line.receive())
             if isinstance(first, SentAway):
+                if first.refusal:
+                    raise BadValue(first.refusal)
                 self._schedulers.move(at, first.leader)
                 return False
             if not isinstance(first, Leads):
@@ -306,7 +308,7 @@ class LeaseClient:
             self._send(question.make(now_s))
 
     def _tell_all_terms(self) -> None:
-        """Nothing is sent by a client without any: a scheduler that is older reads no terms."""
+        """Nothing is sent by a client that never told any."""
         if not self._tells_terms:
             return
         told = [FunctionTerms(function, terms) for function, terms in self._terms.items()]

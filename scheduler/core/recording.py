@@ -22,9 +22,6 @@ from scheduler.wire.codec import Codec
 
 VERSION = 1
 _DIGEST_BYTES = 8
-# Earlier live runs say by this that they gave a lease to one request at a time. Their decisions are
-# the same, except where a policy placed several together: there, their digests differ.
-_FORMER = "shares_leases"
 _UNREADABLE = ValueError, TypeError, KeyError, OverflowError, RecursionError, BadValue
 
 
@@ -130,9 +127,7 @@ def parsed(line: str) -> Beginning | RecordedStep:
     try:
         found = json.loads(line)
         if isinstance(found, dict):
-            begins = dict(found["begins"])
-            begins.pop(_FORMER, None)
-            beginning = _BEGINNINGS.from_plain(begins)
+            beginning = _BEGINNINGS.from_plain(found["begins"])
             if beginning.version != VERSION:
                 raise BadRecording(f"version {beginning.version}; this is version {VERSION}")
             return beginning

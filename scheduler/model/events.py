@@ -276,7 +276,6 @@ class SlotFreed(NamedTuple):
 
     slot: SlotId
     lease: LeaseId
-    kept_s: float = 0.0  # said by managers of an earlier version; nobody reads it
 
 
 # -- administration -----------------------------------------------------------------------------

@@ -189,7 +189,7 @@ def profile(value: bytes) -> Profile:
             if run["measured"]:
                 made.measured_runs.add(batch)
             made.keep_run(batch, float(run["run_s"]))
-        for run in found.get("configured", ()):  # which earlier versions did not write
+        for run in found["configured"]:
             sizes = (_positive(run[each]) for each in Configuration._fields)
             made.keep_configured((Configuration(*sizes), str(run["gpu_type"])), float(run["run_s"]))
         usual = found["usual_run_s"]

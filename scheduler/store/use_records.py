@@ -24,7 +24,7 @@ from scheduler.store.stored_records import UNREADABLE, BadRecord, StoredRecord, 
 BILLS = "bills/"
 _ALL_FAIL = (Fenced, StoreUnavailable)
 _KINDS = {"hour": HOUR_S, "day": DAY_S}
-_NO_PARTS = [0] * (CHARGES - LOADING)
+_PARTS = CHARGES - LOADING
 _DIGITS = 12  # of seconds since 1970
 _NAMES = {length_s: kind for kind, length_s in _KINDS.items()}
 
@@ -102,7 +102,7 @@ def use_key(period: Period) -> str:
 def use_record(bucket: UseBucket) -> StoredRecord:
     """An hour or a day: microseconds, and bytes times microseconds, in whole numbers.
 
-    `parts` has the rest of each row, which earlier schedulers neither wrote nor read.
+    `parts` has the rest of each row.
     """
     return {
         "rows": [[*key, *amounts[:LOADING]] for key, amounts in bucket.rows.items()],
@@ -116,10 +116,10 @@ def use_bucket(value: bytes) -> UseBucket:
     bucket = UseBucket()
     try:
         found = json.loads(value)
-        parts = found.get("parts", [_NO_PARTS] * len(found["rows"]))
-        for (function, model, gpu_type, *amounts), rest in zip(found["rows"], parts, strict=True):
+        rows, parts = found["rows"], found["parts"]
+        for (function, model, gpu_type, *amounts), rest in zip(rows, parts, strict=True):
             key = UseKey(str(function), ModelId(str(model)), str(gpu_type))
-            bucket.rows[key] = _whole(amounts, LOADING) + _whole(rest, len(_NO_PARTS))
+            bucket.rows[key] = _whole(amounts, LOADING) + _whole(rest, _PARTS)
         for gpu_type, *amounts in found["gpus"]:
             bucket.gpus[str(gpu_type)] = _whole(amounts, 4)
     except UNREADABLE as error:

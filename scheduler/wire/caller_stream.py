@@ -16,7 +16,6 @@ from scheduler.wire.codec import Codec, unpacked
 from scheduler.wire.refusals import CallRefusal
 
 PATH = "/callers/stream"
-VERSION = 1
 MOST_LEASES = 4_096
 MAX_FRAME_BYTES = 1 << 20
 # Lease ids begin with their term, and what carries them takes numbers below 2**62: callers, which
@@ -115,9 +114,13 @@ class Leads(NamedTuple):
 
 
 class SentAway(NamedTuple):
-    """Down, last: this scheduler does not lead, or no longer; perhaps the one at this URL does."""
+    """Down, last: this scheduler does not lead, or no longer; perhaps the one at this URL does.
+
+    With a `refusal` it serves this caller in no term: that says what to do.
+    """
 
     leader: str | None = None
+    refusal: str = ""
 
 
 class Granted(NamedTuple):

@@ -20,6 +20,9 @@ from scheduler.model.errors import BadValue
 from scheduler.model.values import Placement
 from scheduler.wire.cluster_status import Status
 
+# Of all that schedulers, GPU managers and gateways say to each other: another one is refused.
+VERSION = 2
+
 T = TypeVar("T")
 # None, booleans, numbers, strings, and lists and string-keyed dicts of such.
 Plain = Any
@@ -55,6 +58,12 @@ def unpacked(frame: bytes, bounds: Mapping[str, int]) -> Plain:
         return msgpack.unpackb(frame, **bounds)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise BadValue(f"no message: {error}"[:200]) from error
+
+
+def other_version(theirs: int, them: str, us: str) -> str:
+    """The refusal of a peer of another version: both versions, and what to upgrade."""
+    behind = them if theirs < VERSION else us
+    return f"{them} speaks version {theirs} and {us} version {VERSION}: upgrade {behind}"
 
 
 # -- one pair of functions a type ---------------------------------------------------------------

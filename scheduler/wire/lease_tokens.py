@@ -65,7 +65,6 @@ class LeaseTokens:
             raise BadToken("it was not signed by this cluster")
         try:
             claims = _CLAIMS.from_plain(json.loads(urlsafe_b64decode(body + "==")))
-        # Another version with the secret signed it.
         except (ValueError, RecursionError, BadValue) as error:
             raise BadToken(f"its claims cannot be read: {error}") from error
         if now_s >= claims.expires_s:

@@ -23,7 +23,6 @@ from scheduler.wire.codec import Codec, unpacked
 from scheduler.wire.keys import derived_key
 from scheduler.wire.refusals import CallRefusal
 
-VERSION = 1
 MAX_GREETING_BYTES = 16 << 10
 MAX_MESSAGE_BYTES = 16 << 20
 _PATH_BEGIN, _PATH_END = "/nodes/", "/stream"

@@ -42,6 +42,7 @@ from scheduler.api import (
 )
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.nodes.worker_client import alive
+from tests.kit.processes.fork_servers import server_pid
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import eventually, wait_until
@@ -147,7 +148,7 @@ async def live_node() -> AsyncIterator[LiveNode]:
     try:
         yield LiveNode(node, gpu, runtime, library, record)
     finally:
-        server = runtime.server_pid
+        server = server_pid(runtime)
         await node.drain(1.0)
         await runtime.close()
         store.close()

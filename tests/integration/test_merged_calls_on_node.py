@@ -10,7 +10,6 @@ from common.telemetry.metrics import Values
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.metrics import manager_metrics
 from gpu_manager.node.settings import EmulatedTimes
-from gpu_manager.node.tenant_models import model_id
 from tests.kit.nodes.manager_client import SealedWeights, model
 from tests.kit.nodes.node_thread import NodeThread, merges, node_thread
 from tests.kit.nodes.worker_client import ADD, FunctionClient
@@ -77,25 +76,16 @@ def test_calls_run_singly_when_the_deployment_forbids_groups() -> None:
     image.close()
 
 
-def test_a_program_stays_forbidden_when_its_model_gets_another_worker() -> None:
+def test_a_program_runs_singly_and_is_named_when_its_calls_cannot_be_merged() -> None:
     image = model(1.0)
     expected = [[1.0, 1.0, 5.0, 1.0]] * (CLIENTS * CALLS)
     with node_thread(gpu_overlap=CLIENTS, emulation=EmulatedTimes(run_s=0.01)) as node:
         assert call_all(node, image, GpuWishes(), HISTOGRAM) == expected
         wait_until(lambda: node.run(merges).never, "the program is reported")
         assert list(node.run(merges).never.values()) == ["no_batching_rule"]
-        (before,) = node.pids()
-        wait_until(lambda: not node.leases(), "nobody uses it")
-        (name,) = node.run(lambda it: [each for gpu in it.status().gpus for each in gpu.residents])
-        node.do(node.node.driver.evict(name.model))
-        wait_until(lambda: not node.pids(), "it has left")
-        assert call_all(node, image, GpuWishes(), HISTOGRAM) == expected
-        assert node.pids() != [before]
-        wait_until(lambda: node.run(merges).singly, "calls ran singly")
-        again = node.run(merges)
-        assert set(again.singly) == {"no_batching_rule"}
-        assert not again.compared
-        assert not again.groups
+        found = node.run(merges)
+        assert not found.compared
+        assert not found.groups
     image.close()
 
 
@@ -112,53 +102,6 @@ def learn(
         if node.run(merges).groups >= groups:
             return
     raise AssertionError(f"no groups: {node.run(merges)}")
-
-
-def evict(node: NodeThread) -> None:
-    """Have the model leave the GPU."""
-    wait_until(lambda: not node.leases(), "nobody uses it")
-    (name,) = node.run(lambda it: [each for gpu in it.status().gpus for each in gpu.residents])
-    node.do(node.node.driver.evict(name.model))
-    wait_until(lambda: not node.pids(), "it has left")
-
-
-Compared = dict[tuple[str, int], tuple[float, float]]
-
-
-def compared(node: NodeThread, image: SealedWeights, run_s: float) -> Compared:
-    """What comparisons said of groups that pay, by the name of the record and the size."""
-    manager = node.node.manager
-    (gpu,) = manager.node.gpus.values()
-    model, kind = model_id("team", image.digest), gpu.device_kind(run_s, share=1.0)
-    known = node.do(manager.library.catalogue.merges.of(model, kind))
-    return {
-        (record.name, size.size): (size.merged_s, size.singles_s)
-        for record in known.records.values()
-        for size in record.sizes
-        if size.compared == 2
-    }
-
-
-def test_a_new_worker_and_a_new_manager_do_not_compare_again_what_was_measured(
-    tmp_path: Path,
-) -> None:
-    image, spill = model(1.0), tmp_path / "spill"
-    slow = EmulatedTimes(run_s=0.02)
-    with node_thread(gpu_overlap=CLIENTS, emulation=slow, spill=spill) as node:
-        learn(node, image)
-        (before,) = node.pids()
-        evict(node)
-        first = compared(node, image, slow.run_s)
-        assert first
-        learn(node, image, groups=1)
-        assert node.pids() != [before]
-        # Another comparison would have taken other times. A size of which a run was held up is
-        # compared again, though.
-        assert first.items() & compared(node, image, slow.run_s).items()
-    with node_thread(gpu_overlap=CLIENTS, emulation=slow, spill=spill) as node:
-        learn(node, image, groups=1)
-        assert first.items() & compared(node, image, slow.run_s).items()
-    image.close()
 
 
 def test_members_are_repeated_singly_when_their_worker_is_killed(tmp_path: Path) -> None:

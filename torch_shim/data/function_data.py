@@ -118,7 +118,7 @@ class FunctionData:
             mark = write_epochs.marked(tensor)
         content = mark.epoch, write_epochs.version_of(tensor)
         found = self._requests.nodes.holding(mark.key, content)
-        if found is None or not found[0].passes_data or only not in (None, found[0]):
+        if found is None or only not in (None, found[0]):
             return None
         return self._publish(tensor, mark.key, found, terms)
 
@@ -135,7 +135,7 @@ class FunctionData:
         about = pack_tensor(TensorLayout(dtype, shape, strides, offset, True), size_bytes)
         handle = ""
         try:
-            if peer.puts_alone and not terms.wished:  # the manager must know of a wish
+            if not terms.wished:  # the manager must know of a wish
                 with contextlib.suppress(RemoteFailure), peer.channel_for(None) as channel:
                     if channel is not None:
                         return PartLeaf(

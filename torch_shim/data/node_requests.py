@@ -15,7 +15,6 @@ from torch_shim.errors import (
 )
 from torch_shim.leases.managers import Nodes
 from torch_shim.wire.arena import Buffer
-from torch_shim.wire.control_connection import ControlConnection
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import FailureKind, FrameKind
 
@@ -73,7 +72,7 @@ class NodeRequests:
         session = self.nodes.own
         fields = _fields(size_bytes, about, terms) | ({"parts": parts} if parts else {})
         try:
-            answer = _control(session).ask(FrameKind.PUT, fields)
+            answer = session.control.ask(FrameKind.PUT, fields)
             handle: str = answer.fields["handle"]
             if answer.descriptors:
                 _fill_file(answer.descriptors[0], size_bytes, fill)
@@ -141,7 +140,6 @@ class NodeRequests:
         self.flush()
         session = self.nodes.own
         try:
-            _control(session)
             if handle.rpartition(".")[0] != session.node:
                 found = self._ask(session, handle, here=False)
                 if not isinstance(found, FoundData):
@@ -170,7 +168,7 @@ class NodeRequests:
     def _ask(
         self, session: ManagerSession, handle: str, *, here: bool
     ) -> FoundData | tuple[list[str], str]:
-        answer = _control(session).ask(FrameKind.GET, {"handle": handle, "here": here})
+        answer = session.control.ask(FrameKind.GET, {"handle": handle, "here": here})
         elsewhere = answer.fields.get("elsewhere")
         if elsewhere is not None:
             return elsewhere["addresses"], elsewhere["node"]
@@ -182,13 +180,6 @@ class NodeRequests:
                 os.close(descriptor)
             raise BadFrame("an answer about data of unknown shape")
         return FoundData(session, handle, size, about, str(worker), descriptor)
-
-
-def _control(session: ManagerSession) -> ControlConnection:
-    control = session.control
-    if not session.passes_data:
-        raise DataUnavailable("this node's GPU manager is too old to keep data of functions")
-    return control
 
 
 def _fields(size_bytes: int, about: bytes, terms: PutTerms) -> dict[str, object]:

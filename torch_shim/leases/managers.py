@@ -74,11 +74,6 @@ class Nodes:
         sessions = [self.own, *list(self._others.values())]
         return [peer for session in sessions for peer in session.peers()]
 
-    @property
-    def other_sessions(self) -> int:
-        """The number of sessions with other nodes' managers."""
-        return len(self._others)
-
     def sweep_later(self) -> None:
         """See to it that channels are closed that are not used."""
         if self._timer is None:

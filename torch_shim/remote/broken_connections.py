@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 
-from torch_shim.errors import ManagerUnreachable, RemoteFailure, WireError
+from torch_shim.errors import ManagerUnreachable, OtherVersion, RemoteFailure, WireError
 from torch_shim.process_report import report
 from torch_shim.raised_failures import CRASHES
 from torch_shim.wire.protocol import FailureKind
@@ -40,8 +40,11 @@ class BrokenConnections:
     def of_manager(self, error: WireError) -> None:
         """Count a GPU manager that was lost, or cannot be reached: no call is to blame for that.
 
-        ManagerUnreachable or RemoteFailure if it happened as often as a call may bear.
+        ManagerUnreachable or RemoteFailure if it happened as often as a call may bear, and
+        OtherVersion at once: it speaks the same version next time.
         """
+        if isinstance(error, OtherVersion):
+            raise error
         report.add("repeated_calls", 1)
         self._managers += 1
         if self._managers < _MOST_LOST_MANAGERS:

@@ -19,18 +19,13 @@ def autocast_to_send() -> list[Any] | None:
     return [NAME_OF[torch.get_autocast_dtype("cuda")], torch.is_autocast_cache_enabled()]
 
 
-def arithmetic_to_send(*, taken: bool) -> list[Any] | None:
+def arithmetic_to_send() -> list[Any] | None:
     """The settings to send with a call; RemoteFailure where no worker would compute so."""
     try:
         found = arithmetic_in_force()
     except RuntimeError as error:  # torch says so where both of its interfaces are used
         raise RemoteFailure(FailureKind.OPERATOR, f"tf32: {error}", {}) from error
-    if found == _USUAL:
-        return None
-    if not taken:
-        detail = "this node's workers take no settings of tf32, cuDNN or determinism"
-        raise RemoteFailure(FailureKind.OPERATOR, detail, {})
-    return list(found)
+    return None if found == _USUAL else list(found)
 
 
 def dtype_to_send() -> str | None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_shim.errors import BadFrame, RemoteFailure, WireError
+from torch_shim.errors import RemoteFailure, WireError
 from torch_shim.leases import request_context
 from torch_shim.leases.presented_lease import SessionLease
 from torch_shim.process_report import report
@@ -36,7 +36,7 @@ from torch_shim.wire.arena import flat
 from torch_shim.wire.call_timings import CallTiming
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.manager_session import ManagerSession, ModelLease
+from torch_shim.wire.manager_session import ModelLease
 from torch_shim.wire.programs import Program, digest_of
 from torch_shim.wire.protocol import FailureKind
 from torch_shim.wire.worker_peer import WorkerPeer
@@ -89,7 +89,7 @@ class RemoteProgram:
 
     def settings(self) -> Any:
         """Return what of this process changes the numbers that the program computes."""
-        return autocast_to_send(), dtype_to_send(), arithmetic_to_send(taken=True)
+        return autocast_to_send(), dtype_to_send(), arithmetic_to_send()
 
     def _run(
         self,
@@ -118,8 +118,9 @@ class RemoteProgram:
                 answered = False
                 found.begin_call()
                 try:
-                    repeats = broken.crashes > 0 and session.takes_repeats
-                    extras = self._extras(session, lease, run_there, timing, repeats=repeats)
+                    stay = StayingOutputs(self._habits, lease.peer, run_there)
+                    trace = "" if timing is None else timing.header
+                    extras = _Extras(trace, arithmetic_to_send(), stay, broken.crashes > 0)
                     outputs, times = self._once(args, bound, channel, lease, rng, extras)
                     answered = True
                     self._remember(args, bound, CallOptions(lease_for, run_there), outputs, extras)
@@ -152,25 +153,9 @@ class RemoteProgram:
     ) -> None:
         """Have the outputs remember their call, in case that a worker dies."""
         stay = extras.stay
-        if stay is not None and stay.large and stay.repeatable and not self.random:
+        if stay.large and stay.repeatable and not self.random:
             made = [(number, outputs[number]) for number in stay.large]
             remember(self, args, bound, how, made)
-
-    def _extras(
-        self,
-        session: ManagerSession,
-        lease: ModelLease,
-        run_there: RunThere,
-        timing: CallTiming | None,
-        *,
-        repeats: bool,
-    ) -> "_Extras":
-        """Return the options that this session's workers take."""
-        trace = timing.header if timing is not None and session.traces else ""
-        settings = arithmetic_to_send(taken=session.takes_arithmetic)
-        keeps = session.keeps_outputs
-        stay = StayingOutputs(self._habits, lease.peer, run_there) if keeps else None
-        return _Extras(trace, settings, stay, repeats)
 
     def _once(
         self,
@@ -188,8 +173,7 @@ class RemoteProgram:
                 except AliasOfCopy as alias_found:
                     self._whole |= alias_found.positions
         except BaseException:
-            if extras.stay is not None:
-                extras.stay.give_up()
+            extras.stay.give_up()
             raise
 
     def _ask(
@@ -269,8 +253,7 @@ class RemoteProgram:
     ) -> None:
         """Apply the program's write to an input to this process's tensor."""
         shipment = answer.shipment
-        if answer.stay is not None:
-            answer.stay.repeatable = False
+        answer.stay.repeatable = False
         sent = shipment.sent(position)
         if sent is None:
             self.never_bound |= {position}
@@ -292,20 +275,19 @@ class RemoteProgram:
 
 
 class _Extras(NamedTuple):
-    """The options of a call that not every manager's workers take."""
+    """The options of a call that say how it is run, not what is computed.
+
+    One that `repeats` another was in a worker that died.
+    """
 
     trace: str
     arithmetic: list[Any] | None
-    stay: StayingOutputs | None
-    repeats: bool = False
+    stay: StayingOutputs
+    repeats: bool
 
     def fields(self) -> list[Any]:
-        """The options as they are sent, without those at the end that say nothing."""
-        stays = None if self.stay is None else self.stay.option
-        found = [self.trace, self.arithmetic, stays, self.repeats]
-        while found and not found[-1]:
-            found.pop()
-        return found
+        """The options as they are sent."""
+        return [self.trace, self.arithmetic, self.stay.option, self.repeats]
 
 
 class _Answer(NamedTuple):
@@ -316,18 +298,16 @@ class _Answer(NamedTuple):
     shipment: Shipment
     peer: WorkerPeer
     keys: list[int]
-    stay: StayingOutputs | None
+    stay: StayingOutputs
     rng: bytes | None
 
     def resident(self, number: int, size_bytes: int) -> torch.UntypedStorage:
         """Return the storage of an output whose bytes stay with the worker."""
-        if self.stay is None:
-            raise BadFrame("an output stays with the worker unasked")
         return self.stay.output(number, size_bytes)
 
     def note_large(self, number: int, entry: list[int]) -> None:
         """Record an output that stayed, or that is too large to be copied as an input."""
-        if self.stay is not None and (entry[0] == STAYS or entry[1] > MOST_COPIED_BYTES):
+        if entry[0] == STAYS or entry[1] > MOST_COPIED_BYTES:
             self.stay.large.append(number)
 
     def note_kept(self, output: torch.Tensor, number: int, entry: list[int]) -> bool:
@@ -343,7 +323,7 @@ class _Answer(NamedTuple):
 
     def stay_changed(self, value: torch.Tensor, *, first: bool) -> None:
         """Note that the worker wrote to an input that it keeps; fetch the bytes if need be."""
-        if self.stay is not None and self.stay.changed(value):
+        if self.stay.changed(value):
             return
         mark = write_epochs.marked(value)
         _, epoch = self.peer.kept.epochs[mark.key]

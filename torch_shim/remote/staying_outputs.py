@@ -60,8 +60,6 @@ class StayingOutputs:
         self.large: list[int] = []  # outputs in storages of their own, which stayed or came
         self.repeatable = True  # False once it has written to an input
         self.option = [self._first_key, LEAST_BYTES, habits.wanted(), self._dropped]
-        if peer.takes_files_back:
-            self.option.append(True)
 
     def give_up(self) -> None:
         """The call has failed: name again what the function needs no more."""

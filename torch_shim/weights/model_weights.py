@@ -27,7 +27,7 @@ from torch_shim.wire.image_digests import (
     possession_proof,
 )
 from torch_shim.wire.manager_session import ManagerSession
-from torch_shim.wire.protocol import MAX_PIECE_BYTES, SIZES, FailureKind, FrameKind
+from torch_shim.wire.protocol import MAX_PIECE_BYTES, FailureKind, FrameKind
 
 log = logging.getLogger("gpufaas")
 
@@ -187,7 +187,7 @@ class ProcessWeights:
         digest = image_digest(parts)
         copy, name = None, session.control.session
         if not self._accepted.has(digest, session):
-            copy = _copy_there(parts, memory.table, digest, session)
+            copy = _copy_there(parts, digest, session)
         if copy is None:
             memory.seal()
             return digest
@@ -218,7 +218,7 @@ class ProcessWeights:
         digest = hashed or known or image_digest(parts)
         name = session.control.session
         if not self._accepted.has(digest, session):
-            if hashed is not None or not _is_there(parts, table, digest, session):
+            if hashed is not None or not _is_there(parts, digest, session):
                 try:
                     _upload(descriptor, table, digest, session)
                 except RemoteFailure as failure:
@@ -260,23 +260,13 @@ def _image(found: list[torch.UntypedStorage], table: ImageTable) -> int:
     return descriptor
 
 
-def image_fields(table: ImageTable, digest: str, *, packed: bool) -> dict[str, Any]:
-    """Return an image's fields; managers that do not support `SIZES` read a list of rows."""
-    fields = {"digest": digest, "total": table.total_bytes}
-    if packed:
-        return fields | {"sizes": pack_sizes(table)}
-    return fields | {"table": [list(entry) for entry in table.storages]}
-
-
-def _is_there(
-    parts: list[FilePart], table: ImageTable, digest: str, session: ManagerSession
-) -> bool:
+def _is_there(parts: list[FilePart], digest: str, session: ManagerSession) -> bool:
     """Whether the node has these weights and lets this process use them, after a proof if need be.
 
     What another process of the function has sent or proven needs no proof: the right to use weights
     is the function's.
     """
-    offered = _offer(table, digest, session)
+    offered = _offer(digest, session)
     if offered.get("yours"):
         return True
     copy = _prove(parts, digest, session) if offered["have"] else None
@@ -285,23 +275,19 @@ def _is_there(
     return copy is not None
 
 
-def _copy_there(
-    parts: list[FilePart], table: ImageTable, digest: str, session: ManagerSession
-) -> int | None:
+def _copy_there(parts: list[FilePart], digest: str, session: ManagerSession) -> int | None:
     """Return a descriptor of the node's copy of these weights, which this process has too.
 
     Return -1 if the node is remote, None if it lacks the weights.
     """
-    offered = _offer(table, digest, session)
+    offered = _offer(digest, session)
     if not offered["have"]:
         return None
     return _prove(parts, digest, session, needed=not offered.get("yours"))
 
 
-def _offer(table: ImageTable, digest: str, session: ManagerSession) -> dict[str, Any]:
-    packed = SIZES in session.control.welcome.get("knows", ())
-    offer = {"digest": digest} if packed else image_fields(table, digest, packed=False)
-    return session.control.ask(FrameKind.OFFER, offer).fields
+def _offer(digest: str, session: ManagerSession) -> dict[str, Any]:
+    return session.control.ask(FrameKind.OFFER, {"digest": digest}).fields
 
 
 def _prove(
@@ -327,7 +313,7 @@ def _prove(
 
 def _upload(descriptor: int, table: ImageTable, digest: str, session: ManagerSession) -> None:
     control = session.control
-    fields = image_fields(table, digest, packed=SIZES in control.welcome.get("knows", ()))
+    fields = {"digest": digest, "total": table.total_bytes, "sizes": pack_sizes(table)}
     if control.wire.local:
         control.ask(FrameKind.UPLOAD, fields, descriptors=[descriptor])
         return

@@ -74,8 +74,7 @@ class CallTiming:
 
     def answered(self, lease: int, digest: str, batch: int, times: Sequence[float]) -> None:
         """Record an answer; `times` are seconds of waiting, transfer, compute, transfer back."""
-        waited_s, transfer_s, compute_s = times[:3]
-        out_s = times[3] if len(times) > len(("wait", "transfer", "compute")) else 0.0
+        waited_s, transfer_s, compute_s, out_s = times
         in_s = max(0.0, transfer_s - out_s)
         self.facts = [
             *(f"l={lease}", f"m={digest[:12]}", f"b={batch}", f"w={_us(waited_s)}"),

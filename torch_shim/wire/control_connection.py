@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_shim.errors import ConnectionLost, RemoteFailure, WireError
+from torch_shim.errors import ConnectionLost, OtherVersion, RemoteFailure, WireError
 from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.dialing import CONNECT_TIMEOUT_S, connect
 from torch_shim.wire.frame_socket import Buffer, Frame, FrameSocket
-from torch_shim.wire.protocol import VERSION, FrameKind
+from torch_shim.wire.protocol import FrameKind
 
 # While a thread waits for an answer, it sends a PING at this interval; after so many unanswered
 # PINGs the manager counts as lost. A manager answers a PING at once, even while requests wait.
@@ -62,18 +62,15 @@ class ControlConnection:
         self._received = 0
         self._used_s = time.monotonic()
         self.lost: str | None = None  # the reason, once the connection is lost
+        self._other_version: OtherVersion | None = None  # which the manager speaks
         threading.Thread(target=self._read, name="gpufaas-control", daemon=True).start()
-        hello = {"version": VERSION, "credential": credential, "session": session}
+        hello = {"credential": credential, "session": session, "pid": os.getpid(), "role": "shim"}
         try:
-            answer = self.ask(FrameKind.HELLO, hello | {"pid": os.getpid(), "role": "shim"})
+            answer = self.ask(FrameKind.HELLO, hello)
         except BaseException:
             self.close()
             raise
         self.welcome = answer.fields
-
-    def supports(self, kind: FrameKind) -> bool:
-        """Whether the manager supports this request, one of those added after its version."""
-        return kind.name in self.welcome.get("knows", ())
 
     def ask(
         self,
@@ -126,7 +123,7 @@ class ControlConnection:
         self._wait(waiting)
         self._used_s = time.monotonic()
         if waiting.frame is None:
-            raise ConnectionLost(self.lost)
+            raise self._other_version or ConnectionLost(self.lost)
         return waiting.frame
 
     def _wait(self, waiting: _SentRequest) -> None:
@@ -134,9 +131,6 @@ class ControlConnection:
         if waiting.kind is FrameKind.HELLO:
             if not waiting.done.wait(CONNECT_TIMEOUT_S):
                 self._disconnect(f"it did not answer within {CONNECT_TIMEOUT_S:g} s")
-            return
-        if not self.supports(FrameKind.PING):
-            waiting.done.wait()
             return
         # PINGs are counted, not time: if this process was stopped, much time passed unnoticed.
         received, unanswered = self._received, 0
@@ -179,6 +173,8 @@ class ControlConnection:
                 self._received += 1
                 if not self._deliver(frame):
                     frame.close_descriptors()
+        except OtherVersion as error:
+            self._other_version, self.lost = error, str(error)
         except (WireError, LookupError, TypeError) as error:
             self.lost = self.lost or str(error)
         with self._sending:

@@ -24,18 +24,7 @@ from torch_shim.wire.control_connection import ControlConnection, ManagerAnswer
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.dialing import CONNECT_TIMEOUT_S, connect
 from torch_shim.wire.frame_socket import FrameSocket
-from torch_shim.wire.protocol import (
-    AHEAD,
-    ARITHMETIC,
-    FILES,
-    LENDING,
-    REPEATS,
-    RESIDENTS,
-    TRACE,
-    VERSION,
-    FailureKind,
-    FrameKind,
-)
+from torch_shim.wire.protocol import FailureKind, FrameKind
 from torch_shim.wire.worker_peer import Content, WorkerPeer
 
 log = logging.getLogger("gpufaas")
@@ -113,35 +102,6 @@ class ManagerSession:
         node: str = self.control.welcome["node"]
         return node
 
-    @property
-    def traces(self) -> bool:
-        """Whether the manager's workers accept a trace with calls."""
-        return self._knows(TRACE)
-
-    @property
-    def takes_arithmetic(self) -> bool:
-        """Whether the manager's workers compute with the settings that come with a call."""
-        return self._knows(ARITHMETIC)
-
-    @property
-    def keeps_outputs(self) -> bool:
-        """Whether the manager's workers keep outputs that this process has not looked at."""
-        return self._knows(RESIDENTS)
-
-    @property
-    def takes_repeats(self) -> bool:
-        """Whether the manager's workers accept that a call repeats one of a worker that died."""
-        return self._knows(REPEATS)
-
-    def _knows(self, name: str) -> bool:
-        control = self._control
-        return control is not None and name in control.welcome.get("knows", ())
-
-    @property
-    def passes_data(self) -> bool:
-        """Whether the manager keeps data that functions pass to each other."""
-        return self._knows(FrameKind.PUT.name)
-
     def peers(self) -> list[WorkerPeer]:
         """Return the workers of this manager to which there are channels."""
         with self._lock:
@@ -210,7 +170,7 @@ class ManagerSession:
         """
         with self._lock:
             peer = self._peers.get(self._workers.get((gpu, digest), ""))
-        if peer is None or not self._knows(AHEAD) or not self.connected or not peer.waits():
+        if peer is None or not self.connected or not peer.waits():
             return None
         report.acquired(0.0, 0.0)
         return ModelLease(number, digest, peer, self.name)
@@ -220,17 +180,13 @@ class ManagerSession:
 
         Raise RemoteFailure if the token is forged, or (LEASE) its lease is no longer usable.
         """
-        control = self.control
-        if not control.supports(FrameKind.WHERE):
-            message = "this node's GPU manager is too old to locate that lease"
-            raise RemoteFailure(FailureKind.LEASE, message)
-        found = control.ask(FrameKind.WHERE, {"token": token}).fields
+        found = self.control.ask(FrameKind.WHERE, {"token": token}).fields
         return LeaseElsewhere(found["lease"], found["node"], tuple(found["addresses"]), token)
 
     def report_claimed(self, number: int, request: str | None) -> None:
         """Report that a lease elsewhere is claimed there, so it does not end with this session."""
         control = self._control
-        if control is None or not control.supports(FrameKind.CLAIMED):
+        if control is None:
             return
         try:
             control.notify(FrameKind.CLAIMED, {"lease": number, "request": request})
@@ -334,7 +290,7 @@ class ManagerSession:
         return lease.peer.take() if answer.fields["lease"] == lease.number else None
 
     def _ask_acquire(self, digest: str, batch: int, **more: Any) -> ManagerAnswer:
-        more |= {"deadline_s": call_deadline.seconds_left(), "follow": True}
+        more["deadline_s"] = call_deadline.seconds_left()
         timing = call_timings.current()
         if timing is not None:
             more["trace"] = timing.header
@@ -368,12 +324,7 @@ class ManagerSession:
         with self._lock:
             peer = self._peers.get(worker)
             if peer is None:
-                peer = self._peers[worker] = WorkerPeer(
-                    worker,
-                    takes_files_back=self._knows(FILES),
-                    takes_data=self._knows(FrameKind.PUT.name),
-                    borrows_on=self.node if self._knows(LENDING) else "",
-                )
+                peer = self._peers[worker] = WorkerPeer(worker, self.node)
             return peer
 
     def _open(self, answer: ManagerAnswer) -> None:
@@ -393,7 +344,7 @@ class ManagerSession:
         except OSError as error:
             raise ConnectionLost(f"{self.address}: {error}") from error
         wire.socket.settimeout(CONNECT_TIMEOUT_S)
-        hello = {"version": VERSION, "credential": self._credential, "session": self.name}
+        hello: dict[str, Any] = {"credential": self._credential, "session": self.name}
         hello |= {"pid": os.getpid(), "role": "channel", "worker": worker}
         try:
             wire.send(FrameKind.HELLO, [0, hello])

@@ -14,8 +14,6 @@ import msgpack
 from torch_shim.errors import BadFrame
 from torch_shim.wire.bounded_msgpack import MessageBounds, unpack_bounded
 
-# A program without parts is of the first version, which every worker knows.
-PROGRAM_VERSION, VERSION_WITH_PARTS = 1, 2
 MAX_STEPS = 200_000  # of a program and of its parts together
 MAX_DEPTH = 32
 MAX_PARTS = 1024
@@ -136,15 +134,13 @@ class Program:
     def pack(self) -> bytes:
         """Return the serialized program; equal programs give equal bytes."""
         fields = [
-            VERSION_WITH_PARTS if self.parts else PROGRAM_VERSION,
             self.inputs,
             [[c.dtype, list(c.shape), c.data] for c in self.constants],
             _plain_steps(self.steps),
             _plain(self.output),
             self.random,
+            [[p.inputs, _plain_steps(p.steps), _plain(p.output)] for p in self.parts],
         ]
-        if self.parts:
-            fields.append([[p.inputs, _plain_steps(p.steps), _plain(p.output)] for p in self.parts])
         data: bytes = msgpack.packb(fields, use_bin_type=True)
         return data
 
@@ -158,11 +154,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Program:
     """Read a program from the peer; raise BadFrame if it is invalid."""
     fields = unpack_bounded(data, _BOUNDS, text_keys=False)
     try:
-        version, inputs, constants, steps, output, random, *more = fields
-        if (version, len(more)) not in {(PROGRAM_VERSION, 0), (VERSION_WITH_PARTS, 1)}:
-            known = f"{PROGRAM_VERSION} and {VERSION_WITH_PARTS}"
-            raise BadFrame(f"program of version {version!r:.20}, supported are {known}")
-        parts = more[0] if more else []
+        inputs, constants, steps, output, random, parts = fields
         _check_size(steps, parts)
         return Program(
             _count_of(inputs),

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from torch_shim.errors import BadFrame
+from torch_shim.errors import BadFrame, OtherVersion
 from torch_shim.wire.bounded_msgpack import MessageBounds, unpack_bounded
 
 MAGIC = b"gF"
-VERSION = 1
+VERSION = 2  # of both ends: another one is refused
 
 # Bytes of metadata and of body that any frame may announce; most kinds are limited further.
 MAX_META_BYTES = 64 << 20
@@ -115,7 +115,6 @@ class FrameKind(IntEnum):
     PUT_HERE = 92
     GRANT_LEFT = 93
     MERGED = 94
-    LEARNED = 95
     # both ways: data that was borrowed is not used any more
     GIVEN_BACK = 91
     # manager -> fork server, and back
@@ -125,29 +124,6 @@ class FrameKind(IntEnum):
     # manager -> worker, and back
     ASK_COMPUTED = 99
     COMPUTED = 100
-
-
-# Requests added after version 1. A manager lists those that it supports in its answer to HELLO, and
-# a shim sends only these.
-LATER_REQUESTS = (FrameKind.PING, FrameKind.WHERE, FrameKind.CLAIMED, FrameKind.PUT)
-# A manager adds these to the list: its workers accept a trace in a call's options; it reads the
-# sizes of an image's storages as binary data, and of OFFER only the digest.
-TRACE = "TRACE"
-SIZES = "SIZES"
-# The same for the settings of a function's arithmetic (`arithmetic.py`).
-ARITHMETIC = "ARITHMETIC"
-# Its workers keep outputs that the function has not looked at, and answer FETCH.
-RESIDENTS = "RESIDENTS"
-# Its workers send large results in sealed files, use those again that a function gives back, and
-# map blocks of a function's memory (SHARE).
-FILES = "FILES"
-# Its workers run a call singly that says that it repeats one of a worker that died.
-REPEATS = "REPEATS"
-# It lets the calls of a function in under a lease that a caller of the function has, without a
-# session's asking for it, on workers that hold the lease's models already.
-AHEAD = "AHEAD"
-# Its workers take data by its handle from other workers of the node, and put data by themselves.
-LENDING = "LENDING"
 
 
 class FailureKind(StrEnum):
@@ -247,12 +223,15 @@ def read_header(
     max_meta_bytes: int = MAX_META_BYTES,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> Header:
-    """Parse the header at the start of `data`; raise BadFrame if it is invalid."""
+    """Parse the header at the start of `data`; raise BadFrame if it is invalid.
+
+    OtherVersion if the peer speaks another version.
+    """
     magic, version, number, descriptors, meta_bytes, body_bytes = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise BadFrame(f"frame starts with {magic!r}")
     if version != VERSION:
-        raise BadFrame(f"frame of version {version}, supported is {VERSION}")
+        raise OtherVersion(version, VERSION)
     kind = _KIND_OF.get(number)
     if kind is None:
         raise BadFrame(f"unknown kind of frame: {number}")

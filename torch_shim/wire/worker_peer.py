@@ -64,21 +64,12 @@ class WorkerStorages:
 class WorkerPeer:
     """One worker: the idle channels to it, and the storages that it keeps for this process."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        takes_files_back: bool = False,
-        takes_data: bool = False,
-        borrows_on: str = "",
-    ) -> None:
-        """Data of other workers of the node `borrows_on` is lent to it, if it names one."""
+    def __init__(self, name: str, node: str) -> None:
+        """`node` is the worker's: data of other workers there is lent to it."""
         self.name = name
-        self._borrows_on = borrows_on
-        self.takes_data = takes_data  # that functions pass to each other
-        self.takes_files_back = takes_files_back  # so that it writes to them again
+        self._node = node
         self.kept = WorkerStorages()
-        self._maps_blocks = takes_files_back
+        self._maps_blocks = True  # until it has no room for another one
         self._blocks: set[int] = set()  # that the worker maps
         self.sole: set[int] = set()  # the keys of storages whose bytes only the worker has
         self._idle: list[DataChannel] = []
@@ -159,7 +150,7 @@ class WorkerPeer:
         match numbers:
             case []:
                 return None
-            case [int(number)] if number > 0 and self.takes_files_back:
+            case [int(number)] if number > 0:
                 return LentPages(partial(self.drop, -number))
         raise BadFrame(f"the file of an answer: {shown(numbers)}")
 
@@ -187,16 +178,11 @@ class WorkerPeer:
         """Whether bytes that this worker has are used by that one where they are."""
         return peer is self
 
-    @property
-    def puts_alone(self) -> bool:
-        """Whether the worker takes data that functions put before its manager knows of it."""
-        return bool(self._borrows_on)
-
     def can_take(self, handle: str, process: str) -> bool:
         """Whether the worker may have data by its handle, of which this process has the bytes."""
         if process == self.process:
             return True
-        return bool(process and self._borrows_on) and handle.startswith(f"{self._borrows_on}.")
+        return process != "" and handle.startswith(f"{self._node}.")
 
     def take_data(
         self,
@@ -211,7 +197,7 @@ class WorkerPeer:
 
         It was published there, or lies in a `file`: descriptor and offset.
         """
-        if not self.takes_data or (file is not None and not channel.wire.local):
+        if file is not None and not channel.wire.local:
             return False
         try:
             if file is not None:
@@ -229,7 +215,7 @@ class WorkerPeer:
 
         None if the worker has not got it, or all channels to it are in use.
         """
-        channel = self.take() if self.takes_data else None
+        channel = self.take()
         if channel is None:
             return None
         try:
@@ -291,7 +277,7 @@ class WorkerPeer:
             return self._fetch_left(key)
         _, epoch = self.kept.epochs.get(key, (None, -1))  # an epoch that no worker has: it is lost
         try:
-            frame = channel.fetch(key, epoch, gives_back=self.takes_files_back)
+            frame = channel.fetch(key, epoch, gives_back=True)
         except ConnectionLost:
             self._close(channel)
             self.mark_lost()

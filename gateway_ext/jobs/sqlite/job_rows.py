@@ -3,7 +3,6 @@
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from common.http.asgi import Header
@@ -23,6 +22,7 @@ from gateway_ext.jobs.sqlite.body_files import KeptBody
 from gateway_ext.model import FunctionId
 
 VERSION = 2
+_NEW_FILE = 0  # SQLite's version of a file without tables
 WAITING, CLAIMED, DEAD = 0, 1, 2
 
 # Bodies have a table of their own, so that a change of a job does not write its body again. A
@@ -74,19 +74,16 @@ LENGTH(path) + LENGTH(query) + LENGTH(headers) + IFNULL(LENGTH(result_headers), 
 + IFNULL((SELECT SUM(size_bytes) FROM bodies WHERE job = number), 0))"""
 
 
-def create(db: sqlite3.Connection, folder: Path) -> None:
-    """Create the tables in a new file; QueueFailed where they are of a later version."""
+def create(db: sqlite3.Connection) -> None:
+    """Create the tables in a new file; QueueFailed where they are of another version."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version == VERSION:
         return
-    if version > VERSION:
-        raise QueueFailed(f"the job queue is of version {version}, this gateway's is {VERSION}")
-    if version == 1:
-        db.execute("ALTER TABLE jobs ADD COLUMN last_status INTEGER NOT NULL DEFAULT 0")
-        _measure(db, folder)
-    else:
-        for table in _TABLES:
-            db.execute(table)
+    if version != _NEW_FILE:
+        detail = f"the job queue is of version {version}, this gateway's is {VERSION}"
+        raise QueueFailed(f"{detail}: use the release that wrote it, or another `state_dir`")
+    for table in _TABLES:
+        db.execute(table)
     db.execute(f"PRAGMA user_version = {VERSION}")
 
 
@@ -172,16 +169,6 @@ def dead_letter(row: sqlite3.Row, size_bytes: int) -> DeadLetter:
 def headers_text(headers: Sequence[Header]) -> str:
     """Headers as stored."""
     return json.dumps(headers_as_text(headers))
-
-
-def _measure(db: sqlite3.Connection, folder: Path) -> None:
-    """Add the sizes of bodies, which version 1 did not store."""
-    db.execute("ALTER TABLE bodies ADD COLUMN size_bytes INTEGER NOT NULL DEFAULT 0")
-    db.execute("UPDATE bodies SET size_bytes = LENGTH(content) WHERE content IS NOT NULL")
-    for name in files_named(db):
-        with suppress(OSError):  # a job without its body becomes a dead letter when it is claimed
-            size_bytes = (folder / name).stat().st_size
-            db.execute("UPDATE bodies SET size_bytes = ? WHERE file = ?", (size_bytes, name))
 
 
 def _call(row: sqlite3.Row) -> AsyncCall:

@@ -69,7 +69,7 @@ class QueueTables:
 
         A job that is due when none can be is due now.
         """
-        job_rows.create(transaction.db, self._bodies)
+        job_rows.create(transaction.db)
         transaction.db.execute(
             f"UPDATE jobs SET state = {job_rows.WAITING} WHERE state = {job_rows.CLAIMED}"
         )

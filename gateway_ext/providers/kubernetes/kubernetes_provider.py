@@ -64,6 +64,7 @@ class KubernetesProvider:
         self._secrets = ClusterSecrets(self._client, settings.name)
         self._view = WatchedFunctions(settings.port)
         self._logs = PodLogs(self._client, self._view)
+        # Changes of a function reach the cluster in the order in which they were given here.
         self._locks: WeakValueDictionary[FunctionId, asyncio.Lock] = WeakValueDictionary()
         self._watching = BackgroundTasks(log, "watching the cluster")
 
@@ -92,7 +93,7 @@ class KubernetesProvider:
         options = function_options.of(deployment)
         function_manifest.check(deployment)
         await self._check_secrets(deployment)
-        async with self._lock_of(deployment.id):
+        async with self._locks.setdefault(deployment.id, asyncio.Lock()):
             known = self._view.found(deployment.id)
             await _until_made(
                 deployment.id,
@@ -104,14 +105,14 @@ class KubernetesProvider:
 
     async def remove(self, function: FunctionId) -> None:
         """Remove a function; its pods take no call any more, and end after those they have."""
-        async with self._lock_of(function):
+        async with self._locks.setdefault(function, asyncio.Lock()):
             await self._owned(function)
             await self._change("DELETE", function, _DELETION)
             await self._seen(function, lambda one: one is None)
 
     async def scale(self, function: FunctionId, replicas: int) -> None:
         """Request this many replicas."""
-        async with self._lock_of(function):
+        async with self._locks.setdefault(function, asyncio.Lock()):
             await self._owned(function)
             await self._change("PATCH", function, {"spec": {"replicas": replicas}}, MERGE)
             await self._seen(function, lambda one: one is None or one.wanted == replicas)
@@ -305,13 +306,6 @@ class KubernetesProvider:
     def _is_injected(self, stored: StoredFunction) -> bool:
         injected = gpu_environment(self._injection, stored.deployment)
         return injected_digest(injected) == stored.injected
-
-    def _lock_of(self, function: FunctionId) -> asyncio.Lock:
-        """Changes of a function reach the cluster in the order in which they were given here."""
-        lock = self._locks.get(function)
-        if lock is None:
-            lock = self._locks[function] = asyncio.Lock()
-        return lock
 
 
 def _stored(found: Json) -> StoredFunction | None:

@@ -63,6 +63,7 @@ class UpstreamProvider:
         self._extras = ExtrasFile(Path(settings.state_dir) / _FILE)
         self._strip = settings.upstream_strip
         self._injection = injection
+        # One caller at a time changes the extras and the forwarded part of a function.
         self._locks: WeakValueDictionary[FunctionId, asyncio.Lock] = WeakValueDictionary()
         self._poll = FunctionPoll(site, self._everything, settings.upstream_poll_s)
 
@@ -84,7 +85,7 @@ class UpstreamProvider:
 
     async def deploy(self, deployment: Deployment, *, update: bool) -> None:
         id_ = deployment.id
-        async with self._lock_of(id_):
+        async with self._locks.setdefault(id_, asyncio.Lock()):
             if not update:
                 update = await self._is_there(id_)
             await self._send(deployment, update=update)
@@ -94,7 +95,7 @@ class UpstreamProvider:
         body = {"functionName": function.name, "namespace": function.namespace}
         missing = UnknownFunction(function)
         query = _in(function.namespace)
-        async with self._lock_of(function):
+        async with self._locks.setdefault(function, asyncio.Lock()):
             try:
                 await self._http.call("DELETE", "/system/functions", query, body, missing=missing)
             except UnknownFunction:
@@ -108,7 +109,7 @@ class UpstreamProvider:
         body = {"serviceName": name, "replicas": replicas, "namespace": namespace}
         path, missing = f"/system/scale-function/{name}", UnknownFunction(function)
         # Orders arrive there in the order in which they were given here.
-        async with self._lock_of(function):
+        async with self._locks.setdefault(function, asyncio.Lock()):
             await self._http.call("POST", path, _in(namespace), body, missing=missing)
         await self._poll.poll_now()
 
@@ -250,13 +251,6 @@ class UpstreamProvider:
 
     async def _store(self, function: FunctionId, extras: Extras) -> None:
         await asyncio.to_thread(self._extras.put, function, extras)
-
-    def _lock_of(self, function: FunctionId) -> asyncio.Lock:
-        """One caller at a time changes the extras and the forwarded part of a function."""
-        lock = self._locks.get(function)
-        if lock is None:
-            lock = self._locks[function] = asyncio.Lock()
-        return lock
 
     def _injected(self, deployment: Deployment) -> Mapping[str, str]:
         """Variables that activate the shim, whose path is set in the image, and lists of calls."""

@@ -99,11 +99,6 @@ class ProcessRuntime:
         """The processes that models have left, and that no other model has taken."""
         return tuple(self._empty)
 
-    @property
-    def server_pid(self) -> int | None:
-        """The id of the process that forks workers; None if it does not run."""
-        return self._server.pid
-
     def spare_workers(self, device: str) -> Sequence[ForkedWorker]:
         """Return the workers for this device that are ready for a model, the next one first."""
         return self._pool.spares(device)

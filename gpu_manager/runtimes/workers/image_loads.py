@@ -24,9 +24,6 @@ async def send_image(worker: ForkedWorker, number: int, order: LoadOrder, *, sha
         shared,
         order.gpu_share,
         order.merged,
-        [part for pair in order.merges.never.items() for part in pair],
-        list(order.merges.records),
-        [record.row() for record in order.merges.records.values()],
         order.together_bytes,
         order.urgency.is_ahead,
     )

@@ -22,7 +22,7 @@ from gpu_manager.runtimes.runtime import (
 )
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from gpu_manager.runtimes.workers.image_loads import send_image, spans_of
-from gpu_manager.runtimes.workers.merge_reports import merged_sums, records_to_keep
+from gpu_manager.runtimes.workers.merge_reports import merged_sums
 from gpu_manager.runtimes.workers.worker_answers import wait_within
 from gpu_manager.transfers.transfer_schedule import TransferRank
 from gpu_manager.worker import data_orders, worker_orders
@@ -332,9 +332,6 @@ class ModelInWorker:
             self._observer.usage.used(self, order.metrics)
         elif isinstance(order, worker_orders.CallsMerged):
             self._observer.merged(self, merged_sums(order))
-        elif isinstance(order, worker_orders.MergesLearned):
-            records = records_to_keep(order, self._worker.name)
-            self._observer.learned(self, records)
         elif isinstance(order, worker_orders.CallsClaimed):
             self._observer.claimed(self, order.lease, order.session)
         elif isinstance(order, worker_orders.CallsComputed):

@@ -14,8 +14,7 @@ from torch_shim.wire.arithmetic import Arithmetic, read_arithmetic
 from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import FailureKind
 
-_OPTIONAL = [None, None, None, None, "", None, None, False]  # what a field that is left out is
-_CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5, 6, 7, 8)
+_CALL_FIELDS, _OPTION_FIELDS = 5, 8
 _TRACE_CHARACTERS = 128
 
 
@@ -24,14 +23,13 @@ class Residents(NamedTuple):
 
     Storages of at least `least_bytes` stay with the worker, output storage n under `first_key` + n,
     unless it is `wanted` up to its size. `dropped` are the keys of those that the function needs no
-    more. A function that `gives_back` the files of results says so by their negative numbers.
+    more, or the negative numbers of files of results that it gives back.
     """
 
     first_key: int
     least_bytes: int
     wanted: dict[int, int]
     dropped: list[int]
-    gives_back: bool = False
 
 
 class Options(NamedTuple):
@@ -82,9 +80,9 @@ def read_call(meta: Any, channel: ChannelState) -> GraphCall:
 
 def read_options(options: Any) -> Options:
     """Check a call's options."""
-    if not isinstance(options, list) or len(options) not in _OPTION_FIELDS:
-        raise CallRefused(FailureKind.BAD_FRAME, "options have four to eight fields")
-    autocast, rng, keys, default, trace, sent, stay, repeats = options + _OPTIONAL[len(options) :]
+    if not isinstance(options, list) or len(options) != _OPTION_FIELDS:
+        raise CallRefused(FailureKind.BAD_FRAME, "options have eight fields")
+    autocast, rng, keys, default, trace, sent, stay, repeats = options
     arithmetic = Arithmetic() if sent is None else read_arithmetic(sent)
     if arithmetic is None:
         raise CallRefused(FailureKind.BAD_FRAME, f"no settings of arithmetic: {shown(sent)}")
@@ -109,13 +107,10 @@ def _read_residents(sent: Any) -> Residents | None:
     match sent:
         case None:
             return None
-        case [int(first), int(least), list(wanted), list(dropped), *more] if first > 0 and more in (
-            [],
-            [True],
-        ):
+        case [int(first), int(least), list(wanted), list(dropped)] if first > 0:
             numbers = [*dropped, *(number for entry in wanted for number in _pair(entry))]
             if _are_numbers(numbers):
-                return Residents(first, least, dict(wanted), dropped, bool(more))
+                return Residents(first, least, dict(wanted), dropped)
     raise CallRefused(FailureKind.BAD_FRAME, f"what stays: {shown(sent)}")
 
 

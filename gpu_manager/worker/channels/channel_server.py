@@ -300,10 +300,8 @@ class ChannelServer:
         call = read_call(frame.meta, self._state)
         self._trace = call.options.trace
         self._leases.enter(call.lease, self._session, self._function)
-        residents = call.options.residents
         try:
-            gives_back = residents is not None and residents.gives_back
-            with self._delivery(gives_back=gives_back) as delivery:
+            with self._delivery(gives_back=call.options.residents is not None) as delivery:
                 answer = self._executor.call(call, self._state, frame.body, delivery)
                 result = answer.result
                 meta = [result.storages, result.views, result.changed, answer.rng, answer.times]

@@ -5,7 +5,6 @@ numbers: those are each call's own. Only what the calls' descriptions say counts
 checked yet.
 """
 
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -44,20 +43,6 @@ def _why_never(program: BuiltProgram) -> Singly | None:
     if any(name.endswith(_NESTED) for name in program.operators):
         return Singly.NESTED
     return None
-
-
-def lasting_name(asked: ChannelCall) -> str:
-    """A digest of what calls that are like each other have in common, in any process of the model.
-
-    Tensors that a session keeps are described by their layout: where they lie ends with them.
-    """
-    call = asked.call
-    given = () if call.binding is None else call.binding.given
-    bound = tuple(map(_kept_layout, given))
-    inputs = _inputs(call)
-    speed = f"{asked.terms.share:.6g}", asked.terms.vcpus
-    described = repr((call.program.digest, bound, call.options.mode(), inputs, speed))
-    return hashlib.sha256(described.encode()).hexdigest()
 
 
 class Likenesses:

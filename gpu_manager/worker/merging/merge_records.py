@@ -5,11 +5,9 @@ A program is watched alone first, then compared in every size, and merged where 
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
-
-from gpu_manager.worker.merging.known_merges import MOST_FORBIDDEN, KnownRecord, KnownSize
 
 # Groups are of one of these sizes: libraries prepare kernels for each, and each is measured.
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -21,6 +19,7 @@ _FIRST_REST, _LONGER = 256, 4  # groups that are not made before a size is compa
 _MOST_FAILURES = 3  # one after the other
 _WEIGHT = 0.2  # of the newest time in a mean
 _MOST_RECORDS = 1024
+MOST_FORBIDDEN = 1024  # programs of a model; beyond them none is merged any more
 
 
 class Singly(StrEnum):
@@ -45,9 +44,6 @@ class Singly(StrEnum):
     FAILED = "failed_merged"
     LEFT_OVER = "left_over"
     TOO_MANY = "too_many_programs"
-
-
-_REASONS = tuple(Singly)  # by which records say why, in numbers
 
 
 class Plan(NamedTuple):
@@ -108,54 +104,18 @@ class _Size:
         self._next_rest *= _LONGER
         self._forget()
 
-    def known(self, size: int) -> KnownSize | None:
-        """What outlives the worker; None where nothing was learned of groups of this size."""
-        if not self.compared and self._next_rest == _FIRST_REST:
-            return None
-        merged_s, singles_s = (self.merged_s, self.singles_s) if self.compared else (0.0, 0.0)
-        rests = self.rest, self._next_rest
-        why = _REASONS.index(self.why_not)
-        return KnownSize(size, self.compared, merged_s, singles_s, self.mean_s, *rests, why)
-
-    def restore(self, known: KnownSize) -> None:
-        """Go on from what an earlier worker learned."""
-        self.compared, self.mean_s, self.rest = known.compared, known.mean_s, known.rest
-        if known.compared:
-            self.merged_s, self.singles_s = known.merged_s, known.singles_s
-        self._next_rest = max(_FIRST_REST, known.next_rest)
-        self.why_not = _REASONS[min(known.why, len(_REASONS) - 1)]
-
     def _forget(self) -> None:
         self.compared = self.failures = 0
         self.merged_s = self.singles_s = math.inf
 
 
 class MergeRecord:
-    """One program with inputs of certain shapes, on one device.
+    """One program with inputs of certain shapes, on one device."""
 
-    What an earlier worker learned of it is taken over; its outputs are looked at by each.
-    """
-
-    def __init__(
-        self,
-        known: KnownRecord | None = None,
-        learned: Callable[["MergeRecord"], None] | None = None,
-    ) -> None:
-        """`learned` is called whenever it says something else."""
+    def __init__(self) -> None:
         self.outputs: Sequence[Layout | object] | None = None  # of a single call, once one was seen
-        self._learned = learned
         self._single_s = 0.0
         self._sizes = {size: _Size() for size in SIZES}
-        if known is not None:
-            self._single_s = known.single_s
-            for each in known.sizes:
-                if each.size in self._sizes:
-                    self._sizes[each.size].restore(each)
-
-    def known(self, name: str) -> KnownRecord:
-        """What outlives the worker."""
-        found = [each.known(size) for size, each in self._sizes.items()]
-        return KnownRecord(name, self._single_s, tuple(each for each in found if each is not None))
 
     def plan(self, there: int, *, may_compare: bool = True) -> Plan | Singly:
         """The group to make of so many calls, or why there should be none."""
@@ -184,21 +144,18 @@ class MergeRecord:
     def note_compared(self, size: int, merged_s: float, singles_s: float) -> None:
         """As many calls ran as one and singly, and gave the same."""
         self._sizes[size].note_compared(merged_s, singles_s)
-        self._tell()
 
     def note_merged(self, size: int, merged_s: float) -> None:
         """So many calls ran as one."""
         found = self._sizes.get(size)
         if found is not None:
             found.note_merged(merged_s, size, self._single_s)
-            self._tell()
 
     def note_short(self, size: int) -> None:
         """There was no memory for so many at once, nor for more."""
         for other, found in self._sizes.items():
             if other >= size:
                 found.give_up(Singly.MEMORY)
-        self._tell()
 
     def note_failed(self, size: int) -> None:
         """A group that had run before failed: perhaps for one of its calls."""
@@ -207,11 +164,6 @@ class MergeRecord:
             found.failures += 1
             if found.failures >= _MOST_FAILURES:
                 found.give_up(Singly.FAILED)
-                self._tell()
-
-    def _tell(self) -> None:
-        if self._learned is not None:
-            self._learned(self)
 
 
 class MergeCounts:
@@ -252,27 +204,16 @@ class MergeRecords:
         self._make = make
         self._records: OrderedDict[Hashable, MergeRecord] = OrderedDict()
         self._forbidden: dict[str, Singly] = {}
-        self._known: dict[str, KnownRecord] = {}  # by earlier workers
-        self._learned: dict[str, KnownRecord] = {}  # since it was last asked for
 
-    def know(self, records: Iterable[KnownRecord]) -> None:
-        """Go on from what earlier workers have learned."""
-        self._known.update((record.name, record) for record in records)
-
-    def of(self, likeness: Hashable, name: Callable[[], str]) -> MergeRecord:
-        """What is known of calls that are like each other, in this process and, by name, before."""
+    def of(self, likeness: Hashable) -> MergeRecord:
+        """What is known of calls that are like each other."""
         found = self._records.get(likeness)
         if found is None:
-            found = self._records[likeness] = self._record(name())
+            found = self._records[likeness] = self._make()
             if len(self._records) > _MOST_RECORDS:
                 self._records.popitem(last=False)
         self._records.move_to_end(likeness)
         return found
-
-    def take_learned(self) -> list[KnownRecord]:
-        """The records that say something else since the last time; on any thread."""
-        learned = list(self._learned)
-        return [record for name in learned if (record := self._learned.pop(name, None))]
 
     def forbid(self, digest: str, why: Singly) -> None:
         """Never merge calls of this program again."""
@@ -283,9 +224,3 @@ class MergeRecords:
         """Why calls of this program are never merged; None if they may be."""
         full = Singly.TOO_MANY if len(self._forbidden) >= MOST_FORBIDDEN else None
         return self._forbidden.get(digest, full)
-
-    def _record(self, name: str) -> MergeRecord:
-        def note(record: MergeRecord) -> None:
-            self._learned[name] = record.known(name)
-
-        return self._make(self._known.get(name), note)

@@ -15,7 +15,7 @@ from gpu_manager.worker.merging.attention_rules import attention_rules
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
 from gpu_manager.worker.merging.comparison_pace import ComparisonPace, checked_places
 from gpu_manager.worker.merging.group_runs import Found, GroupRuns, OtherShapes
-from gpu_manager.worker.merging.likeness import lasting_name, why_singly
+from gpu_manager.worker.merging.likeness import why_singly
 from gpu_manager.worker.merging.merge_records import (
     USUAL_MOST,
     MergeCounts,
@@ -100,7 +100,7 @@ class MergedCalls:
 
     def _record(self, call: CallInLine) -> MergeRecord:
         """What is known of calls like this one."""
-        return self.records.of(call.likeness, lambda: lasting_name(call.asked))
+        return self.records.of(call.likeness)
 
     def _plan(self, first: CallInLine, line: CallLine) -> Plan | Singly | None:
         """The group to make, or why there is none; None where nothing like the call waits."""

@@ -13,9 +13,9 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from common.build_identity import commit, release
 from common.compiled_modules import prefer_compiled
 from common.sizes import format_size
-from gateway_ext.build_identity import commit, release
 from gpufaas.errors import CommandError
 from gpufaas.etcd.own_server import OLDEST_SOUND, etcd_version, find_etcd
 from gpufaas.local.child_programs import output_of

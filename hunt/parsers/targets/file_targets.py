@@ -30,10 +30,8 @@ from gateway_ext.providers.upstream.extras_file import ExtrasFile
 from gateway_ext.runtime.template.example_calls import FILE, BadExample, examples_in
 from gateway_ext.runtime.template.fork_line import ForkReport, OrderLine, TemplateBroken
 from gpu_manager.errors import WeightsChanged
-from gpu_manager.node.learned_merges.knowledge_files import KnowledgeFiles
 from gpu_manager.runtimes.stream.process_breaks import ProcessBreaks
 from gpu_manager.weights import spill_directory
-from gpu_manager.worker.merging.known_merges import KnownMerges, KnownRecord
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import read_settings
 from gpufaas.options.http_url import http_url
@@ -162,13 +160,6 @@ def _of_managers() -> list[Target]:
             "a header of 100 MB, safetensors' own bound",
         ),
         Target(
-            "merge-knowledge", _knowledge, (), lambda: [_knowledge_file().read_bytes()],
-            InputForm.JSON,
-            ("gpu_manager/node/learned_merges/knowledge_files.py",
-             "gpu_manager/worker/merging/known_merges.py"),
-            ours, "1 MiB", memory_bytes=3 << 20,
-        ),
-        Target(
             "process-breaks", _as_file("breaks.json", lambda path: ProcessBreaks(path)["m"]), (),
             lambda: [b'{"m": [2, 1.5e9], "n": [1, 9e9]}'], InputForm.JSON,
             ("gpu_manager/runtimes/stream/process_breaks.py",), ours, "4 MiB",
@@ -189,28 +180,6 @@ def _spilled(data: bytes) -> Any:
         return spill_directory._read_table(_DIGEST, descriptor)  # noqa: SLF001 - what a directory reads
     finally:
         os.close(descriptor)
-
-
-def _knowledge_file() -> Path:
-    """A file of what is known of one model, at the place where it is looked for."""
-    folder = _folder() / "merges"
-    known = KnownMerges("m", "cpu")
-    known.forbid([(_DIGEST, "random")])
-    known.learn([KnownRecord.of_row(_DIGEST, [0.5, 2.0, 3.0, 0.1, 0.2, 0.3, 1.0, 2.0, 0.0])])
-    KnowledgeFiles(folder, "basis").write(known)
-    (path,) = folder.iterdir()
-    return path
-
-
-def _knowledge(data: bytes) -> Any:
-    path = _knowledge_path()
-    path.write_bytes(data)
-    KnowledgeFiles(path.parent, "basis").read("m", "cpu")
-
-
-@functools.cache
-def _knowledge_path() -> Path:
-    return _knowledge_file()
 
 
 # -- the Docker Engine -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from gpu_manager.credentials import FunctionCredentials, FunctionIdentity
 from gpu_manager.errors import BadImage, GpuManagerError
 from gpu_manager.server.greeting import admit
-from gpu_manager.weights.sealed_images import read_sizes, read_table
+from gpu_manager.weights.sealed_images import read_sizes
 from gpu_manager.wire import request_fields
 from gpu_manager.wire.frame_stream import FrameDecoder
 from gpu_manager.worker import worker_orders
@@ -162,11 +162,11 @@ def _program() -> Target:
 
 def _options() -> Target:
     arithmetic = ["high", True, False, False, 1]
-    stays = [1, 4096, [[1, 64]], [7, 8], True]
+    stays = [1, 4096, [[1, 64]], [7, 8]]
     return _msgpack_target(
         "call-options", read_options, (CallRefused,),
         [["float16", True], b"\0" * 16, [1, 2], "float32", "00-ab", arithmetic, stays, True],
-        [None, None, [], None],
+        [None, None, [], None, "", None, None, False],
         reads=("gpu_manager/worker/calls/graph_call.py", "torch_shim/wire/arithmetic.py"),
         bound="16 MiB, 1 million entries; in the tenant's own worker",
     )  # fmt: skip
@@ -190,18 +190,11 @@ def _images() -> list[Target]:
     def sizes(meta: Any) -> Any:
         return read_sizes(*meta) if isinstance(meta, list) and len(meta) == 2 else None
 
-    def rows(meta: Any) -> Any:
-        return read_table(*meta) if isinstance(meta, list) and len(meta) == 2 else None
-
     reads = ("gpu_manager/weights/sealed_images.py", "torch_shim/wire/image_digests.py")
     return [
         _msgpack_target(
             "image-sizes", sizes, (BadImage,), [pack_sizes(table), table.total_bytes],
             reads=reads, bound="65,536 storages",
-        ),
-        _msgpack_target(
-            "image-table", rows, (BadImage,), [list(map(list, table.storages)), table.total_bytes],
-            reads=reads, bound="128 KiB, 4,096 entries",
         ),
     ]  # fmt: skip
 

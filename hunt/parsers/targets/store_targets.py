@@ -51,7 +51,7 @@ def _records() -> list[Target]:
     choice = PolicyChoice("lalbo3", {"limit": 25.0}, "administrator")
     terms = OwnerTerms(2.0, 3, 10.0, 60.0, 1 << 30, 4, 5)
     leader = LeaderInfo("a", "http://h:1", 3, "id", "pid")
-    used = {"rows": [_ROW], "gpus": [["t4", 1, 2, 3, 4]]}
+    used = {"rows": [_ROW], "parts": [[7, 8, 9, 10]], "gpus": [["t4", 1, 2, 3, 4]]}
     return [
         _record("stored-lru-list", stored_records.gpu_order, None, lru),
         _record(

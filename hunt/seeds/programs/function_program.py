@@ -146,7 +146,7 @@ class FunctionProgram:
     ) -> dict[str, Any] | None:
         """`given`: the lease is the caller's, who gives it back."""
         _, digest = image_of(self._model)
-        fields: dict[str, Any] = {"models": [digest], "workers": [], "batch": 1, "follow": True}
+        fields: dict[str, Any] = {"models": [digest], "workers": [], "batch": 1}
         fields["deadline_s"] = within_s
         if token is not None:
             fields["token"] = token

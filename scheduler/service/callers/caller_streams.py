@@ -25,7 +25,6 @@ from scheduler.wire.caller_stream import (
     MAX_FRAME_BYTES,
     MOST_LEASES,
     MOST_TERM,
-    VERSION,
     Alive,
     AskAgain,
     AskLease,
@@ -45,6 +44,7 @@ from scheduler.wire.caller_stream import (
     pack_down,
     read_up,
 )
+from scheduler.wire.codec import VERSION, other_version
 from scheduler.wire.refusals import refusal
 from scheduler.wire.request_times import absolute, shifted
 
@@ -94,6 +94,11 @@ class CallerStreams:
             line.max_frame_bytes = MAX_FRAME_BYTES  # its first frame names all leases that it has
             async with time_limit(GREETING_S):
                 present = _checked(read_up(await line.receive()))
+            if present.version != VERSION:
+                await self._refuse(
+                    line, other_version(present.version, "the caller", "this scheduler")
+                )
+                return
             line.confirm()
             line.max_frame_bytes = MAX_FRAME_BYTES
             if self._closed:  # since it was dialled
@@ -117,6 +122,12 @@ class CallerStreams:
         """Send every caller to the next leader, also one that presents itself after this."""
         self._closed = True
         await self._send_away(list(self.lines))
+
+    async def _refuse(self, line: AcceptedLine, refusal: str) -> None:
+        """Say what to upgrade to a caller that is not served."""
+        log.warning("a caller's stream: %s", refusal)
+        line.send(pack_down(SentAway(refusal=refusal)))
+        await line.flush()
 
     async def _send_away(self, lines: Sequence[AcceptedLine]) -> None:
         for line in lines:
@@ -283,8 +294,6 @@ class _CallerStream:
 def _checked(message: object) -> Present:
     if not isinstance(message, Present):
         raise BadValue("a stream begins with its caller's name")
-    if message.version != VERSION:
-        raise BadValue(f"the caller uses version {message.version}, this scheduler {VERSION}")
     if not 0 < len(message.caller) <= _LONGEST_NAME or len(message.leases) > MOST_LEASES:
         raise BadValue("the caller's name or its leases are too long")
     return message

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -13,6 +12,7 @@ from fastapi.security import HTTPBasic, HTTPBearer
 from starlette.exceptions import HTTPException
 
 from cache_manager.http.residency_routes import router as models_router
+from common import build_identity
 from common.frames.stream_upgrade import PROTOCOL
 from common.http.asgi import App, Receive, Scope, Send, send_text
 from common.http.body_bound import bounded
@@ -42,8 +42,7 @@ from scheduler.wire.node_stream import node_of_path
 log = logging.getLogger(__name__)
 
 _METRICS = "/metrics"
-# For GPU managers of older releases, whose streams were WebSockets.
-_OUTDATED = "a node's stream is one of frames: this GPU manager must be updated\n"
+_NO_FRAMES = "a node's stream is one of frames: send `Upgrade: gpufaas-frames`\n"
 _UPGRADE = ((b"connection", b"upgrade"), (b"upgrade", PROTOCOL))
 # The paths that need no credentials.
 _PUBLIC = frozenset({"/healthz", "/readyz"})
@@ -94,7 +93,7 @@ def make_app(
             await hot(scope, receive, send)
         elif node_of_path(path) is not None:  # streams of frames do not come here
             strangers.warn("%s was asked for without `Upgrade: gpufaas-frames`", path)
-            await send_text(send, HTTPStatus.UPGRADE_REQUIRED, _OUTDATED, _UPGRADE)
+            await send_text(send, HTTPStatus.UPGRADE_REQUIRED, _NO_FRAMES, _UPGRADE)
         elif path in public or _is_known(access, scope):
             await management(scope, receive, send)
         else:
@@ -110,7 +109,7 @@ def _is_known(access: ApiAccess, scope: Scope) -> bool:
 def _management(
     service: ServiceApplication, access: ApiAccess, meters: SchedulerCounters
 ) -> FastAPI:
-    app = FastAPI(title="gpufaas scheduler", description=_ABOUT, version=_version())
+    app = FastAPI(title="gpufaas scheduler", description=_ABOUT, version=build_identity.release())
     schemes = [Depends(scheme(auto_error=False)) for scheme in (HTTPBearer, HTTPBasic)]
     view = [*schemes, Depends(_lets_in(access, ApiRole.CALLER))]
     change = [*schemes, Depends(_lets_in(access, ApiRole.ADMIN))]
@@ -172,10 +171,3 @@ async def _invalid(request: Request, error: Exception) -> Response:
     problems: list[Any] = list(error.errors())
     explained = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problems)
     return await _failed(request, MalformedRequest(explained))
-
-
-def _version() -> str:
-    try:
-        return version("gpufaas")
-    except PackageNotFoundError:  # run from a folder that was not installed
-        return "0"

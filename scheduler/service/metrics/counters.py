@@ -4,7 +4,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from common.telemetry.metrics import BoundedNames, BucketCounts, Histogram, MetricFamily, Values
+from common.telemetry.metrics import (
+    BoundedNames,
+    BucketCounts,
+    Histogram,
+    MetricFamily,
+    Values,
+    counted_in,
+)
 from scheduler.model.actions import Dispatch
 from scheduler.service.history.history import Happened, HistoryListener
 from scheduler.service.metrics import scheduler_metrics
@@ -158,7 +165,7 @@ class SchedulerCounters(HistoryListener):
         """Every metric that was counted."""
         if time.monotonic() - self._swept_s > _FORGET_S:
             self.sweep()
-        yield from self._counted()
+        yield from counted_in(self)
         yield self._policy_waited.pooled(scheduler_metrics.WAITED)
         answered = Values(scheduler_metrics.HTTP_REQUESTS)
         for (route, status), count in self.answered.items():
@@ -170,9 +177,6 @@ class SchedulerCounters(HistoryListener):
         self._swept_s = time.monotonic()
         for label, names in self._names.items():
             for name in names.sweep():
-                for family in self._counted():
+                for family in counted_in(self):
                     if label in family.metric.labels:
                         family.forget(label, name)
-
-    def _counted(self) -> list[Values | Histogram]:
-        return [each for each in vars(self).values() if isinstance(each, Values | Histogram)]

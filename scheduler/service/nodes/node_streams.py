@@ -14,9 +14,9 @@ from common.time_limits import time_limit
 from scheduler.model.errors import BadValue
 from scheduler.service.driver.driver import Driver
 from scheduler.service.nodes.attached_manager import AttachedManager
+from scheduler.wire.codec import VERSION, other_version
 from scheduler.wire.node_stream import (
     MAX_MESSAGE_BYTES,
-    VERSION,
     Challenge,
     Hello,
     StreamTimes,
@@ -126,7 +126,7 @@ class NodeStreams:
         if not isinstance(hello, Hello):
             raise BadValue("it sent no Hello")
         if hello.version != VERSION:
-            raise _Refused(f"it uses protocol version {hello.version}, this scheduler {VERSION}")
+            raise _Refused(other_version(hello.version, "this GPU manager", "the scheduler"))
         if hello.node != name or not is_proven(hello, self._key, nonce):
             raise _Refused("it does not know the cluster's secret")
         self._note_term(hello.term)

@@ -26,10 +26,11 @@ from torch_shim.wire.image_digests import (
     ImageTable,
     image_digest,
     lay_out,
+    pack_sizes,
     parts_of,
     possession_proof,
 )
-from torch_shim.wire.protocol import VERSION, FrameKind
+from torch_shim.wire.protocol import FrameKind
 
 
 @dataclass(slots=True)
@@ -44,8 +45,8 @@ class SealedWeights:
     @property
     def offer(self) -> dict[str, Any]:
         """The fields of the image in UPLOAD."""
-        rows = [list(row) for row in self.table.storages]
-        return {"digest": self.digest, "table": rows, "total": self.table.total_bytes}
+        sizes = pack_sizes(self.table)
+        return {"digest": self.digest, "sizes": sizes, "total": self.table.total_bytes}
 
     def proof(self, nonce: str) -> str:
         """The proof that the client has the image."""
@@ -90,7 +91,6 @@ class ManagerClient:
     async def hello(self, credential: str, session: str = "", **more: Any) -> dict[str, Any]:
         """Identify the client to the manager."""
         fields = {
-            "version": VERSION,
             "credential": credential,
             "session": session or secrets.token_hex(16),
             "pid": os.getpid(),

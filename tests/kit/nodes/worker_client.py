@@ -16,7 +16,7 @@ from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.dialing import connect
 from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.programs import Named, Program, ProgramStep, Ref, Tuple, digest_of
-from torch_shim.wire.protocol import VERSION, FrameKind
+from torch_shim.wire.protocol import FrameKind
 
 FLOAT_BYTES = 4
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class FunctionClient:
         """Hold a lease of this model, the one of a token if it is good, with a channel to it."""
         fields = {"models": [weights.digest], "batch": 1, "request": None}
         if token is not None:
-            fields |= {"token": token, "follow": True}
+            fields["token"] = token
         fields |= {"deadline_s": deadline_s, "workers": list(self._channels)}
         frame = self.control.ask(FrameKind.ACQUIRE, fields)
         answer = frame.meta[1]
@@ -146,7 +146,7 @@ class FunctionClient:
         channel.bind(number, 1, {1: [image, "float32", shape, [1], 0]})
         sent = [len(content) // FLOAT_BYTES]
         inputs = [[[2, 0, len(content), 0, 0], "float32", sent, [1], 0], None]
-        options = [None, None, [0], None]
+        options = [None, None, [0], None, "", None, None, False]
         try:
             frame = channel.call([self.lease, number, 1, inputs, options], [content])
         except WireError:
@@ -174,7 +174,7 @@ class FunctionClient:
             channel.close()
 
     def _hello(self, role: str, **more: str) -> dict[str, Any]:
-        fields = {"version": VERSION, "credential": self.credential, "session": self.session}
+        fields = {"credential": self.credential, "session": self.session}
         return fields | {"pid": os.getpid(), "role": role} | more
 
     def _dial(self, worker: str) -> FrameSocket:

@@ -293,6 +293,7 @@ class GeneratedCluster:
             "used_bytes": gpu.used_bytes,
             "free_bytes": gpu.bytes - gpu.used_bytes,
             "withheld_bytes": 0,
+            "stuck": [],
             "state": gpu.state or ("busy" if running else "idle"),
             "utilisation": None,
             "queue_length": len(queue),

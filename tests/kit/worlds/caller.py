@@ -150,15 +150,18 @@ class Caller:
         *inputs: Any,
         lease: int = LEASE,
         binding: int | None = None,
-        options: Sequence[Any] = (None, None, [], None),
+        options: Sequence[Any] = (),
         keys: Sequence[int] = (),
     ) -> Reply:
-        """Run it. Tensors are sent; lists and numbers go as they are; `keys` keeps sent tensors."""
+        """Run it. Tensors are sent; lists and numbers go as they are; `keys` keeps sent tensors.
+
+        `options` are the first ones of the call; the others say nothing.
+        """
         number = self.define(what)
         area = self.memory if self.memory is not None else bytearray(1 << 20)
         described, end = self._write(area, inputs, keys)
         body = () if self.memory is not None or not end else (area[:end],)
-        meta = [lease, number, binding, described, list(options)]
+        meta = [lease, number, binding, described, call_options(*options)]
         return self.read(self.ask(FrameKind.CALL, meta, body))
 
     def read(self, frame: Frame) -> Reply:
@@ -289,3 +292,9 @@ class LocalWorker:
     def _relieve(self, _: int, need_bytes: int) -> tuple[int | None, bool]:
         self.pressures.append(need_bytes)
         return self.relief
+
+
+def call_options(*first: Any) -> list[Any]:
+    """The options of a CALL, of which these are the first; the others say nothing."""
+    usual: list[Any] = [None, None, [], None, "", None, None, False]
+    return [*first, *usual[len(first) :]]

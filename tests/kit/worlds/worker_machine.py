@@ -18,7 +18,6 @@ from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, Pres
 from gpu_manager.runtimes.staying_data import NoStayingData
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from gpu_manager.worker.device.pool.pool_build import pool_library
-from gpu_manager.worker.merging.known_merges import KnownRecord
 from tests.kit.waiting import AsyncCondition, eventually
 from tests.kit.worlds.caller import (
     DIGEST,
@@ -55,7 +54,6 @@ class Watcher:
         self.relief = PressureAnswer(0, retry=False)
         self.held_bytes = 0  # of the last report
         self.merges = MergedSums()
-        self.learnt: list[KnownRecord] = []
         self.computed_s: dict[int, float] = {}
 
     def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
@@ -93,10 +91,6 @@ class Watcher:
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         del hosted
         self.merges = self.merges.plus(added)
-
-    def learned(self, hosted: HostedModel, records: Sequence[KnownRecord]) -> None:
-        del hosted
-        self.learnt.extend(records)
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
         del hosted

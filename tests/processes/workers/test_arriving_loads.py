@@ -13,6 +13,7 @@ from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, Process
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from gpu_manager.worker.device.arrival import VERIFIED, packed
+from tests.kit.processes.fork_servers import server_pid
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import eventually
 from tests.kit.worlds.caller import DIGEST, sealed_image
@@ -91,8 +92,8 @@ class World:
     async def ends(self) -> None:
         """Nothing is left of a load: no worker, no descriptor."""
         self.arrival.close()
-        assert self.runtime.server_pid is not None
-        server = self.runtime.server_pid
+        server = server_pid(self.runtime)
+        assert server is not None
         await eventually(lambda: not children_of(server), "no worker is left")
         await eventually(lambda: not opened_since(self.before), "no descriptor is left")
         await eventually(lambda: not self.runtime.hosted, "the runtime knows it")

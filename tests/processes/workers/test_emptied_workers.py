@@ -15,6 +15,7 @@ from gpu_manager.runtimes.runtime import EmptyHost, HostedModel
 from gpu_manager.runtimes.workers.empty_process import EmptyProcess
 from gpu_manager.worker.device.gpu_turns import make_turns
 from tests.kit.nodes.worker_client import alive
+from tests.kit.processes.fork_servers import server_pid
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import PATIENCE_S
 from tests.kit.worlds.caller import (
@@ -46,7 +47,7 @@ LITTLE_BYTES = 24 * MIB
 def _machine() -> Iterator[Machine]:
     machine = Machine()
     yield machine
-    server = machine.runtime.server_pid  # to see it gone
+    server = server_pid(machine.runtime)  # to see it gone
     assert server is not None
     machine.run(machine.runtime.close())
     assert not children_of(server)
@@ -64,7 +65,7 @@ def machine(_machine: Machine) -> Iterator[Machine]:
         _machine.run(hosted.unload())
     for empty in _machine.runtime.empty:
         _machine.run(empty.end())
-    server = _machine.runtime.server_pid
+    server = server_pid(_machine.runtime)
     assert server is not None
     _machine.until(
         lambda: len(children_of(server)) == _machine.runtime.spares["cpu"], "spares alone are left"
@@ -372,7 +373,7 @@ def test_every_process_is_gone_when_the_runtime_closes_while_one_is_emptied() ->
     machine = Machine()
     kept = emptied(machine, machine.load())
     hosted = machine.load(model="n")
-    server = machine.runtime.server_pid
+    server = server_pid(machine.runtime)
     assert server is not None
 
     async def scene() -> EmptyHost | None:

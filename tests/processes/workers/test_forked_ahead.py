@@ -13,6 +13,7 @@ from cache_manager.model.ids import MIB
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
+from tests.kit.processes.fork_servers import server_pid
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import eventually
 from tests.kit.worlds.caller import DIGEST, sealed_image
@@ -33,7 +34,7 @@ class World:
 
     def forked(self) -> list[int]:
         """The processes that the fork server has made and that live."""
-        server = self.runtime.server_pid
+        server = server_pid(self.runtime)
         return [] if server is None else children_of(server)
 
     async def ready(self) -> int:
@@ -65,7 +66,7 @@ async def world() -> AsyncIterator[World]:
     try:
         yield it
     finally:
-        server = runtime.server_pid
+        server = server_pid(runtime)
         await runtime.close()
         it.close()
         assert server is None or not children_of(server)
@@ -135,10 +136,10 @@ async def test_loads_at_once_all_succeed_when_one_process_is_forked_ahead(it: Wo
 @lively
 async def test_forked_process_is_replaced_with_the_fork_server(it: World) -> None:
     await it.ready()
-    server = it.runtime.server_pid
+    server = server_pid(it.runtime)
     assert server is not None
     os.kill(server, signal.SIGKILL)
-    await eventually(lambda: it.runtime.server_pid not in {None, server}, "another server")
+    await eventually(lambda: server_pid(it.runtime) not in {None, server}, "another server")
     hosted = await it.load("m")
     assert hosted.host is not None
     await it.ready()

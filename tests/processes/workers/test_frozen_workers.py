@@ -11,6 +11,7 @@ import torch
 
 from common.liveness import LivenessTimes
 from gpu_manager.runtimes.runtime import Emulation, HostedModel
+from tests.kit.processes.fork_servers import server_pid
 from tests.kit.processes.stopped_process import stop
 from tests.kit.worlds.caller import Caller, program, step
 from tests.kit.worlds.worker_machine import (
@@ -134,10 +135,10 @@ def test_runner_dead_right_after_its_load_is_not_shown_as_loaded_and_another_one
 
 def test_stopped_fork_server_is_replaced_when_a_worker_is_needed(machine: Machine) -> None:
     machine.until(lambda: machine.runtime.spares["cpu"] == 1, "there is a spare")
-    server = machine.runtime.server_pid
+    server = server_pid(machine.runtime)
     assert server is not None
     stop(server)
     hosted = [machine.load(model=name) for name in ("m", "n")][-1]
-    assert machine.runtime.server_pid not in {None, server}
+    assert server_pid(machine.runtime) not in {None, server}
     assert not children_of(server)
     assert doubled(machine, hosted) == [2.0, 2.0]

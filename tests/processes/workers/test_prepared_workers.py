@@ -8,6 +8,7 @@ import torch
 
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
 from gpu_manager.runtimes.runtime import LoadOrder
+from tests.kit.processes.fork_servers import server_pid
 from tests.kit.waiting import eventually
 from tests.kit.worlds.caller import DIGEST, sealed_image
 from tests.kit.worlds.worker_machine import Watcher, children_of
@@ -22,12 +23,12 @@ async def test_no_process_runs_before_a_first_load_is_prepared_for() -> None:
     before = set(children_of(os.getpid()))
     runtime = ProcessRuntime(Watcher(), ["cpu"])
     await asyncio.sleep(0)  # whatever the constructor has started runs
-    assert runtime.server_pid is None
+    assert server_pid(runtime) is None
     runtime.prepare()
     runtime.prepare()
     try:
         await eventually(lambda: runtime.spares["cpu"] == 1, "there is a spare worker")
-        assert set(children_of(os.getpid())) - before == {runtime.server_pid}
+        assert set(children_of(os.getpid())) - before == {server_pid(runtime)}
     finally:
         await runtime.close()
 
@@ -49,8 +50,9 @@ async def test_one_fork_server_makes_all_workers_when_loads_and_orders_to_prepar
         hosted = [load.result() for load in loads]
         await eventually(lambda: runtime.spares["cpu"] > 0, "there is a spare worker")
 
-        assert runtime.server_pid is not None
-        workers = set(children_of(runtime.server_pid))
+        server = server_pid(runtime)
+        assert server is not None
+        workers = set(children_of(server))
         assert {model.host.pid for model in hosted} < workers
     finally:
         await runtime.close()

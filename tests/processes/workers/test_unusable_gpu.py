@@ -10,6 +10,7 @@ from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import LoadOrder
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
+from tests.kit.processes.fork_servers import server_pid
 from tests.kit.waiting import eventually
 from tests.kit.worlds.caller import DIGEST, sealed_image
 from tests.kit.worlds.worker_machine import Watcher, children_of
@@ -27,7 +28,7 @@ async def test_load_fails_with_the_drivers_words_and_a_spare_waits() -> None:
         with pytest.raises(LoadFailure, match=r"the GPU cannot be used: .*(NVIDIA|CUDA)"):
             await runtime.load(order)
         await eventually(lambda: runtime.spares[NOWHERE] == 1, "there is a spare worker again")
-        server = runtime.server_pid
+        server = server_pid(runtime)
         assert server is not None
         (spare,) = runtime.spare_workers(NOWHERE)
         await asyncio.sleep(1.0)  # a pool that made one after the other would have done so

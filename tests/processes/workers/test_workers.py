@@ -17,6 +17,7 @@ import torch
 from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.runtime import Emulation, PressureAnswer
 from gpu_manager.runtimes.workers.fork_client import ForkedWorker
+from tests.kit.processes.fork_servers import server_pid
 from tests.kit.waiting import PATIENCE_S, eventually
 from tests.kit.worlds.caller import Caller, CallFailed, program, step, weight
 from tests.kit.worlds.worker_machine import (
@@ -36,7 +37,7 @@ DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
 def _machine() -> Iterator[Machine]:
     machine = Machine()
     yield machine
-    server = machine.runtime.server_pid  # to see it gone
+    server = server_pid(machine.runtime)  # to see it gone
     assert server is not None
     machine.run(machine.runtime.close())
     assert not children_of(server)
@@ -53,7 +54,7 @@ def machine(_machine: Machine) -> Iterator[Machine]:
     yield _machine
     for hosted in _machine.runtime.hosted:  # whatever the test left
         _machine.run(hosted.unload())
-    server = _machine.runtime.server_pid  # as above
+    server = server_pid(_machine.runtime)  # as above
     assert server is not None
     _machine.until(
         lambda: len(children_of(server)) == _machine.runtime.spares["cpu"], "spares alone are left"
@@ -273,7 +274,7 @@ def test_worker_exits_when_its_orders_are_cut(machine: Machine) -> None:
 
 def test_workers_are_gone_when_the_fork_server_is_killed(machine: Machine) -> None:
     hosted = machine.load()
-    server = machine.runtime.server_pid  # the victim
+    server = server_pid(machine.runtime)  # the victim
     assert server is not None
     os.kill(server, signal.SIGKILL)
     machine.run(asyncio.wait_for(asyncio.shield(hosted.closed), 60))
@@ -282,7 +283,7 @@ def test_workers_are_gone_when_the_fork_server_is_killed(machine: Machine) -> No
     machine.admit(again)
     with machine.connect(again) as caller:
         assert machine.call(caller, DOUBLE, torch.ones(2)).outputs[0].tolist() == [2.0, 2.0]
-    assert machine.runtime.server_pid != server  # the new one
+    assert server_pid(machine.runtime) != server  # the new one
 
 
 def test_spare_is_replaced_when_it_was_taken_or_died(machine: Machine) -> None:

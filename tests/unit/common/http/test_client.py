@@ -9,6 +9,7 @@ import pytest
 
 from common.errors import NoResponse
 from common.http.client import ClientSettings, HttpClient, HttpConnection
+from tests.kit.network.kept_connections import kept_connections
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
@@ -61,7 +62,7 @@ async def test_connection_is_kept_for_the_next_request() -> None:
         assert await body_of(again) == b"hi"
         again.let_go()
         client.close()
-        assert client.idle_count == 0
+        assert kept_connections(client) == 0
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ async def test_connection_is_not_kept_after_a_head_whose_stream_may_go_on(
         await connection.ask(REQUEST.replace(b"GET", b"HEAD"), head_only=True)
         assert connection.complete
         connection.let_go()
-        assert client.idle_count == kept
+        assert kept_connections(client) == kept
         client.close()
 
 
@@ -99,7 +100,7 @@ async def test_connection_is_not_kept_when_the_peer_closes_it() -> None:
         connection = await client.connect(address)
         assert await body_of(connection) == b"to the end"
         connection.let_go()
-        assert client.idle_count == 0
+        assert kept_connections(client) == 0
 
 
 async def test_error_shows_whether_the_peer_may_have_begun() -> None:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from tests.kit.fakes.fake_function import Got, a_function, echoes, says, writes
+from tests.kit.network.kept_connections import kept_connections
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import a_deployment, a_gateway, answer_of, chunk_of, head_of
 
@@ -133,7 +134,7 @@ async def test_connections_to_instances_are_used_again() -> None:
         gateway.deploy(a_deployment(), fake)
         for method in ("POST", "HEAD", "GET", "DELETE"):
             assert (await gateway.call(method=method)).status == 200
-        assert (len(fake.got), fake.connections, gateway.client.idle_count) == (4, 1, 1)
+        assert (len(fake.got), fake.connections, kept_connections(gateway.client)) == (4, 1, 1)
 
 
 async def test_head_has_the_length_and_no_body() -> None:
@@ -177,7 +178,7 @@ async def test_answer_that_ends_with_its_connection_is_whole() -> None:
     async with a_gateway() as gateway, a_function(wire) as fake:
         gateway.deploy(a_deployment(), fake)
         assert (await gateway.call()).body == b"abcd"
-        assert gateway.client.idle_count == 0
+        assert kept_connections(gateway.client) == 0
 
 
 async def test_answer_is_flushed_as_it_comes() -> None:
@@ -215,7 +216,7 @@ async def test_body_streams_both_ways_at_once() -> None:
         writer.write(b"0\r\n\r\n")
         assert await chunk_of(reader) == b""
         assert fake.got[0].header("transfer-encoding") == "chunked"
-        await eventually(lambda: gateway.client.idle_count == 1)
+        await eventually(lambda: kept_connections(gateway.client) == 1)
 
 
 async def test_large_body_of_known_length_arrives_whole() -> None:

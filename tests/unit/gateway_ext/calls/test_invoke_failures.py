@@ -8,6 +8,7 @@ import pytest
 from gateway_ext.errors import TimedOut, Unreachable
 from gateway_ext.model import Endpoint
 from tests.kit.fakes.fake_function import FakeFunction, Got, a_function, echoes, says, writes
+from tests.kit.network.kept_connections import kept_connections
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import a_deployment, a_gateway, answer_of, chunk_of, head_of
 
@@ -41,7 +42,7 @@ async def test_call_answers_502_when_function_does_not_answer_in_http(wire: byte
         assert result.status == 502
         assert result.header("x-call-id")
         assert len(fake.got) == 1
-        assert (function.inflight, gateway.client.idle_count) == (0, 0)
+        assert (function.inflight, kept_connections(gateway.client)) == (0, 0)
 
 
 async def test_call_answers_502_when_instance_cannot_be_reached() -> None:
@@ -170,7 +171,7 @@ async def test_kept_connection_that_was_closed_is_not_used() -> None:
         await gateway.call()
         for writer in list(fake.writers):
             writer.close()
-        await eventually(lambda: gateway.client.idle_count == 0)
+        await eventually(lambda: kept_connections(gateway.client) == 0)
         assert (await gateway.call()).status == 200
         assert fake.connections == 2
 
@@ -181,13 +182,13 @@ async def test_kept_connection_is_closed_when_it_speaks_unasked_or_is_long_unuse
         await gateway.call()
         for writer in list(fake.writers):
             writer.write(b"HTTP/1.1 200 X\r\n\r\n")
-        await eventually(lambda: gateway.client.idle_count == 0)
+        await eventually(lambda: kept_connections(gateway.client) == 0)
         assert (await gateway.call()).body == b"ok"
-        assert gateway.client.idle_count == 1
+        assert kept_connections(gateway.client) == 1
     async with a_gateway(idle_s=0.2) as gateway, a_function(says()) as fake:
         gateway.deploy(a_deployment(), fake)
         assert (await gateway.call()).body == b"ok"
-        await eventually(lambda: gateway.client.idle_count == 0 and not fake.writers)
+        await eventually(lambda: kept_connections(gateway.client) == 0 and not fake.writers)
 
 
 async def test_call_times_out_before_the_answer() -> None:
@@ -304,7 +305,7 @@ async def test_function_that_answers_before_the_body_has_come_is_used() -> None:
         result = await answer_of(reader)
         assert (result.status, result.body) == (403, b"no")
         await eventually(lambda: not fake.writers)
-        assert gateway.client.idle_count == 0
+        assert kept_connections(gateway.client) == 0
 
 
 async def test_direct_call_answers_streams_and_fails() -> None:
@@ -316,7 +317,7 @@ async def test_direct_call_answers_streams_and_fails() -> None:
         assert (b"x-call-id", b"job") in answer.headers
         assert b"".join([piece async for piece in answer.body]) == b"body"
         assert (fake.got[0].target, fake.got[0].header("content-length")) == ("/p?q=1", "4")
-        assert (function.inflight, gateway.client.idle_count) == (0, 1)
+        assert (function.inflight, kept_connections(gateway.client)) == (0, 1)
         gateway.deploy(a_deployment(), NOWHERE)
         with pytest.raises(Unreachable):
             await gateway.invoke.direct("POST", b"/function/echo", b"", [], b"")

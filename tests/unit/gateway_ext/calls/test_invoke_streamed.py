@@ -7,6 +7,7 @@ import pytest
 from gateway_ext.calls.invoke import Streamed
 from gateway_ext.errors import BadRequest, QueueFailed
 from tests.kit.fakes.fake_function import a_function, echoes
+from tests.kit.network.kept_connections import kept_connections
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
 
@@ -33,7 +34,7 @@ async def test_streamed_body_arrives_whole_and_the_connection_is_kept() -> None:
         body = Streamed(12 * len(PIECE), pieces(12))
         assert await read_all(gateway, body) == PIECE * 12
         assert fake.got[0].header("content-length") == str(12 * len(PIECE))
-        assert (function.inflight, gateway.client.idle_count) == (0, 1)
+        assert (function.inflight, kept_connections(gateway.client)) == (0, 1)
 
 
 @pytest.mark.parametrize("error", [QueueFailed("its body cannot be read"), None])
@@ -44,4 +45,4 @@ async def test_body_that_breaks_off_breaks_the_call_off(error: Exception | None)
         with pytest.raises(BadRequest if error is None else QueueFailed, match="body"):
             await read_all(gateway, body)
         await eventually(lambda: not fake.writers)
-        assert (function.inflight, gateway.client.idle_count) == (0, 0)
+        assert (function.inflight, kept_connections(gateway.client)) == (0, 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway_ext import build_identity
+from common import build_identity
 from gateway_ext.model import FunctionId, Namespace
 from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.worlds.gateway_world import NOBODY, Said, World, gateway_world

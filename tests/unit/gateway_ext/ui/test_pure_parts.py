@@ -83,7 +83,8 @@ def whole(**more: Any) -> dict[str, Any]:
 
 
 def gpu(**more: Any) -> dict[str, Any]:
-    return {"id": "g0", "node": "n0", "state": "idle", "withheld_bytes": 0, "total_bytes": 9} | more
+    usual = {"id": "g0", "node": "n0", "state": "idle", "withheld_bytes": 0, "total_bytes": 9}
+    return usual | {"stuck": []} | more
 
 
 def function(**more: Any) -> dict[str, Any]:

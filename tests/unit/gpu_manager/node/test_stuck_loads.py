@@ -94,7 +94,7 @@ async def test_node_is_not_ready_and_names_no_tenant_while_a_load_is_stuck(
     settings = NodeSettings("node", (), devices="cpu", metrics=("127.0.0.1", 0))
     async with embedded_node(settings, make_runtime=make) as node, aiohttp.ClientSession() as http:
         manager = node.manager
-        url = "http://{}:{}".format(*manager.metrics_address)
+        url = "http://{}:{}".format(*manager._exporter.address)  # noqa: SLF001 - the port is any
 
         async def answer(path: str) -> tuple[int, str]:
             async with http.get(url + path) as response:

@@ -19,7 +19,7 @@ from tests.kit.nodes.manager_client import (
 from tests.kit.processes.open_files import OpenFiles, open_files, opened_since
 from tests.kit.waiting import PATIENCE_S, StillWaiting, eventually
 from torch_shim.errors import ConnectionLost
-from torch_shim.wire.protocol import VERSION, FrameKind, pack_frame
+from torch_shim.wire.protocol import FrameKind, pack_frame
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
@@ -55,7 +55,6 @@ async def as_before(before: OpenFiles, more: int = 0, within_s: float = PATIENCE
 
 def hello(it: Manager) -> bytes:
     fields = {
-        "version": VERSION,
         "credential": it.credential(),
         "session": secrets.token_hex(8),
         "pid": 1,

@@ -41,7 +41,7 @@ class Shared:
 
     async def claim(self, client: ManagerClient, request: str) -> int:
         shown = token(self.placement, request=request)
-        answer, ends = await client.acquire(self.image.digest, token=shown, follow=True)
+        answer, ends = await client.acquire(self.image.digest, token=shown)
         for end in ends:
             end.close()
         return int(answer["lease"])
@@ -95,7 +95,7 @@ async def test_each_session_gives_its_own_part_back(tmp_path: Path) -> None:
         assert it.in_force()
         it.it.driver.release(lease, RequestId(NAMES[0]))  # its caller, at the end of its call
         assert known(it) == {NAMES[1]}
-        await two.tell(FrameKind.RELEASE, back)  # an older shim names no request
+        await two.tell(FrameKind.RELEASE, back)  # it names no request: all that the session has
         await eventually(lambda: not leases_of(it.it))
         it.it.driver.release(lease, RequestId(NAMES[1]))
         assert not known(it)

@@ -25,7 +25,7 @@ async def given_back(it: Scheduler, node: Joined) -> tuple[ManagerClient, Sealed
     """A function that has given back the lease of its request, which is not over."""
     client, image = await uploaded(node)
     placement = await given(it, image)
-    _, ends = await client.acquire(image.digest, token=token(placement), follow=True)
+    _, ends = await client.acquire(image.digest, token=token(placement))
     for end in ends:
         end.close()
     await client.tell(FrameKind.RELEASE, {"lease": placement.lease, "may_return": True})
@@ -36,9 +36,7 @@ async def given_back(it: Scheduler, node: Joined) -> tuple[ManagerClient, Sealed
 async def again(
     client: ManagerClient, image: SealedWeights, placement: Placement
 ) -> dict[str, Any]:
-    answer, ends = await client.acquire(
-        image.digest, token=token(placement, in_s=-1.0), follow=True, again=True
-    )
+    answer, ends = await client.acquire(image.digest, token=token(placement, in_s=-1.0), again=True)
     for end in ends:
         end.close()
     return answer
@@ -86,7 +84,7 @@ async def test_request_has_one_lease_in_all_its_threads_when_it_comes_back(tmp_p
     async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image, placement = await given_back(it, node)
         answer = await again(client, image, placement)
-        more, (end,) = await client.acquire(image.digest, lease=answer["lease"], follow=True)
+        more, (end,) = await client.acquire(image.digest, lease=answer["lease"])
         assert more["lease"] == answer["lease"] > placement.lease
         end.close()
         it.driver.release(placement.lease)
@@ -110,7 +108,7 @@ async def test_request_goes_to_another_node_when_its_own_has_no_room_any_more(
             assert where["node"] == NodeId("n1")
             there = await far.client()
             await there.upload(image)
-            found, (end,) = await there.acquire(image.digest, token=where["token"], follow=True)
+            found, (end,) = await there.acquire(image.digest, token=where["token"])
             assert found["lease"] == answer["lease"]
             it.driver.release(placement.lease)
             await eventually(lambda: answer["lease"] not in leases_of(it))
@@ -177,7 +175,7 @@ async def test_function_is_refused_when_the_token_is_not_its_own(
             "of another function": token(placement, function="team/other"),
         }
         with pytest.raises(ManagerRefused) as refused:
-            await client.acquire(image.digest, token=tokens[presented], follow=True, again=True)
+            await client.acquire(image.digest, token=tokens[presented], again=True)
         assert refused.value.failure == "not allowed"
         assert REQUEST in it.core.requests
         image.close()
@@ -191,7 +189,7 @@ async def test_request_ends_when_a_function_gives_back_what_it_asked_for_itself(
     it = await a_scheduler()
     async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image = await uploaded(node)
-        answer, (end,) = await client.acquire(image.digest, follow=True)
+        answer, (end,) = await client.acquire(image.digest)
         await client.tell(FrameKind.RELEASE, {"lease": answer["lease"], "may_return": True})
         await eventually(lambda: not leases_of(it))
         assert LeaseReleased(LeaseId(answer["lease"]), may_return=True) not in it.events

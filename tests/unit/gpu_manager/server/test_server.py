@@ -45,9 +45,17 @@ async def test_stranger_is_turned_away_when_its_credential_is_forged() -> None:
 async def test_stranger_is_turned_away_when_it_speaks_another_version() -> None:
     async with manager() as it:
         client = await it.stranger()
+        hello = bytearray(pack_frame(FrameKind.HELLO, [1, {"of": "another shape"}]))
+        hello[2] = VERSION - 1
 
-        hello = client.hello(it.credential(), version=VERSION + 1)
-        assert await refusal(hello) == "unknown version"
+        await asyncio.get_running_loop().sock_sendall(client.stream.socket, hello)
+
+        frame = await client.answer()
+        assert frame.kind is FrameKind.REFUSED
+        _, failure, message, _ = frame.meta
+        assert failure == "unknown version"
+        assert f"version {VERSION - 1} of the wire protocol, this end version {VERSION}" in message
+        assert "upgrade gpufaas at the other end" in message
         assert await closed(client)
 
 
@@ -83,8 +91,8 @@ async def test_stranger_is_hung_up_on_when_it_says_nothing() -> None:
         struct.pack("<2sBBB3xIQ", MAGIC, VERSION, FrameKind.HELLO, 200, 10, 0),
         pack_frame(FrameKind.ACQUIRE, [1, {}]),
         pack_frame(FrameKind.HELLO, "hello"),
-        pack_frame(FrameKind.HELLO, [1, {"version": VERSION, "role": "king", "credential": ""}]),
-        pack_frame(FrameKind.HELLO, [1, {"version": "1"}]),
+        pack_frame(FrameKind.HELLO, [1, {"role": "king", "credential": ""}]),
+        pack_frame(FrameKind.HELLO, [1, {"role": 1}]),
         pack_frame(FrameKind.HELLO, [1, {}])[:-1] + b"\xc1",
     ],
     ids=[
@@ -117,7 +125,7 @@ async def test_half_a_frame_harms_nobody_when_its_client_goes_away() -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "body"),
     [
-        (FrameKind.OFFER, {"digest": "not one", "table": [], "total": 0}, b""),
+        (FrameKind.OFFER, {"digest": "not one", "sizes": b"", "total": 0}, b""),
         (FrameKind.ACQUIRE, {"models": [], "batch": 1, "workers": []}, b""),
         (FrameKind.ACQUIRE, {"models": "x", "batch": 1, "workers": []}, b""),
         (FrameKind.ACQUIRE, {"models": ["0" * 64] * 2, "batch": 1, "workers": []}, b""),

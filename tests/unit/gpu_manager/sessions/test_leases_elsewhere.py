@@ -34,7 +34,7 @@ async def sent_away(it: Scheduler, near: Joined) -> tuple[ManagerClient, SealedW
 
 async def follow(client: ManagerClient, image: SealedWeights) -> dict[str, Any]:
     """Ask for a lease as one that would go wherever it is."""
-    answer, ends = await client.acquire(image.digest, follow=True)
+    answer, ends = await client.acquire(image.digest)
     assert ends == []
     return answer
 
@@ -55,7 +55,7 @@ async def test_function_finds_its_lease_when_it_is_on_another_node(tmp_path: Pat
             assert far.runtime.hosted == []  # it waits for the weights
             there = await far.client()
             await there.upload(image)
-            found, (channel,) = await there.acquire(image.digest, token=where["token"], follow=True)
+            found, (channel,) = await there.acquire(image.digest, token=where["token"])
             assert found["lease"] == answer["lease"]
             assert [hosted.order.model for hosted in far.runtime.hosted] == [model_of(image)]
             channel.close()
@@ -80,7 +80,7 @@ async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
             there = await far.client()
             await there.upload(image)
             token = answer["elsewhere"]["token"]
-            _, (channel,) = await there.acquire(image.digest, token=token, follow=True)
+            _, (channel,) = await there.acquire(image.digest, token=token)
             elsewhere = near.manager.leases_elsewhere
             assert len(elsewhere) == (0 if why == "many answers followed" else 1)
             if why == "it was claimed":
@@ -146,9 +146,8 @@ async def test_manager_gives_a_sign_of_life_when_a_request_waits(tmp_path: Path)
     it = await a_scheduler()
     async with joined(tmp_path, it.url, leases=PATIENT) as near:
         client, image = await sent_away(it, near)
-        assert {"PING", "WHERE", "CLAIMED"} <= set(client.welcome["knows"])
         fields = {"models": [image.digest], "batch": 1, "request": None, "deadline_s": None}
-        await client.stream.send(FrameKind.ACQUIRE, [99, fields | {"workers": [], "follow": True}])
+        await client.stream.send(FrameKind.ACQUIRE, [99, fields | {"workers": []}])
         await client.stream.send(FrameKind.PING, [0, {}])
         assert (await client.answer()).meta == [0, {}]
         image.close()
@@ -197,13 +196,13 @@ async def test_each_request_has_its_own_lease_when_two_are_given_to_one_process(
 
         answers = []
         for placement in placements:
-            answer, ends = await client.acquire(image.digest, token=token(placement), follow=True)
+            answer, ends = await client.acquire(image.digest, token=token(placement))
             answers.append(answer)
             for end in ends:
                 end.close()
 
         assert [answer["lease"] for answer in answers] == [each.lease for each in placements]
-        own = asyncio.ensure_future(client.acquire(image.digest, follow=True))
+        own = asyncio.ensure_future(client.acquire(image.digest))
         await asyncio.sleep(0.05)
         assert not own.done()  # neither of them is anybody else's
         own.cancel()
@@ -218,12 +217,12 @@ async def test_thread_of_a_process_does_not_use_another_requests_lease_when_it_a
     async with joined(tmp_path, it.url, leases=PATIENT, gpu_overlap=2) as node:
         client, image = await uploaded(node)
         placement = await given(it, image)
-        _, first = await client.acquire(image.digest, token=token(placement), follow=True)
+        _, first = await client.acquire(image.digest, token=token(placement))
 
-        answer, ends = await client.acquire(image.digest, follow=True)
+        answer, ends = await client.acquire(image.digest)
 
         assert answer["lease"] != placement.lease
-        again, more = await client.acquire(image.digest, lease=placement.lease, follow=True)
+        again, more = await client.acquire(image.digest, lease=placement.lease)
         assert again["lease"] == placement.lease
         for end in [*first, *ends, *more]:
             end.close()
@@ -239,7 +238,7 @@ async def test_session_is_told_when_the_lease_that_it_names_is_over(
     async with joined(tmp_path, it.url, leases=PATIENT) as node:
         client, image = await uploaded(node)
         placement = await given(it, image)
-        _, (channel,) = await client.acquire(image.digest, token=token(placement), follow=True)
+        _, (channel,) = await client.acquire(image.digest, token=token(placement))
         more: dict[str, Any] = {"lease": placement.lease}
         if named == "a stranger's lease":
             client = await node.client()
@@ -250,7 +249,7 @@ async def test_session_is_told_when_the_lease_that_it_names_is_over(
             more = {"token": token(placement)}
 
         with pytest.raises(ManagerRefused) as refused:
-            await client.acquire(image.digest, follow=True, **more)
+            await client.acquire(image.digest, **more)
 
         assert refused.value.failure == "lease not in force"
         channel.close()
@@ -266,7 +265,7 @@ async def test_session_is_told_at_once_when_its_weights_left_while_it_waited(
         busy, other = await uploaded(node)
         held, (channel,) = await busy.acquire(other.digest)
         client, image = await uploaded(node)
-        waiting = asyncio.ensure_future(client.acquire(image.digest, follow=True))
+        waiting = asyncio.ensure_future(client.acquire(image.digest))
         await eventually(lambda: it.driver.status().waiting + it.driver.status().waiting_locally)
         await (await node.client()).tell(FrameKind.FORGET, {"digest": image.digest})
         await busy.tell(FrameKind.RELEASE, {"lease": held["lease"]})

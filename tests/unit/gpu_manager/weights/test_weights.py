@@ -13,7 +13,7 @@ import pytest
 from cache_manager.model.ids import Tier
 from cache_manager.tiers.tier_index import TierIndex
 from gpu_manager.errors import BadImage, ProofRefused, UnknownImage, WeightStoreFull
-from gpu_manager.weights.sealed_images import SEALS, read_sizes, read_table
+from gpu_manager.weights.sealed_images import SEALS, read_sizes
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
 from tests.kit.fakes.sealed_images import content_of, open_images, sealed_image
@@ -131,27 +131,6 @@ def test_image_is_refused_when_larger_than_the_store(store: WeightStore) -> None
     wait_until(lambda: open_images() == 0, "every image is closed")
 
 
-@pytest.mark.parametrize(
-    ("rows", "total"),
-    [
-        ([[0, 64], [32, 64]], 128),
-        ([[0, 64], [128, 64]], 192),
-        ([[0, 64]], 128),
-        ([[0, -64]], 0),
-        ([[0, True]], 64),
-        ([[0, 1.5]], 64),
-        ([[0]], 0),
-        ([0], 0),
-        ("abc", 0),
-        (None, 0),
-        ([["0", 64]], 64),
-    ],
-)
-def test_table_is_refused_when_it_is_not_the_one_for_its_sizes(rows: object, total: int) -> None:
-    with pytest.raises(BadImage):
-        read_table(rows, total)
-
-
 @pytest.mark.parametrize("packed", [None, "text", bytes(7), bytes(8 * MAX_STORAGES + 8), bytes(8)])
 def test_sizes_are_refused_when_they_are_not_those_of_the_total(packed: object) -> None:
     with pytest.raises(BadImage):
@@ -161,10 +140,6 @@ def test_sizes_are_refused_when_they_are_not_those_of_the_total(packed: object) 
 def test_sizes_are_read_when_they_are_right() -> None:
     table = lay_out([3, 0, 64])
     assert read_sizes(pack_sizes(table), table.total_bytes) == table
-
-
-def test_table_is_read_when_it_is_right() -> None:
-    assert read_table([[0, 3], [64, 64]], 128) == lay_out([3, 64])
 
 
 def test_function_may_use_weights_only_after_it_proved_to_have_them(store: WeightStore) -> None:

@@ -16,7 +16,7 @@ from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import wait_until
 from torch_shim.errors import BadFrame, ConnectionLost, WireError
 from torch_shim.wire.frame_socket import Frame, FrameSocket
-from torch_shim.wire.protocol import MAX_DESCRIPTORS, FrameKind, pack_frame
+from torch_shim.wire.protocol import MAGIC, MAX_DESCRIPTORS, VERSION, FrameKind, pack_frame
 
 Streams = Callable[[Callable[[FrameStream, FrameStream], Awaitable[None]]], Awaitable[None]]
 
@@ -70,7 +70,7 @@ def test_decoder_gives_every_frame_when_bytes_come_in_pieces(
 
 @given(st.binary(min_size=20, max_size=400))
 def test_decoder_raises_nothing_but_bad_frame_when_bytes_are_random(data: bytes) -> None:
-    for start in (b"", b"gF\x01\x20\x00"):
+    for start in (b"", MAGIC + bytes([VERSION, FrameKind.ARENA, 0])):
         decoder = FrameDecoder(1 << 10, 1 << 10)
         try:
             for frame in decoder.feed(memoryview(start + data)):

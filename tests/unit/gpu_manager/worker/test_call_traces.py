@@ -1,26 +1,13 @@
-"""Traces at the manager and its workers: taken where they are said, missed by nobody where not."""
+"""Traces at the workers: a call may name one."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from tests.kit.nodes.manager_client import manager, weights
-from tests.kit.worlds.caller import LEASE, CallFailed, LocalWorker, program, step
-from torch_shim.wire.manager_session import ManagerSession
+from tests.kit.worlds.caller import LEASE, CallFailed, LocalWorker, call_options, program, step
 from torch_shim.wire.programs import Ref
-from torch_shim.wire.protocol import (
-    AHEAD,
-    ARITHMETIC,
-    FILES,
-    LATER_REQUESTS,
-    LENDING,
-    REPEATS,
-    RESIDENTS,
-    SIZES,
-    TRACE,
-    FrameKind,
-)
+from torch_shim.wire.protocol import FrameKind
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
@@ -28,8 +15,8 @@ SAID = f"00-{32 * 'a'}-{16 * 'b'}-01"
 DOUBLE = program(step("o:add", Ref(0), Ref(0)), inputs=1, output=[Ref(1)])
 
 
-@pytest.mark.parametrize("trace", [(), (SAID,), ("",)])
-def test_call_is_run_with_a_trace_and_as_before_without(trace: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("trace", [(SAID,), ("",)])
+def test_call_is_run_with_a_trace_and_without(trace: tuple[str, ...]) -> None:
     with LocalWorker().connect() as caller:
         x = torch.ones(4)
         reply = caller.call(DOUBLE, x, options=(None, None, [], None, *trace))
@@ -46,7 +33,7 @@ def test_note_of_a_worker_names_the_trace_of_the_call_before() -> None:
     assert worker.traces == [SAID]
 
 
-@pytest.mark.parametrize("trace", [(7,), ("x" * 129,), (SAID, "more")])
+@pytest.mark.parametrize("trace", [(7,), ("x" * 129,), (None,)])
 def test_call_is_refused_with_options_that_are_none(trace: tuple[object, ...]) -> None:
     with LocalWorker().connect() as caller, pytest.raises(CallFailed) as failed:
         caller.call(DOUBLE, torch.ones(4), options=(None, None, [], None, *trace))
@@ -56,39 +43,8 @@ def test_call_is_refused_with_options_that_are_none(trace: tuple[object, ...]) -
 def test_worker_says_how_much_of_the_transfer_was_the_way_back() -> None:
     with LocalWorker().connect() as caller:
         number = caller.define(DOUBLE)
-        meta: list[Any] = [LEASE, number, None, [3], [None, None, [], None]]
+        meta: list[Any] = [LEASE, number, None, [3], call_options()]
         times = caller.ask(FrameKind.CALL, meta).meta[4]
         waited_s, transfer_s, compute_s, back_s = times
         assert waited_s >= 0 < compute_s
         assert 0 < back_s <= transfer_s
-
-
-async def test_manager_says_that_its_workers_take_traces_and_takes_one_itself() -> None:
-    async with manager() as it:
-        image = weights(b"weights")
-        client = await it.client()
-        later = [kind.name for kind in LATER_REQUESTS]
-        assert client.welcome["knows"] == [
-            *later,
-            TRACE,
-            SIZES,
-            ARITHMETIC,
-            RESIDENTS,
-            FILES,
-            AHEAD,
-            REPEATS,
-            LENDING,
-        ]
-        await client.upload(image)
-        answer, ends = await client.acquire(image.digest, trace=SAID)
-        assert answer["request"].startswith("team/function/")
-        again, more = await client.acquire(image.digest)
-        assert "request" not in again  # it joined the lease that it has
-        for end in (*ends, *more):
-            end.close()
-        image.close()
-
-
-def test_shim_says_no_trace_to_a_manager_that_knows_none() -> None:
-    session = ManagerSession("unix:/nowhere", "team/function:mac")
-    assert session.traces is False

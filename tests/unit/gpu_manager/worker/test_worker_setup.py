@@ -30,9 +30,6 @@ LOAD = worker_orders.LoadImage(
     shared=False,
     gpu_share=1.0,
     merged=0,
-    never_merged=[],
-    merge_names=[],
-    merge_records=[],
     together_bytes=0,
     ahead=False,
 )

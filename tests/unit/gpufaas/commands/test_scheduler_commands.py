@@ -160,6 +160,7 @@ def test_explanation_shows_a_request_that_waited_for_one_gpu() -> None:
         "held_s": None,
     }  # fmt: skip
     decision = {"after_s": 0.0, "what": "queued", "rule": "a hit", "slot": "g0", "came": None}
+    decision |= {"more_slots": [], "configuration": None}
     placed = {"what": "placed", "came": came, "estimate": {"load_s": 0.0, "run_s": 0.25}}
     text = request_text(
         {
@@ -199,10 +200,11 @@ def test_explanation_shows_the_slots_and_the_configuration_of_a_placement() -> N
         {
             "request": "r0", "function": "f", "models": ["bert"], "arrived_ago_s": 3.0,
             "waited_s": 0.0, "outcome": "completed", "reason": "", "total_s": 0.3,
-            "decisions": [decision],
+            "decisions": [decision], "used": {"gpu_s": 0.25, "gpu_byte_s": GIB, "cost": None},
+            "rests": [],
         }
     )  # fmt: skip
-    assert text.splitlines()[3:5] == [
+    assert text.splitlines()[4:6] == [
         "placed, g0.0, g0.1, g0.2, after 0.000 s: warm; in time",
         "  configured for a batch of 4, with vCPUs: 2, slots: 3",
     ]

@@ -9,14 +9,15 @@ from scheduler.client import lease_client
 from scheduler.model.values import LeaseId
 from scheduler.wire.caller_stream import (
     MOST_LEASES,
-    VERSION,
     CallerDown,
     Granted,
     Leads,
     Present,
+    SentAway,
     pack_up,
     read_down,
 )
+from scheduler.wire.codec import VERSION
 from tests.kit.cores.builders import request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import leading
@@ -68,3 +69,12 @@ async def test_caller_connects_again_however_many_leases_it_holds() -> None:
     async with leading() as world, await world.dialed() as line:
         line.send(pack_up(Present(VERSION, "caller", leases)))
         assert isinstance(read_down(await line.receive()), Leads)
+
+
+async def test_caller_of_another_version_is_told_both_versions_and_what_to_upgrade() -> None:
+    async with leading() as world, await world.dialed() as line:
+        line.send(pack_up(Present(VERSION - 1, "caller")))
+        answer = read_down(await line.receive())
+        assert isinstance(answer, SentAway)
+        both = f"the caller speaks version {VERSION - 1} and this scheduler version {VERSION}"
+        assert answer.refusal == f"{both}: upgrade the caller"

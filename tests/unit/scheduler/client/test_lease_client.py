@@ -24,7 +24,6 @@ from scheduler.service.callers import caller_leases
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.leadership.election import LeaderInfo
 from scheduler.wire.caller_stream import (
-    VERSION,
     Alive,
     AskLease,
     CallerDown,
@@ -36,6 +35,7 @@ from scheduler.wire.caller_stream import (
     pack_up,
     read_down,
 )
+from scheduler.wire.codec import VERSION
 from tests.kit.cores.builders import gpu, request
 from tests.kit.network.held_up import hold_up_between_requests
 from tests.kit.nodes.fake_node import FakeNode, fake_node

@@ -14,7 +14,6 @@ from scheduler.service.leadership.term import first_lease
 from scheduler.store.memory_store import MemoryStore
 from scheduler.wire.caller_stream import (
     MOST_TERM,
-    VERSION,
     Leads,
     MetTerm,
     Present,
@@ -22,6 +21,7 @@ from scheduler.wire.caller_stream import (
     pack_up,
     read_down,
 )
+from scheduler.wire.codec import VERSION
 from tests.kit.cores.builders import gpu, request
 from tests.kit.nodes.fake_node import fake_node
 from tests.kit.waiting import eventually

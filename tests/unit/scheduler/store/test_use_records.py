@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from cache_manager.model.ids import GpuId, ModelId
-from scheduler.core.billing.charges import CHARGES
+from scheduler.core.billing.charges import CHARGES, LOADING
 from scheduler.core.billing.collected import Collected, GpuSpan
 from scheduler.core.billing.use_buckets import DAY_S, HOUR_S, Period, UseBuckets, UseKey
 from scheduler.model.errors import DatastoreError, Fenced
-from scheduler.service.billing.bill_view import bill
-from scheduler.service.billing.prices import Billing
 from scheduler.store.datastore import Fence, StoreLease
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.use_records import BILLS, mark_lost, read_use, write_use
@@ -47,27 +45,6 @@ async def test_bill_is_read_back_exactly_when_it_was_written() -> None:
     await read_use(store, read, LOG)
     assert read.of == written.of
     assert not read.changed
-
-
-async def test_bill_of_before_is_read_as_what_it_was_when_its_rows_have_no_parts() -> None:
-    store = MemoryStore()
-    old = {"rows": [["f", "m", "t", 1, 2, 3, 4, 5, 6]], "gpus": []}
-    await store.put("bills/hour/7200", json.dumps(old).encode())
-    buckets = UseBuckets(keep_hours=10**6)
-    await read_use(store, buckets, LOG)
-    (row,) = bill(buckets, Billing(gpu_second=1e6), "function", 0, 10_000).rows
-    assert (row.used.gpu_us, row.used.computing_us, row.used.kept_us) == (1, 1, 0)
-    assert row.used.cost == 1.0
-
-
-async def test_record_is_one_that_an_earlier_scheduler_reads() -> None:
-    """It reads six amounts of each row, and `gpus`."""
-    store, fence = await fenced_store()
-    await write_use(store, filled(UseBuckets(keep_hours=3), 7), fence)
-    for value in (await store.list(BILLS)).values.values():
-        record = json.loads(value)
-        assert {len(row) for row in record["rows"]} == {3 + 6}
-        assert len(record["parts"]) == len(record["rows"])
 
 
 async def test_only_what_has_changed_is_written() -> None:
@@ -157,19 +134,20 @@ async def test_what_the_datastore_has_lost_is_written_again() -> None:
     ("key", "value"),
     [
         ("bills/hour/7200", b"no json"),
-        ("bills/hour/7200", b'{"rows":[],"gpus":[["t",1,2,3]]}'),
-        ("bills/hour/7200", b'{"rows":[["f","m","t",1,2,3,4,5,-6]],"gpus":[]}'),
+        ("bills/hour/7200", b'{"rows":[],"parts":[],"gpus":[["t",1,2,3]]}'),
+        ("bills/hour/7200", b'{"rows":[["f","m","t",1,2,3,4,5,-6]],"parts":[[0,0,0,0]],"gpus":[]}'),
         ("bills/hour/7200", b'{"rows":[["f","m","t",1,2,3,4,5,6]],"parts":[],"gpus":[]}'),
         ("bills/hour/7200", b'{"rows":[["f","m","t",1,2,3,4,5,6]],"parts":[[1]],"gpus":[]}'),
-        ("bills/week/7200", b'{"rows":[],"gpus":[]}'),
-        ("bills/hour/x", b'{"rows":[],"gpus":[]}'),
+        ("bills/week/7200", b'{"rows":[],"parts":[],"gpus":[]}'),
+        ("bills/hour/x", b'{"rows":[],"parts":[],"gpus":[]}'),
     ],
 )
 async def test_bad_record_is_logged_and_left_out(
     key: str, value: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = MemoryStore()
-    good = {"rows": [["f", "m", "t", 1, 2, 3, 4, 5, 6]], "gpus": [["t", 1, 2, 3, 4]]}
+    row = ["f", "m", "t", 1, 2, 3, 4, 5, 6]
+    good = {"rows": [row], "parts": [[0] * (CHARGES - LOADING)], "gpus": [["t", 1, 2, 3, 4]]}
     await store.write({key: value, "bills/day/0": json.dumps(good).encode()})
     buckets = UseBuckets()
     await read_use(store, buckets, LOG)

@@ -97,11 +97,6 @@ def test_plain_form_names_the_class_and_leaves_defaults_out() -> None:
     ]
 
 
-def test_freed_slot_is_read_when_a_manager_of_an_earlier_version_says_it() -> None:
-    plain = ["SlotFreed", {"slot": "g0", "lease": 1, "kept_s": 1.5}]
-    assert EVENTS.from_plain(plain) == FREED._replace(kept_s=1.5)
-
-
 def test_integer_is_a_number_of_seconds_when_one_is_wanted() -> None:
     policy = EVENTS.from_plain(["PolicySet", {"policy": "lb", "parameters": {"limit": 3}}])
     assert isinstance(policy, PolicySet)

@@ -44,7 +44,7 @@ def answer(
     frame = Frame(FrameKind.RESULT, meta, memoryview(body), descriptors)
     arena = SimpleNamespace(memory=bytearray(arena_bytes)) if arena_bytes else None
     channel: Any = SimpleNamespace(arena=arena)
-    peer = WorkerPeer("w", takes_files_back=True)
+    peer = WorkerPeer("w", "node")
     return Results(frame, channel, peer, [INPUT, 3], known), peer
 
 

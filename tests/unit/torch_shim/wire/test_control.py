@@ -1,4 +1,4 @@
-"""A control connection whose manager is slow, frozen, old, or only accepts."""
+"""A control connection whose manager is slow, frozen, of another version, or only accepts."""
 
 import secrets
 import signal
@@ -15,16 +15,15 @@ import pytest
 
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import PATIENCE_S, wait_until
-from torch_shim.errors import ConnectionLost, ManagerUnreachable, RemoteFailure
+from torch_shim.errors import ConnectionLost, ManagerUnreachable, OtherVersion, RemoteFailure
 from torch_shim.wire import control_connection, dialing, manager_session
 from torch_shim.wire.control_connection import ControlConnection
 from torch_shim.wire.frame_socket import FrameSocket
 from torch_shim.wire.manager_session import ManagerSession, ModelLease
-from torch_shim.wire.protocol import LATER_REQUESTS, FrameKind
+from torch_shim.wire.protocol import VERSION, FrameKind, pack_frame
 from torch_shim.wire.worker_peer import WorkerPeer
 
 MANAGER_TAKES, ASKED = 64, 80  # requests at once
-KNOWS = [kind.name for kind in LATER_REQUESTS]
 # What a manager does after HELLO, on its end of each connection.
 Behaviour = Callable[["FakeManager", FrameSocket], None]
 
@@ -56,11 +55,12 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 class FakeManager:
     """Accepts at an abstract address; `heard` are the frames' kinds in their order."""
 
-    def __init__(self, behave: Behaviour | None, **welcome: Any) -> None:
+    def __init__(self, behave: Behaviour | None, *, greets: bool) -> None:
         self.accepted = 0
         self.heard: list[FrameKind] = []
         self._behave = behave
-        self._welcome = {"node": "node", "gpus": [], "nonce": "", "local": True} | welcome
+        self._greets = greets
+        self._welcome = {"node": "node", "gpus": [], "nonce": "", "local": True}
         self._over = threading.Event()
         name = f"gpufaas-test-{secrets.token_hex(8)}"
         self.address = f"unix:@{name}"
@@ -103,7 +103,8 @@ class FakeManager:
             if self._behave is None:
                 self._over.wait()
                 return
-            wire.send(FrameKind.ANSWER, [self.receive(wire), self._welcome])
+            if self._greets:
+                wire.send(FrameKind.ANSWER, [self.receive(wire), self._welcome])
             self._behave(self, wire)
         except ConnectionLost:
             pass  # as a manager: the shim hung up
@@ -112,9 +113,9 @@ class FakeManager:
 
 
 @contextmanager
-def fake_manager(behave: Behaviour | None = None, **welcome: Any) -> Iterator[FakeManager]:
+def fake_manager(behave: Behaviour | None = None, *, greets: bool = True) -> Iterator[FakeManager]:
     """One that does this after HELLO; none that says nothing at all."""
-    found = FakeManager(behave, **welcome)
+    found = FakeManager(behave, greets=greets)
     try:
         yield found
     finally:
@@ -176,7 +177,7 @@ def test_further_channel_is_given_up_when_the_manager_only_accepts() -> None:
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("kind", [FrameKind.ACQUIRE, FrameKind.OFFER, FrameKind.WHERE])
 def test_session_is_lost_when_the_manager_freezes_while_somebody_waits(kind: FrameKind) -> None:
-    with fake_manager(FakeManager.stays, knows=KNOWS) as it:
+    with fake_manager(FakeManager.stays) as it:
         found = connected(it)
         with ThreadPoolExecutor(2) as pool:
             asked = [pool.submit(found.ask, kind, {}) for _ in range(2)]
@@ -201,7 +202,7 @@ def test_answer_is_waited_for_when_the_manager_gives_signs_of_life(
         wire.send(FrameKind.ANSWER, [number, {"lease": 7}])
         it.stays(wire)
 
-    with fake_manager(answers_late, knows=KNOWS) as it:
+    with fake_manager(answers_late) as it:
         found = connected(it)
         assert found.ask(FrameKind.ACQUIRE, {}).fields == {"lease": 7}
         assert it.heard == [FrameKind.HELLO, FrameKind.ACQUIRE] + [FrameKind.PING] * pings
@@ -219,7 +220,7 @@ def test_manager_may_be_silent_when_it_takes_a_piece_of_weights(
         wire.send(FrameKind.ANSWER, [number, {}])
         it.stays(wire)
 
-    with fake_manager(answers_late, knows=KNOWS) as it:
+    with fake_manager(answers_late) as it:
         found = connected(it)
         assert found.ask(FrameKind.CHUNK, {}).fields == {}
         found.close()
@@ -236,7 +237,7 @@ def test_no_descriptor_stays_open_when_it_came_with_a_frame_that_needs_none() ->
         it.stays(wire)
 
     before = open_files()
-    with fake_manager(sends_descriptors, knows=KNOWS) as it:
+    with fake_manager(sends_descriptors) as it:
         found = connected(it)
         with pytest.raises(RemoteFailure):
             found.ask(FrameKind.ACQUIRE, {})
@@ -246,20 +247,22 @@ def test_no_descriptor_stays_open_when_it_came_with_a_frame_that_needs_none() ->
     wait_until(lambda: not opened_since(before), "every file is closed")
 
 
-@pytest.mark.usefixtures("often")
-def test_older_manager_is_waited_for_and_hears_nothing_that_it_does_not_know() -> None:
-    def answers_late(it: FakeManager, wire: FrameSocket) -> None:
-        number = it.receive(wire)
-        time.sleep(20 * control_connection.PING_S)
-        wire.send(FrameKind.ANSWER, [number, {}])
-        it.receive(wire)
+def test_manager_of_another_version_is_refused_at_once_with_both_versions() -> None:
+    other = bytearray(pack_frame(FrameKind.REFUSED, [0, "unknown version", "no", {}]))
+    other[2] = VERSION + 1
 
-    with fake_manager(answers_late) as it:
+    def answers(it: FakeManager, wire: FrameSocket) -> None:
+        it.receive(wire)
+        wire.socket.sendall(other)
+        it.stays(wire)
+
+    with fake_manager(answers, greets=False) as it:
         session = ManagerSession(it.address, "team/function:mac")
-        assert session.control.ask(FrameKind.ACQUIRE, {}).fields == {}
-        session.report_claimed(7, "r1")
-        session.close()
-    assert it.heard == [FrameKind.HELLO, FrameKind.ACQUIRE]
+        with pytest.raises(OtherVersion) as refused:
+            _ = session.control
+        assert (refused.value.theirs, refused.value.ours) == (VERSION + 1, VERSION)
+        assert "upgrade gpufaas at this end" in str(refused.value)
+        assert it.accepted == 1
 
 
 @pytest.fixture
@@ -283,7 +286,7 @@ def signals() -> Iterator[None]:
 @pytest.mark.usefixtures("signals")
 def test_session_is_lost_when_the_manager_takes_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_connection, "_SEND_TIMEOUT_S", 1)
-    with fake_manager(FakeManager.stays, knows=KNOWS) as it:
+    with fake_manager(FakeManager.stays) as it:
         found = connected(it)
         with pytest.raises(ConnectionLost, match="no byte in 1 s"):
             found.ask(FrameKind.CHUNK, {}, [bytes(8 << 20)])
@@ -317,7 +320,7 @@ def test_requests_beyond_what_a_manager_takes_at_once_wait_here(
             wire.send(FrameKind.ANSWER, [number, {}])
         it.stays(wire)
 
-    with fake_manager(answers, knows=KNOWS) as it:
+    with fake_manager(answers) as it:
         found = connected(it)
         with ThreadPoolExecutor(ASKED) as pool:
             asked = [pool.submit(found.ask, FrameKind.ACQUIRE, {}) for _ in range(ASKED)]
@@ -331,10 +334,10 @@ def test_requests_beyond_what_a_manager_takes_at_once_wait_here(
 
 @pytest.mark.usefixtures("often")
 def test_lease_is_told_to_be_over_when_its_session_was_given_up() -> None:
-    with fake_manager(FakeManager.stays, knows=KNOWS) as it:
+    with fake_manager(FakeManager.stays) as it:
         session = ManagerSession(it.address, "team/function:mac", patience_s=0.0)
         first = session.control
-        lease = ModelLease(1, "digest", WorkerPeer("worker"), session.name)
+        lease = ModelLease(1, "digest", WorkerPeer("worker", "node"), session.name)
         assert session.holds(lease)
         with pytest.raises(ConnectionLost):
             first.ask(FrameKind.ACQUIRE, {})

@@ -55,11 +55,6 @@ def test_program_is_the_same_when_it_was_packed_and_read_again(program: Program)
     assert digest_of(program.pack()) == digest_of(unpack(program.pack()).pack())
 
 
-def test_program_is_of_the_first_version_unless_it_has_parts() -> None:
-    assert msgpack.unpackb(PROGRAM.pack(), strict_map_key=False)[0] == 1
-    assert msgpack.unpackb(WITH_PARTS.pack(), strict_map_key=False)[0] == 2
-
-
 def test_program_is_refused_when_its_parts_are_too_many_or_too_long() -> None:
     branch = replace(BRANCH, steps=BRANCH.steps * 100_001)
     for parts in ((BRANCH,) * 1025, (branch, branch)):
@@ -70,17 +65,16 @@ def test_program_is_refused_when_its_parts_are_too_many_or_too_long() -> None:
 NONSENSE = (
     b"",
     b"\x00" * 40,
-    msgpack.packb([2, 0, [], [], None, False]),
-    msgpack.packb([2, 0, [], [], None, False, [[0, []]]]),
-    msgpack.packb([2, 0, [], [], None, False, [[True, [], None]]]),
-    msgpack.packb([2, 0, [], [], None, False, 7]),
+    msgpack.packb([0, [], [], None, False]),
+    msgpack.packb([0, [], [], None, False, [[0, []]]]),
+    msgpack.packb([0, [], [], None, False, [[True, [], None]]]),
+    msgpack.packb([0, [], [], None, False, 7]),
     msgpack.packb([1, 0, [], [], None, False, []]),
-    msgpack.packb([3, 0, [], [], None, False, []]),
-    msgpack.packb([1, -1, [], [], None, False]),
-    msgpack.packb([1, 0, [], [["m:add", [{99: []}], {}]], None, False]),
-    msgpack.packb([1, 0, [], [["m:add", [{0: [1, 2, 3]}], {}]], None, False]),
-    msgpack.packb([1, 0, [], [["m:add", 7, {}]], None, False]),
-    msgpack.packb([1, 0, [], "steps", None, False]),
+    msgpack.packb([-1, [], [], None, False, []]),
+    msgpack.packb([0, [], [["m:add", [{99: []}], {}]], None, False, []]),
+    msgpack.packb([0, [], [["m:add", [{0: [1, 2, 3]}], {}]], None, False, []]),
+    msgpack.packb([0, [], [["m:add", 7, {}]], None, False, []]),
+    msgpack.packb([0, [], "steps", None, False, []]),
     msgpack.packb(msgpack.ExtType(1, b"x")),
 )
 
@@ -95,4 +89,4 @@ def test_program_is_refused_when_its_arguments_are_nested_too_deep() -> None:
     for _ in range(100):
         value = [value]
     with pytest.raises(BadFrame):
-        unpack(msgpack.packb([1, 0, [], [["m:add", value, {}]], None, False]))
+        unpack(msgpack.packb([0, [], [["m:add", value, {}]], None, False, []]))

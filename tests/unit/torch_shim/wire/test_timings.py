@@ -34,15 +34,6 @@ def test_call_is_told_with_what_its_worker_measured() -> None:
     assert acquire.facts["r"] == "team/f/a b;c,d=é"
 
 
-def test_worker_of_before_tells_less() -> None:
-    found = Timings(SAID)
-    with found.call() as timing:
-        assert timing is not None
-        timing.answered(7, 64 * "d", 4, [0.001, 0.003, 0.02])
-    (call,) = read(found.entries()).calls
-    assert [call.number(letter) for letter in "iko"] == [3000, 20000, 0]
-
-
 def test_call_that_failed_says_why() -> None:
     found = Timings(SAID)
     with pytest.raises(ValueError, match="broken"), found.call():

@@ -9,13 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kit.worlds.caller import LEASE, Caller, CallFailed, LocalWorker, program, step
+from tests.kit.worlds.caller import (
+    LEASE,
+    Caller,
+    CallFailed,
+    LocalWorker,
+    call_options,
+    program,
+    step,
+)
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.programs import Ref, digest_of
 from torch_shim.wire.protocol import FrameKind, pack_frame
 
 DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
-NO_OPTIONS: list[Any] = [None, None, [], None]
+NO_OPTIONS = call_options()
 SOURCE = [2, 0, 16, 0, 0]
 
 
@@ -87,13 +95,13 @@ ABSURD_REQUESTS: list[tuple[FrameKind, Any]] = [
     (FrameKind.CALL, [LEASE, 1, 99, [None], NO_OPTIONS]),
     (FrameKind.CALL, [LEASE, 1, {}, [None], NO_OPTIONS]),
     (FrameKind.CALL, [[], 1, None, [tensor()], NO_OPTIONS]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], [["int64", True], None, [], None]]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], [["float16"], None, [], None]]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], [7, None, [], None]]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], [None, b"short", [], None]]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], [None, "text", [], None]]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], [None, None, ["a"], None]]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], [None, None, [], "int8"]]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(["int64", True], None, [], None)]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(["float16"], None, [], None)]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(7, None, [], None)]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(None, b"short", [], None)]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(None, "text", [], None)]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(None, None, ["a"], None)]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(None, None, [], "int8")]),
     (FrameKind.CALL, None),
     (FrameKind.DEFINE, [2, "wrong digest"]),
     (FrameKind.DEFINE, ["a", "b"]),

@@ -14,6 +14,7 @@ from tests.kit.worlds.caller import (
     Caller,
     CallFailed,
     LocalWorker,
+    call_options,
     program,
     step,
 )
@@ -33,8 +34,8 @@ def call(caller: Caller, value: float, dropped: Any = (), *, gives_back: bool = 
     data = torch.full((SIZE,), value).numpy().tobytes()
     caller.memory[: len(data)] = data
     described = [[2, 0, len(data), 0, 0], "float32", [SIZE], [1], 0]
-    residents = [1 << 40, 1 << 60, [], list(dropped), *([True] if gives_back else [])]
-    options = [None, None, [], None, "", None, residents]
+    residents = [1 << 40, 1 << 60, [], list(dropped)] if gives_back else None
+    options = call_options(None, None, [], None, "", None, residents)
     return caller.ask(FrameKind.CALL, [7, number, None, [described], options])
 
 

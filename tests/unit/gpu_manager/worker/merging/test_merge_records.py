@@ -1,12 +1,9 @@
 """When calls run as one: after a look at a single one and comparisons, where it is faster."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from gpu_manager.worker.merging.known_merges import MOST_FORBIDDEN, KnownRecord, KnownSize
 from gpu_manager.worker.merging.merge_records import (
+    MOST_FORBIDDEN,
     SIZES,
     MergeCounts,
     MergeRecord,
@@ -14,8 +11,6 @@ from gpu_manager.worker.merging.merge_records import (
     Plan,
     Singly,
 )
-
-NAME = "e" * 64
 
 
 def seen(single_s: float = 1.0) -> MergeRecord:
@@ -131,96 +126,12 @@ def test_nothing_is_merged_any_more_when_too_many_programs_are_forbidden() -> No
     assert records.why_never("another") is Singly.TOO_MANY
 
 
-def learned(work: Callable[[MergeRecord], None]) -> list[KnownRecord]:
-    """What one worker's record of a program tells after this."""
-    records = MergeRecords()
-    record = records.of("in this worker", lambda: NAME)
-    record.outputs = []
-    record.note_single(1.0)
-    work(record)
-    return records.take_learned()
-
-
-def next_worker(known: list[KnownRecord]) -> MergeRecord:
-    """The record of the same program in the next worker, as it has travelled."""
-    records = MergeRecords()
-    records.know(KnownRecord.of_row(each.name, each.row()) for each in known)
-    found = records.of("in the next worker", lambda: NAME)
-    assert found.plan(8) is Singly.UNKNOWN  # until it has seen what a single call gives
-    found.outputs = []
-    return found
-
-
-def test_a_size_that_pays_is_not_compared_again_by_the_next_worker() -> None:
-    found = next_worker(learned(lambda record: compared(record, 8, 2.0)))
-    assert found.plan(8) == Plan(8, compares=False)
-    assert found.plan(12) == Plan(12, compares=True)
-
-
-def test_a_size_that_does_not_pay_rests_with_the_next_worker_too() -> None:
-    def twice(record: MergeRecord) -> None:
-        compared(record, 2, 2.0)
-        while not isinstance(record.plan(2), Plan):
-            pass
-        record.note_compared(2, 2.0, 2.0)
-        record.note_compared(2, 2.0, 2.0)
-
-    found, waits = next_worker(learned(twice)), 0
-    while found.plan(2) is Singly.SLOWER:
-        waits += 1
-    assert waits == 1023
-
-
-def test_only_what_has_changed_is_learned_and_once() -> None:
-    records = MergeRecords()
-    record = records.of("a", lambda: NAME)
-    record.outputs = []
-    assert record.plan(2) == Plan(2, compares=True)
-    assert records.take_learned() == []
-    record.note_compared(2, 1.0, 2.0)
-    (first,) = records.take_learned()
-    assert first.sizes[0][:4] == (2, 1, 1.0, 2.0)
-    assert records.take_learned() == []
-    record.note_short(16)
-    assert [each.size for each in records.take_learned()[0].sizes] == [2, 16, 24, 32]
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        [],
-        [1.0, 2.0],
-        [-1.0],
-        [float("nan")],
-        [float("inf")],
-        [1],
-        ["1"],
-        [1.0, 2.5, 2.0, 0.5, 1.0, 0.5, 0.0, 256.0, 7.0],
-        [1.0] + [0.0] * 8 * 65,
-    ],
-)
-def test_a_record_is_refused_when_no_worker_can_have_measured_it(row: list[Any]) -> None:
-    with pytest.raises(ValueError, match=r"record|whole"):
-        KnownRecord.of_row(NAME, row)
-
-
-def test_a_record_is_refused_when_its_name_is_no_digest() -> None:
-    for name in ("", "../../x", "E" * 64, "e" * 65):
-        with pytest.raises(ValueError, match="digest"):
-            KnownRecord.of_row(name, [1.0])
-
-
-def test_a_reason_that_there_is_not_does_no_harm() -> None:
-    found = next_worker([KnownRecord(NAME, 1.0, (KnownSize(8, 0, 0.0, 0.0, 0.0, 9, 256, 999),))])
-    assert isinstance(found.plan(9), Plan | Singly)
-
-
 def test_records_are_bounded() -> None:
     records = MergeRecords()
-    first = records.of("first", lambda: "0")
+    first = records.of("first")
     for number in range(3000):
-        records.of(number, lambda: "0")
-    assert records.of("first", lambda: "0") is not first
+        records.of(number)
+    assert records.of("first") is not first
 
 
 @pytest.mark.parametrize("changes", [True, False])

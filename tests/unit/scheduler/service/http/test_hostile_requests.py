@@ -166,10 +166,10 @@ async def test_name_that_could_forge_a_log_line_is_no_node() -> None:
 
 
 @pytest.mark.parametrize("upgrade", [b"websocket", b"h2c", b""])
-async def test_manager_of_an_older_release_is_told_to_be_updated(upgrade: bytes) -> None:
+async def test_manager_that_asks_for_no_frames_is_told_to(upgrade: bytes) -> None:
     async with leading() as world:
         head = b"GET /nodes/n9/stream HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\n"
         answer = await ask(address_of(world), head + b"Upgrade: %b\r\n\r\n" % upgrade)
         assert answer.startswith(b"HTTP/1.1 426 ")
         assert b"\r\nupgrade: gpufaas-frames\r\n" in answer
-        assert b"must be updated" in answer
+        assert b"send `Upgrade: gpufaas-frames`" in answer

@@ -197,7 +197,7 @@ async def test_node_is_offered_again_when_its_manager_starts_again_after_a_break
         await eventually(lambda: it.driver.status().gpus)
         wire.down()
         await eventually(lambda: not any(it.streams.nodes.values()) and not attachment.connected)
-        attachment.restart_stream()
+        attachment._stream.restart()  # noqa: SLF001 - as if its process had started again
         wire.heal()
         await eventually(lambda: snapshots([*it.events]) == 2)
         assert (await it.driver.acquire(request("r0"))).node == "n0"
@@ -268,7 +268,7 @@ async def test_end_of_a_lease_is_ordered_again_when_the_first_order_was_lost() -
         wire.down()
         await eventually(lambda: not any(it.streams.nodes.values()) and not attachment.connected)
         it.driver.release(held.lease)
-        attachment.restart_stream()  # as if too many messages had waited
+        attachment._stream.restart()  # noqa: SLF001 - as if too many messages had waited
         wire.heal()
 
         await eventually(lambda: not leases_of(it))

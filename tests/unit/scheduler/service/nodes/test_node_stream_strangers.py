@@ -15,10 +15,10 @@ from common.http.accepted_line import AcceptedLine
 from common.http.asgi import Receive, Scope, Send
 from scheduler.model.events import NodeSnapshot
 from scheduler.service.http.scheduler_server import listen, serving
+from scheduler.wire.codec import VERSION
 from scheduler.wire.node_stream import (
     MAX_MESSAGE_BYTES,
     MOST_UNSENT_BYTES,
-    VERSION,
     Beat,
     Challenge,
     Hello,
@@ -145,7 +145,8 @@ async def test_manager_is_turned_away_when_it_speaks_another_version() -> None:
     async with stranger(it) as line:
         answer = await greeted(line, version=VERSION + 1)
         assert isinstance(answer, TurnedAway)
-        assert "version" in answer.reason
+        both = f"speaks version {VERSION + 1} and the scheduler version {VERSION}"
+        assert f"{both}: upgrade the scheduler" in answer.reason
     await it.stop()
 
 

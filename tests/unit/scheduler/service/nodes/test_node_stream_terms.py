@@ -228,7 +228,7 @@ async def test_release_reaches_the_next_leader_when_no_scheduler_led_as_it_was_s
         await old.stop()
         attachment.release(seen.lease)
         await eventually(lambda: not attachment.connected)
-        attachment.restart_stream()
+        attachment._stream.restart()  # noqa: SLF001 - as if its process had started again
         attachment.release(unseen.lease)
         new = await a_steady_scheduler(term=2, port=port(old))
         await eventually(lambda: new.driver.status().gpus)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext import build_identity
+from common import build_identity
 from tests.kit.places import ROOT
 
 COMMIT, OTHER = "1" * 40, "2" * 40
@@ -76,4 +76,4 @@ def test_wheel_holds_the_commit_that_is_given_to_its_build(tmp_path: Path) -> No
     )
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        assert archive.read("gateway_ext/commit.txt").decode().strip() == COMMIT
+        assert archive.read("common/commit.txt").decode().strip() == COMMIT
