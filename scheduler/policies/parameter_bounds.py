@@ -1,13 +1,12 @@
 """The bounds that policies' parameters have in common."""
 
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 from scheduler.model.errors import BadParameter
 
 
-def check_bounds(policy: str, chosen: Any, from_one: Sequence[str]) -> None:
+def check_bounds(policy: str, chosen: Any, *from_one: str) -> None:
     """Raise BadParameter if a parameter of the policy is below 0, or one of these below 1."""
     for field in fields(chosen):
         if getattr(chosen, field.name) < 0:

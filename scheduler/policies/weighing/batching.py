@@ -8,6 +8,10 @@ from scheduler.policies.placement_policy import GpuRoom, RequestView, SlotView, 
 from scheduler.workflows.cost_to_go import cost_to_go, scarcity_prices
 from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile
 
+# The prices of a vCPU and a slot for an hour, as in ESG: only their ratio decides.
+PRICES = Prices(vcpu_hour=0.034, vgpu_hour=0.67)
+# The time of a request that brings none, in runs of it alone.
+_SLO_RUNS = 5.0
 # A request's later stages are not known here: its own time was divided off for this stage.
 NOTHING_AHEAD = cost_to_go(())
 # A time that was measured as nothing.
@@ -24,19 +28,14 @@ class StageQueue(NamedTuple):
     slack_s: float
 
 
-def queues_of(
-    view: View, oldest: RequestView, slot: SlotView, most_batch: int, slo_runs: float
-) -> list[StageQueue]:
-    """The queues among the first requests of one set of models, at most a batch of each.
-
-    A request that brings no time has that of `slo_runs` runs of it alone on this slot.
-    """
+def queues_of(view: View, oldest: RequestView, slot: SlotView, most_batch: int) -> list[StageQueue]:
+    """The queues among the first requests of one set of models, at most a batch of each."""
     by_stage: dict[tuple[str, str, str], list[RequestView]] = {}
     for request in view.waiting_like(oldest, 2 * most_batch):
         key = request.function, request.application, request.stage
         by_stage.setdefault(key, []).append(request)
     return [
-        StageQueue(members[:most_batch], slack_s(view, members[0], slot, slo_runs))
+        StageQueue(members[:most_batch], slack_s(view, members[0], slot))
         for members in by_stage.values()
     ]
 
@@ -63,18 +62,18 @@ def fits(room: GpuRoom, given: Configuration) -> bool:
     return given.vgpus <= len(room.idle) and (not room.vcpus or given.vcpus <= room.free_vcpus)
 
 
-def scarce_prices(view: View, rooms: Sequence[GpuRoom], prices: Prices) -> Prices:
+def scarce_prices(view: View, rooms: Sequence[GpuRoom]) -> Prices:
     """vCPUs of these GPUs, and slots, count as dearer where they run out."""
     vcpus, free = sum([each.vcpus for each in rooms]), sum([each.free_vcpus for each in rooms])
     used = 1.0 - free / vcpus if vcpus else 0.0
-    return scarcity_prices(prices, used, 1.0 - max(0.0, view.idle_share()))
+    return scarcity_prices(PRICES, used, 1.0 - max(0.0, view.idle_share()))
 
 
-def slack_s(view: View, request: RequestView, slot: SlotView, slo_runs: float) -> float:
-    """What is left of a request's time."""
+def slack_s(view: View, request: RequestView, slot: SlotView) -> float:
+    """What is left of a request's time: of five runs of it alone here, if it brings none."""
     slo_s = request.slo_s
     if slo_s is None:
-        slo_s = slo_runs * view.run_s(request, slot)
+        slo_s = _SLO_RUNS * view.run_s(request, slot)
     return slo_s - (view.now - request.arrived_s)
 
 

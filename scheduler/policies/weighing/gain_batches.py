@@ -9,34 +9,27 @@ from scheduler.model.values import Configuration
 from scheduler.policies.placement_policy import GpuRoom, Place, RequestView, SlotView, View
 from scheduler.policies.weighing.batching import (
     NOTHING_AHEAD,
+    PRICES,
     fits,
     members_of,
     profile_of,
     scarce_prices,
     slack_s,
 )
+from scheduler.policies.weighing.gain_terms import AWAY_S, CANDIDATES
 from scheduler.workflows.cost_to_go import (
+    MISS_WORTH,
     BatchOption,
     WaitingCall,
     batch_choices,
     decide,
     worth_of,
 )
-from scheduler.workflows.stage_profiles import Prices, StageProfile
+from scheduler.workflows.stage_profiles import StageProfile
 
 _ALONE = Configuration(1, 1, 1)
-
-
-class BatchTerms(NamedTuple):
-    """How batches are weighed: the largest, a missed deadline's weight, times, prices."""
-
-    most_batch: int
-    miss: float
-    slo_runs: float
-    margin: float
-    prices: Prices
-    away: float
-    candidates: int
+# By what part of its time a batch must be sooner than that: runs vary.
+_MARGIN = 0.05
 
 
 class _Weighed(NamedTuple):
@@ -50,21 +43,21 @@ class _Weighed(NamedTuple):
     options: Sequence[BatchOption]
 
 
-def batched(view: View, hit: Place, terms: BatchTerms) -> Place:
+def batched(view: View, hit: Place, most_batch: int) -> Place:
     """The same placement, or one for more requests, slots and vCPUs, if that costs each less.
 
     Slots and vCPUs may be those of another GPU that has the models.
     """
-    weighed = _weigh(view, hit, terms)
+    weighed = _weigh(view, hit, most_batch)
     return hit if weighed is None else _chosen(hit, weighed)
 
 
-def batch_terms(view: View, hit: Place, terms: BatchTerms) -> tuple[SlotView, dict[str, float]]:
+def batch_terms(view: View, hit: Place, most_batch: int) -> tuple[SlotView, dict[str, float]]:
     """The slot of the batch, and what it saves each request, in seconds of a slot.
 
     By what it costs, and by what it is worth to be in time.
     """
-    weighed = _weigh(view, hit, terms)
+    weighed = _weigh(view, hit, most_batch)
     if weighed is None:
         return hit.slot, {}
     place = _chosen(hit, weighed)
@@ -73,11 +66,11 @@ def batch_terms(view: View, hit: Place, terms: BatchTerms) -> tuple[SlotView, di
     chosen, alone = known.get(given), known.get(_ALONE)
     if chosen is None or alone is None or chosen is alone:
         return place.slot, {}
-    slot_s = terms.prices.cost(_ALONE, 1.0) or 1.0
+    slot_s = PRICES.cost(_ALONE, 1.0) or 1.0
     saved = [
         worth_of(alone, weighed.calls[:1], miss, alone.cost)
         - worth_of(chosen, weighed.calls[: given.batch], miss, alone.cost)
-        for miss in (0.0, terms.miss)
+        for miss in (0.0, MISS_WORTH)
     ]
     batch_s, all_s = (each / slot_s for each in saved)
     return place.slot, {"batch": batch_s, "deadlines": all_s - batch_s}
@@ -93,24 +86,24 @@ def _chosen(hit: Place, weighed: _Weighed) -> Place:
     return hit
 
 
-def _weigh(view: View, hit: Place, terms: BatchTerms) -> _Weighed | None:
+def _weigh(view: View, hit: Place, most_batch: int) -> _Weighed | None:
     """None if there is nothing to choose from."""
     first, slot = hit.requests[0], hit.slot
     room = view.room(slot)
     is_plain = room.slots == 1 and not room.vcpus
-    if is_plain and (terms.most_batch <= 1 or view.waiting(first) <= 1):
+    if is_plain and (most_batch <= 1 or view.waiting(first) <= 1):
         return None
-    members = members_of(view, first, terms.most_batch)
+    members = members_of(view, first, most_batch)
     if is_plain and len(members) == 1:
         return None
     near: Sequence[GpuId] = ()
     rooms = [room]
     if not is_plain:
-        near, rooms = _rooms(view, hit, terms.candidates)
-    profile = profile_of(view, first, rooms, len(members), scarce_prices(view, rooms, terms.prices))
-    away_s = terms.away if near else 0.0
-    calls = [_waiting(view, each, slot, terms, away_s) for each in members]
-    options = decide(batch_choices(profile), calls, None, terms.miss).options
+        near, rooms = _rooms(view, hit)
+    profile = profile_of(view, first, rooms, len(members), scarce_prices(view, rooms))
+    away_s = AWAY_S if near else 0.0
+    calls = [_waiting(view, each, slot, away_s) for each in members]
+    options = decide(batch_choices(profile), calls, None).options
     return _Weighed(members, near, rooms, profile, calls, options)
 
 
@@ -124,13 +117,13 @@ def _placed(hit: Place, weighed: _Weighed, room: GpuRoom, given: Configuration) 
     return Place(batch, idle[0], f"{hit.rule}, as a batch", given, idle[1 : given.vgpus])
 
 
-def _rooms(view: View, hit: Place, candidates: int) -> tuple[Sequence[GpuId], list[GpuRoom]]:
+def _rooms(view: View, hit: Place) -> tuple[Sequence[GpuId], list[GpuRoom]]:
     """The GPUs that are near the request's data, and all that could take it, its own first."""
     first, slot = hit.requests[0], hit.slot
     near = [each for each in view.near_idle(first) if view.is_hit(first, each)]
     rooms: dict[GpuId, GpuRoom] = {}
     names: dict[GpuId, None] = {}
-    for each in (slot, *near, *view.idle_holders(first, candidates)):
+    for each in (slot, *near, *view.idle_holders(first, CANDIDATES)):
         room = view.room(each)
         rooms.setdefault(room.gpu, room)
     for each in near:
@@ -138,10 +131,7 @@ def _rooms(view: View, hit: Place, candidates: int) -> tuple[Sequence[GpuId], li
     return list(names), list(rooms.values())
 
 
-def _waiting(
-    view: View, request: RequestView, slot: SlotView, terms: BatchTerms, away_s: float
-) -> WaitingCall:
+def _waiting(view: View, request: RequestView, slot: SlotView, away_s: float) -> WaitingCall:
     """A request that is late already joins no batch for being late."""
-    left_s = slack_s(view, request, slot, terms.slo_runs) / (1.0 + terms.margin)
-    counts = left_s > 0.0 and terms.miss > 0.0
-    return WaitingCall(left_s if counts else inf, NOTHING_AHEAD, 0.0, away_s)
+    left_s = slack_s(view, request, slot) / (1.0 + _MARGIN)
+    return WaitingCall(left_s if left_s > 0.0 else inf, NOTHING_AHEAD, 0.0, away_s)

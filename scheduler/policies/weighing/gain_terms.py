@@ -6,6 +6,19 @@ from typing import NamedTuple
 from cache_manager.model.ids import ModelId
 from scheduler.policies.placement_policy import ModelFacts, RequestView, SlotView, View
 
+# A decision costs the same at every size: at most so many models and GPUs are weighed.
+CANDIDATES = 8
+# The seconds that a request's data takes from the node that it names.
+AWAY_S = 0.02
+# How much cheaper a load is while all slots are idle: compute that nobody needs now.
+IDLE_DISCOUNT = 0.4
+# The weights of the work that waits for the other models on a busy holder, and of a holder's share
+# of what waits for the same models: the sweeps of decision 3 chose both.
+_RIVALS = 0.6
+_BACKLOG = 1.4
+# Over how many loads' worth of inference a copy is expected to pay.
+_LOADS_WORTH = 16.0
+
 
 class Gain(NamedTuple):
     """The seconds that an action gains over none, by reason; what it costs is below zero."""
@@ -28,16 +41,16 @@ class Gain(NamedTuple):
         return {name: seconds for name, seconds in named if seconds}
 
 
-def worth_s(view: View, models: Sequence[ModelId], memory: float) -> float:
+def worth_s(view: View, models: Sequence[ModelId]) -> float:
     """What these copies are worth, in seconds: what their loss is expected to cost.
 
-    A copy is worth its load, times the requests expected while `memory` such loads' worth of
+    A copy is worth its load, times the requests expected while 16 such loads' worth of
     inference runs, times the chance that all other copies are busy.
     """
     total_s = 0.0
     for model in models:
         facts = view.facts(model)
-        expected = memory * facts.rate * facts.load_s / max(facts.run_s, 1e-6)
+        expected = _LOADS_WORTH * facts.rate * facts.load_s / max(facts.run_s, 1e-6)
         total_s += facts.load_s * expected * _all_others_busy(facts)
     return total_s
 
@@ -59,18 +72,15 @@ def wait_at_s(
     request: RequestView,
     holder: SlotView,
     begins_s: float,
-    rivals: float,
-    backlog: float,
 ) -> float:
     """How long the last of the requests for these models would wait for this busy holder.
 
-    It could begin one in `begins_s`; `rivals` weighs the work that waits for the other models
-    there, `backlog` a holder's share of what waits for these.
+    It could begin one in `begins_s`.
     """
     before = view.waiting(request) - 1
     own_work_s = before * view.run_s(request, holder) / view.copies(request)
     rivals_s = view.rival_work_s(holder, request)
-    return begins_s + rivals * rivals_s + backlog * own_work_s
+    return begins_s + _RIVALS * rivals_s + _BACKLOG * own_work_s
 
 
 def neighbours_s(view: View, request: RequestView, slot: SlotView) -> float:
