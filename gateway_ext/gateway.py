@@ -4,7 +4,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,6 @@ from common.http.asgi import App
 from common.http.client import HttpClient
 from common.http.server import listen, serving
 from common.telemetry.metrics import MetricFamily, gauge
-from gateway_ext import build_identity
 from gateway_ext.calls.browser_guard import BrowserGuard
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
@@ -62,7 +60,8 @@ class Gateway:
     its owner); without it, functions ask for theirs by themselves. `pinning` pins models in GPU
     memory (an administrator's `OperatorClient`), `capacity` knows the memory of the GPUs. `tracer`
     remembers calls, and may send their traces on. `console` (another `OperatorClient`) supplies
-    the page's state; without it there is no page.
+    the page's state; without it there is no page. Every `every_s` the scaler looks at functions and
+    the page's watchers get the changes.
     """
 
     def __init__(
@@ -75,13 +74,11 @@ class Gateway:
         capacity: Capacity | None = None,
         tracer: CallTracer | None = None,
         console: SchedulerConsole | None = None,
+        every_s: float = 1.0,
     ) -> None:
         _check(settings)
-        self._settings = replace(
-            settings,
-            release=settings.release or build_identity.release(),
-            sha=settings.sha or build_identity.commit(),
-        )
+        self._settings = settings
+        self._every_s = every_s
         self._provider = provider
         self._leases = leases
         self._pinning = pinning
@@ -140,7 +137,6 @@ class Gateway:
         invocation = InvokeSettings(
             max_body_bytes=settings.max_body_bytes,
             wake_s=settings.wake_s,
-            connect_s=settings.connect_s,
         )
         leasing = None if self._leases is None else GpuLeasing(self._leases, self.meters)
         client, meters = HttpClient(invocation.client), self.meters
@@ -202,9 +198,7 @@ class Gateway:
             *(self._console, self.functions, self.meters, letters, rows.look),
             refused_workflows=workflows.workflows.refused,
         )
-        self._feed = await exits.enter_async_context(
-            WatcherFeed(cluster, PagePace(self._settings.page_every_s))
-        )
+        self._feed = await exits.enter_async_context(WatcherFeed(cluster, PagePace(self._every_s)))
         return make_page(self._feed, cluster)
 
     def _end_followers(self) -> None:
@@ -222,7 +216,7 @@ class Gateway:
         def queued(function: FunctionId) -> int:
             return jobs.queue.tally.calls.get(function, 0)
 
-        pace = ScalerSettings(every_s=self._settings.scale_every_s)
+        pace = ScalerSettings(every_s=self._every_s)
         scale = self._provider.scale
         return Scaler(self.functions, scale, queued, time.monotonic, pace, _log)
 

@@ -89,8 +89,7 @@ def _run(options: argparse.Namespace) -> int:
     secret = cluster_secret(
         options.secret_file or settings.scheduler.secret_file or None, environment, make=True
     )
-    form = "json" if settings.gateway.log_json else settings.log_format
-    configure_logs(settings.gateway.log_level, form)
+    configure_logs(settings.gateway.log_level, settings.log_format)
     urls = scheduler_urls(options.scheduler, environment)
     node = options.node or default_address(environment)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -45,7 +45,7 @@ async def a_world(folder: Path, *, upstream: bool) -> AsyncIterator[tuple[World,
     async with AsyncExitStack() as exits:
         provider = TimedProvider(exits)
         if not upstream:
-            world = gateway_world(folder, provider, scale_every_s=0.05)
+            world = gateway_world(folder, provider, every_s=0.05)
             yield await exits.enter_async_context(world), provider
             return
         below = await exits.enter_async_context(
@@ -57,7 +57,7 @@ async def a_world(folder: Path, *, upstream: bool) -> AsyncIterator[tuple[World,
             upstream_password_file=str(folder / "below" / "secrets" / "basic-auth-password"),
             state_dir=str(folder / "above"),
         )
-        above = gateway_world(folder / "above", UpstreamProvider(settings), scale_every_s=0.05)
+        above = gateway_world(folder / "above", UpstreamProvider(settings), every_s=0.05)
         yield await exits.enter_async_context(above), provider
 
 

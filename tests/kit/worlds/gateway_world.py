@@ -72,6 +72,7 @@ async def gateway_world(
     pinning: Pinning | None = None,
     capacity: Capacity | None = None,
     console: SchedulerConsole | None = None,
+    every_s: float = 1.0,
     **more: Any,
 ) -> AsyncIterator[World]:
     """A gateway with this provider (else one in memory that starts nothing)."""
@@ -86,6 +87,7 @@ async def gateway_world(
         pinning=pinning,
         capacity=capacity,
         console=console,
+        every_s=every_s,
     )
     async with (
         gateway,
