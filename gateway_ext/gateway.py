@@ -35,8 +35,8 @@ from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials, credentials_
 from gateway_ext.openfaas.logs_route import Logs
 from gateway_ext.openfaas.system_routes import make_system
 from gateway_ext.ports import Capacity, Provider
-from gateway_ext.scaling.kept_models import KeptModels, KeptModelsPace, Pinning
-from gateway_ext.scaling.scaler import Scaler, ScalerSettings
+from gateway_ext.scaling.kept_models import KeptModels, Pinning
+from gateway_ext.scaling.scaler import Scaler
 from gateway_ext.settings import GatewaySettings
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings
 from gateway_ext.tracing.traces_route import TraceRoutes
@@ -162,7 +162,7 @@ class Gateway:
             self._scaler = await exits.enter_async_context(self._make_scaler(jobs))
             meters.add(partial(self._scaler.families, meters.functions))
         if self._pinning is not None:
-            keeping = KeptModels(self.functions, self._pinning, KeptModelsPace())
+            keeping = KeptModels(self.functions, self._pinning)
             await exits.enter_async_context(keeping)
         parts = GatewayParts(
             invoke=invoke,
@@ -216,9 +216,8 @@ class Gateway:
         def queued(function: FunctionId) -> int:
             return jobs.queue.tally.calls.get(function, 0)
 
-        pace = ScalerSettings(every_s=self._every_s)
         scale = self._provider.scale
-        return Scaler(self.functions, scale, queued, time.monotonic, pace, _log)
+        return Scaler(self.functions, scale, queued, time.monotonic, _log, self._every_s)
 
     def _wake(self, function: Function) -> None:
         """Start an instance for a waiting call; before the scaler runs, its first look does it."""
