@@ -3,6 +3,7 @@
 import argparse
 import re
 from contextlib import suppress
+from dataclasses import replace
 
 from cache_manager import eviction
 from common import numerals
@@ -39,10 +40,18 @@ EMULATED_PATHS = (
 
 
 def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warning") -> None:
-    """Options for GPUs, the policy, and the times of emulated GPUs."""
+    """Options for GPUs, all that a single program needs."""
     add = parser.add_argument
     add("--devices", default="auto", metavar="D", help="auto, cuda, cuda:0,1 or cpu:N (auto)")
     add("--gpu-memory", metavar="SIZE", help="bytes of each GPU to use, as in 8GiB (all)")
+    add("--emulate-run", metavar="S", default="0", help="seconds of an emulated run")
+    add("--log-level", default=log_level, choices=["debug", "info", "warning", "error"])
+
+
+def add_node_options(parser: argparse.ArgumentParser) -> None:
+    """Options for a node that many functions share: GPUs, the policy, and emulated times."""
+    add_device_options(parser, log_level="info")
+    add = parser.add_argument
     add("--store-memory", metavar="SIZE", help="host memory for weights (a quarter of the free)")
     rules = ", ".join(eviction.available())
     add("--host-eviction", default="lru", help=f"what leaves host memory first: {rules} (lru)")
@@ -61,22 +70,30 @@ def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warnin
         help="how models without a wish are hosted (process)",
     )
     add("--emulate-load", metavar="S[+S/GiB]", default="0", help="seconds of an emulated load")
-    add("--emulate-run", metavar="S", default="0", help="seconds of an emulated run")
     for flag, metavar, help_text in EMULATED_PATHS:
         add(flag, metavar=metavar, default="0", help=help_text)
-    add("--log-level", default=log_level, choices=["debug", "info", "warning", "error"])
 
 
-def node_settings(
+def device_settings(
     options: argparse.Namespace, node: str, listen: tuple[Address, ...]
 ) -> NodeSettings:
-    """The node's settings from these options."""
+    """The settings of a single program's node from these options."""
     return NodeSettings(
         node=node,
         listen=listen,
         devices=options.devices,
         visible_devices=options.environment.get("CUDA_VISIBLE_DEVICES"),
         gpu_memory_bytes=_size(options.gpu_memory),
+        emulation=emulation("0", options.emulate_run),
+    )
+
+
+def node_settings(
+    options: argparse.Namespace, node: str, listen: tuple[Address, ...]
+) -> NodeSettings:
+    """A node's settings from all options."""
+    return replace(
+        device_settings(options, node, listen),
         store_memory_bytes=_size(options.store_memory),
         host_eviction=options.host_eviction,
         gpu_overlap=gpu_overlap(options.gpu_overlap),

@@ -13,7 +13,7 @@ from gpufaas.commands.cluster.models import table
 from gpufaas.errors import CommandError
 from gpufaas.local.shim_counts import ReportFile, summed_counts
 from gpufaas.options.gpu_node import (
-    add_device_options,
+    add_node_options,
     emulation,
     gpu_overlap,
     gpu_slots,
@@ -89,7 +89,7 @@ def test_emulated_paths_are_refused_when_they_make_no_sense(more: dict[str, str]
 
 def test_settings_are_what_the_options_say() -> None:
     parser = argparse.ArgumentParser()
-    add_device_options(parser)
+    add_node_options(parser)
     options = parser.parse_args(
         ["--devices", "cpu:2", "--gpu-memory", "1GiB", "--host-eviction", "cost"]
     )
@@ -105,7 +105,7 @@ def test_settings_are_what_the_options_say() -> None:
 def settings_of(*flags: str) -> NodeSettings:
     """The settings of a node by these flags."""
     parser = argparse.ArgumentParser()
-    add_device_options(parser)
+    add_node_options(parser)
     options = parser.parse_args([*flags])
     options.environment = {}
     return node_settings(options, "node", (UnixAddress("@x"),))
