@@ -229,8 +229,7 @@ class Scaler:
         if isinstance(error, UnknownFunction):
             return  # the function was removed meanwhile; the listener is notified
         expected = isinstance(error, GatewayError | TimeoutError | OSError)
-        late = _LATE
-        why = late if isinstance(error, TimeoutError) else error
+        why = _LATE if isinstance(error, TimeoutError) else error
         self._log.error(
             "%s could not be scaled: %s; next try in %g s",
             *(function, why, wait_s),

@@ -22,7 +22,7 @@ _LEAST_CORES = 0.01
 _LEAST_SHARES, _MOST_SHARES = 2, 262_144
 _SHARES_OF_A_CORE = 1024
 _MOST_LABELS_BYTES = 64 << 10  # the Engine repeats them in every answer about a container
-# The size of /tmp, in memory, where the root is read-only: as in OpenFaaS's own containers.
+# /tmp where the root is read-only: in memory, for the temporary files of a handler.
 _TMP = f"rw,nosuid,nodev,mode=1777,size={256 << 20}"
 # Processes and threads of one container: far above what functions use, far below the machine's.
 _MOST_PROCESSES = 4096

@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 _FILE = "upstream.json"
 # Labels and annotations with these prefixes are ours, and not sent to the other provider.
-_KEPT_HERE = ("com.gpufaas.", "com.openfaas.scale.")
+_KEPT_HERE = (function_options.OURS, function_options.SCALING)
 
 
 class UpstreamProvider:
