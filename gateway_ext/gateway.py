@@ -4,13 +4,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from common import build_identity
 from common.addresses import address_text, host_and_port
 from common.errors import BadAddress
 from common.http.asgi import App
@@ -37,8 +35,8 @@ from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials, credentials_
 from gateway_ext.openfaas.logs_route import Logs
 from gateway_ext.openfaas.system_routes import make_system
 from gateway_ext.ports import Capacity, Provider
-from gateway_ext.scaling.kept_models import KeptModels, KeptModelsPace
-from gateway_ext.scaling.scaler import Scaler, ScalerSettings
+from gateway_ext.scaling.kept_models import KeptModels
+from gateway_ext.scaling.scaler import Scaler
 from gateway_ext.settings import GatewaySettings
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings
 from gateway_ext.tracing.traces_route import TraceRoutes
@@ -63,7 +61,8 @@ class Gateway:
     its owner); without it, functions ask for theirs by themselves. `pinning` pins models in GPU
     memory (an administrator's `OperatorClient`), `capacity` knows the memory of the GPUs. `tracer`
     remembers calls, and may send their traces on. `console` (another `OperatorClient`) supplies
-    the page's state; without it there is no page.
+    the page's state; without it there is no page. Every `every_s` the scaler looks at functions and
+    the page's watchers get the changes.
     """
 
     def __init__(
@@ -76,13 +75,11 @@ class Gateway:
         capacity: Capacity | None = None,
         tracer: CallTracer | None = None,
         console: OperatorClient | None = None,
+        every_s: float = 1.0,
     ) -> None:
         _check(settings)
-        self._settings = replace(
-            settings,
-            release=settings.release or build_identity.release(),
-            sha=settings.sha or build_identity.commit(),
-        )
+        self._settings = settings
+        self._every_s = every_s
         self._provider = provider
         self._leases = leases
         self._pinning = pinning
@@ -141,7 +138,6 @@ class Gateway:
         invocation = InvokeSettings(
             max_body_bytes=settings.max_body_bytes,
             wake_s=settings.wake_s,
-            connect_s=settings.connect_s,
         )
         leasing = None if self._leases is None else GpuLeasing(self._leases, self.meters)
         client, meters = HttpClient(invocation.client), self.meters
@@ -167,7 +163,7 @@ class Gateway:
             self._scaler = await exits.enter_async_context(self._make_scaler(jobs))
             meters.add(partial(self._scaler.families, meters.functions))
         if self._pinning is not None:
-            keeping = KeptModels(self.functions, self._pinning, KeptModelsPace())
+            keeping = KeptModels(self.functions, self._pinning)
             await exits.enter_async_context(keeping)
         parts = GatewayParts(
             invoke=invoke,
@@ -203,9 +199,7 @@ class Gateway:
             *(self._console, self.functions, self.meters, letters, rows.look),
             refused_workflows=workflows.workflows.refused,
         )
-        self._feed = await exits.enter_async_context(
-            WatcherFeed(cluster, PagePace(self._settings.page_every_s))
-        )
+        self._feed = await exits.enter_async_context(WatcherFeed(cluster, PagePace(self._every_s)))
         return make_page(self._feed, cluster)
 
     def _end_followers(self) -> None:
@@ -223,9 +217,8 @@ class Gateway:
         def queued(function: FunctionId) -> int:
             return jobs.queue.tally.calls.get(function, 0)
 
-        pace = ScalerSettings(every_s=self._settings.scale_every_s)
         scale = self._provider.scale
-        return Scaler(self.functions, scale, queued, time.monotonic, pace, _log)
+        return Scaler(self.functions, scale, queued, time.monotonic, _log, self._every_s)
 
     def _wake(self, function: Function) -> None:
         """Start an instance for a waiting call; before the scaler runs, its first look does it."""

@@ -14,8 +14,7 @@ class GatewaySettings:
     or `upstream`.
     `secrets_dir` holds `basic-auth-user` and `basic-auth-password`, as OpenFaaS mounts them; empty
     is the folder `secrets` in `state_dir`, where missing files are made. Without a `state_dir` the
-    command line chooses one. `release` and `sha` are shown by `/system/info`; empty, they are those
-    of the build. The limit on a body, `max_body_bytes`, is far above what a browser or
+    command line chooses one. The limit on a body, `max_body_bytes`, is far above what a browser or
     a queue sends; bodies are streamed, never held.
     """
 
@@ -26,12 +25,9 @@ class GatewaySettings:
     secrets_dir: str = ""
     state_dir: str = ""
     log_level: str = "info"
-    log_json: bool = False
-    release: str = ""
-    sha: str = ""
 
-    # Calls: the default time limit of a call, and how long it waits for an instance, for the start
-    # of one, and for a connection. A call that is expected to wait for its turn for longer than
+    # Calls: the default time limit of a call, and how long it waits for an instance and for the
+    # start of one. A call that is expected to wait for its turn for longer than
     # `max_wait_s` (0: any time), or for half of its time limit, is refused at once. A function's
     # own options take precedence over `timeout_s` and `max_wait_s`; its own time limit is at most
     # `longest_timeout_s`, for so long one call may hold a GPU.
@@ -40,9 +36,7 @@ class GatewaySettings:
     longest_timeout_s: float = 3600.0
     max_wait_s: float = 5.0
     wake_s: float = 60.0
-    connect_s: float = 2.0
     drain_s: float = 30.0
-    max_replicas: int = 1_000
     # The number of functions with metrics of their own; whether metrics need credentials.
     metric_names: int = 1_000
     metrics_auth: bool = False
@@ -57,19 +51,16 @@ class GatewaySettings:
     async_attempts: int = 10
     async_max_body_bytes: int = 64 << 20
     # Callbacks go to public addresses, to this gateway's own functions, and to `callback_allowed`:
-    # networks (10.0.0.0/8) and hosts (gateway.openfaas:8080); with `callback_private` anywhere.
-    callback_private: bool = False
+    # networks (10.0.0.0/8) and hosts (gateway.openfaas:8080).
     callback_allowed: tuple[str, ...] = ()
     # How long a receiver may take to answer a callback, beside the time for its body. Functions
     # of this gateway have their own limits instead.
     callback_s: float = 30.0
-    # How long a caller has for a body; the limits on waiting calls, of one function and in all;
-    # how long, and how many bytes of, dead letters are kept.
-    async_body_s: float = 300.0
+    # The limits on waiting calls, of one function and in all; how long, and how many bytes of, dead
+    # letters are kept.
     async_max_waiting: int = 100_000
     async_max_waiting_bytes: int = 16 << 30
     async_dead_days: float = 30.0
-    async_dead_letters: int = 10_000
     async_dead_bytes: int = 4 << 30
 
     # Where jobs are kept: `sqlite` in `state_dir`, or NATS JetStream, `nats://HOST:PORT[,...]` or
@@ -92,12 +83,8 @@ class GatewaySettings:
     workflow_json_bytes: int = 1 << 20
     workflow_held_bytes: int = 1 << 30
 
-    # Scaling: how often functions are looked at.
+    # Whether this gateway scales functions; else the alerts of OpenFaaS do.
     scaling: bool = True
-    scale_every_s: float = 1.0
-
-    # The page: how often its watchers get the changes.
-    page_every_s: float = 1.0
 
     # The process provider: where builds are, folders that a deployment may name, which Python to
     # use, and folders that functions must reach although a folder above is closed to their users.
@@ -107,9 +94,7 @@ class GatewaySettings:
     visible: tuple[str, ...] = ()
 
     # Templates: processes that have imported a function and of which its instances are forks. How
-    # long one is kept while its function has no instance, and how much memory all of them may take
-    # (0: there are none).
-    template_idle_s: float = 3600.0
+    # much memory all of them may take (0: there are none).
     template_bytes: int = 4 << 30
 
     # One build of an environment, which runs code of the packages that a function asks for: whether
@@ -118,7 +103,6 @@ class GatewaySettings:
     build_timeout_s: float = 1800.0
     build_memory_bytes: int = 4 << 30
     build_disk_bytes: int = 20 << 30
-    build_processes: int = 512
     builds_at_once: int = 4
 
     # The docker provider: which Engine (and the folder with ca.pem, cert.pem, key.pem for one over
@@ -132,9 +116,6 @@ class GatewaySettings:
     docker_gpu_mount: str = ""
     docker_pull: str = "missing"
     docker_config: str = ""
-    docker_pids: int = 4096
-    docker_tmp_bytes: int = 256 << 20
-    docker_stop_at_end: bool = False
 
     # The kubernetes provider: which API server and the folder with `token` and `ca.crt` for it, the
     # name that marks this gateway's objects there, the namespaces of functions (none: those of the
@@ -148,14 +129,11 @@ class GatewaySettings:
     kubernetes_pull_secrets: tuple[str, ...] = ()
     kubernetes_gpu_pod: str = ""
 
-    # An upstream provider: any faas-provider, over plain HTTP. Labels and annotations with these
-    # prefixes are kept here and not sent to it.
+    # An upstream provider: any faas-provider, over plain HTTP.
     upstream_url: str = ""
     upstream_user: str = ""
     upstream_password_file: str = ""
-    upstream_poll_s: float = 5.0
     upstream_timeout_s: float = 30.0
-    upstream_strip: tuple[str, ...] = ("com.gpufaas.", "com.openfaas.scale.")
 
     @property
     def shows_errors(self) -> bool:

@@ -24,7 +24,6 @@ class ShimSettings:
     tracing: Tracing = "background"
     stats: str | None = None  # a path, or the number of an open file descriptor
     capture: bool = True
-    early_return: bool = True  # of leases, after a request's predicted last call
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "ShimSettings":
@@ -38,7 +37,6 @@ class ShimSettings:
             tracing=_tracing(environment, "GPUFAAS_TRACING"),
             stats=environment.get("GPUFAAS_STATS") or None,
             capture=_switch(environment, "GPUFAAS_CAPTURE", default=True),
-            early_return=_switch(environment, "GPUFAAS_EARLY_RETURN", default=True),
         )
 
 

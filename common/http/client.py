@@ -18,6 +18,7 @@ from common.time_limits import time_limit
 _BEHIND_BYTES = 256 << 10
 _SILENCE_S = 4
 _OK = 200
+_MOST_HEADERS = 1000
 _PART_BYTES = 64  # what a piece of a body takes beside its bytes
 _LENGTHS = (b"content-length", b"transfer-encoding")
 
@@ -29,7 +30,6 @@ class ClientSettings:
     connect_s: float = 2.0
     # Response headers, and any part of a response that carries no body.
     max_head_bytes: int = 64 << 10
-    max_headers: int = 1000
     # Kept connections: how many for each address, and how long an unused one is kept.
     max_idle: int = 512
     idle_s: float = 30.0
@@ -245,8 +245,8 @@ class HttpConnection(asyncio.Protocol):
         most_bytes = self._settings.max_head_bytes
         if self._head_bytes > most_bytes:
             raise InvalidResponse(f"more than {most_bytes} bytes of headers")
-        if len(self.headers) >= self._settings.max_headers:
-            raise InvalidResponse(f"more than {self._settings.max_headers} headers")
+        if len(self.headers) >= _MOST_HEADERS:
+            raise InvalidResponse(f"more than {_MOST_HEADERS} headers")
         self.headers.append((name.lower(), value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:

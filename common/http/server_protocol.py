@@ -30,6 +30,7 @@ from common.http.request_head import (
 
 log = logging.getLogger(__name__)
 
+MOST_PIPELINED = 64  # requests that wait behind the first one of their connection
 _BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -37,8 +38,7 @@ _BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
 class Limits:
     """What a client may take of a server before the application sees a request.
 
-    `connections` is the most that wait or are served at once (`connection_table`), `pipelined` the
-    most requests that may wait behind the first one of their connection.
+    `connections` is the most that wait or are served at once (`connection_table`).
     """
 
     head_bytes: int = 64 << 10
@@ -46,7 +46,6 @@ class Limits:
     head_s: float = 30.0
     keep_alive_s: int = 75
     connections: int = 4096
-    pipelined: int = 64
 
 
 class ServerProtocol(HttpToolsProtocol):
@@ -147,7 +146,7 @@ class ServerProtocol(HttpToolsProtocol):
         self._quiet_bytes = 0
         self._end_of_head()
         check_head(self.parser.get_http_version(), self.parser.get_method(), self.headers)
-        if len(self.pipeline) >= self._limits.pipelined:
+        if len(self.pipeline) >= MOST_PIPELINED:
             raise BadHead(TOO_MANY_REQUESTS)
         before = self.cycle
         super().on_headers_complete()

@@ -21,16 +21,12 @@ class InvokeSettings:
     max_body_bytes: int = 512 << 20
     # An arriving body is held up to this size while its call waits for an instance.
     read_ahead_bytes: int = 1 << 20
-    # Response headers, and any part of a response that carries no body.
-    max_head_bytes: int = 64 << 10
-    # How long a call waits for a function without an instance, and how many calls may wait so.
+    # How long a call waits for a function without an instance.
     wake_s: float = 60.0
-    max_waking: int = 4096
     connect_s: float = 2.0
     # Attempts for a call that cannot have reached the function, or that is declared repeatable.
     attempts: int = 3
-    # Kept-alive connections: how many for each instance, and how long an unused one is kept.
-    max_idle: int = 512
+    # How long an unused connection to an instance is kept.
     idle_s: float = 30.0
 
     @property
@@ -38,8 +34,6 @@ class InvokeSettings:
         """The bounds of the connections to instances."""
         return ClientSettings(
             connect_s=self.connect_s,
-            max_head_bytes=self.max_head_bytes,
-            max_idle=self.max_idle,
             idle_s=self.idle_s,
             trailers=call_headers.REPORTED,
         )

@@ -25,6 +25,7 @@ from gateway_ext.tracing.call_journey import Attempt, Journey
 # The caller's disconnection is watched for only in calls that take longer than this.
 _WATCH_AFTER_S = 0.01
 _PAUSE_S = 0.05
+_MOST_WAKING = 4096  # calls that wait for a function without an instance
 _EXITED_S = 0.5  # from the end of a process's connections to that of its exit status
 
 
@@ -242,14 +243,14 @@ class Exchange:
         """Wait for an instance; a start of one gets time beyond the call's own limit."""
         function, parts = self.call.function, self._parts
         if function.instances:
-            return await function.turn(parts.settings.max_waking)
+            return await function.turn(_MOST_WAKING)
         wake_s = parts.settings.wake_s
         self._deadline_s = min(self._deadline_s + wake_s, self.call.latest_s)
         if parts.wake is not None:
             parts.wake(function)
         try:
             async with time_limit(wake_s):
-                instance = await function.turn(parts.settings.max_waking)
+                instance = await function.turn(_MOST_WAKING)
         except TimeoutError as error:
             raise function.did_not_start(wake_s) from error
         self._deadline_s = min(time.monotonic() + self.call.timeout_s, self.call.latest_s)

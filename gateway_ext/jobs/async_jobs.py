@@ -51,9 +51,7 @@ async def jobs_of(
     own: tuple[str, int] | None = None,
 ) -> AsyncIterator[AsyncJobs]:
     """Open the configured queue and run its jobs until the context exits; `own` is our address."""
-    rule = CallbackRule(
-        private=settings.callback_private, allowed=settings.callback_allowed, own=own
-    )
+    rule = CallbackRule(allowed=settings.callback_allowed, own=own)
     queue = await open_queue(settings, log)
     try:
         worker = JobWorker(
@@ -88,7 +86,6 @@ def _app(
             by_path,
             queue,
             max_body_bytes=most_bytes,
-            body_s=settings.async_body_s,
             callback_rule=rule,
             is_ours=invoke.guard.is_ours,
             tracer=invoke.tracer,

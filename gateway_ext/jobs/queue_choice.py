@@ -28,7 +28,6 @@ async def open_queue(settings: GatewaySettings, log: Logger) -> JobQueue:
         body_bytes=settings.async_max_body_bytes,
         waiting_per_function=settings.async_max_waiting,
         waiting_bytes=settings.async_max_waiting_bytes,
-        dead=settings.async_dead_letters,
         dead_bytes=settings.async_dead_bytes,
         dead_age_s=settings.async_dead_days * _DAY_S,
     )

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from common import build_identity
 from common.foreign_text import plain
 from common.http.asgi import App
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, UnknownNamespace
@@ -31,6 +32,9 @@ from gateway_ext.ports import Capacity, Provider
 from gateway_ext.settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
+
+# More in one order are a slip of the keyboard.
+_MOST_REPLICAS = 1_000
 
 Ordering = Callable[[FunctionId], AbstractContextManager[object]]
 
@@ -171,9 +175,9 @@ class _Functions:
             await self._provider.scale(function, replicas)
 
     def _check_replicas(self, replicas: int) -> None:
-        most = self._settings.max_replicas
-        if replicas > most:
-            raise BadRequest(f"{replicas} replicas are more than the {most} that may be asked")
+        if replicas > _MOST_REPLICAS:
+            text = f"{replicas} replicas are more than the {_MOST_REPLICAS} that may be asked"
+            raise BadRequest(text)
 
     def _shown(self, status: FunctionStatus) -> openfaas_json.Json:
         return openfaas_json.status_json(
@@ -190,13 +194,15 @@ class _SystemParts:
         self._provider = provider
         self._settings = settings
         self._removed = removed
+        # Read at the start: a checkout may be changed while it runs.
+        self._release, self._sha = build_identity.release(), build_identity.commit()
 
     async def info(self, request: Request) -> Response:
         """Flat for a gateway that asks its provider, nested for faas-cli that asks a gateway."""
         del request
         version = {
-            "sha": self._settings.sha,
-            "release": self._settings.release,
+            "sha": self._sha,
+            "release": self._release,
             "commit_message": "",
         }
         flat = {

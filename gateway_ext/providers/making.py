@@ -48,8 +48,6 @@ def make_provider(
 
 
 def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> ProcessProviderSettings:
-    if not (settings.template_idle_s >= 0 and settings.template_bytes >= 0):
-        raise BadRequest("template_idle_s, template_bytes: numbers from 0 are expected")
     for_pip = {name: value for name, value in environment.items() if _is_for_pip(name)}
     return ProcessProviderSettings(
         state=Path(settings.state_dir) / _FUNCTIONS,
@@ -61,7 +59,6 @@ def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> Proce
         shows_errors=settings.shows_errors,
         drain_s=settings.drain_s,
         build=_build_limits(settings),
-        template_idle_s=settings.template_idle_s,
         template_bytes=settings.template_bytes,
     )
 
@@ -72,7 +69,6 @@ def _build_limits(settings: GatewaySettings) -> BuildLimits:
         timeout_s=settings.build_timeout_s,
         memory_bytes=settings.build_memory_bytes,
         disk_bytes=settings.build_disk_bytes,
-        processes=settings.build_processes,
         at_once=settings.builds_at_once,
     )
     limits.check()
@@ -90,9 +86,6 @@ def _docker(settings: GatewaySettings) -> DockerSettings:
         gpu_mount=settings.docker_gpu_mount,
         pull=settings.docker_pull,
         registries=Path(registries) if registries else None,
-        pids=settings.docker_pids,
-        tmp_bytes=settings.docker_tmp_bytes,
-        stop_at_end=settings.docker_stop_at_end,
         drain_s=settings.drain_s,
     )
 

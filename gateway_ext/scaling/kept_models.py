@@ -23,18 +23,15 @@ from scheduler.client.operator_client import OperatorClient
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class KeptModelsPace:
-    """How often functions are read, and the scheduler's pins are checked."""
-
-    every_s: float = 1.0
-    check_every_s: float = 60.0
-    answered_within_s: float = 30.0
-    first_retry_s: float = 1.0
-    most_retry_s: float = 30.0
-    # A new scheduler learns only after some seconds what its nodes hold.
-    most_unpins: int = 6
+# How often functions are read, and the scheduler's pins are checked.
+EVERY_S = 1.0
+CHECK_EVERY_S = 60.0
+# How long the scheduler has to answer, and how long a failed question waits.
+ANSWERED_WITHIN_S = 30.0
+MOST_RETRY_S = 30.0
+_FIRST_RETRY_S = 1.0
+# A new scheduler learns only after some seconds what its nodes hold.
+MOST_UNPINS = 6
 
 
 @dataclass(slots=True)
@@ -58,12 +55,10 @@ class KeptModels:
         self,
         functions: Iterable[Function],
         pinning: OperatorClient,
-        pace: KeptModelsPace,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._functions = functions
         self._pinning = pinning
-        self._pace = pace
         self._now_s = now_s
         self._kept: dict[FunctionId, tuple[ModelId, ...]] = {}
         self._hands: dict[ModelId, _KeptModel] = {}
@@ -84,7 +79,7 @@ class KeptModels:
             self._look()
             if self._now_s() >= self._not_before_s:
                 await self._carry_out()
-            await asyncio.sleep(self._pace.every_s)
+            await asyncio.sleep(EVERY_S)
 
     def _look(self) -> None:
         """Read the options; a function whose models are unknown for now keeps its former models."""
@@ -124,9 +119,9 @@ class KeptModels:
         believed = [model for model, hand in self._hands.items() if hand.pinned]
         if not believed or self._now_s() < self._check_at_s:
             return
-        async with time_limit(self._pace.answered_within_s):
+        async with time_limit(ANSWERED_WITHIN_S):
             pinned = await self._pinning.pinned()
-        self._check_at_s = self._now_s() + self._pace.check_every_s
+        self._check_at_s = self._now_s() + CHECK_EVERY_S
         for model in believed:
             if model not in pinned:
                 log.info("%s is no longer pinned", model)
@@ -143,7 +138,7 @@ class KeptModels:
     async def _pin(self, model: ModelId, hand: _KeptModel) -> None:
         hand.perhaps_pinned = True
         try:
-            async with time_limit(self._pace.answered_within_s):
+            async with time_limit(ANSWERED_WITHIN_S):
                 await self._pinning.pin(model)
         except EventRefused as error:
             hand.perhaps_pinned = False
@@ -154,11 +149,11 @@ class KeptModels:
 
     async def _unpin(self, model: ModelId, hand: _KeptModel) -> None:
         try:
-            async with time_limit(self._pace.answered_within_s):
+            async with time_limit(ANSWERED_WITHIN_S):
                 await self._pinning.unpin(model)
         except EventRefused as error:
             self._refused(model, hand, error)
-            hand.perhaps_pinned = hand.failures < self._pace.most_unpins
+            hand.perhaps_pinned = hand.failures < MOST_UNPINS
         else:
             hand.perhaps_pinned = False
             log.info("%s is no longer kept", model)
@@ -171,4 +166,4 @@ class KeptModels:
         hand.failures += 1
 
     def _retry_s(self, failures: int) -> float:
-        return min(self._pace.most_retry_s, self._pace.first_retry_s * 2.0 ** min(failures, 32))
+        return min(MOST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(failures, 32))

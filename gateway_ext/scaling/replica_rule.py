@@ -7,18 +7,12 @@ from typing import NamedTuple
 from gateway_ext.openfaas.function_options import FunctionOptions
 
 _ALL_PERCENT = 100
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingPace:
-    """How fast replicas are added and removed."""
-
-    # The pause between two steps up: a new replica has taken no load off the others yet.
-    up_every_s: float = 2.0
-    # No more replicas are requested for this long while requested ones are missing.
-    settle_s: float = 30.0
-    # Replicas are removed only if fewer were enough for this long.
-    down_after_s: float = 60.0
+# The pause between two steps up: a new replica has taken no load off the others yet.
+_UP_EVERY_S = 2.0
+# No more replicas are requested for this long while requested ones are missing.
+_SETTLE_S = 30.0
+# Replicas are removed only if fewer were enough for this long.
+_DOWN_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +58,7 @@ class Decision(NamedTuple):
     past: Past
 
 
-def decide(
-    seen: Observed, options: FunctionOptions, past: Past, pace: ScalingPace, now_s: float
-) -> Decision:
+def decide(seen: Observed, options: FunctionOptions, past: Past, now_s: float) -> Decision:
     """Decide the number of replicas. A function at zero stays there until it is called."""
     past = noticed(past, seen.wanted, seen.available, now_s)
     if seen.busy:
@@ -77,9 +69,9 @@ def decide(
     if _is_idle(seen, options, past, now_s):
         return Decision(0, replace(past, fewer_since_s=math.inf))
     if needed > seen.wanted:
-        return _up(seen, needed, options, past, pace, now_s)
+        return _up(seen, needed, options, past, now_s)
     if needed < seen.wanted:
-        return _down(seen.wanted, needed, past, pace, now_s)
+        return _down(seen.wanted, needed, past, now_s)
     return Decision(seen.wanted, replace(past, fewer_since_s=math.inf))
 
 
@@ -136,24 +128,23 @@ def _up(
     needed: int,
     options: FunctionOptions,
     past: Past,
-    pace: ScalingPace,
     now_s: float,
 ) -> Decision:
     past = replace(past, fewer_since_s=math.inf)
     if seen.wanted < options.scale_min:
         # Replicas below the minimum are added at once.
         return Decision(max(options.scale_min, 1), replace(past, raised_at_s=now_s))
-    wait_s = pace.up_every_s if seen.available >= seen.wanted else pace.settle_s
+    wait_s = _UP_EVERY_S if seen.available >= seen.wanted else _SETTLE_S
     if now_s - past.raised_at_s < wait_s:
         return Decision(seen.wanted, past)
     up = min(needed, seen.wanted + step_of(options))
     return Decision(up, replace(past, raised_at_s=now_s))
 
 
-def _down(wanted: int, needed: int, past: Past, pace: ScalingPace, now_s: float) -> Decision:
+def _down(wanted: int, needed: int, past: Past, now_s: float) -> Decision:
     if past.fewer_since_s > now_s:
         return Decision(wanted, replace(past, fewer_since_s=now_s, most=needed))
     past = replace(past, most=max(past.most, needed))
-    if now_s - past.fewer_since_s < pace.down_after_s:
+    if now_s - past.fewer_since_s < _DOWN_AFTER_S:
         return Decision(wanted, past)
     return Decision(past.most, replace(past, fewer_since_s=math.inf))

@@ -18,7 +18,6 @@ from gateway_ext.model import FunctionId
 from gateway_ext.scaling.replica_rule import (
     Observed,
     Past,
-    ScalingPace,
     decide,
     noticed,
     ordered,
@@ -26,22 +25,15 @@ from gateway_ext.scaling.replica_rule import (
 
 Scale = Callable[[FunctionId, int], Awaitable[None]]
 
-_LATE = "the provider took longer than {:g} s"
-
-
-@dataclass(frozen=True, slots=True)
-class ScalerSettings:
-    """How often the scaler looks, and how long it waits for a provider."""
-
-    pace: ScalingPace = field(default_factory=ScalingPace)
-    every_s: float = 1.0
-    rate_over_s: float = 10.0
-    scale_within_s: float = 60.0
-    # A provider confirms an order to its listener; until then, for at most this long, the order
-    # counts as done, and is not repeated.
-    believed_s: float = 10.0
-    first_retry_s: float = 1.0
-    most_retry_s: float = 60.0
+# How long a provider has to carry out an order.
+SCALE_WITHIN_S = 60.0
+# A provider confirms an order to its listener; until then, for at most this long, the order
+# counts as done, and is not repeated.
+BELIEVED_S = 10.0
+# Over how long calls a second are counted, and how long a failed order waits.
+_RATE_OVER_S = 10.0
+_FIRST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
+_LATE = f"the provider took longer than {SCALE_WITHIN_S:g} s"
 
 
 @dataclass(slots=True)
@@ -68,7 +60,7 @@ class Scaler:
     """Orders replicas, one order at a time for each function; use it as a context.
 
     `queued` returns the number of a function's queued async calls. `now_s` is the clock of
-    `Function.last_call_s`: time.monotonic.
+    `Function.last_call_s`: time.monotonic. Functions are looked at every `every_s`.
     """
 
     def __init__(
@@ -77,14 +69,14 @@ class Scaler:
         scale: Scale,
         queued: Callable[[FunctionId], int],
         now_s: Callable[[], float],
-        settings: ScalerSettings,
         log: Logger,
+        every_s: float = 1.0,
     ) -> None:
         self._functions = functions
         self._scale = scale
         self._queued = queued
         self._now_s = now_s
-        self._settings = settings
+        self._every_s = every_s
         self._log = log
         self._hands: dict[FunctionId, _FunctionScaling] = {}
         self._tasks = BackgroundTasks(log, "the scaler")
@@ -148,7 +140,7 @@ class Scaler:
     async def _watch(self) -> None:
         while True:
             self._look_at_all()
-            await asyncio.sleep(self._settings.every_s)
+            await asyncio.sleep(self._every_s)
 
     def _look_at_all(self) -> None:
         now_s = self._now_s()
@@ -182,7 +174,7 @@ class Scaler:
             hand.woken_at_s = now_s
         if self._closed or hand.task is not None or now_s < hand.not_before_s:
             return
-        replicas, hand.past = decide(seen, function.options, hand.past, self._settings.pace, now_s)
+        replicas, hand.past = decide(seen, function.options, hand.past, now_s)
         said_already = replicas == hand.last and now_s < hand.believed_until_s
         against_others = hand.others > 0 and replicas < seen.wanted
         if replicas != seen.wanted and not said_already and not against_others:
@@ -199,7 +191,7 @@ class Scaler:
             inflight=function.inflight,
             waiting=max(function.waiting, int(calling)),
             queued=self._queued(function.id),
-            rate=_rate(hand.calls, function.calls, now_s, self._settings.rate_over_s),
+            rate=_rate(hand.calls, function.calls, now_s, _RATE_OVER_S),
             last_call_s=function.last_call_s,
         )
 
@@ -216,7 +208,7 @@ class Scaler:
             if error is None:
                 hand.failures = 0
                 hand.asked = hand.last = replicas
-                hand.believed_until_s = self._now_s() + self._settings.believed_s
+                hand.believed_until_s = self._now_s() + BELIEVED_S
             else:
                 self._failed(function, hand, error)
             known = self._functions.by_id(function)
@@ -227,19 +219,17 @@ class Scaler:
         task.add_done_callback(ended)
 
     async def _scaled(self, function: FunctionId, replicas: int) -> None:
-        async with time_limit(self._settings.scale_within_s):
+        async with time_limit(SCALE_WITHIN_S):
             await self._scale(function, replicas)
 
     def _failed(self, function: FunctionId, hand: _FunctionScaling, error: BaseException) -> None:
-        settings = self._settings
-        wait_s = min(settings.most_retry_s, settings.first_retry_s * 2.0 ** min(hand.failures, 32))
+        wait_s = min(_MOST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(hand.failures, 32))
         hand.failures += 1
         hand.not_before_s = self._now_s() + wait_s
         if isinstance(error, UnknownFunction):
             return  # the function was removed meanwhile; the listener is notified
         expected = isinstance(error, GatewayError | TimeoutError | OSError)
-        late = _LATE.format(settings.scale_within_s)
-        why = late if isinstance(error, TimeoutError) else error
+        why = _LATE if isinstance(error, TimeoutError) else error
         self._log.error(
             "%s could not be scaled: %s; next try in %g s",
             *(function, why, wait_s),

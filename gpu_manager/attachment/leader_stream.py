@@ -29,6 +29,7 @@ from scheduler.wire.node_stream import (
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.01
+_RETRY_S = 0.05  # the first pause before the schedulers are dialed again
 _MOST_UNSENT = 4096
 # Events that are reported once and that no snapshot contains.
 _OneTimeEvent = LeaseReleased | RequestCancelled
@@ -128,7 +129,7 @@ class LeaderStream:
 
     async def _keep_connected(self) -> None:
         """Connect and exchange messages repeatedly until the node leaves."""
-        retry_s, said = self._times.retry_s, ""
+        retry_s, said = _RETRY_S, ""
         while not self._leaving:
             try:
                 dialed = await self._dialer.dial(self._resume())
@@ -139,7 +140,7 @@ class LeaderStream:
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, self._times.most_retry_s)
                 continue
-            retry_s, said = self._times.retry_s, ""
+            retry_s, said = _RETRY_S, ""
             await self._exchange(dialed)
             await asyncio.sleep(retry_s)
 

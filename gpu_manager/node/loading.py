@@ -40,6 +40,7 @@ from scheduler.api import (
 
 log = logging.getLogger(__name__)
 
+_ROOM_S = 10.0  # that a load waits for room in GPU memory, which others are leaving
 _CHECK_S = 1.0  # interval of checks whether missing weights are still needed
 
 
@@ -242,7 +243,7 @@ class Loader:
             return
         if gpu.ledger.ever_fits(needed_bytes):
             self._reports.report(MemoryPressure(gpu.id, short_bytes))
-            deadline_s = self._loop.time() + self._settings.room_s
+            deadline_s = self._loop.time() + _ROOM_S
             with resident.progress.bounded_wait():
                 while (short_bytes := grant()) and (
                     await gpu.change.wait(deadline_s - self._loop.time())

@@ -55,6 +55,10 @@ from scheduler.api import (
 
 log = logging.getLogger(__name__)
 
+# Models with metrics of their own, and how long a run that lacks memory waits for it.
+_METRIC_NAMES = 1_000
+_PRESSURE_S = 2.0
+
 
 class GpuNode:
     """A node's GPUs, residents and leases; implements NodeLink and the runtime's Observer.
@@ -72,7 +76,7 @@ class GpuNode:
         self.name = NodeId(settings.node)
         self.gpus = {gpu.id: gpu for gpu in gpus}
         self.leases = LeasesInForce(settings.leases)
-        self.meters = NodeMeters(self.gpus, settings.metric_names)
+        self.meters = NodeMeters(self.gpus, _METRIC_NAMES)
         self.lease_ended: Callable[[SessionKey, LeaseId], None] = _ignore_end
         self.data: StayingData = NoStayingData()
         self.granted = ChangeSignal()
@@ -100,7 +104,7 @@ class GpuNode:
         )
         tiers = self._loader.tiers
         self._steps = WeightSteps(self._store, self._catalogue, tiers, self._is_on_a_gpu)
-        self._relief = MemoryRelief(reports, self._settings.pressure_s, self.resync)
+        self._relief = MemoryRelief(reports, _PRESSURE_S, self.resync)
         self._endings = LeaseEndings(
             self.leases, self.gpus, self.meters, reports, self._runs, self.lease_ended
         )

@@ -48,7 +48,7 @@ class NodeSettings:
     wish for another. Data that functions put for each other has `data_memory_bytes`, and on disk,
     if weights are spilled, `data_disk_bytes`. `host_eviction` is the rule by which weights are
     evicted from host memory to disk. Metrics and health checks are served at the host and port
-    `metrics`; at most `metric_names` models have separate metrics. Workers are prepared for a first
+    `metrics`. Workers are prepared for a first
     model at the node's start, or when the first HELLO of a shim says that a GPU may be used soon.
     """
 
@@ -77,9 +77,6 @@ class NodeSettings:
     emulation: EmulatedTimes = field(default_factory=EmulatedTimes)
     leases: LeaseTimes = field(default_factory=LeaseTimes)
     hello_s: float = 5.0
-    pressure_s: float = 2.0
-    room_s: float = 10.0
     weights_s: float = 120.0
     drain_s: float = 5.0
     metrics: tuple[str, int] | None = None
-    metric_names: int = 1_000

@@ -29,8 +29,8 @@ class IncomingLimits:
 class IncomingImages:
     """The incomplete uploads of all tenants."""
 
-    def __init__(self, limits: IncomingLimits = IncomingLimits()) -> None:
-        self.limits = limits
+    def __init__(self) -> None:
+        self.limits = IncomingLimits()
         self.counts: Counter[str] = Counter()  # by tenant
 
     def connection(self, tenant: str, catalogue: Catalogue) -> "ConnectionUploads":

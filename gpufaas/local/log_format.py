@@ -50,12 +50,12 @@ class JsonLines(logging.Formatter):
         return json.dumps(fields, ensure_ascii=False).translate(_ESCAPED)
 
 
-def configure_logs(level: str, form: str, plain: str = PLAIN) -> None:
+def configure_logs(level: str, form: str) -> None:
     """Write log lines from this level on to standard error; CommandError for an unknown form."""
     if form not in FORMATS:
         raise CommandError(f"log_format: {form!r}: one of {', '.join(FORMATS)} is expected")
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if form == "json" else PlainLines(plain))
+    handler.setFormatter(JsonLines() if form == "json" else PlainLines(PLAIN))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 

@@ -2,8 +2,8 @@
 
 import argparse
 import re
-from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from cache_manager import eviction
 from common import numerals
@@ -40,47 +40,68 @@ EMULATED_PATHS = (
 
 
 def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warning") -> None:
-    """Options for GPUs, the policy, and the times of emulated GPUs."""
+    """Options for GPUs, all that a single program needs."""
     add = parser.add_argument
     add("--devices", default="auto", metavar="D", help="auto, cuda, cuda:0,1 or cpu:N (auto)")
     add("--gpu-memory", metavar="SIZE", help="bytes of each GPU to use, as in 8GiB (all)")
+    add("--emulate-run", metavar="S", default="0", help="seconds of an emulated run")
+    add("--log-level", default=log_level, choices=["debug", "info", "warning", "error"])
+
+
+def add_node_options(parser: argparse.ArgumentParser) -> None:
+    """Options for a node that many functions share: GPUs, the policy, and emulated times."""
+    add_device_options(parser, log_level="info")
+    add = parser.add_argument
     add("--store-memory", metavar="SIZE", help="host memory for weights (a quarter of the free)")
     rules = ", ".join(eviction.available())
     add("--host-eviction", default="lru", help=f"what leaves host memory first: {rules} (lru)")
     add("--policy", default=POLICY, help=f"one of {', '.join(policies.available())} ({POLICY})")
-    overlap = "leases a GPU holds at once; it runs one at a time (1, or GPUFAAS_GPU_OVERLAP)"
-    add("--gpu-overlap", metavar="N", help=overlap)
-    add("--gpu-concurrency", metavar="N", help=GPU_CONCURRENCY)
-    add("--gpu-slots", metavar="N", help=GPU_SLOTS)
+    overlap = "leases a GPU holds at once; it runs one at a time (1)"
+    add("--gpu-overlap", default="1", metavar="N", help=overlap)
+    add("--gpu-concurrency", default="1", metavar="N", help=GPU_CONCURRENCY)
+    add("--gpu-slots", default="1", metavar="N", help=GPU_SLOTS)
     vcpus = "virtual CPUs for the leases of each GPU (with several slots its part of the machine's)"
     add("--gpu-vcpus", metavar="N", help=vcpus)
     add("--spare-contexts", metavar="N", help=SPARE_CONTEXTS)
-    add("--runtime", choices=RUNTIMES, help="how models are hosted (process, or GPUFAAS_RUNTIME)")
+    add(
+        "--runtime",
+        choices=RUNTIMES,
+        default=PROCESS,
+        help="how models without a wish are hosted (process)",
+    )
     add("--emulate-load", metavar="S[+S/GiB]", default="0", help="seconds of an emulated load")
-    add("--emulate-run", metavar="S", default="0", help="seconds of an emulated run")
     for flag, metavar, help_text in EMULATED_PATHS:
         add(flag, metavar=metavar, default="0", help=help_text)
-    add("--log-level", default=log_level, choices=["debug", "info", "warning", "error"])
 
 
-def node_settings(
+def device_settings(
     options: argparse.Namespace, node: str, listen: tuple[Address, ...]
 ) -> NodeSettings:
-    """The node's settings from these options."""
+    """The settings of a single program's node from these options."""
     return NodeSettings(
         node=node,
         listen=listen,
         devices=options.devices,
         visible_devices=options.environment.get("CUDA_VISIBLE_DEVICES"),
         gpu_memory_bytes=_size(options.gpu_memory),
+        emulation=emulation("0", options.emulate_run),
+    )
+
+
+def node_settings(
+    options: argparse.Namespace, node: str, listen: tuple[Address, ...]
+) -> NodeSettings:
+    """A node's settings from all options."""
+    return replace(
+        device_settings(options, node, listen),
         store_memory_bytes=_size(options.store_memory),
         host_eviction=options.host_eviction,
-        gpu_overlap=gpu_overlap(options.gpu_overlap, options.environment),
-        gpu_concurrency=gpu_concurrency(options.gpu_concurrency, options.environment),
-        gpu_slots=gpu_slots(options.gpu_slots, options.environment),
+        gpu_overlap=gpu_overlap(options.gpu_overlap),
+        gpu_concurrency=gpu_concurrency(options.gpu_concurrency),
+        gpu_slots=gpu_slots(options.gpu_slots),
         gpu_vcpus=gpu_vcpus(options.gpu_vcpus),
         spare_contexts=spare_contexts(options.spare_contexts),
-        runtime=runtime(options.runtime, options.environment),
+        runtime=options.runtime,
         emulation=emulation(
             options.emulate_load,
             options.emulate_run,
@@ -103,7 +124,7 @@ def check_node(node: StackNode, visible_devices: str | None) -> None:
         (gpu_overlap, node.gpu_overlap), (gpu_concurrency, node.gpu_concurrency),
         (gpu_slots, node.gpu_slots),
     ):  # fmt: skip
-        read(str(number), {})
+        read(str(number))
     gpu_vcpus(node.gpu_vcpus)
     spare_contexts(node.spare_contexts)
     emulation(
@@ -115,21 +136,18 @@ def check_node(node: StackNode, visible_devices: str | None) -> None:
     )
 
 
-def gpu_overlap(flag: str | None, environment: Mapping[str, str]) -> int:
-    """The number of leases that a GPU holds at once; the flag overrides the environment."""
-    text = flag if flag is not None else environment.get("GPUFAAS_GPU_OVERLAP") or "1"
+def gpu_overlap(text: str) -> int:
+    """The number of leases that a GPU holds at once."""
     return _number_from_one("GPU overlap", text, _MOST_OVERLAP)
 
 
-def gpu_concurrency(flag: str | None, environment: Mapping[str, str]) -> int:
-    """The number of leases whose calls a GPU runs at once; the flag overrides the environment."""
-    text = flag if flag is not None else environment.get("GPUFAAS_GPU_CONCURRENCY") or "1"
+def gpu_concurrency(text: str) -> int:
+    """The number of leases whose calls a GPU runs at once."""
     return _number_from_one("GPU concurrency", text, _MOST_OVERLAP)
 
 
-def gpu_slots(flag: str | None, environment: Mapping[str, str]) -> int:
-    """The number of slots of a GPU; the flag overrides the environment."""
-    text = flag if flag is not None else environment.get("GPUFAAS_GPU_SLOTS") or "1"
+def gpu_slots(text: str) -> int:
+    """The number of slots of a GPU."""
     return _number_from_one("GPU slots", text, MOST_SLOTS)
 
 
@@ -141,14 +159,6 @@ def gpu_vcpus(text: str | None) -> int | None:
 def spare_contexts(text: str | None) -> int | None:
     """How many workers wait with a context, at most; None where nobody says."""
     return _number_or_none("spare contexts", text, _MOST_SPARE)
-
-
-def runtime(flag: str | None, environment: Mapping[str, str]) -> str:
-    """The runtime of models without a wish; the flag overrides the environment."""
-    text = flag or environment.get("GPUFAAS_RUNTIME") or PROCESS
-    if text not in RUNTIMES:
-        raise CommandError(f"runtime: {text!r}: {' or '.join(RUNTIMES)} is expected")
-    return text
 
 
 def emulation(

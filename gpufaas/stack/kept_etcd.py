@@ -27,11 +27,10 @@ async def kept_etcd(
     data: Path,
     port: int,
     log: Logger,
-    times: LivenessTimes = LivenessTimes(),  # noqa: B008 - it never changes
 ) -> AsyncIterator[None]:
     """Keep an etcd running on this port; EtcdFailed if it does not start the first time."""
     up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    keeping = asyncio.create_task(_keep(data, port, log, times, up))
+    keeping = asyncio.create_task(_keep(data, port, log, up))
     shortening = asyncio.create_task(keep_short(data / LOG_NAME))
     try:
         await asyncio.wait({keeping, up}, return_when=asyncio.FIRST_COMPLETED)
@@ -64,9 +63,7 @@ async def kept_etcd_anywhere(data: Path, ports: ExitStack, log: Logger) -> Async
                 return
 
 
-async def _keep(
-    data: Path, port: int, log: Logger, times: LivenessTimes, up: "asyncio.Future[None]"
-) -> None:
+async def _keep(data: Path, port: int, log: Logger, up: "asyncio.Future[None]") -> None:
     loop = asyncio.get_running_loop()
     while True:
         began_s = loop.time()
@@ -75,7 +72,7 @@ async def _keep(
                 if not up.done():
                     up.set_result(None)
                 process = server.process
-                why = await until_ended(process, _answers_at(port), times, process.kill)
+                why = await until_ended(process, _answers_at(port), LivenessTimes(), process.kill)
             log.warning("etcd %s; it is started again; its log is %s", why, data / LOG_NAME)
         except EtcdFailed as error:
             if not up.done():

@@ -13,7 +13,12 @@ from scheduler.policies.placement_policy import (
     View,
     check_bounds,
 )
-from scheduler.policies.weighing import reloads, wait_at_s
+from scheduler.policies.weighing import CANDIDATES, reloads, wait_at_s
+
+# Over how many loads' time a copy is expected to pay, and the weight of what the loss of the
+# victims costs, for a further copy: decision 32 has the sweep.
+_HORIZON = 24.0
+_RENT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,31 +32,24 @@ class Policy:
     2. A request whose models are all on an idle GPU goes there: the least used such GPU, the
        first such request.
     3. Models that no GPU holds are loaded, those of the oldest request first, unless the only copy
-       of what requests wait for would have to leave: these run first (with `spare`).
+       of what requests wait for would have to leave: these run first.
     4. Models that only busy GPUs hold, or that are on their way, are loaded once more where that
-       gains something. Now: the wait for the holder that could begin soonest, plus `rivals` times
-       the work that waits for the other models there, plus `backlog` times a holder's share of
+       gains something. Now: the wait for the holder that could begin soonest, plus 0.6 times
+       the work that waits for the other models there, plus 1.4 times a holder's share of
        what waits for these; less the time until the new copy could run. And over the time of
-       `horizon` loads: as many requests as come for these models save the new copy's share of
-       such a wait; less `rent` times the loads that the victims' requests wait for instead. The
+       24 loads: as many requests as come for these models save the new copy's share of
+       such a wait; less 2 times the loads that the victims' requests wait for instead. The
        largest gain goes first, and for the youngest request of its models, since the oldest one
        will get the holder that comes free.
     A load goes beside the runs of a GPU that loads nothing, idle or not, where it costs least: the
     loads that the victims' requests wait for over the same time, and the time until the load has
-    ended and the compute is free. A term with a weight of 0 is switched off. At most `candidates`
-    models and GPUs are weighed.
+    ended and the compute is free. At most 8 models and GPUs are weighed.
     """
 
     patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
-    rivals: Annotated[float, "weight of the work that waits for what is on a busy holder"] = 0.6
-    backlog: Annotated[float, "weight of a holder's share of what waits for the same models"] = 1.4
-    horizon: Annotated[float, "over how many loads' time a copy is expected to pay"] = 24.0
-    rent: Annotated[float, "weight of what the loss of the victims costs, for a further copy"] = 2.0
-    spare: Annotated[int, "1: the only copy of what requests wait for stays until they run"] = 1
-    candidates: Annotated[int, "how many models and GPUs are weighed at most"] = 8
 
     def __post_init__(self) -> None:
-        check_bounds("beside", self, ("candidates",))
+        check_bounds("beside", self)
 
     def decide(self, view: View) -> Iterator[Decision]:
         while (view.any_idle() or view.any_loadable()) and (head := view.head()) is not None:
@@ -81,8 +79,8 @@ class Policy:
         return None
 
     def _load_unheld(self, view: View) -> LoadBeside | None:
-        for request in view.unheld(self.candidates):
-            slot = self._cheapest(view, request, spare=self.spare > 0)
+        for request in view.unheld(CANDIDATES):
+            slot = self._cheapest(view, request, spare=True)
             if slot is not None:
                 return LoadBeside((request,), slot, "on no GPU")
         return None
@@ -90,18 +88,18 @@ class Policy:
     def _load_again(self, view: View) -> LoadBeside | None:
         best_s = 0.0
         best: tuple[RequestView, SlotView] | None = None
-        for request in view.most_in_excess(self.candidates):
-            horizon_s = self.horizon * view.nearest_load_s(request)
+        for request in view.most_in_excess(CANDIDATES):
+            horizon_s = _HORIZON * view.nearest_load_s(request)
             saved_s = self._saved_s(view, request, horizon_s)
             if saved_s - view.nearest_load_s(request) <= best_s:
                 continue
-            for slot in view.few_loadable(request, self.candidates):
+            for slot in view.few_loadable(request, CANDIDATES):
                 gain_s = saved_s - max(view.load_s(request, slot), view.wait_s(slot))
                 if gain_s <= best_s or view.is_hit(request, slot):
                     continue
                 victims = view.victims(request, slot)
-                gain_s -= self.rent * horizon_s * reloads(view, victims)
-                if gain_s > best_s and not (self.spare and view.strands(slot, victims)):
+                gain_s -= _RENT * horizon_s * reloads(view, victims)
+                if gain_s > best_s and not view.strands(slot, victims):
                     best_s, best = gain_s, (request, slot)
         if best is None:
             return None
@@ -116,7 +114,7 @@ class Policy:
         if holder is None:
             return 0.0
         begins_s = view.begins_s(request, holder)
-        wait_s = wait_at_s(view, request, holder, begins_s, self.rivals, self.backlog)
+        wait_s = wait_at_s(view, request, holder, begins_s)
         coming = horizon_s * min([view.facts(model).rate for model in request.models])
         return wait_s + coming * wait_s / (view.copies(request) + 1)
 
@@ -124,8 +122,8 @@ class Policy:
         """The GPU, idle or not, where a load costs others least and is of use soonest."""
         best: SlotView | None = None
         best_s = 0.0
-        horizon_s = self.horizon * view.nearest_load_s(request)
-        for slot in view.few_loadable(request, self.candidates):
+        horizon_s = _HORIZON * view.nearest_load_s(request)
+        for slot in view.few_loadable(request, CANDIDATES):
             victims = view.victims(request, slot)
             if spare and view.strands(slot, victims):
                 continue

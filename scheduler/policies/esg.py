@@ -18,15 +18,25 @@ from scheduler.policies.placement_policy import (
     Wake,
     check_bounds,
 )
-from scheduler.policies.weighing import StageQueue, profile_of, queues_of, rooms_for
+from scheduler.policies.weighing import (
+    CANDIDATES,
+    PRICES,
+    StageQueue,
+    profile_of,
+    queues_of,
+    rooms_for,
+)
 from scheduler.workflows.node_choice import NodeRoom, dispatch
 from scheduler.workflows.path_search import cheapest_paths
-from scheduler.workflows.stage_profiles import Choice, Prices
+from scheduler.workflows.stage_profiles import Choice
 
 # Where a GPU's leases are given no vCPUs, they are no reason against it.
 _VCPUS_FREE = 1 << 30
 # A batch must be dearer by more than this, for each request, before more calls are of no use.
 _DEARER = 1e-9
+# The paper's: how many configurations are tried (K), and rounds without room before the least one.
+_KEPT = 5
+_ROUNDS = 3
 
 
 class _Plan(NamedTuple):
@@ -44,40 +54,32 @@ class Policy:
     Waiting requests of one function, application's stage and models are a queue; those of no
     workflow are one-stage workflows. Queues are served by their oldest requests, each as a batch:
 
-    1. The cheapest `kept` configurations (batch, vCPUs, slots) that end within what is left of the
+    1. The cheapest five configurations (batch, vCPUs, slots) that end within what is left of the
        oldest request's time are tried in order; where none is in time, the fastest (with `late`
        the cheapest). A workflow's
        division among its stages is done before: a request brings the time of its own stage.
     2. A configuration goes to the home node (the one that the request names, where the stage
        before it ran, else always the same for a stage) if the models are there, then to an idle
        GPU that has them, then to the one with the most room.
-    3. What found no room in `rounds` rounds takes the least configuration.
+    3. What found no room in three rounds takes the least configuration.
     4. The first request goes next once `patience` later ones for each slot have overtaken it.
-    With `fill_s` or `fill_share` a batch waits for more calls, as long as more are not dearer, no
+    With `fill_share` a batch waits for more calls, as long as more are not dearer, no
     longer than the oldest request's time allows. When nothing waits, and the next request for
     what was just placed is expected before a GPU that has it is free, it is loaded once more,
-    where nothing has to leave (`prewarm`).
+    where nothing has to leave.
 
     How unclear points were read: a configuration's time is the measured one; else the one of the
     largest portion of the batch on one slot, whatever the vCPUs (section 3.2). Loads are no part
     of the target. The interval between requests is that of the models, not of the function.
     """
 
-    slo_runs: Annotated[float, "the time of a request that brings none, in runs of it alone"] = 5.0
     most_batch: Annotated[int, "how many requests run together at most"] = 16
-    kept: Annotated[int, "how many configurations are tried (K)"] = 5
-    rounds: Annotated[int, "rounds without room before the least configuration"] = 3
-    fill_s: Annotated[float, "for how many seconds a batch may wait to fill"] = 0.0
     fill_share: Annotated[float, "which part of its oldest request's spare time it may wait"] = 0.0
     late: Annotated[int, "1: what is late anyway takes the cheapest configuration"] = 0
-    prewarm: Annotated[int, "1: load what is expected before its holders are free"] = 1
     patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
-    candidates: Annotated[int, "how many sets of models and GPUs are looked at, at most"] = 8
-    vcpu_hour: Annotated[float, "the price of a vCPU for an hour"] = 0.034
-    vgpu_hour: Annotated[float, "the price of a slot for an hour"] = 0.67
 
     def __post_init__(self) -> None:
-        check_bounds("esg", self, ("most_batch", "kept", "candidates"))
+        check_bounds("esg", self, "most_batch")
         if self.fill_share > 1.0:
             raise BadParameter("esg", "fill_share", "must be 1 or less")
 
@@ -91,8 +93,8 @@ class Policy:
             if not isinstance(last, Place):
                 break
             placed.append((last.requests[0], last.slot))
-        if self.prewarm and placed and view.any_idle() and view.head() is None:
-            for request, slot in placed[-self.candidates :]:
+        if placed and view.any_idle() and view.head() is None:
+            for request, slot in placed[-CANDIDATES:]:
                 yield from self._prewarmed(view, request, slot)
 
     def _overdue(self, view: View, head: RequestView) -> Place | None:
@@ -106,12 +108,12 @@ class Policy:
         wake_s: float | None = None
         seen: set[str] = set()
         no_room = False
-        for oldest in view.oldest(self.candidates):
-            nodes = rooms_for(view, oldest, self.candidates)
+        for oldest in view.oldest(CANDIDATES):
+            nodes = rooms_for(view, oldest, CANDIDATES)
             if not nodes:
                 continue
             slot = nodes[0].idle[0]
-            for queue in queues_of(view, oldest, slot, self.most_batch, self.slo_runs):
+            for queue in queues_of(view, oldest, slot, self.most_batch):
                 seen.update(each.id for each in queue.members)
                 plan = self._plan(view, queue, nodes)
                 if plan.wake_s is not None:
@@ -124,13 +126,13 @@ class Policy:
         further = self._further(view, seen)
         if further is not None:
             return [further]
-        found: list[Decision] = [Skip(None, self.rounds)] if no_room and self.rounds else []
+        found: list[Decision] = [Skip(None, _ROUNDS)] if no_room else []
         if wake_s is not None:
             found.append(Wake(wake_s))
         return found
 
     def _further(self, view: View, seen: set[str]) -> Place | None:
-        """A request with room for which more than `candidates` others, which have none, stand."""
+        """A request with room for which more than 8 others, which have none, stand."""
         for slot in view.idle_slots():
             head = view.head(slot)
             if head is not None and head.id not in seen:
@@ -139,13 +141,12 @@ class Policy:
 
     def _plan(self, view: View, queue: StageQueue, nodes: Sequence[GpuRoom]) -> _Plan:
         first, waiting = queue.members[0], len(queue.members)
-        if self.rounds and view.visits_reached(first, self.rounds):
+        if view.visits_reached(first, _ROUNDS):
             return _Plan((Configuration(1, 1, 1),), None, "the least, after rounds without room")
-        most = self.most_batch if self.fill_s or self.fill_share else waiting
-        prices = Prices(self.vcpu_hour, self.vgpu_hour)
-        profile = profile_of(view, first, nodes, most, prices)
+        most = self.most_batch if self.fill_share else waiting
+        profile = profile_of(view, first, nodes, most, PRICES)
         now = profile.up_to(waiting)
-        paths = cheapest_paths([now], queue.slack_s, self.kept)
+        paths = cheapest_paths([now], queue.slack_s, _KEPT)
         if not paths:
             late = min(now.choices, key=_cost) if self.late else now.choices[0]
             return _Plan((late.configuration,), None, "too late")
@@ -161,13 +162,12 @@ class Policy:
 
     def _fills_until(self, view: View, queue: StageQueue, best: Choice) -> float:
         """Until when a batch may wait for more calls; 0 if it does not wait."""
-        if not self.fill_s and not self.fill_share:
+        if not self.fill_share:
             return 0.0
         arrived_s = queue.members[0].arrived_s
         slo_s = queue.slack_s + view.now - arrived_s
         spare_s = max(0.0, slo_s - best.time_s)
-        wanted_s = max(self.fill_s, self.fill_share * spare_s)
-        return arrived_s + min(wanted_s, spare_s)
+        return arrived_s + self.fill_share * spare_s
 
     # -- where ----------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Policy:
         rate = view.facts(request.models[0]).rate
         if not rate or 1.0 / rate >= view.wait_s(slot):
             return
-        for other in view.few_idle(request, self.candidates):
+        for other in view.few_idle(request, CANDIDATES):
             if not view.is_hit(request, other) and not view.victims(request, other):
                 yield Prefetch(request.models[0], other)
                 return

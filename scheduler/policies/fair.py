@@ -20,10 +20,9 @@ class Policy:
     """
 
     lead_s: Annotated[float, "how much later than the first turn a request may have its own"] = 1.0
-    patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
 
     def __post_init__(self) -> None:
-        check_bounds("fair", self, ())
+        check_bounds("fair", self)
 
     def decide(self, view: View) -> Iterator[Decision]:
-        return netgain.Policy(patience=self.patience).decide(view)
+        return netgain.Policy().decide(view)

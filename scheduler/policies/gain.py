@@ -19,7 +19,11 @@ from scheduler.policies.placement_policy import (
     check_bounds,
 )
 from scheduler.policies.weighing import (
+    AWAY_S,
+    CANDIDATES,
+    IDLE_DISCOUNT,
     NOTHING_AHEAD,
+    PRICES,
     Gain,
     fits,
     members_of,
@@ -31,29 +35,21 @@ from scheduler.policies.weighing import (
     wait_at_s,
 )
 from scheduler.workflows.cost_to_go import (
+    MISS_WORTH,
     BatchOption,
     WaitingCall,
     batch_choices,
     decide,
     worth_of,
 )
-from scheduler.workflows.stage_profiles import Prices, StageProfile
+from scheduler.workflows.stage_profiles import StageProfile
 
-_ALONE = Configuration(1, 1, 1)
 _OVERDUE = "overtaken too often"
 _LEAST_S = 1e-9  # a time that was measured as nothing
-
-
-class _BatchTerms(NamedTuple):
-    """How batches are weighed: the largest, a missed deadline's weight, times, prices."""
-
-    most_batch: int
-    miss: float
-    slo_runs: float
-    margin: float
-    prices: Prices
-    away: float
-    candidates: int
+# Over how many loads' time a copy is expected to pay, and the weight of the loads that the victims'
+# requests wait for: chosen by the sweeps of docs/evaluation/gain.md.
+_HORIZON = 12.0
+_VICTIMS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,53 +62,38 @@ class Policy:
     1. The first request goes next once `patience` later ones for each slot have overtaken it,
        unless a busy GPU has its models: there it is the first one anyway.
     2. A request whose models are all on an idle GPU goes there, the first such request of the least
-       used such GPU; of its idle holders it gets the one that gains most: less `away` seconds where
-       its data is not, less what it and the runs there slow each other down (`neighbours`). Where
+       used such GPU; of its idle holders it gets the one that gains most: less 20 ms where its data
+       is not, less what it and the runs there slow each other down. Where
        that is something, the old request goes first that loses least for each second of its run.
     3. Models that no GPU holds are loaded, those of the oldest request first, where that gains
-       most, unless the only copy of what requests wait for would have to leave (with `spare`).
+       most, unless the only copy of what requests wait for would have to leave.
     4. Models that only busy GPUs hold, or that are on their way, are loaded once more where that
        gains most, if it gains anything, for the youngest request: the oldest one will get the
        holder that comes free.
-    The gain of a load, in seconds: the wait for the holder that could begin soonest, plus `rivals`
-    times the work that waits for the other models there, plus `backlog` times a holder's share of
-    what waits for these; plus `coming` times what the requests of the time of `horizon` loads save,
+    The gain of a load, in seconds: the wait for the holder that could begin soonest, plus 0.6
+    times the work that waits for the other models there, plus 1.4 times a holder's share of
+    what waits for these; plus what the requests of the time of 12 loads save,
     their share of such a wait, where loads overlap runs (else compute is what copies cost, and only
     what waits now pays for it); less the time until the models are there and the compute is free
-    (where loads take compute up to `idle_discount` cheaper, with the share of slots that are idle);
-    less `victims` times the loads that the victims' requests wait for, over the same horizon; less
-    `away`. A batch of requests of one stage and models goes to the slots and vCPUs of the GPU that
-    cost least for each, and `deadlines` times what one costs alone if it would be late. Namespaces
-    take turns by their weights, `lead_s` ahead at most. A term with a weight of 0 is switched off.
-    At most `candidates` models and GPUs are weighed.
+    (where loads take compute up to 0.4 cheaper, with the share of slots that are idle);
+    less twice the loads that the victims' requests wait for, over the same time; less what data and
+    neighbours cost, as for a hit. A batch of requests of one stage and models goes to the slots and
+    vCPUs of the GPU that cost least for each, and 20 times what one costs alone if it would be
+    late. Namespaces take turns by their weights, `lead_s` ahead at most. At most 8 models and GPUs
+    are weighed.
     """
 
     patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
-    rivals: Annotated[float, "weight of the work that waits for what is on a busy holder"] = 0.6
-    backlog: Annotated[float, "weight of a holder's share of what waits for the same models"] = 1.4
-    coming: Annotated[float, "weight of the waiting that the requests to come are saved"] = 1.0
-    horizon: Annotated[float, "over how many loads' time a copy is expected to pay"] = 12.0
-    victims: Annotated[float, "weight of the loads that the victims' requests wait for"] = 2.0
-    spare: Annotated[int, "1: the only copy of what requests wait for stays until they run"] = 1
     overlap: Annotated[
         int, "1: loads go beside runs; 0: on this hardware they take the slot's compute"
     ] = 1
-    idle_discount: Annotated[float, "how much cheaper a load is while all slots are idle"] = 0.4
-    away: Annotated[float, "seconds that a request's data takes from the node that it names"] = 0.02
-    neighbours: Annotated[float, "weight of how runs at once slow each other down"] = 1.0
     lead_s: Annotated[
         float, "how much later than the first turn a namespace's request may go; 0: no turns"
     ] = 48.0
     most_batch: Annotated[int, "how many requests run together at most; 0: one by one"] = 16
-    deadlines: Annotated[float, "weight of a missed deadline, in costs of a request alone"] = 20.0
-    margin: Annotated[float, "by what part of its time a batch must be sooner than its time"] = 0.05
-    slo_runs: Annotated[float, "the time of a request that brings none, in runs of it alone"] = 5.0
-    vcpu_hour: Annotated[float, "the price of a vCPU for an hour"] = 0.034
-    vgpu_hour: Annotated[float, "the price of a slot for an hour"] = 0.67
-    candidates: Annotated[int, "how many models and GPUs are weighed at most"] = 8
 
     def __post_init__(self) -> None:
-        check_bounds("gain", self, ("candidates",))
+        check_bounds("gain", self)
 
     def decide(self, view: View) -> Iterator[Decision]:
         while (head := view.head()) is not None:
@@ -130,12 +111,12 @@ class Policy:
         """The slots that it weighs for this request: hits, loads, and the wait, which gains 0."""
         found: dict[SlotView, dict[str, float]] = {}
         load_s = view.nearest_load_s(request)
-        for slot in (*self._near(view, request), *view.idle_holders(request, self.candidates)):
+        for slot in (*self._near(view, request), *view.idle_holders(request, CANDIDATES)):
             found[slot] = {"load": load_s, **self._hit_gain(view, request, slot).named()}
         idle = view.idle_holder(request)
         if idle is not None:
             place = Place((request,), self._holder(view, request, idle), "")
-            slot, terms = _batch_terms(view, place, self._batches())
+            slot, terms = batch_terms(view, place, self.most_batch)
             found[slot] = {**found.get(slot, {"load": load_s}), **terms}
         holder = view.busy_holder(request)
         if holder is not None:
@@ -164,16 +145,16 @@ class Policy:
         for hit, slot in view.hits():
             best = self._holder(view, hit, slot)
             request = self._quietest(view, hit, best)
-            return _batched(view, Place((request,), best, "hit on an idle GPU"), self._batches())
+            return batched(view, Place((request,), best, "hit on an idle GPU"), self.most_batch)
         return None
 
     def _holder(self, view: View, hit: RequestView, slot: SlotView) -> SlotView:
         """Of the idle holders the one that gains most; mostly all gain the same: then this one."""
         near = self._near(view, hit)
-        if not near and self._disturbance_s(view, hit, slot) <= 0.0:
+        if not near and neighbours_s(view, hit, slot) <= 0.0:
             return slot
         best, best_s = slot, self._hit_gain(view, hit, slot).total
-        for other in (*near, *view.idle_holders(hit, self.candidates)):
+        for other in (*near, *view.idle_holders(hit, CANDIDATES)):
             gain_s = self._hit_gain(view, hit, other).total
             if gain_s > best_s:
                 best, best_s = other, gain_s
@@ -185,7 +166,7 @@ class Policy:
         That is the one for which they lose least together, for each second of its run.
         """
         best, least = hit, self._lost_part(view, hit, slot)
-        for other in view.oldest(self.candidates) if least > 0.0 else ():
+        for other in view.oldest(CANDIDATES) if least > 0.0 else ():
             if view.is_hit(other, slot):
                 lost = self._lost_part(view, other, slot)
                 if lost < least:
@@ -193,11 +174,11 @@ class Policy:
         return best
 
     def _lost_part(self, view: View, request: RequestView, slot: SlotView) -> float:
-        return self._disturbance_s(view, request, slot) / max(view.run_s(request, slot), _LEAST_S)
+        return neighbours_s(view, request, slot) / max(view.run_s(request, slot), _LEAST_S)
 
     def _load_unheld(self, view: View) -> Place | LoadBeside | None:
-        for request in view.unheld(self.candidates):
-            slot = self._best(view, request, spare=self.spare > 0)
+        for request in view.unheld(CANDIDATES):
+            slot = self._best(view, request, spare=True)
             if slot is not None:
                 return self._load(request, slot, "on no GPU")
         return None
@@ -206,7 +187,7 @@ class Policy:
         best_s = 0.0
         best: tuple[RequestView, SlotView] | None = None
         cheaper = self._cheaper(view)
-        for request in view.most_in_excess(self.candidates):
+        for request in view.most_in_excess(CANDIDATES):
             waiting_s, coming_s = self._saved_s(view, request)
             if waiting_s + coming_s - cheaper * view.nearest_load_s(request) <= best_s:
                 continue
@@ -214,7 +195,7 @@ class Policy:
                 if view.is_hit(request, slot):
                     continue
                 gain_s = self._load_gain(view, request, slot, waiting_s, coming_s).total
-                if gain_s > best_s and not self._strands(view, request, slot):
+                if gain_s > best_s and not view.strands(slot, view.victims(request, slot)):
                     best_s, best = gain_s, (request, slot)
         if best is None:
             return None
@@ -239,9 +220,9 @@ class Policy:
         """The slots that are weighed for a load."""
         near, keepers = view.near_idle(request), view.idle_keepers(request)
         if not self.overlap:
-            few = view.few_idle(request, self.candidates)
+            few = view.few_idle(request, CANDIDATES)
             return list(dict.fromkeys((*near, *keepers, *few))) if near or keepers else few
-        few = view.few_loadable(request, self.candidates)
+        few = view.few_loadable(request, CANDIDATES)
         if not near and not keepers:
             return few
         known = [each for each in (*near, *keepers) if each.loadable]
@@ -261,7 +242,7 @@ class Policy:
     def _hit_gain(self, view: View, request: RequestView, slot: SlotView) -> Gain:
         """Against a hit on any other slot: what the load would take all of them save."""
         away_s = self._away_s(view, request, slot)
-        return Gain(data=-away_s, neighbours=-self._disturbance_s(view, request, slot))
+        return Gain(data=-away_s, neighbours=-neighbours_s(view, request, slot))
 
     def _load_gain(
         self,
@@ -276,12 +257,10 @@ class Policy:
             load_s = max(load_s, view.wait_s(slot))
         else:
             load_s *= self._cheaper(view)
-        lost_s = 0.0
-        if self.victims:
-            horizon_s = self.victims * self.horizon * view.nearest_load_s(request)
-            lost_s = horizon_s * reloads(view, view.victims(request, slot))
+        horizon_s = _VICTIMS * _HORIZON * view.nearest_load_s(request)
+        lost_s = horizon_s * reloads(view, view.victims(request, slot))
         away_s = self._away_s(view, request, slot)
-        disturbance_s = self._disturbance_s(view, request, slot)
+        disturbance_s = neighbours_s(view, request, slot)
         return Gain(waiting_s, coming_s, -load_s, -lost_s, -away_s, -disturbance_s)
 
     def _saved_s(self, view: View, request: RequestView) -> tuple[float, float]:
@@ -290,38 +269,25 @@ class Policy:
         if holder is None:
             return 0.0, 0.0
         begins_s = view.begins_s(request, holder)
-        wait_s = wait_at_s(view, request, holder, begins_s, self.rivals, self.backlog)
-        if not self.overlap or not self.coming:
+        wait_s = wait_at_s(view, request, holder, begins_s)
+        if not self.overlap:
             return wait_s, 0.0
-        horizon_s = self.coming * self.horizon * view.nearest_load_s(request)
+        horizon_s = _HORIZON * view.nearest_load_s(request)
         expected = horizon_s * min([view.facts(model).rate for model in request.models])
         return wait_s, expected * wait_s / (view.copies(request) + 1)
 
     def _cheaper(self, view: View) -> float:
         """The weight of a load: compute that nobody needs now is cheaper to take."""
-        return 1.0 if self.overlap else 1.0 - self.idle_discount * view.idle_share()
+        return 1.0 if self.overlap else 1.0 - IDLE_DISCOUNT * view.idle_share()
 
     def _away_s(self, view: View, request: RequestView, slot: SlotView) -> float:
-        near = view.near_idle(request) if self.away else ()
-        return self.away if near and slot not in near else 0.0
+        near = view.near_idle(request)
+        return AWAY_S if near and slot not in near else 0.0
 
-    def _disturbance_s(self, view: View, request: RequestView, slot: SlotView) -> float:
-        return self.neighbours * neighbours_s(view, request, slot) if self.neighbours else 0.0
 
-    def _strands(self, view: View, request: RequestView, slot: SlotView) -> bool:
-        return self.spare > 0 and view.strands(slot, view.victims(request, slot))
-
-    def _batches(self) -> _BatchTerms:
-        prices = Prices(self.vcpu_hour, self.vgpu_hour)
-        return _BatchTerms(
-            self.most_batch,
-            self.deadlines,
-            self.slo_runs,
-            self.margin,
-            prices,
-            self.away,
-            self.candidates,
-        )
+_ALONE = Configuration(1, 1, 1)
+# By what part of its time a batch must be sooner than that: runs vary.
+_MARGIN = 0.05
 
 
 class _Weighed(NamedTuple):
@@ -335,21 +301,21 @@ class _Weighed(NamedTuple):
     options: Sequence[BatchOption]
 
 
-def _batched(view: View, hit: Place, terms: _BatchTerms) -> Place:
+def batched(view: View, hit: Place, most_batch: int) -> Place:
     """The same placement, or one for more requests, slots and vCPUs, if that costs each less.
 
     Slots and vCPUs may be those of another GPU that has the models.
     """
-    weighed = _weigh(view, hit, terms)
+    weighed = _weigh(view, hit, most_batch)
     return hit if weighed is None else _chosen(hit, weighed)
 
 
-def _batch_terms(view: View, hit: Place, terms: _BatchTerms) -> tuple[SlotView, dict[str, float]]:
+def batch_terms(view: View, hit: Place, most_batch: int) -> tuple[SlotView, dict[str, float]]:
     """The slot of the batch, and what it saves each request, in seconds of a slot.
 
     By what it costs, and by what it is worth to be in time.
     """
-    weighed = _weigh(view, hit, terms)
+    weighed = _weigh(view, hit, most_batch)
     if weighed is None:
         return hit.slot, {}
     place = _chosen(hit, weighed)
@@ -358,11 +324,11 @@ def _batch_terms(view: View, hit: Place, terms: _BatchTerms) -> tuple[SlotView, 
     chosen, alone = known.get(given), known.get(_ALONE)
     if chosen is None or alone is None or chosen is alone:
         return place.slot, {}
-    slot_s = terms.prices.cost(_ALONE, 1.0) or 1.0
+    slot_s = PRICES.cost(_ALONE, 1.0) or 1.0
     saved = [
         worth_of(alone, weighed.calls[:1], miss, alone.cost)
         - worth_of(chosen, weighed.calls[: given.batch], miss, alone.cost)
-        for miss in (0.0, terms.miss)
+        for miss in (0.0, MISS_WORTH)
     ]
     batch_s, all_s = (each / slot_s for each in saved)
     return place.slot, {"batch": batch_s, "deadlines": all_s - batch_s}
@@ -378,24 +344,24 @@ def _chosen(hit: Place, weighed: _Weighed) -> Place:
     return hit
 
 
-def _weigh(view: View, hit: Place, terms: _BatchTerms) -> _Weighed | None:
+def _weigh(view: View, hit: Place, most_batch: int) -> _Weighed | None:
     """None if there is nothing to choose from."""
     first, slot = hit.requests[0], hit.slot
     room = view.room(slot)
     is_plain = room.slots == 1 and not room.vcpus
-    if is_plain and (terms.most_batch <= 1 or view.waiting(first) <= 1):
+    if is_plain and (most_batch <= 1 or view.waiting(first) <= 1):
         return None
-    members = members_of(view, first, terms.most_batch)
+    members = members_of(view, first, most_batch)
     if is_plain and len(members) == 1:
         return None
     near: Sequence[GpuId] = ()
     rooms = [room]
     if not is_plain:
-        near, rooms = _rooms(view, hit, terms.candidates)
-    profile = profile_of(view, first, rooms, len(members), scarce_prices(view, rooms, terms.prices))
-    away_s = terms.away if near else 0.0
-    calls = [_waiting(view, each, slot, terms, away_s) for each in members]
-    options = decide(batch_choices(profile), calls, None, terms.miss).options
+        near, rooms = _rooms(view, hit)
+    profile = profile_of(view, first, rooms, len(members), scarce_prices(view, rooms))
+    away_s = AWAY_S if near else 0.0
+    calls = [_waiting(view, each, slot, away_s) for each in members]
+    options = decide(batch_choices(profile), calls, None).options
     return _Weighed(members, near, rooms, profile, calls, options)
 
 
@@ -409,13 +375,13 @@ def _placed(hit: Place, weighed: _Weighed, room: GpuRoom, given: Configuration) 
     return Place(batch, idle[0], f"{hit.rule}, as a batch", given, idle[1 : given.vgpus])
 
 
-def _rooms(view: View, hit: Place, candidates: int) -> tuple[Sequence[GpuId], list[GpuRoom]]:
+def _rooms(view: View, hit: Place) -> tuple[Sequence[GpuId], list[GpuRoom]]:
     """The GPUs that are near the request's data, and all that could take it, its own first."""
     first, slot = hit.requests[0], hit.slot
     near = [each for each in view.near_idle(first) if view.is_hit(first, each)]
     rooms: dict[GpuId, GpuRoom] = {}
     names: dict[GpuId, None] = {}
-    for each in (slot, *near, *view.idle_holders(first, candidates)):
+    for each in (slot, *near, *view.idle_holders(first, CANDIDATES)):
         room = view.room(each)
         rooms.setdefault(room.gpu, room)
     for each in near:
@@ -423,10 +389,7 @@ def _rooms(view: View, hit: Place, candidates: int) -> tuple[Sequence[GpuId], li
     return list(names), list(rooms.values())
 
 
-def _waiting(
-    view: View, request: RequestView, slot: SlotView, terms: _BatchTerms, away_s: float
-) -> WaitingCall:
+def _waiting(view: View, request: RequestView, slot: SlotView, away_s: float) -> WaitingCall:
     """A request that is late already joins no batch for being late."""
-    left_s = slack_s(view, request, slot, terms.slo_runs) / (1.0 + terms.margin)
-    counts = left_s > 0.0 and terms.miss > 0.0
-    return WaitingCall(left_s if counts else inf, NOTHING_AHEAD, 0.0, away_s)
+    left_s = slack_s(view, request, slot) / (1.0 + _MARGIN)
+    return WaitingCall(left_s if left_s > 0.0 else inf, NOTHING_AHEAD, 0.0, away_s)

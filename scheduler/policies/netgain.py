@@ -12,7 +12,13 @@ from scheduler.policies.placement_policy import (
     View,
     check_bounds,
 )
-from scheduler.policies.weighing import wait_at_s, worth_s
+from scheduler.policies.weighing import (
+    AWAY_S,
+    CANDIDATES,
+    IDLE_DISCOUNT,
+    wait_at_s,
+    worth_s,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,30 +31,22 @@ class Policy:
        first such request.
     3. Models that no GPU holds are loaded, those of the oldest request first.
     4. Models that only busy GPUs hold are loaded once more where that gains something:
-       the wait for the soonest free holder, plus `rivals` times the work that waits for the other
-       models there, plus `backlog` times a holder's share of what waits for these,
-       less the load (up to `idle_discount` cheaper, with the share of GPUs that are idle),
+       the wait for the soonest free holder, plus 0.6 times the work that waits for the other
+       models there, plus 1.4 times a holder's share of what waits for these,
+       less the load (up to 0.4 cheaper, with the share of GPUs that are idle),
        less the worth of what is evicted. The largest gain goes first, and for the youngest
        request of its models, since the oldest one will get the holder that comes free.
     Loads go to the idle GPU where the load and the worth of its victims are least; away from the
-    node that a request names, where its data is, a GPU costs it `away` seconds more, and of idle
+    node that a request names, where its data is, a GPU costs it 20 ms more, and of idle
     GPUs with a hit one of that node goes first. A copy is worth its load, times the
-    requests expected while `memory` such loads' worth of inference runs, times the chance that
-    all other copies are busy. At most `candidates` models and GPUs are weighed.
+    requests expected while 16 such loads' worth of inference runs, times the chance that
+    all other copies are busy. At most 8 models and GPUs are weighed.
     """
 
     patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
-    rivals: Annotated[float, "weight of the work that waits for what is on a busy holder"] = 0.6
-    backlog: Annotated[float, "weight of a holder's share of what waits for the same models"] = 1.4
-    idle_discount: Annotated[float, "how much cheaper a load is while all GPUs are idle"] = 0.4
-    memory: Annotated[
-        float, "over how many loads' worth of inference a copy is expected to pay"
-    ] = 16.0
-    away: Annotated[float, "seconds that a request's data takes from the node that it names"] = 0.02
-    candidates: Annotated[int, "how many models and GPUs are weighed at most"] = 8
 
     def __post_init__(self) -> None:
-        check_bounds("netgain", self, ("candidates",))
+        check_bounds("netgain", self)
 
     def decide(self, view: View) -> Iterator[Decision]:
         while view.any_idle() and (head := view.head()) is not None:
@@ -77,7 +75,7 @@ class Policy:
         return None
 
     def _load_unheld(self, view: View) -> Place | None:
-        for request in view.unheld(self.candidates):
+        for request in view.unheld(CANDIDATES):
             slot = self._cheapest(view, request)
             if slot is not None:
                 return Place((request,), slot, "on no GPU")
@@ -86,15 +84,15 @@ class Policy:
     def _load_again(self, view: View) -> Place | None:
         best_s = 0.0
         best: tuple[RequestView, SlotView] | None = None
-        load_weight = 1.0 - self.idle_discount * view.idle_share()
-        for request in view.most_in_excess(self.candidates):
+        load_weight = 1.0 - IDLE_DISCOUNT * view.idle_share()
+        for request in view.most_in_excess(CANDIDATES):
             wait_s = self._wait_for_holders(view, request)
             if wait_s - load_weight * view.nearest_load_s(request) <= best_s:
                 continue
-            for slot in view.few_idle(request, self.candidates):
+            for slot in view.few_idle(request, CANDIDATES):
                 gain_s = wait_s - load_weight * view.load_s(request, slot)
                 if gain_s > best_s:
-                    gain_s -= worth_s(view, view.victims(request, slot), self.memory)
+                    gain_s -= worth_s(view, view.victims(request, slot))
                 if gain_s > best_s:
                     best_s, best = gain_s, (request, slot)
         if best is None:
@@ -110,19 +108,19 @@ class Policy:
         if holder is None:
             return 0.0
         begins_s = view.wait_s(holder)
-        return wait_at_s(view, request, holder, begins_s, self.rivals, self.backlog)
+        return wait_at_s(view, request, holder, begins_s)
 
     def _cheapest(self, view: View, request: RequestView) -> SlotView | None:
         """The idle GPU where the load, its victims' worth and the way to the data cost least."""
         best: SlotView | None = None
         best_s = 0.0
         near = view.near_idle(request)
-        few = view.few_idle(request, self.candidates)
+        few = view.few_idle(request, CANDIDATES)
         for slot in dict.fromkeys((*near, *view.idle_keepers(request), *few)):
             cost_s = view.load_s(request, slot)
-            cost_s += worth_s(view, view.victims(request, slot), self.memory)
+            cost_s += worth_s(view, view.victims(request, slot))
             if near and slot not in near:
-                cost_s += self.away
+                cost_s += AWAY_S
             if best is None or cost_s < best_s:
                 best, best_s = slot, cost_s
         return best

@@ -12,6 +12,10 @@ from scheduler.policies.placement_policy import (
     View,
     check_bounds,
 )
+from scheduler.policies.weighing import CANDIDATES
+
+# The largest mean slowdown of a pair: from there on one after the other is as fast.
+_MOST_SLOWDOWN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +25,12 @@ class Policy:
     Only the global queue is used; while a GPU has room and requests wait:
 
     1. The first request goes next once `patience` later ones for each slot have overtaken it.
-    2. Of the oldest requests of at most `candidates` sets of models, and for each of them the idle
+    2. Of the oldest requests of at most 8 sets of models, and for each of them the idle
        GPU that holds its models and the least used ones with room, the pair goes first whose value
        is least: the mean of how many times as long the request runs beside what runs there, and
-       what runs there beside the request, plus the deviation |a/b - b/a| of the two, plus `load`
-       times the part of its time there that a load would take. Alone the two are 1.
-    A request does not go where that mean exceeds `most`, where one after the other is as fast; nor
+       what runs there beside the request, plus the deviation |a/b - b/a| of the two, plus
+       the part of its time there that a load would take. Alone the two are 1.
+    A request does not go where that mean exceeds 2, where one after the other is as fast; nor
     to a GPU that has to load its models, if a busy one that has them is free sooner.
 
     How unclear points were read: the paper takes pairs for empty GPUs, and the next pair when both
@@ -35,12 +39,9 @@ class Policy:
     """
 
     patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
-    most: Annotated[float, "the largest mean slowdown of a pair"] = 2.0
-    load: Annotated[float, "how much a load counts, beside slowdowns"] = 1.0
-    candidates: Annotated[int, "how many models and GPUs are weighed at most"] = 8
 
     def __post_init__(self) -> None:
-        check_bounds("pairs", self, ("most", "candidates"))
+        check_bounds("pairs", self)
 
     def decide(self, view: View) -> Iterator[Decision]:
         while view.any_idle() and (head := view.head()) is not None:
@@ -63,7 +64,7 @@ class Policy:
     def _least_disturbing(self, view: View) -> Place | None:
         best: tuple[RequestView, SlotView] | None = None
         best_value = 0.0
-        for request in view.oldest(self.candidates):
+        for request in view.oldest(CANDIDATES):
             for slot in self._slots(view, request):
                 value = self._value(view, request, slot)
                 if best is not None and value >= best_value:
@@ -78,7 +79,7 @@ class Policy:
     # -- parts ----------------------------------------------------------------------------------
 
     def _slots(self, view: View, request: RequestView) -> list[SlotView]:
-        slots = list(view.few_idle(request, self.candidates))
+        slots = list(view.few_idle(request, CANDIDATES))
         holder = view.idle_holder(request)
         if holder is not None and holder not in slots:
             slots.insert(0, holder)
@@ -89,13 +90,13 @@ class Policy:
         value = (own + others) / 2 + abs(own / others - others / own)
         load_s = view.load_s(request, slot)
         if load_s > 0.0:
-            value += self.load * load_s / (load_s + view.run_s(request, slot))
+            value += load_s / (load_s + view.run_s(request, slot))
         return value
 
     def _waits(self, view: View, request: RequestView, slot: SlotView) -> bool:
         """Whether the request is better not placed there now."""
         own, others = view.slowdown(request, slot), view.slows(request, slot)
-        if (own + others) / 2 > self.most:
+        if (own + others) / 2 > _MOST_SLOWDOWN:
             return True
         if view.is_hit(request, slot):
             return False

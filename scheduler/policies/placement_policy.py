@@ -420,7 +420,7 @@ class WeighingPolicy(Protocol):
         ...
 
 
-def check_bounds(policy: str, chosen: Any, from_one: Sequence[str]) -> None:
+def check_bounds(policy: str, chosen: Any, *from_one: str) -> None:
     """Raise BadParameter if a parameter of the policy is below 0, or one of these below 1."""
     for field in fields(chosen):
         if getattr(chosen, field.name) < 0:

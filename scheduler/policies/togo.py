@@ -16,7 +16,6 @@ from scheduler.policies.weighing import (
     slack_s,
 )
 from scheduler.workflows.cost_to_go import WaitingCall, batch_choices, decide
-from scheduler.workflows.stage_profiles import Prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +32,11 @@ class Policy:
     least, all is as under NETGAIN.
     """
 
-    slo_runs: Annotated[float, "the time of a request that brings none, in runs of it alone"] = 5.0
     most_batch: Annotated[int, "how many requests run together at most"] = 16
     patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
-    vcpu_hour: Annotated[float, "the price of a vCPU for an hour"] = 0.034
-    vgpu_hour: Annotated[float, "the price of a slot for an hour"] = 0.67
 
     def __post_init__(self) -> None:
-        check_bounds("togo", self, ("most_batch",))
+        check_bounds("togo", self, "most_batch")
 
     def decide(self, view: View) -> Iterator[Decision]:
         for decision in netgain.Policy(patience=self.patience).decide(view):
@@ -50,11 +46,11 @@ class Policy:
         first, slot = decision.requests[0], decision.slot
         members = members_of(view, first, self.most_batch)
         room = view.room(slot)
-        prices = scarce_prices(view, (room,), Prices(self.vcpu_hour, self.vgpu_hour))
+        prices = scarce_prices(view, (room,))
         profile = profile_of(view, first, (room,), len(members), prices)
         if len(profile.choices) == 1:
             return decision
-        left_s = [slack_s(view, each, slot, self.slo_runs) for each in members]
+        left_s = [slack_s(view, each, slot) for each in members]
         calls = [WaitingCall(each if each > 0.0 else inf, NOTHING_AHEAD) for each in left_s]
         for option in decide(batch_choices(profile), calls, None).options:
             given = option.configuration

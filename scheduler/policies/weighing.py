@@ -9,83 +9,14 @@ from scheduler.policies.placement_policy import GpuRoom, ModelFacts, RequestView
 from scheduler.workflows.cost_to_go import cost_to_go, scarcity_prices
 from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile
 
+# The prices of a vCPU and a slot for an hour, as in ESG: only their ratio decides.
+PRICES = Prices(vcpu_hour=0.034, vgpu_hour=0.67)
+# The time of a request that brings none, in runs of it alone.
+_SLO_RUNS = 5.0
 # A request's later stages are not known here: its own time was divided off for this stage.
 NOTHING_AHEAD = cost_to_go(())
 # A time that was measured as nothing.
 _LEAST_S = 1e-9
-
-
-class Gain(NamedTuple):
-    """The seconds that an action gains over none, by reason; what it costs is below zero."""
-
-    waiting: float = 0.0
-    coming: float = 0.0
-    load: float = 0.0
-    victims: float = 0.0
-    data: float = 0.0
-    neighbours: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """All of them together."""
-        return sum(self)
-
-    def named(self) -> dict[str, float]:
-        """Those that are not 0, by name."""
-        named = zip(self._fields, self, strict=True)
-        return {name: seconds for name, seconds in named if seconds}
-
-
-def worth_s(view: View, models: Sequence[ModelId], memory: float) -> float:
-    """What these copies are worth, in seconds: what their loss is expected to cost.
-
-    A copy is worth its load, times the requests expected while `memory` such loads' worth of
-    inference runs, times the chance that all other copies are busy.
-    """
-    total_s = 0.0
-    for model in models:
-        facts = view.facts(model)
-        expected = memory * facts.rate * facts.load_s / max(facts.run_s, 1e-6)
-        total_s += facts.load_s * expected * _all_others_busy(facts)
-    return total_s
-
-
-def reloads(view: View, models: Sequence[ModelId]) -> float:
-    """How many requests would wait for loads at a time, on average, if these copies were lost.
-
-    Those that come during one load, times the chance that all other copies are busy.
-    """
-    total = 0.0
-    for model in models:
-        facts = view.facts(model)
-        total += facts.rate * facts.load_s * _all_others_busy(facts)
-    return total
-
-
-def wait_at_s(
-    view: View,
-    request: RequestView,
-    holder: SlotView,
-    begins_s: float,
-    rivals: float,
-    backlog: float,
-) -> float:
-    """How long the last of the requests for these models would wait for this busy holder.
-
-    It could begin one in `begins_s`; `rivals` weighs the work that waits for the other models
-    there, `backlog` a holder's share of what waits for these.
-    """
-    before = view.waiting(request) - 1
-    own_work_s = before * view.run_s(request, holder) / view.copies(request)
-    rivals_s = view.rival_work_s(holder, request)
-    return begins_s + rivals * rivals_s + backlog * own_work_s
-
-
-def neighbours_s(view: View, request: RequestView, slot: SlotView) -> float:
-    """What a request and the runs on a slot lose together if it runs beside them."""
-    slowdown = view.slowdown(request, slot)
-    own_s = view.run_s(request, slot) * (1.0 - 1.0 / slowdown) if slowdown > 1.0 else 0.0
-    return own_s + view.disturbs(request, slot)
 
 
 class StageQueue(NamedTuple):
@@ -98,19 +29,14 @@ class StageQueue(NamedTuple):
     slack_s: float
 
 
-def queues_of(
-    view: View, oldest: RequestView, slot: SlotView, most_batch: int, slo_runs: float
-) -> list[StageQueue]:
-    """The queues among the first requests of one set of models, at most a batch of each.
-
-    A request that brings no time has that of `slo_runs` runs of it alone on this slot.
-    """
+def queues_of(view: View, oldest: RequestView, slot: SlotView, most_batch: int) -> list[StageQueue]:
+    """The queues among the first requests of one set of models, at most a batch of each."""
     by_stage: dict[tuple[str, str, str], list[RequestView]] = {}
     for request in view.waiting_like(oldest, 2 * most_batch):
         key = request.function, request.application, request.stage
         by_stage.setdefault(key, []).append(request)
     return [
-        StageQueue(members[:most_batch], slack_s(view, members[0], slot, slo_runs))
+        StageQueue(members[:most_batch], slack_s(view, members[0], slot))
         for members in by_stage.values()
     ]
 
@@ -137,18 +63,18 @@ def fits(room: GpuRoom, given: Configuration) -> bool:
     return given.vgpus <= len(room.idle) and (not room.vcpus or given.vcpus <= room.free_vcpus)
 
 
-def scarce_prices(view: View, rooms: Sequence[GpuRoom], prices: Prices) -> Prices:
+def scarce_prices(view: View, rooms: Sequence[GpuRoom]) -> Prices:
     """vCPUs of these GPUs, and slots, count as dearer where they run out."""
     vcpus, free = sum([each.vcpus for each in rooms]), sum([each.free_vcpus for each in rooms])
     used = 1.0 - free / vcpus if vcpus else 0.0
-    return scarcity_prices(prices, used, 1.0 - max(0.0, view.idle_share()))
+    return scarcity_prices(PRICES, used, 1.0 - max(0.0, view.idle_share()))
 
 
-def slack_s(view: View, request: RequestView, slot: SlotView, slo_runs: float) -> float:
-    """What is left of a request's time."""
+def slack_s(view: View, request: RequestView, slot: SlotView) -> float:
+    """What is left of a request's time: of five runs of it alone here, if it brings none."""
     slo_s = request.slo_s
     if slo_s is None:
-        slo_s = slo_runs * view.run_s(request, slot)
+        slo_s = _SLO_RUNS * view.run_s(request, slot)
     return slo_s - (view.now - request.arrived_s)
 
 
@@ -186,11 +112,6 @@ def rooms_for(view: View, request: RequestView, most: int) -> list[GpuRoom]:
     return list(found.values())
 
 
-def _all_others_busy(facts: ModelFacts) -> float:
-    others = facts.copies - 1
-    return min(1.0, facts.rate * facts.run_s / others) ** others if others > 0 else 1.0
-
-
 def _shapes(most_batch: int, slots: int) -> Iterator[tuple[int, int]]:
     """Batches and slots to choose from: a portion of a batch has at least one request."""
     batch = 1
@@ -200,3 +121,92 @@ def _shapes(most_batch: int, slots: int) -> Iterator[tuple[int, int]]:
             yield batch, vgpus
             vgpus = slots if vgpus < slots < 2 * vgpus and slots <= batch else 2 * vgpus
         batch *= 2
+
+
+# A decision costs the same at every size: at most so many models and GPUs are weighed.
+CANDIDATES = 8
+# The seconds that a request's data takes from the node that it names.
+AWAY_S = 0.02
+# How much cheaper a load is while all slots are idle: compute that nobody needs now.
+IDLE_DISCOUNT = 0.4
+# The weights of the work that waits for the other models on a busy holder, and of a holder's share
+# of what waits for the same models: the sweeps of decision 3 chose both.
+_RIVALS = 0.6
+_BACKLOG = 1.4
+# Over how many loads' worth of inference a copy is expected to pay.
+_LOADS_WORTH = 16.0
+
+
+class Gain(NamedTuple):
+    """The seconds that an action gains over none, by reason; what it costs is below zero."""
+
+    waiting: float = 0.0
+    coming: float = 0.0
+    load: float = 0.0
+    victims: float = 0.0
+    data: float = 0.0
+    neighbours: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of them together."""
+        return sum(self)
+
+    def named(self) -> dict[str, float]:
+        """Those that are not 0, by name."""
+        named = zip(self._fields, self, strict=True)
+        return {name: seconds for name, seconds in named if seconds}
+
+
+def worth_s(view: View, models: Sequence[ModelId]) -> float:
+    """What these copies are worth, in seconds: what their loss is expected to cost.
+
+    A copy is worth its load, times the requests expected while 16 such loads' worth of
+    inference runs, times the chance that all other copies are busy.
+    """
+    total_s = 0.0
+    for model in models:
+        facts = view.facts(model)
+        expected = _LOADS_WORTH * facts.rate * facts.load_s / max(facts.run_s, 1e-6)
+        total_s += facts.load_s * expected * _all_others_busy(facts)
+    return total_s
+
+
+def reloads(view: View, models: Sequence[ModelId]) -> float:
+    """How many requests would wait for loads at a time, on average, if these copies were lost.
+
+    Those that come during one load, times the chance that all other copies are busy.
+    """
+    total = 0.0
+    for model in models:
+        facts = view.facts(model)
+        total += facts.rate * facts.load_s * _all_others_busy(facts)
+    return total
+
+
+def wait_at_s(
+    view: View,
+    request: RequestView,
+    holder: SlotView,
+    begins_s: float,
+) -> float:
+    """How long the last of the requests for these models would wait for this busy holder.
+
+    It could begin one in `begins_s`.
+    """
+    before = view.waiting(request) - 1
+    own_work_s = before * view.run_s(request, holder) / view.copies(request)
+    rivals_s = view.rival_work_s(holder, request)
+    return begins_s + _RIVALS * rivals_s + _BACKLOG * own_work_s
+
+
+def neighbours_s(view: View, request: RequestView, slot: SlotView) -> float:
+    """What a request and the runs on a slot lose together if it runs beside them."""
+    slowdown = view.slowdown(request, slot)
+    own_s = view.run_s(request, slot) * (1.0 - 1.0 / slowdown) if slowdown > 1.0 else 0.0
+    return own_s + view.disturbs(request, slot)
+
+
+def _all_others_busy(facts: ModelFacts) -> float:
+    others = facts.copies - 1
+    return min(1.0, facts.rate * facts.run_s / others) ** others if others > 0 else 1.0

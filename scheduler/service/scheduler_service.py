@@ -52,6 +52,8 @@ from scheduler.wire.node_stream import node_of_path
 log = logging.getLogger(__name__)
 
 _EPOCH_S = 1_704_067_200  # 2024
+# How long a lease's token may be presented for the first time: longer than any model loads.
+_TOKEN_S = 600.0
 
 
 class SchedulerService:
@@ -120,7 +122,7 @@ class SchedulerService:
         recovered = await recover(store, log, time.time() - keep_s)
         choice = recovered.begin_with(self._configured())
         billing = self._settings.billing
-        buckets = UseBuckets(billing.keep_hours, billing.keep_days)
+        buckets = UseBuckets(keep_days=billing.keep_days)
         await read_use(store, buckets, log)
         self._billed_under = candidacy.fence
         async with AsyncExitStack() as stack:
@@ -247,7 +249,7 @@ class SchedulerService:
             gpu=placement.gpu,
             slot=placement.slot,
             term=term,
-            expires_s=time.time() + self._settings.scheduler.token_s,
+            expires_s=time.time() + _TOKEN_S,
             addresses=addresses_for_token(addresses),
             stands=placement.stands is not None,
             ahead=placement.hit and request.caller != "" and not shared,

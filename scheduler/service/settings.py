@@ -8,6 +8,10 @@ from scheduler.model.values import StandingTerms
 from scheduler.service.billing.prices import Billing
 
 _DAY_S = 86_400.0
+# For how many calls a lease may be kept: enough that the time ends it first.
+_STANDING_CALLS = 10_000
+# How long it may be kept while others wait: decision 24 has what it costs them.
+_STANDING_SLICE_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +24,7 @@ class Serving:
     every slot. `record` names a file to which every event is appended, for a replay. At most
     `metric_names` GPUs, models and functions each have metrics of their own. Metrics name functions
     and models of every tenant: they need credentials, unless `metrics_auth` is off. While nobody
-    else waits, a gateway may keep a lease for `standing_s`, and for `standing_calls` calls (0: for
-    one call each, as the thesis has it); while others wait, for a slice of `standing_slice_s` (0:
-    for one call).
+    else waits, a gateway may keep a lease for `standing_s` (0: for one call, as the thesis has it).
     """
 
     listen: str = "127.0.0.1:7700"
@@ -33,22 +35,19 @@ class Serving:
     max_waiting: int = 10_000
     largest_gpu_bytes: int = 0
     attach_grace_s: float = 5.0
-    token_s: float = 600.0
     history: int = 2_000
     explain_slots: int = 64
     record: str = ""
     metrics_auth: bool = True
     metric_names: int = 1_000
     standing_s: float = 5.0
-    standing_calls: int = 10_000
-    standing_slice_s: float = 0.03
 
     @property
     def standing(self) -> StandingTerms | None:
         """How callers may keep leases; None if they may not."""
-        if self.standing_s <= 0.0 or self.standing_calls <= 1:
+        if self.standing_s <= 0.0:
             return None
-        return StandingTerms(self.standing_s, self.standing_calls, max(0.0, self.standing_slice_s))
+        return StandingTerms(self.standing_s, _STANDING_CALLS, _STANDING_SLICE_S)
 
 
 @dataclass(frozen=True, slots=True)

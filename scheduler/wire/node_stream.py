@@ -53,7 +53,7 @@ MOST_UNSENT_BYTES = _MOST_KEPT_BYTES + (16 << 20)
 class StreamTimes:
     """Heartbeats, the silence after which a stream counts as broken, and how long a break may last.
 
-    A manager waits from `retry_s` up to `most_retry_s` before it dials again. Every `probe_s` it
+    A manager waits up to `most_retry_s` before it dials again. Every `probe_s` it
     asks the schedulers that it is not attached to whether they lead.
     """
 
@@ -61,7 +61,6 @@ class StreamTimes:
     silence_s: float = 3.0
     greeting_s: float = 2.0
     grace_s: float = 10.0
-    retry_s: float = 0.05
     most_retry_s: float = 1.0
     probe_s: float = 2.0
     leave_s: float = 2.0

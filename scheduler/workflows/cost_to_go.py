@@ -127,17 +127,15 @@ def decide(
     choices: BatchChoices,
     waiting: Sequence[WaitingCall],
     interval_s: float | None,
-    miss_worth: float = MISS_WORTH,
 ) -> BatchDecision:
     """Run some of these calls now, or wait for the next ones, which come at this interval.
 
-    The calls are ordered: those of a batch are the first ones. A missed deadline counts as
-    `miss_worth` times what the call costs alone.
+    The calls are ordered: those of a batch are the first ones.
     """
     alone = min(choice.cost for choice in choices[min(choices)])
     now = sorted(
         (
-            _worth(choice, batch.members, moved_s, alone, miss_worth),
+            _worth(choice, batch.members, moved_s, alone, MISS_WORTH),
             not is_local,
             choice.configuration,
         )
@@ -148,7 +146,7 @@ def decide(
         for choice in its_choices
     )
     if interval_s is not None:
-        later = _least_later(choices, waiting, interval_s, alone, miss_worth)
+        later = _least_later(choices, waiting, interval_s, alone)
         if later < now[0][0] * (1.0 - LEAST_SAVED):
             return BatchDecision((), waits=True)
     return BatchDecision(
@@ -184,7 +182,6 @@ def _least_later(
     calls: Sequence[WaitingCall],
     interval_s: float,
     alone: float,
-    miss_worth: float,
 ) -> float:
     """The lowest worth of a batch that is larger than all that wait, when it has filled."""
     best = inf
@@ -197,7 +194,7 @@ def _least_later(
         batch = _batch(call._replace(left_s=call.left_s - waited_s) for call in calls)
         batch.members.append(_Member(more, fresh.left_s, fresh.ahead))
         moved_s = batch.local_s
-        worths = (_worth(c, batch.members, moved_s, alone, miss_worth) for c in its_choices)
+        worths = (_worth(c, batch.members, moved_s, alone, MISS_WORTH) for c in its_choices)
         best = min(best, *worths)
     return best
 

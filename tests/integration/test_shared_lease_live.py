@@ -30,7 +30,7 @@ FUNCTION = "team/function"
 # All of it is so long that it does not matter how long the requests are held up.
 SLO_S, RUN_S = 250.0, {(1, "any"): 100.0, (2, "any"): 400.0}
 # The first request waits for the second one.
-FILLING = {"most_batch": 2.0, "fill_s": 8.0}
+FILLING = {"most_batch": 2.0, "fill_share": 0.05}
 CALLS = 10
 
 

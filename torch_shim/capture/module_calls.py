@@ -37,9 +37,7 @@ class ModuleCalls:
 
     def __init__(self, settings: ShimSettings) -> None:
         self._native = Module.__call__
-        self._roots = Roots(
-            settings.address, settings.credential, early_return=settings.early_return
-        )
+        self._roots = Roots(settings.address, settings.credential)
         self._known: dict[int, Root] = {}
         self._users_have_backends = False
         self._users_compiled: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -81,12 +81,9 @@ class _ThreadState(threading.local):
 class Roots:
     """Tracks for each thread the root being called, and gives the roots' calls their leases."""
 
-    def __init__(
-        self, address: str | None, credential: str | None, *, early_return: bool = True
-    ) -> None:
+    def __init__(self, address: str | None, credential: str | None) -> None:
         self._address = address
         self._credential = credential or ""
-        self._early_return = early_return
         self._parts: tuple[Nodes, ProcessLeases] | None = None
         self._lock = threading.Lock()
         self._memories = ImageMemories()
@@ -208,7 +205,7 @@ class Roots:
                 if self._parts is None:
                     assert self._address is not None, "only where there is a manager"
                     nodes = Nodes(self._address, self._credential)
-                    self._parts = nodes, ProcessLeases(nodes, early_return=self._early_return)
+                    self._parts = nodes, ProcessLeases(nodes)
         return self._parts
 
 

@@ -31,10 +31,9 @@ _PAUSE_S = 0.25
 class ProcessLeases:
     """The leases of this process. Thread-safe."""
 
-    def __init__(self, nodes: Nodes, *, early_return: bool = True) -> None:
-        """With `early_return`, a request's lease is given back after its predicted last call."""
+    def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._habits = Habits() if early_return else None
+        self._habits = Habits()
         self._lock = threading.Lock()
         self._acquired: dict[str, tuple[ManagerSession, ModelLease]] = {}
         self._acquiring: dict[str, threading.Lock] = {}

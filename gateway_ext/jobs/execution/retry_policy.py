@@ -8,10 +8,9 @@ RETRIED = frozenset({429, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """The wait before the next attempt, which grows by `factor` up to `most_s`."""
+    """The wait before the next attempt, which doubles up to `most_s`."""
 
     first_s: float = 1.0
-    factor: float = 2.0
     most_s: float = 60.0
     # This share of each wait is random, so that attempts that failed together spread out.
     jitter: float = 0.5
@@ -22,7 +21,7 @@ class BackOff:
         `at_least_s`, which the function or receiver asked for, is respected even beyond `most_s`.
         """
         steps = min(failures - 1, 64)  # a larger power would overflow
-        whole_s = min(self.most_s, self.first_s * self.factor**steps)
+        whole_s = min(self.most_s, self.first_s * 2.0**steps)
         spread_s = whole_s * self.jitter
         if at_least_s > whole_s - spread_s:
             return at_least_s + spread_s * chance

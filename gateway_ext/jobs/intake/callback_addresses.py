@@ -40,17 +40,15 @@ class CallbackRule:
     """Where callbacks may go: to public addresses, to `allowed` ones, and to our own functions.
 
     `allowed` has networks, addresses, and names of hosts, with a port or for any port. `own` is
-    where this gateway listens. With `private` callbacks may go anywhere.
+    where this gateway listens.
     """
 
     def __init__(
         self,
         *,
-        private: bool = False,
         allowed: Iterable[str] = (),
         own: tuple[str, int] | None = None,
     ) -> None:
-        self.private = private
         self._own = own
         self._networks: list[IPv4Network | IPv6Network] = []
         self._names: set[tuple[str, int | None]] = set()
@@ -71,7 +69,7 @@ class CallbackRule:
         assert parts.host is not None, "it was split"
         assert parts.port is not None, "http and https have ports"
         host = parts.host.lower()
-        if self.private or self.names(host, parts.port):
+        if self.names(host, parts.port):
             return parts
         if host == _LOCALHOST and (own := self._own_loopback(parts)) is not None:
             return parts.with_host(own)
@@ -93,7 +91,7 @@ class CallbackRule:
 
     def permits(self, address: str) -> bool:
         """Whether callbacks may go to this address, whatever its name."""
-        if self.private or is_public(address):
+        if is_public(address):
             return True
         found = _mapped(ip_address(address.partition("%")[0]))
         return any(found in network for network in self._networks)

@@ -22,7 +22,10 @@ _LEAST_CORES = 0.01
 _LEAST_SHARES, _MOST_SHARES = 2, 262_144
 _SHARES_OF_A_CORE = 1024
 _MOST_LABELS_BYTES = 64 << 10  # the Engine repeats them in every answer about a container
-_TMP = "rw,nosuid,nodev,mode=1777,size={}"
+# /tmp where the root is read-only: in memory, for the temporary files of a handler.
+_TMP = f"rw,nosuid,nodev,mode=1777,size={256 << 20}"
+# Processes and threads of one container: far above what functions use, far below the machine's.
+_MOST_PROCESSES = 4096
 _NANOS = 1_000_000_000
 
 
@@ -71,9 +74,9 @@ def container(
             "RestartPolicy": {"Name": "no"},
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges:true"],
-            "PidsLimit": settings.pids,
+            "PidsLimit": _MOST_PROCESSES,
             "ReadonlyRootfs": deployment.read_only,
-            "Tmpfs": {"/tmp": _TMP.format(settings.tmp_bytes)} if deployment.read_only else {},
+            "Tmpfs": {"/tmp": _TMP} if deployment.read_only else {},
             "Mounts": _mounts(settings, injected, secrets_volume),
             "LogConfig": {"Type": "json-file", "Config": {"max-size": "8m", "max-file": "2"}},
         },

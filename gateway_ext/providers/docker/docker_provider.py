@@ -71,12 +71,10 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
         await self._parts.fleet.first_comparison()
 
     async def close(self) -> None:
-        """Leave containers running for the next gateway, or stop them with `stop_at_end`."""
+        """Leave containers running for the next gateway."""
         if not self._store.lock.ours:
             return  # another gateway uses the state folder and its containers
         functions, self._functions = list(self._functions.values()), {}
-        if self._settings.stop_at_end:
-            await asyncio.gather(*(function.stop(drain=False) for function in functions))
         if self._leaving:  # the next gateway removes what is left after this time
             patience_s = self._settings.drain_s + self._settings.stop_s
             await asyncio.wait(list(self._leaving), timeout=patience_s)
@@ -87,9 +85,8 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             task.cancel()
         if background:
             await asyncio.wait(background)
-        if not self._settings.stop_at_end:
-            await asyncio.gather(*(function.detach() for function in functions))
-        if self._settings.stop_at_end or not functions:
+        await asyncio.gather(*(function.detach() for function in functions))
+        if not functions:
             await self._parts.fleet.remove_network()
         await self._parts.images.close()
         await self._transport.close()

@@ -30,9 +30,6 @@ class DockerSettings(ManagedSettings):
     pull_answer_s: float = 15.0
     pull_quiet_s: float = 600.0
     registries: Path | None = None
-    pids: int = 4096
-    tmp_bytes: int = 256 << 20
-    stop_at_end: bool = False
     port: int = 8080
 
     def check(self) -> None:

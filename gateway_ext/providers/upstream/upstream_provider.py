@@ -48,24 +48,30 @@ from gateway_ext.settings import GatewaySettings
 _log = logging.getLogger(__name__)
 
 _FILE = "upstream.json"
+# Labels and annotations with these prefixes are ours, and not sent to the other provider.
+_KEPT_HERE = (function_options.OURS, function_options.SCALING)
 
 
 class UpstreamProvider:
-    """Functions of the provider at `upstream_url`; their extras are stored in the state folder."""
+    """Functions of the provider at `upstream_url`; their extras are stored in the state folder.
+
+    All its functions are looked at every `poll_s`.
+    """
 
     name = "upstream"
 
-    def __init__(self, settings: GatewaySettings, injection: Injection | None = None) -> None:
+    def __init__(
+        self, settings: GatewaySettings, injection: Injection | None = None, *, poll_s: float = 5.0
+    ) -> None:
         site = provider_site(settings.upstream_url)
         self._http = ProviderHttp(
             site, settings.upstream_user, _password(settings), settings.upstream_timeout_s
         )
         self._extras = ExtrasFile(Path(settings.state_dir) / _FILE)
-        self._strip = settings.upstream_strip
         self._injection = injection
         # One caller at a time changes the extras and the forwarded part of a function.
         self._locks: WeakValueDictionary[FunctionId, asyncio.Lock] = WeakValueDictionary()
-        self._poll = FunctionPoll(site, self._everything, settings.upstream_poll_s)
+        self._poll = FunctionPoll(site, self._everything, poll_s)
 
     async def start(self, listener: FunctionListener) -> None:
         """Poll for the first time; ProviderFailed if the other provider cannot be reached."""
@@ -234,7 +240,7 @@ class UpstreamProvider:
     async def _send(self, deployment: Deployment, *, update: bool) -> None:
         """Store the extras, then forward the rest; the extras are restored if that is refused."""
         id_ = deployment.id
-        forwarded, extras = parted(deployment, self._strip, self._injected(deployment))
+        forwarded, extras = parted(deployment, _KEPT_HERE, self._injected(deployment))
         before = self._extras[id_]
         await self._store(id_, extras)
         try:

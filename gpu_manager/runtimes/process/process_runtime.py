@@ -31,18 +31,18 @@ log = logging.getLogger(__name__)
 _LIVENESS = LivenessTimes(ask_s=1.0, blocked_s=5.0)
 # Users that workers of different tenants run as: a range that fits a container's 16 bits too.
 _FIRST_UID, _UIDS = 62_000, 3_000
+# The most files of a worker, and processes and threads of its user.
+_DESCRIPTORS, _PROCESSES = 4096, 8192
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """The limits of worker processes, and the settings of their pool.
+    """The settings of worker processes, and of their pool.
 
     On emulated GPUs, workers for several models need `pool_library`.
     """
 
     pool: PoolSettings = field(default_factory=PoolSettings)
-    descriptors: int = 4096
-    processes: int = 8192
     load_timeout_s: float = 120.0
     change_user: bool = True
     liveness: LivenessTimes = _LIVENESS
@@ -218,7 +218,7 @@ class ProcessRuntime:
         NoWorker if other tenants have all users: a worker shares its user with none of them.
         """
         settings, tenant = self._settings, order.tenant
-        limits = settings.descriptors, settings.processes
+        limits = _DESCRIPTORS, _PROCESSES
         if not (settings.change_user and os.geteuid() == 0):
             yield worker_orders.Assign(0, *limits, [], slots=1)
             return

@@ -19,6 +19,7 @@ from torch_shim.errors import WireError
 
 log = logging.getLogger(__name__)
 
+_SPARE_BYTES = 64 << 20  # that a spare worker takes
 _PAUSE_S, _MOST_DOUBLINGS = 0.1, 7  # up to 13 s between spare workers that die
 
 
@@ -38,7 +39,6 @@ class PoolSettings:
     forked: int = 1
     window_s: float = 10.0
     memory_bytes: int = 1 << 30
-    spare_bytes: int = 64 << 20
     refill_delay_s: float = 0.1  # so that the load that took a worker runs first
     context_s: float = 0.0  # that an emulated GPU's context takes
     context_bytes: int = 0
@@ -159,7 +159,7 @@ class Pool:
         now_s = asyncio.get_running_loop().time()
         while recent and recent[0] < now_s - settings.window_s:
             recent.popleft()
-        affordable = settings.memory_bytes // settings.spare_bytes // len(self._spares)
+        affordable = settings.memory_bytes // _SPARE_BYTES // len(self._spares)
         most = min(settings.most if device == "cpu" else settings.most_cuda, affordable)
         return min(most, max(settings.least, len(recent)))
 

@@ -48,12 +48,11 @@ class _Recorded(NamedTuple):
 class Graphs:
     """Runs programs, recorded where that pays. One call at a time."""
 
-    def __init__(self, device: WorkerDevice, runs_before: int = _RUNS_BEFORE) -> None:
+    def __init__(self, device: WorkerDevice) -> None:
         self.replayed = 0
         self.recorded = 0  # recordings made so far, those given up too
         self.refused: dict[str, int] = {}  # recordings that failed, by reason
         self._device = device
-        self._runs_before = runs_before
         self._recorded: OrderedDict[Any, _Recorded] = OrderedDict()
         self._runs: dict[Any, int] = {}
         self._never: set[str] = set()
@@ -70,7 +69,7 @@ class Graphs:
         if recorded is not None:
             self._recorded.move_to_end(key)
             return self._replay(recorded, inputs)
-        if self._runs.get(key, 0) < self._runs_before:
+        if self._runs.get(key, 0) < _RUNS_BEFORE:
             return self._watched(key, program, inputs)
         try:
             recorded = self._record(program, binding, inputs)

@@ -53,10 +53,6 @@ def add_parser(commands: Commands) -> None:
     add = parser.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
     add("--listen", metavar="HOST:PORT", help="where to answer HTTP (127.0.0.1:8080)")
-    add("--role", help="gateway, or provider behind the gateway of OpenFaaS (gateway)")
-    add("--provider", help="what runs functions: process, docker, kubernetes or upstream")
-    add("--upstream-url", metavar="URL", help="of the provider that runs functions")
-    add("--builds", metavar="DIR", help="where shrinkwrapped builds are (build)")
     add("--state-dir", metavar="DIR", help="where functions, builds and jobs are kept")
     add("--secrets-dir", metavar="DIR", help="of basic-auth-user and basic-auth-password")
     add(
@@ -76,10 +72,6 @@ def _run(options: argparse.Namespace) -> int:
     environment: Mapping[str, str] = options.environment
     flags = {
         "gateway.listen": options.listen,
-        "gateway.role": options.role,
-        "gateway.provider": options.provider,
-        "gateway.upstream_url": options.upstream_url,
-        "gateway.builds_dir": options.builds,
         "gateway.state_dir": options.state_dir,
         "gateway.secrets_dir": options.secrets_dir or environment.get("secret_mount_path"),
         "gateway.log_level": options.log_level,
@@ -89,8 +81,7 @@ def _run(options: argparse.Namespace) -> int:
     secret = cluster_secret(
         options.secret_file or settings.scheduler.secret_file or None, environment, make=True
     )
-    form = "json" if settings.gateway.log_json else settings.log_format
-    configure_logs(settings.gateway.log_level, form)
+    configure_logs(settings.gateway.log_level, settings.log_format)
     urls = scheduler_urls(options.scheduler, environment)
     node = options.node or default_address(environment)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -19,7 +19,7 @@ from gpufaas.daemons.embedded_node import embedded_node
 from gpufaas.daemons.malloc_arenas import share_one_arena
 from gpufaas.local.log_format import FORMATS, configure_logs
 from gpufaas.options.cluster_secret import default_secret_file
-from gpufaas.options.gpu_node import add_device_options, node_settings
+from gpufaas.options.gpu_node import add_node_options, node_settings
 from gpufaas.options.prepare_choice import AT_START, PREPARE_CHOICES
 from gpufaas.options.subparsers import Commands, add_log_format_option
 from gpufaas.remote.manager_admin import default_address
@@ -65,7 +65,7 @@ def add_parser(commands: Commands) -> None:
     prepare = "when workers import torch: at the start, or for the first GPU function"
     add("--prepare", default=AT_START, choices=PREPARE_CHOICES, help=f"{prepare} ({AT_START})")
     add("--metrics", metavar="HOST:PORT", help="where to answer Prometheus and health checks")
-    add_device_options(parser, log_level="info")
+    add_node_options(parser)
     add_log_format_option(parser)
     parser.set_defaults(run=_run)
 

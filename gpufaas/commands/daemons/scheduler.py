@@ -59,16 +59,10 @@ def add_parser(commands: Commands) -> None:
         metavar="RULE",
         help=f"for idle models: {', '.join(exits.available())} (never)",
     )
-    add("--max-waiting", metavar="N", help="requests that may wait before further ones get 429")
     add("--etcd", metavar="URL[,URL]", help="keep the state there; without, only in memory")
     add("--start-etcd", action="store_true", default=None, help="keep the state in our own etcd")
-    add("--etcd-data", metavar="DIR", help="where that etcd keeps its data")
-    add("--etcd-ca", metavar="FILE", help="the authority of an etcd's https certificate (PEM)")
-    add("--etcd-cert", metavar="FILE", help="our certificate for etcd (PEM)")
-    add("--etcd-key", metavar="FILE", help="its private key (PEM)")
     add("--etcd-user", metavar="NAME", help="our user in etcd")
     add("--etcd-password-file", metavar="FILE", help="with that user's password, and nothing else")
-    add("--models-keep-days", metavar="N", help="forget models that were not used for N days (30)")
     add("--record", metavar="FILE", help="append every event to it, for `gpufaas replay`")
     add("--log-level", choices=["debug", "info", "warning", "error"], help="(info)")
     add_log_format_option(parser)
@@ -86,20 +80,14 @@ def _run(options: argparse.Namespace) -> int:
         "scheduler.listen": options.listen,
         "scheduler.advertise": options.advertise,
         "scheduler.name": options.name,
-        "scheduler.max_waiting": options.max_waiting,
         "scheduler.record": options.record,
         "scheduler.secret_file": options.secret_file,
         "scheduler.log_level": options.log_level,
         "log_format": options.log_format,
         "etcd.endpoints": options.etcd,
         "etcd.start": options.start_etcd,
-        "etcd.data_dir": options.etcd_data,
-        "etcd.ca": options.etcd_ca,
-        "etcd.cert": options.etcd_cert,
-        "etcd.key": options.etcd_key,
         "etcd.user": options.etcd_user,
         "etcd.password_file": options.etcd_password_file,
-        "etcd.models_keep_days": options.models_keep_days,
     }
     everything = read_settings(options.config, options.environment, flags)
     settings = everything.of_scheduler

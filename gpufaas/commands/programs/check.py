@@ -9,26 +9,11 @@ from gpufaas.check.report_text import Checked, as_json, as_text
 from gpufaas.check.trial_run import TrialRun, run_program
 from gpufaas.check.verdicts import judge
 from gpufaas.errors import CommandError
-from gpufaas.options.gpu_node import add_device_options, node_settings
+from gpufaas.options.gpu_node import add_device_options, device_settings
 from gpufaas.options.subparsers import Commands
 
 _HANDLER = "handler.py"
-_EXEC_OPTIONS = (
-    "devices",
-    "gpu_memory",
-    "store_memory",
-    "host_eviction",
-    "gpu_slots",
-    "gpu_vcpus",
-    "spare_contexts",
-    "policy",
-    "emulate_load",
-    "emulate_run",
-    "emulate_disk",
-    "emulate_pcie",
-    "emulate_context",
-    "log_level",
-)
+_EXEC_OPTIONS = ("devices", "gpu_memory", "emulate_run", "log_level")
 
 
 def add_parser(commands: Commands) -> None:
@@ -57,7 +42,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _trial_run(options: argparse.Namespace) -> TrialRun:
-    node_settings(options, "local", ())  # refuse invalid values before a process starts
+    device_settings(options, "local", ())  # refuse invalid values before a process starts
     if not Path(options.script).is_file():
         raise CommandError(f"{options.script}: no such file")
     program = [options.python, options.script, *options.arguments]

@@ -17,7 +17,7 @@ from gpufaas.errors import CommandError
 from gpufaas.local.child_programs import killed_at_end
 from gpufaas.local.shim_counts import ReportFile, summed_counts
 from gpufaas.local.signal_forwarding import SignalForwarding
-from gpufaas.options.gpu_node import add_device_options, node_settings
+from gpufaas.options.gpu_node import POLICY, add_device_options, device_settings
 from gpufaas.options.subparsers import Commands
 
 # As shells do: for a missing program, one that cannot be run, one that a signal ended.
@@ -54,9 +54,9 @@ def _run(options: argparse.Namespace) -> int:
 
 async def _execute(program: list[str], options: argparse.Namespace) -> int:
     address = UnixAddress(f"@gpufaas-exec-{os.getpid()}-{secrets.token_hex(8)}")
-    settings = node_settings(options, "local", (address,))
+    settings = device_settings(options, "local", (address,))
     with SignalForwarding() as signals, ReportFile() as stats:
-        async with embedded_node(settings, options.policy) as node:
+        async with embedded_node(settings, POLICY) as node:
             environment = _environment(options, node)
             if options.stats:
                 environment["GPUFAAS_STATS"] = stats.path

@@ -91,7 +91,7 @@ class GatewayProgram:
         settings = GatewaySettings(
             state_dir=str(self._around.folder / self.name),
             timeout_s=TIMEOUT_S,
-            callback_private=True,
+            callback_allowed=("0.0.0.0/0", "::/0"),
             queue=f"nats://{NATS}:{NATS_PORT}" if shared else "sqlite",
         )
         options = partial(function_options.of, default_timeout_s=TIMEOUT_S)

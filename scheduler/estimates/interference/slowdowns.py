@@ -13,6 +13,7 @@ LEAST, MOST = 0.9, 8.0
 # Predictions are of use if their mean square error is at most this part of that of the belief that
 # nothing slows anything down.
 _WORTH = 0.5
+_RIDGE = 1e-3
 
 
 class Fit(NamedTuple):
@@ -27,7 +28,7 @@ class Slowdowns:
     """A linear regression of slowdowns on the metrics of the one that runs and of its neighbours.
 
     The paper's has these 26 inputs. By such a regression each model disturbs all others alike, and
-    the sum over the pairs of a workload is the same however it is paired. Ours (`products`) has the
+    the sum over the pairs of a workload is the same however it is paired. Ours has the
     product of each metric of both as well: who uses what the other does not, disturbs it less.
 
     Metrics are of very different sizes: each counts as a share of the largest that was seen, so
@@ -35,9 +36,7 @@ class Slowdowns:
     begins anew with the rows that are kept.
     """
 
-    def __init__(self, *, products: bool = True, ridge: float = 1e-3, window: int = 1024) -> None:
-        self._products = products
-        self._ridge = ridge
+    def __init__(self, *, window: int = 1024) -> None:
         self._window = window
         self._largest = [0.0 for _ in METRICS]
         self._rows: list[tuple[Metrics, Metrics, float]] = []
@@ -82,8 +81,8 @@ class Slowdowns:
         return error <= _WORTH * ignored
 
     def _anew(self) -> RidgeRegression:
-        inputs = 1 + (3 if self._products else 2) * len(METRICS)
-        return RidgeRegression(inputs, ridge=self._ridge, window=self._window)
+        inputs = 1 + 3 * len(METRICS)
+        return RidgeRegression(inputs, ridge=_RIDGE, window=self._window)
 
     def _grew(self, seen: Iterable[Metrics]) -> bool:
         grew = False
@@ -97,8 +96,6 @@ class Slowdowns:
 
     def _row(self, own: Metrics, beside: Metrics) -> tuple[float, ...]:
         mine, theirs = self._shares(own), self._shares(beside)
-        if not self._products:
-            return (1.0, *mine, *theirs)
         both = [one * other for one, other in zip(mine, theirs, strict=True)]
         return (1.0, *mine, *theirs, *both)
 

@@ -13,7 +13,7 @@ _MICROSECONDS = 1e6
 class Billing:
     """How the bill is kept, and the prices, in `currency`; without prices no cost is shown.
 
-    Hours are kept for `keep_hours`, then their days for `keep_days`. What was counted is written
+    Hours are kept for two days, then their days for `keep_days`. What was counted is written
     every `write_s`; a crash loses what was counted since. Prices are for one second of a slot (not
     while it was kept and nobody waited), and
     for one GiB for one second: in GPU memory `used` by a lease or `idle`, an empty process's
@@ -22,7 +22,6 @@ class Billing:
     """
 
     write_s: float = 5.0
-    keep_hours: float = 48.0
     keep_days: float = 90.0
     currency: str = ""
     gpu_second: float = 0.0

@@ -78,7 +78,7 @@ class Office:
         self.began_s = self.clock.now_s()
         self.bill = BillCollector(
             self.core.start_metering(self.began_s),
-            buckets or UseBuckets(settings.billing.keep_hours, settings.billing.keep_days),
+            buckets or UseBuckets(keep_days=settings.billing.keep_days),
             self.clock.now_s,
             settings.billing,
             meters,

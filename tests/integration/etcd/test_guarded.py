@@ -220,8 +220,8 @@ async def test_a_scheduler_with_an_etcd_of_its_own_is_let_in_and_a_stranger_is_n
     tmp_path: Path,
 ) -> None:
     data = tmp_path / "etcd"
-    options = ("--start-etcd", "--etcd-data", str(data))
-    async with scheduler_process(tmp_path, *options) as scheduler:
+    (tmp_path / "gpufaas.toml").write_text(f'[etcd]\ndata_dir = "{data}"\n')
+    async with scheduler_process(tmp_path, "--start-etcd") as scheduler:
 
         async def leads() -> bool:
             health = await asyncio.to_thread(readiness, scheduler.url)
@@ -240,8 +240,8 @@ async def test_a_scheduler_with_an_etcd_of_its_own_is_let_in_and_a_stranger_is_n
 
 async def test_a_scheduler_starts_its_etcd_again_when_it_was_killed(tmp_path: Path) -> None:
     data = tmp_path / "etcd"
-    options = ("--start-etcd", "--etcd-data", str(data))
-    async with scheduler_process(tmp_path, *options) as scheduler:
+    (tmp_path / "gpufaas.toml").write_text(f'[etcd]\ndata_dir = "{data}"\n')
+    async with scheduler_process(tmp_path, "--start-etcd") as scheduler:
 
         async def is_kept() -> bool:
             return await asyncio.to_thread(readiness, scheduler.url) == "ok leads"

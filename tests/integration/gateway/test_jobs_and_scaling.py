@@ -230,7 +230,7 @@ async def test_hundred_callers_wake_a_function_with_one_order(tmp_path: Path) ->
 
 
 async def test_async_call_wakes_a_function_that_sleeps_again_afterwards(tmp_path: Path) -> None:
-    async with a_stage(tmp_path, says(delay_s=2.5), scale_every_s=0.1) as stage:
+    async with a_stage(tmp_path, says(delay_s=2.5), every_s=0.1) as stage:
         await stage.world.deploy("echo", labels=ZERO)
         await eventually(lambda: stage.scalings == [0])
         await stage.world.ask("POST", "/async-function/echo", b"")
@@ -244,7 +244,7 @@ async def test_async_call_wakes_a_function_that_sleeps_again_afterwards(tmp_path
 async def test_load_starts_replicas(tmp_path: Path) -> None:
     labels = {"com.openfaas.scale.target": "1", "com.openfaas.scale.proportion": "1.0"}
 
-    async with a_stage(tmp_path, says(delay_s=1.0), scale_every_s=0.1) as stage:
+    async with a_stage(tmp_path, says(delay_s=1.0), every_s=0.1) as stage:
         await stage.world.deploy("echo", labels=labels)
         calls = (stage.world.get("/function/echo", who="") for _ in range(6))
         said = await asyncio.gather(*calls)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
-from gateway_ext.scaling.scaler import ScalerSettings
+from gateway_ext.scaling.scaler import BELIEVED_S
 from gateway_ext.settings import GatewaySettings
 from tests.kit.fakes.fake_function import FakeFunction, a_function, says
 from tests.kit.fakes.memory_provider import MemoryProvider
@@ -45,7 +45,7 @@ async def a_world(folder: Path, *, upstream: bool) -> AsyncIterator[tuple[World,
     async with AsyncExitStack() as exits:
         provider = TimedProvider(exits)
         if not upstream:
-            world = gateway_world(folder, provider, scale_every_s=0.05)
+            world = gateway_world(folder, provider, every_s=0.05)
             yield await exits.enter_async_context(world), provider
             return
         below = await exits.enter_async_context(
@@ -57,7 +57,7 @@ async def a_world(folder: Path, *, upstream: bool) -> AsyncIterator[tuple[World,
             upstream_password_file=str(folder / "below" / "secrets" / "basic-auth-password"),
             state_dir=str(folder / "above"),
         )
-        above = gateway_world(folder / "above", UpstreamProvider(settings), scale_every_s=0.05)
+        above = gateway_world(folder / "above", UpstreamProvider(settings), every_s=0.05)
         yield await exits.enter_async_context(above), provider
 
 
@@ -74,7 +74,7 @@ async def is_woken_by_an_order(world: World, provider: TimedProvider) -> None:
     await world.deploy("echo", labels=LABELS)
     await eventually(lambda: provider.replicas == [0], "it was scaled to zero")
     # Until then the scaler would not repeat its own order of no replicas.
-    await asyncio.sleep(ScalerSettings().believed_s)
+    await asyncio.sleep(BELIEVED_S)
     body = {"serviceName": "echo", "replicas": 1}
     assert (await world.ask("POST", "/system/scale-function/echo", body)).status == 202
 

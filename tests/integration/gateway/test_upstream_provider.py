@@ -86,7 +86,6 @@ def settings_for(url: str, folder: Path, **more: Any) -> GatewaySettings:
         "upstream_url": url + "/",
         "upstream_user": USER,
         "upstream_password_file": str(password),
-        "upstream_poll_s": 0.1,
         "state_dir": str(folder / "near"),
     }
     return GatewaySettings(**usual | more)
@@ -99,7 +98,7 @@ async def both(
     memory = MemoryProvider(echo)
     async with gateway_world(tmp_path / "far", memory, role="provider") as far:
         settings = settings_for(far.gateway.url, tmp_path, **more)
-        provider = UpstreamProvider(settings, injection)
+        provider = UpstreamProvider(settings, injection, poll_s=0.1)
         async with gateway_world(tmp_path / "near", provider) as near:
             yield Both(near, far, memory, settings)
 
@@ -170,7 +169,7 @@ async def test_a_restart_knows_everything_and_renews_what_was_injected(tmp_path:
         injected.address = "tcp:node:2"
         again = Gateway(
             GatewaySettings(listen="127.0.0.1:0", state_dir=str(tmp_path / "again"), auth=False),
-            UpstreamProvider(world.settings, injected),
+            UpstreamProvider(world.settings, injected, poll_s=0.1),
         )
         async with again:
             environment = world.memory.running[F].deployment.environment
@@ -309,7 +308,7 @@ async def test_lines_are_followed_through_both(tmp_path: Path) -> None:
     async with both(tmp_path) as world:
         await world.near.deploy("f")
         world.memory.lines = [LogLine(F, "f-1", at, "old"), long]
-        provider = UpstreamProvider(world.settings)
+        provider = UpstreamProvider(world.settings, poll_s=0.1)
         await provider.start(Functions())
         try:
             since = datetime(2026, 1, 1, tzinfo=UTC)

@@ -84,7 +84,7 @@ def test_settings_say_what_values_wish(helm: Helm, tmp_path: Path) -> None:
     served = settings_of(alone, "gateway", tmp_path).gateway
     assert (served.role, served.upstream_url) == ("gateway", "http://faas-netes.elsewhere:8081/")
     assert (served.upstream_user, served.timeout_s, served.drain_s) == ("", 120.0, 90.0)
-    assert (served.callback_private, served.upstream_strip) == (True, ("com.gpufaas.",))
+    assert (served.metrics_auth, served.callback_allowed) == (True, ("10.0.0.0/8",))
     usual = settings_of(helm.template(), "gateway", tmp_path).gateway
     assert (usual.role, usual.upstream_user) == ("provider", "admin")
 

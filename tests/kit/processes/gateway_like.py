@@ -172,9 +172,7 @@ class GatewayLike:
 
 
 @contextmanager
-def gateway_like(
-    folder: Path, run_s: float, early_return: str = "1", **more: Any
-) -> Iterator[GatewayLike]:
+def gateway_like(folder: Path, run_s: float, **more: Any) -> Iterator[GatewayLike]:
     """A node with one emulated GPU, a function on it, and its caller."""
     secret_file = folder / "secret"
     secret = load_secret(secret_file)
@@ -186,7 +184,6 @@ def gateway_like(
             "GPUFAAS_ADDRESS": node.address,
             "GPUFAAS_CREDENTIAL": node.credential(),
             "GPUFAAS_TRACING": "wait",
-            "GPUFAAS_EARLY_RETURN": early_return,
         }
         found = GatewayLike(node, secret, environment)
         try:

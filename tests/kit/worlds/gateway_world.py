@@ -71,6 +71,7 @@ async def gateway_world(
     pinning: OperatorClient | None = None,
     capacity: Capacity | None = None,
     console: OperatorClient | None = None,
+    every_s: float = 1.0,
     **more: Any,
 ) -> AsyncIterator[World]:
     """A gateway with this provider (else one in memory that starts nothing)."""
@@ -85,6 +86,7 @@ async def gateway_world(
         pinning=pinning,
         capacity=capacity,
         console=console,
+        every_s=every_s,
     )
     async with (
         gateway,

@@ -21,7 +21,7 @@ from gateway_ext.model import FunctionId
 
 LOG = logging.getLogger("tests.jobs")
 ECHO = FunctionId("openfaas-fn", "echo")
-ANYWHERE = CallbackRule(private=True)
+ANYWHERE = CallbackRule(allowed=("0.0.0.0/0", "::/0", "localhost"))
 CALLBACKS = JobLane(JobKind.CALLBACK, "there:80")
 
 

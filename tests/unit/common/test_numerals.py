@@ -52,7 +52,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "target": lambda text: labelled("com.openfaas.scale.target", text),
     "most replicas": lambda text: labelled("com.openfaas.scale.max", text),
     "since": lambda text: bill.seconds_ago(f"{text}h"),
-    "slots": lambda text: gpu_node.gpu_slots(text, {}),
+    "slots": gpu_node.gpu_slots,
     "spare": gpu_node.spare_contexts,
     "emulated": lambda text: gpu_node.emulation(text, "0"),
     "natural": lambda text: required(natural(text)),

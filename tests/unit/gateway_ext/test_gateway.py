@@ -185,7 +185,7 @@ async def test_a_function_without_replicas_is_woken_by_a_call(tmp_path: Path) ->
     instances = held()
     instances.let_go.set()
     provider = MemoryProvider(instances.start)
-    async with gateway_world(tmp_path, provider, scale_every_s=60.0) as world:
+    async with gateway_world(tmp_path, provider, every_s=60.0) as world:
         await world.deploy("f")
         await world.ask("POST", "/system/scale-function/f", {"replicas": 0})
         assert (await world.get("/function/f")).status == 200

@@ -11,7 +11,6 @@ def test_settings_have_defaults_when_the_environment_is_empty() -> None:
     assert settings == ShimSettings()
     assert not settings.enabled
     assert settings.capture
-    assert settings.early_return
 
 
 def test_settings_are_read_when_the_environment_has_them() -> None:
@@ -25,7 +24,6 @@ def test_settings_are_read_when_the_environment_has_them() -> None:
             "GPUFAAS_TRACING": "wait",
             "GPUFAAS_STATS": "3",
             "GPUFAAS_CAPTURE": "0",
-            "GPUFAAS_EARLY_RETURN": "0",
             "PATH": "/bin",
         }
     )
@@ -38,7 +36,6 @@ def test_settings_are_read_when_the_environment_has_them() -> None:
         tracing="wait",
         stats="3",
         capture=False,
-        early_return=False,
     )
 
 
@@ -47,7 +44,6 @@ def test_settings_are_read_when_the_environment_has_them() -> None:
     [
         ("GPUFAAS_ENABLED", "yes"),
         ("GPUFAAS_CAPTURE", "2"),
-        ("GPUFAAS_EARLY_RETURN", "no"),
         ("GPUFAAS_GPU_MEMORY", "0"),
         ("GPUFAAS_GPU_MEMORY", "80GiB"),
         ("GPUFAAS_TRACING", "never"),

@@ -16,6 +16,7 @@ from gateway_ext.openfaas.function_options import FunctionOptions
 from gateway_ext.tracing.call_journey import Journey
 from scheduler.model.events import ModelRegistered, RequestArrived
 from scheduler.model.values import LeaseId, ModelSpec, RequestId, RequestOutcome
+from scheduler.service import settings
 from scheduler.service.history.history import RequestRecord
 from scheduler.service.leadership.election import LeaderInfo
 from tests.kit.cores.builders import request
@@ -157,9 +158,12 @@ async def test_calls_of_functions_that_compete_all_get_their_turn() -> None:
         await eventually(lambda: all(record_of(world, f"c{n}") is not None for n in range(60)))
 
 
-async def test_call_whose_question_waits_is_known_by_another_id() -> None:
+async def test_call_whose_question_waits_is_known_by_another_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # The lease still serves the call that waits, however slowly all this goes.
-    async with leading(standing_slice_s=60.0) as world, world.leases() as client:
+    monkeypatch.setattr(settings, "_STANDING_SLICE_S", 60.0)
+    async with leading() as world, world.leases() as client:
         leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
         first, second = (
             asyncio.create_task(taken(leasing, function, call)) for call in ("c0", "c1")

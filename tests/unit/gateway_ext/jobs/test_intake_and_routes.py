@@ -36,12 +36,10 @@ def by_path(name: bytes) -> FunctionId | None:
 
 @asynccontextmanager
 async def asking(
-    folder: Path, *, private: bool = True
+    folder: Path, rule: CallbackRule = ANYWHERE
 ) -> AsyncIterator[tuple[httpx.AsyncClient, SqliteQueue]]:
     async with a_queue(folder, LIMITS) as queue:
-        intake = AsyncIntake(
-            by_path, queue, max_body_bytes=10_000, callback_rule=CallbackRule(private=private)
-        )
+        intake = AsyncIntake(by_path, queue, max_body_bytes=10_000, callback_rule=rule)
         transport = httpx.ASGITransport(app=intake)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             yield client, queue
@@ -117,7 +115,7 @@ async def test_same_id_is_accepted_and_queued_once(tmp_path: Path) -> None:
 async def test_call_is_refused_and_nothing_is_left_when_it_is_wrong(
     tmp_path: Path, method: str, url: str, headers: dict[str, str], size: int, status: int
 ) -> None:
-    async with asking(tmp_path, private=False) as (client, queue):
+    async with asking(tmp_path, CallbackRule()) as (client, queue):
         content = _pieces(size) if "transfer-encoding" in headers else b"x" * size
         answer = await client.request(method, url, content=content, headers=headers)
         assert answer.status_code == status

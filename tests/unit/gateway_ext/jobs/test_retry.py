@@ -21,7 +21,7 @@ PATIENCE = RetryPolicy(
     attempts=3,
     most_age_s=100.0,
     most_retry_after_s=30.0,
-    back_off=BackOff(first_s=1.0, factor=2.0, most_s=10.0, jitter=0.5),
+    back_off=BackOff(first_s=1.0, most_s=10.0, jitter=0.5),
 )
 
 

@@ -11,7 +11,14 @@ import pytest
 from cache_manager.model.ids import ModelId
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.model import Deployment, FunctionId
-from gateway_ext.scaling.kept_models import KeptModels, KeptModelsPace
+from gateway_ext.scaling.kept_models import (
+    ANSWERED_WITHIN_S,
+    CHECK_EVERY_S,
+    EVERY_S,
+    MOST_RETRY_S,
+    MOST_UNPINS,
+    KeptModels,
+)
 from scheduler.api import EventRefused
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.errors import SchedulerUnreachable
@@ -25,7 +32,6 @@ pytestmark = pytest.mark.timeout(180, func_only=True)
 BERT, GPT = "b" * 64, "c" * 64
 BERT_ID, GPT_ID = ModelId(f"team/{BERT[:20]}"), ModelId(f"team/{GPT[:20]}")
 KEEP = {"com.gpufaas.enabled": "true", "com.gpufaas.keep": "true"}
-PACE = KeptModelsPace()
 
 
 @dataclass
@@ -54,7 +60,7 @@ class Pins(OperatorClient):
     async def _asked(self, verb: str, model: ModelId) -> None:
         self.asked.append((verb, model))
         if self.deaf:
-            await asyncio.sleep(PACE.answered_within_s + 1)
+            await asyncio.sleep(ANSWERED_WITHIN_S + 1)
         if self.away:
             raise SchedulerUnreachable("no scheduler leads")
         if model not in self.resident:
@@ -84,12 +90,12 @@ class Stage:
 async def a_stage(pins: Pins | None = None) -> AsyncIterator[Stage]:
     stage = Stage(Functions(), pins or Pins())
     clock = asyncio.get_running_loop().time
-    async with KeptModels(stage.functions, stage.pins, PACE, clock):
+    async with KeptModels(stage.functions, stage.pins, clock):
         yield stage
 
 
 async def some_looks() -> None:
-    await asyncio.sleep(3.5 * PACE.every_s)
+    await asyncio.sleep(3.5 * EVERY_S)
 
 
 @virtually
@@ -194,7 +200,7 @@ async def test_pinning_is_tried_ever_more_rarely_while_no_gpu_holds_the_model() 
         await asyncio.sleep(120)
         assert 6 <= len(stage.pins.asked) <= 10
         stage.pins.resident.add(BERT_ID)
-        await asyncio.sleep(PACE.most_retry_s + 2 * PACE.every_s)
+        await asyncio.sleep(MOST_RETRY_S + 2 * EVERY_S)
         assert stage.pins.now == {BERT_ID}
 
 
@@ -207,7 +213,7 @@ async def test_orders_are_given_later_when_no_scheduler_answers() -> None:
         assert 6 <= len(stage.pins.asked) <= 10
         stage.remove("f")
         stage.pins.away = False
-        await asyncio.sleep(PACE.most_retry_s + 2 * PACE.every_s)
+        await asyncio.sleep(MOST_RETRY_S + 2 * EVERY_S)
         # The pin without an answer may have been carried out.
         assert stage.pins.asked[-1] == ("unpin", BERT_ID)
         assert stage.pins.now == set()
@@ -217,9 +223,9 @@ async def test_orders_are_given_later_when_no_scheduler_answers() -> None:
 async def test_orders_are_given_again_when_the_scheduler_is_frozen() -> None:
     async with a_stage(Pins(deaf=True)) as stage:
         stage.deploy("f", model=BERT)
-        await asyncio.sleep(PACE.answered_within_s + 1)
+        await asyncio.sleep(ANSWERED_WITHIN_S + 1)
         stage.pins.deaf = False
-        await asyncio.sleep(3 * PACE.every_s)
+        await asyncio.sleep(3 * EVERY_S)
         assert stage.pins.now == {BERT_ID}
 
 
@@ -229,7 +235,7 @@ async def test_a_model_is_pinned_again_when_its_pin_was_lost_with_its_gpu() -> N
         stage.deploy("f").learned.saw(BERT.encode())
         await some_looks()
         stage.pins.now.clear()
-        await asyncio.sleep(PACE.check_every_s + 2 * PACE.every_s)
+        await asyncio.sleep(CHECK_EVERY_S + 2 * EVERY_S)
         assert stage.pins.now == {BERT_ID}
 
 
@@ -243,7 +249,7 @@ async def test_unpinning_is_given_up_when_the_model_is_nowhere() -> None:
         await asyncio.sleep(600)
         assert Counter(stage.pins.asked) == {
             ("pin", BERT_ID): 1,
-            ("unpin", BERT_ID): PACE.most_unpins,
+            ("unpin", BERT_ID): MOST_UNPINS,
         }
 
 
@@ -273,7 +279,7 @@ async def test_a_scheduler_keeps_the_models_that_a_function_asks_to_keep() -> No
         OperatorClient([world.url], token(SECRET, ApiRole.ADMIN)) as pinning,
     ):
         await world.release((await world.acquire("r0", BERT_ID)).body["lease"])
-        async with KeptModels(functions, pinning, KeptModelsPace(every_s=0.01)):
+        async with KeptModels(functions, pinning):
             stage.deploy("f").learned.saw(BERT.encode())
             await eventually(pinning.pinned, "the model is pinned")
             answer = await world.ask("POST", f"/models/{BERT_ID}/evict")

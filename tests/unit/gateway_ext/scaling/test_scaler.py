@@ -15,13 +15,11 @@ from common.time_limits import time_limit
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.errors import ProviderFailed, UnknownFunction
 from gateway_ext.model import Deployment, Endpoint, FunctionId
-from gateway_ext.scaling.replica_rule import ScalingPace
-from gateway_ext.scaling.scaler import Scaler, ScalerSettings
+from gateway_ext.scaling.scaler import BELIEVED_S, SCALE_WITHIN_S, Scaler
 from tests.kit.virtual_time import until, virtually
 
 ECHO = FunctionId("openfaas-fn", "echo")
 LOG = logging.getLogger("tests.scaler")
-SETTINGS = ScalerSettings(pace=ScalingPace(up_every_s=2.0, settle_s=30.0, down_after_s=60.0))
 ZERO = {"com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "30s"}
 
 
@@ -88,14 +86,14 @@ class Stage:
 
 @asynccontextmanager
 async def a_stage(
-    replicas: int, settings: ScalerSettings = SETTINGS, labels: dict[str, str] = ZERO
+    replicas: int, labels: dict[str, str] = ZERO, every_s: float = 1.0
 ) -> AsyncIterator[Stage]:
     # The two know each other.
     functions = Functions(on_change=lambda function: scaler.changed(function))  # noqa: PLW0108
     instances = Instances(functions, labels=labels)
     queued: dict[FunctionId, int] = {}
     scaler = Scaler(
-        *(functions, instances.scale, lambda one: queued.get(one, 0), now_s, settings, LOG)
+        *(functions, instances.scale, lambda one: queued.get(one, 0), now_s, LOG, every_s)
     )
     instances.report(replicas, wanted=replicas)
     instances.function.last_call_s = 0.0
@@ -215,7 +213,7 @@ async def test_order_that_takes_long_is_not_undone_meanwhile_nor_right_after() -
 
 @virtually
 async def test_function_scaled_down_and_up_between_two_looks_counts_as_raised() -> None:
-    async with a_stage(1, replace(SETTINGS, every_s=10.0), SHORT) as stage:
+    async with a_stage(1, SHORT, every_s=10.0) as stage:
         await until(9.9)
         stage.instances.report(0, wanted=0)
         stage.instances.report(0, wanted=1)
@@ -275,12 +273,12 @@ async def test_order_that_fails_is_given_again_later_and_later() -> None:
 
 @virtually
 async def test_provider_that_never_answers_is_given_up_and_asked_again() -> None:
-    async with a_stage(0, replace(SETTINGS, scale_within_s=5.0)) as stage:
+    async with a_stage(0) as stage:
         stage.instances.takes_s = 1e9
         stage.queued[ECHO] = 1
         await until(0.5)
-        await until(8.0)
-        assert [round(at_s) for at_s, _ in stage.asked] == [0, 6]
+        await until(SCALE_WITHIN_S + 3.0)
+        assert [round(at_s) for at_s, _ in stage.asked] == [0, round(SCALE_WITHIN_S + 1.0)]
 
 
 @virtually
@@ -292,7 +290,7 @@ async def test_flapping_provider_is_not_flooded() -> None:
         for at in range(60):
             await until(float(at))
             stage.instances.report(0, wanted=0)
-        assert 2 <= len(stage.asked) <= 60 / SETTINGS.believed_s + 1
+        assert 2 <= len(stage.asked) <= 60 / BELIEVED_S + 1
 
 
 @virtually

@@ -10,13 +10,11 @@ from gateway_ext.openfaas.function_options import FunctionOptions
 from gateway_ext.scaling.replica_rule import (
     Observed,
     Past,
-    ScalingPace,
     decide,
     needed_replicas,
     step_of,
 )
 
-PACE = ScalingPace(up_every_s=2.0, settle_s=30.0, down_after_s=60.0)
 OPTIONS = FunctionOptions(
     scale_min=1, scale_max=10, scale_factor=20, scale_target=10, scale_proportion=0.5
 )
@@ -32,7 +30,7 @@ def after(*moments: tuple[float, Observed], options: FunctionOptions = OPTIONS) 
     """What is decided at each moment."""
     past, found = PAST, []
     for now_s, observed in moments:
-        replicas, past = decide(observed, options, past, PACE, now_s)
+        replicas, past = decide(observed, options, past, now_s)
         found.append(replicas)
     return found
 
@@ -173,7 +171,7 @@ def test_decisions_stay_within_the_bounds_whatever_comes(
     for after_s, inflight, waiting, there in moments:
         now_s += after_s
         observed = Observed(wanted, wanted if there else 0, inflight, waiting)
-        replicas, past = decide(observed, options, past, PACE, now_s)
+        replicas, past = decide(observed, options, past, now_s)
         assert replicas == 0 or options.scale_min <= replicas <= options.scale_max
         assert replicas <= wanted + max(step_of(options), options.scale_min)
         if observed.waiting or (observed.wanted and observed.busy):

@@ -23,7 +23,7 @@ async def test_async_workflow_is_run_and_called_back(tmp_path: Path) -> None:
     functions = {"a": says(b"one"), "b": says_json(b"[2]")}
     async with (
         a_function(says(), tcp=True) as receiver,
-        workflow_world(tmp_path, functions, callback_private=True) as flows,
+        workflow_world(tmp_path, functions, callback_allowed=("127.0.0.0/8",)) as flows,
     ):
         await flows.deploy(CHAIN)
         url = receiver.endpoint.address.replace("tcp:", "http://")

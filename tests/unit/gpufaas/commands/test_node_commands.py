@@ -13,7 +13,7 @@ from gpufaas.commands.cluster.models import table
 from gpufaas.errors import CommandError
 from gpufaas.local.shim_counts import ReportFile, summed_counts
 from gpufaas.options.gpu_node import (
-    add_device_options,
+    add_node_options,
     emulation,
     gpu_overlap,
     gpu_slots,
@@ -89,7 +89,7 @@ def test_emulated_paths_are_refused_when_they_make_no_sense(more: dict[str, str]
 
 def test_settings_are_what_the_options_say() -> None:
     parser = argparse.ArgumentParser()
-    add_device_options(parser)
+    add_node_options(parser)
     options = parser.parse_args(
         ["--devices", "cpu:2", "--gpu-memory", "1GiB", "--host-eviction", "cost"]
     )
@@ -102,48 +102,29 @@ def test_settings_are_what_the_options_say() -> None:
     assert settings.host_eviction == "cost"
 
 
-def settings_of(flags: list[str], environment: dict[str, str]) -> NodeSettings:
+def settings_of(*flags: str) -> NodeSettings:
     """The settings of a node by these flags."""
     parser = argparse.ArgumentParser()
-    add_device_options(parser)
-    options = parser.parse_args(flags)
-    options.environment = environment
+    add_node_options(parser)
+    options = parser.parse_args([*flags])
+    options.environment = {}
     return node_settings(options, "node", (UnixAddress("@x"),))
 
 
-@pytest.mark.parametrize(
-    ("flags", "environment", "expected"),
-    [
-        ([], {}, 1),
-        ([], {"GPUFAAS_GPU_OVERLAP": "3"}, 3),
-        (["--gpu-overlap", "5"], {"GPUFAAS_GPU_OVERLAP": "3"}, 5),
-    ],
-)
-def test_overlap_is_the_flags_or_the_environments(
-    flags: list[str], environment: dict[str, str], expected: int
-) -> None:
-    assert settings_of(flags, environment).gpu_overlap == expected
-
-
-@pytest.mark.parametrize(
-    ("flags", "environment", "expected"),
-    [
-        ([], {}, (1, None)),
-        ([], {"GPUFAAS_GPU_SLOTS": "7"}, (7, None)),
-        (["--gpu-slots", "4", "--gpu-vcpus", "8"], {"GPUFAAS_GPU_SLOTS": "7"}, (4, 8)),
-    ],
-)
-def test_slots_and_vcpus_are_the_flags_or_the_environments(
-    flags: list[str], environment: dict[str, str], expected: tuple[int, int | None]
-) -> None:
-    settings = settings_of(flags, environment)
-    assert (settings.gpu_slots, settings.gpu_vcpus) == expected
+def test_gpu_has_one_slot_and_one_lease_unless_flags_say_more() -> None:
+    settings = settings_of()
+    assert (settings.gpu_overlap, settings.gpu_concurrency) == (1, 1)
+    assert (settings.gpu_slots, settings.gpu_vcpus) == (1, None)
+    assert settings_of("--gpu-overlap", "5").gpu_overlap == 5
+    assert settings_of("--gpu-concurrency", "2").gpu_concurrency == 2
+    sliced = settings_of("--gpu-slots", "4", "--gpu-vcpus", "8")
+    assert (sliced.gpu_slots, sliced.gpu_vcpus) == (4, 8)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "65"])
 def test_slots_are_refused_when_they_make_no_sense(text: str) -> None:
     with pytest.raises(CommandError, match="GPU slots"):
-        gpu_slots(text, {})
+        gpu_slots(text)
 
 
 @pytest.mark.parametrize("text", ["-1", "many", "5000"])
@@ -156,7 +137,7 @@ def test_vcpus_are_refused_when_they_make_no_sense(text: str) -> None:
 def test_spare_contexts_are_as_usual_unless_a_flag_says_how_many(
     flags: list[str], expected: int | None
 ) -> None:
-    assert settings_of(flags, {}).spare_contexts == expected
+    assert settings_of(*flags).spare_contexts == expected
 
 
 @pytest.mark.parametrize("text", ["-1", "many", "1000"])
@@ -165,24 +146,10 @@ def test_spare_contexts_are_refused_when_they_make_no_sense(text: str) -> None:
         spare_contexts(text)
 
 
-@pytest.mark.parametrize(
-    ("flags", "environment", "expected"),
-    [
-        ([], {}, 1),
-        ([], {"GPUFAAS_GPU_CONCURRENCY": "3"}, 3),
-        (["--gpu-concurrency", "2"], {"GPUFAAS_GPU_CONCURRENCY": "3"}, 2),
-    ],
-)
-def test_concurrency_is_the_flags_or_the_environments(
-    flags: list[str], environment: dict[str, str], expected: int
-) -> None:
-    assert settings_of(flags, environment).gpu_concurrency == expected
-
-
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1000"])
 def test_overlap_is_refused_when_it_makes_no_sense(text: str) -> None:
     with pytest.raises(CommandError, match="GPU overlap"):
-        gpu_overlap(text, {})
+        gpu_overlap(text)
 
 
 def test_manager_is_looked_for_where_this_user_may_run_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,18 +63,18 @@ def test_batch_takes_several_slots_when_one_is_too_slow() -> None:
 
 
 def test_batch_waits_for_more_calls_no_longer_than_its_budget() -> None:
-    it = world(fill_s=0.5)
-    actions = it.arrive(asked("r0", slo_s=30.0))
+    it = world(fill_share=0.5)
+    actions = it.arrive(asked("r0", slo_s=2.0))
     assert placements(actions) == []
     assert only(SetTimer, actions) == SetTimer(0.5, TimerFired())
-    it.arrive(asked("r1", slo_s=30.0), at=0.2)
+    it.arrive(asked("r1", slo_s=2.0), at=0.2)
     dispatch = only(Dispatch, it.send(TimerFired(), at=0.5))
     assert dispatch.requests == ("r0", "r1")
     assert dispatch.rule == "warm; in time, after its batch could fill"
 
 
 def test_batch_does_not_wait_when_its_oldest_request_has_no_time_to_spare() -> None:
-    assert placements(world(fill_s=9.0).arrive(asked("r0", slo_s=0.9))) == [("r0", "g0")]
+    assert placements(world(fill_share=1.0).arrive(asked("r0", slo_s=0.9))) == [("r0", "g0")]
 
 
 def test_stage_runs_near_its_data_when_that_node_is_warm() -> None:

@@ -12,7 +12,7 @@ from tests.kit.outcomes import outcome
 
 def test_whole_number_is_taken_when_it_is_written_as_a_float() -> None:
     world = World(a_core("lb"))
-    assert world.send(PolicySet("netgain", {"candidates": 8.0})) == []
+    assert world.send(PolicySet("netgain", {"patience": 8.0})) == []
     assert placements(world.arrive(request("r0"))) == [("r0", "g0")]
 
 
@@ -28,8 +28,8 @@ def test_limit_holds_when_it_is_written_as_a_float() -> None:
 
 REFUSED: tuple[tuple[str, str, Any], ...] = (
     *(("lalbo3", "o3_limit", value) for value in (8.5, nan, inf, "5", True, None, -1.0)),
-    *(("netgain", "candidates", value) for value in (0, 8.5, nan, "5", True)),
-    *(("netgain", "rivals", value) for value in (-0.1, nan, -inf, "5", False)),
+    *(("togo", "most_batch", value) for value in (0, 8.5, nan, "5", True)),
+    *(("fair", "lead_s", value) for value in (-0.1, nan, -inf, "5", False)),
     ("lalbo3", "o3_limit", 10**400),
 )
 

@@ -109,18 +109,6 @@ async def test_containers_of_removed_functions_go_and_others_stay(tmp_path: Path
             await there.provider.scale(F, 1)
 
 
-async def test_functions_end_with_the_gateway_where_that_is_set(tmp_path: Path) -> None:
-    async with world(tmp_path) as there:
-        await there.provider.close()
-        await there.another(stop_at_end=True).start(there.heard)
-        await there.deploy()
-        await there.ready()
-        await there.provider.close()
-        assert there.engine.containers == {}
-        await there.another().start(there.heard)
-        await there.ready()
-
-
 async def test_gpu_function_is_replaced_when_its_manager_is_another_one(tmp_path: Path) -> None:
     async with world(tmp_path) as there:
         await there.provider.close()

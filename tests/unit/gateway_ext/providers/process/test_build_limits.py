@@ -13,7 +13,7 @@ from gateway_ext.settings import GatewaySettings
 @pytest.mark.parametrize(
     "wrong",
     [{"builds_at_once": 0}, {"build_timeout_s": 0.0}, {"build_memory_bytes": 0},
-     {"build_disk_bytes": 0}, {"build_processes": 0}],
+     {"build_disk_bytes": 0}],
 )  # fmt: skip
 def test_gateway_does_not_start_when_no_build_could_run(
     tmp_path: Path, wrong: dict[str, float]
