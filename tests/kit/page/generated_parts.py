@@ -213,6 +213,11 @@ def explained(
         "batch": 1, "priority": 0, "arrived_ago_s": now_s - decision["at"] + decision["waited_s"],
         "waited_s": decision["waited_s"], "outcome": decision["outcome"], "reason": "",
         "total_s": None if run_s is None else decision["waited_s"] + load_s + run_s,
+        "used": {"gpu_s": run_s or 0.0, "gpu_byte_s": 1e9 * (run_s or 0.0), "cost": None},
+        "rests": [{
+            "model": decision["models"][0], "stage": "gpu", "place": decision["gpu"],
+            "leaves_in_s": 12.0,
+        }],
         "decisions": [{
             "after_s": decision["waited_s"], "what": "placed", "rule": decision["rule"],
             "slot": decision["gpu"], "gpu": decision["gpu"],
