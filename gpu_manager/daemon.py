@@ -7,7 +7,7 @@ from typing import Self
 
 from cache_manager.model.errors import UnknownRule
 from cache_manager.model.ids import NodeId
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from common.addresses import Address
 from common.telemetry import process_metrics
 from common.telemetry.metrics import MetricFamily, gauge, page

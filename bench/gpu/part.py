@@ -32,7 +32,7 @@ from bench.gpu.parts import (
 )
 from bench.measure.report import MeasurementFailed
 from bench.measure.whole_stack import StackNotReady
-from common.sizes import parse_size
+from common.numerals import parse_size
 from gpu_manager.api import GpuManagerError
 from gpu_manager.worker.sandbox import die_with
 

@@ -13,8 +13,8 @@ import msgpack
 from bench.measure.child_process import ChildProcess, ParentPipe, child_process
 from bench.measure.load_figures import LoadFigures
 from bench.scheduler.lease_processes import SECRET
-from common.frames.frame_line import FrameLine, LineBroken
-from common.frames.stream_upgrade import dial
+from common.frame_line import FrameLine, LineBroken
+from common.stream_upgrade import dial
 from scheduler.service.http.access import ApiRole, token
 from scheduler.wire.caller_stream import MAX_FRAME_BYTES, PATH
 from scheduler.wire.codec import VERSION

@@ -4,10 +4,10 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 
-from common.frames.frame_line import FrameLine
-from common.frames.stream_upgrade import SWITCHED, StreamRequest
+from common.frame_line import FrameLine
 from common.http.connection_table import ConnectionTable
 from common.http.request_head import NO_STREAM
+from common.stream_upgrade import SWITCHED, StreamRequest
 from common.tcp import notice_silence
 
 # The largest frame of a client that is not known yet, and of one that is.

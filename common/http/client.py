@@ -1,16 +1,16 @@
 """An HTTP/1.1 client for hot paths: kept-alive connections over Unix sockets, TCP or TLS."""
 
 import asyncio
+import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 import httptools
 
-from common.connecting import dial
 from common.errors import NoResponse
 from common.http.asgi import Header
-from common.http.response_head import InvalidResponse, check_head
 from common.tcp import TcpPatience
 from common.time_limits import time_limit
 
@@ -360,3 +360,68 @@ class HttpClient:
                 del self._idle[address]
         pause_s = self._settings.idle_s / 2
         self._sweep = loop.call_later(pause_s, self._close_unused) if self._idle else None
+
+
+_SWITCHING, _LEAST_STATUS, _MOST_STATUS = 101, 100, 599
+_VERSIONS = frozenset({"1.0", "1.1"})
+_MOST_DIGITS = 18  # of a length; Python reads no number of more than 4300 digits
+
+
+class InvalidResponse(Exception):
+    """The parser stops at what the peer sent."""
+
+
+def check_head(version: str, status: int, headers: list[Header]) -> None:
+    """Raise InvalidResponse for a response that others could read differently."""
+    if version not in _VERSIONS:
+        raise InvalidResponse(f"HTTP/{version}")
+    if status == _SWITCHING or not _LEAST_STATUS <= status <= _MOST_STATUS:
+        raise InvalidResponse(f"status {status}")
+    codings = b", ".join(value for name, value in headers if name == b"transfer-encoding")
+    if codings and codings.lower() != b"chunked":
+        raise InvalidResponse(f"transfer encoding {codings[:40].decode('latin-1')}")
+    for name, value in headers:
+        if name == b"content-length" and (len(value) > _MOST_DIGITS or not value.isdigit()):
+            raise InvalidResponse("a malformed Content-Length")
+
+
+_BACKLOG_PAUSE_S = 0.005
+
+
+async def dial(
+    protocol: Callable[[], asyncio.Protocol], address: str, tls: ssl.SSLContext | None
+) -> asyncio.Transport:
+    """Connect; OSError where nobody listens, or for an address of none of these forms."""
+    loop = asyncio.get_running_loop()
+    kind, _, where = address.partition(":")
+    if kind in {"tcp", "tls"}:
+        host, _, port = where.rpartition(":")
+        transport, _ = await loop.create_connection(
+            protocol,
+            host.strip("[]"),
+            int(port),
+            ssl=tls or ssl.create_default_context() if kind == "tls" else None,
+        )
+        return transport
+    if kind != "unix":
+        raise OSError(f"{address!r} is neither a unix:, a tcp: nor a tls: address")
+    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        unix.setblocking(False)
+        await _connect_unix(unix, where)
+        transport, _ = await loop.create_unix_connection(protocol, sock=unix)
+    except BaseException:
+        unix.close()
+        raise
+    return transport
+
+
+async def _connect_unix(unix: socket.socket, path: str) -> None:
+    """Connect without the event loop, which takes a socket with a full backlog for connected."""
+    while True:
+        try:
+            unix.connect(path)
+        except BlockingIOError:  # the backlog is full, and the kernel offers no way to wait for it
+            await asyncio.sleep(_BACKLOG_PAUSE_S)
+        else:
+            return

@@ -9,16 +9,16 @@ import contextlib
 import logging
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator, MutableSet
+from collections.abc import AsyncIterator, Iterable, Iterator, MutableSet, Sequence
 from typing import Any, TypeVar, cast
 
 from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from common.http.accepted_line import SILENCE_S, StreamHandler
-from common.http.asgi import App
+from common.http.asgi import App, Header, Message, Receive, Scope, Send, send_text
 from common.http.connection_table import ConnectionTable
-from common.http.cut_requests import CutRequests
 from common.http.server_protocol import Limits, ServerProtocol
 from common.tcp import notice_silence
 
@@ -119,6 +119,95 @@ def _most_connections(limits: Limits) -> int:
     if files == resource.RLIM_INFINITY:
         return limits.connections
     return min(limits.connections, files // 2)
+
+
+_UNAVAILABLE = 503
+_LATER = ((b"retry-after", b"1"),)
+
+
+class CutRequests:
+    """Serves the requests of an application, as an ASGI application itself, until they are cut.
+
+    uvicorn would take the cancellation of a request for a failure of the application: it would log
+    a traceback and answer 500.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._over = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if self._over.is_set():  # it came behind another one on its connection
+            await _answer_last(send)
+            return
+        try:
+            await self._app(scope, receive, readable_by_client(scope, send))
+        except asyncio.CancelledError:
+            if not self._over.is_set():
+                raise
+            await _answer_last(send)
+
+    def cut(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
+        """Cancel these, which are all that run: who has no answer by then is answered 503."""
+        self._over.set()
+        for task in tasks:
+            task.cancel()
+
+
+async def _answer_last(send: Send) -> None:
+    """Answer 503, or break off an answer that has begun: nobody may take it for a whole one."""
+    request = request_of(send)
+    if not request.response_started:
+        await send_text(send, _UNAVAILABLE, "the server stops", _LATER)
+    elif not request.response_complete:
+        request.disconnected = True  # else uvicorn complains of an answer that is not complete
+        request.transport.abort()
+
+
+_VERSION = "1.0"
+_LENGTH, _CODING = b"content-length", b"transfer-encoding"
+_WITHOUT_BODY = frozenset({204, 304})
+
+
+def request_of(send: Send) -> RequestResponseCycle:
+    """uvicorn's own record of the request whose answer this sends."""
+    request = getattr(send, "__self__", None)
+    assert isinstance(request, RequestResponseCycle), "uvicorn hands over a method of its request"
+    return request
+
+
+def readable_by_client(scope: Scope, send: Send) -> Send:
+    """What sends an answer that the request's client can read.
+
+    To an HTTP/1.0 client, an answer of unknown length lasts until its connection is closed.
+    """
+    return _Unframed(scope["method"], send) if scope["http_version"] == _VERSION else send
+
+
+class _Unframed:
+    """Sends one answer without chunks."""
+
+    def __init__(self, method: str, send: Send) -> None:
+        self._has_body = method != "HEAD"
+        self._request = request_of(send)
+        self._send = send
+        self._lengthless = False
+
+    async def __call__(self, message: Message) -> None:
+        """Send a part of the answer; uvicorn compares each body with a length."""
+        if message["type"] == "http.response.start":
+            headers: Sequence[Header] = [
+                one for one in message.get("headers", ()) if one[0].lower() != _CODING
+            ]
+            has_length = any(name.lower() == _LENGTH for name, _ in headers)
+            self._lengthless = self._has_body and not has_length
+            if self._lengthless and message["status"] not in _WITHOUT_BODY:
+                self._request.chunked_encoding = False
+            message = {**message, "headers": headers}
+        elif self._lengthless:
+            self._request.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
 
 
 async def _drain(state: ServerState, requests: CutRequests, drain_s: float) -> None:

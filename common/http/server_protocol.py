@@ -11,11 +11,9 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from common.frames.frame_line import LineBroken
-from common.frames.stream_upgrade import PROTOCOL, StreamRequest
+from common.frame_line import LineBroken
 from common.http.accepted_line import AcceptedLine, StreamHandler
-from common.http.asgi import Scope
-from common.http.client_watch import offer_watch, watch_in
+from common.http.asgi import Scope, offer_watch, watch_in
 from common.http.connection_table import ConnectionTable
 from common.http.joining_transport import JoiningTransport
 from common.http.request_head import (
@@ -27,6 +25,7 @@ from common.http.request_head import (
     Refusal,
     check_head,
 )
+from common.stream_upgrade import PROTOCOL, StreamRequest
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from common.errors import NoResponse
-from common.http.asgi import Receive
+from common.http.asgi import ClientWatch, Receive
 from common.http.client import HttpClient, HttpConnection
-from common.http.client_watch import ClientWatch
 from common.time_limits import time_limit
 from gateway_ext.calls import call_headers
 from gateway_ext.calls.call_limits import CallPart, InvokeSettings

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from common.http import asgi
-from common.http.asgi import Header, Receive, Scope, Send
+from common.http.asgi import Header, Receive, Scope, Send, watch_in
 from common.http.client import HttpClient, HttpConnection
-from common.http.client_watch import watch_in
 from common.telemetry.work_context import ABOUT
 from gateway_ext import error_statuses
 from gateway_ext.calls import call_headers

@@ -3,9 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from common.http.asgi import Message, Receive
+from common.http.asgi import ClientWatch, Message, Receive
 from common.http.client import HttpConnection
-from common.http.client_watch import ClientWatch
 from gateway_ext.calls.call_headers import RequestHeaders
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.errors import BadRequest, CallerGone, GatewayError, TooLarge

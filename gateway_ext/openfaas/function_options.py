@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from cache_manager import exits
 from cache_manager.model.errors import UnknownRule
-from cache_manager.tiers import exits
 from common import numerals
 from common.gpu_wishes import AS_MEASURED, RUNTIMES, UNMERGED, USUAL, WHOLE, GpuWishes
 from gateway_ext.errors import BadDeployment

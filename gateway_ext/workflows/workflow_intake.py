@@ -8,11 +8,11 @@ from common.http.asgi import (
     Receive,
     Scope,
     Send,
+    announced_bytes,
     header_in,
     send_text,
     until_disconnected,
 )
-from common.http.body_bound import announced_bytes
 from common.tasks import until_first
 from gateway_ext.calls.browser_guard import BrowserGuard
 from gateway_ext.calls.call_headers import CALL_ID, DURATION, START_TIME, call_id_in

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from common.errors import StreamRefused
-from common.frames.frame_line import FrameLine, LineBroken
-from common.frames.stream_upgrade import dial
+from common.frame_line import FrameLine, LineBroken
+from common.stream_upgrade import dial
 from common.time_limits import time_limit
 from gpu_manager.errors import BadSetting, NoScheduler
 from scheduler.api import BadValue, NodeId

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 
-from common.frames.frame_line import FrameLine, LineBroken
+from common.frame_line import FrameLine, LineBroken
 from common.tasks import error_of
 from common.time_limits import time_limit
 from gpu_manager.attachment.leader_dialing import Dialed, Dialer

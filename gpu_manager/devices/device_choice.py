@@ -7,8 +7,7 @@ from pathlib import Path
 import pynvml  # type: ignore[import-untyped]  # pynvml has no annotations
 
 from cache_manager.model.ids import NodeId
-from common.numerals import natural
-from common.sizes import format_size
+from common.numerals import format_size, natural
 from gpu_manager.devices import nvidia_gpu
 from gpu_manager.devices.driver_events import Nvml
 from gpu_manager.devices.emulated_gpu import emulated

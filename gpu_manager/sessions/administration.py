@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
-from cache_manager.tiers.demotion import Demotion
+from cache_manager.tier_index import Demotion
 from gpu_manager.attachment.scheduling import Scheduling
 from gpu_manager.errors import ClientNotAllowed, UnknownImage
 from gpu_manager.node.node import GpuNode

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cache_manager.model.ids import Tier
-from cache_manager.tiers.demotion import Demotion
+from cache_manager.tier_index import Demotion
 from gpu_manager.errors import StoreFailed
 from gpu_manager.weights.host_images import HostImage, HostImages
 from gpu_manager.weights.spill_directory import SpillDirectory

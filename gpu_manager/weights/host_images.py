@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from cache_manager.model.ids import ModelId
-from cache_manager.tiers.demotion import Demotion, DemotionCandidate
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import Demotion, DemotionCandidate, TierIndex
 from gpu_manager.errors import UnknownImage, WeightStoreFull
 from torch_shim.wire.image_digests import ImageTable
 

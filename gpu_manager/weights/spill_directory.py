@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_manager.model.ids import ModelId
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from gpu_manager.errors import StoreFailed, UnknownImage, WeightsChanged
 from gpu_manager.weights.sealed_images import GrowingImage
 from torch_shim.wire.image_digests import ImageTable, lay_out

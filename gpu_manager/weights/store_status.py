@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cache_manager.tiers.demotion import Demotion
+from cache_manager.tier_index import Demotion
 from gpu_manager.weights.spill_directory import SpillCounts
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from cache_manager.model.ids import Tier
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from gpu_manager.errors import (
     ProofRefused,
     ReadingGivenUp,

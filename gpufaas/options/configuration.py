@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from cache_manager import eviction
-from cache_manager.tiers import exits
+from cache_manager import eviction, exits
 from common import numerals
 from common.addresses import host_and_port
 from common.errors import BadAddress, BadSize
 from common.gpu_wishes import PROCESS, RUNTIMES
-from common.sizes import parse_size
+from common.numerals import parse_size
 from gateway_ext.settings import GatewaySettings
 from gpufaas.errors import CommandError
 from gpufaas.local.log_format import FORMATS

@@ -10,7 +10,7 @@ from common import numerals
 from common.addresses import Address
 from common.errors import BadSize
 from common.gpu_wishes import PROCESS, RUNTIMES
-from common.sizes import parse_size
+from common.numerals import parse_size
 from gpu_manager.api import MOST_SLOTS, EmulatedTimes, NodeSettings
 from gpu_manager.devices.device_choice import check_named
 from gpufaas.errors import CommandError

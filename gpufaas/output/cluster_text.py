@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from common.sizes import format_size
+from common.numerals import format_size
 from gpufaas.output.columns import columns
 from gpufaas.output.hosting_text import unusual_hosting
 from gpufaas.output.request_text import configuration_text

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from common.sizes import format_size
+from common.numerals import format_size
 from gpufaas.output.columns import columns
 
 _HEAD = (

@@ -2,7 +2,7 @@
 
 import time
 
-from common.sizes import format_size
+from common.numerals import format_size
 
 _MINUTE_S, _HOUR_S = 60, 3600
 

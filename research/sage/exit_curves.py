@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log
 
-from cache_manager.tiers import exits
+from cache_manager import exits
 from research.sage.gpu_functions import GpuFunction
 from research.sage.idle_walk import (
     IdleCosts,

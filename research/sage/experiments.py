@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import fmean
 
-from cache_manager.tiers import exits
+from cache_manager import exits
 from research.sage.exit_curves import (
     FIXED_S,
     SAGE_S,

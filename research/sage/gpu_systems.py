@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf
 
-from cache_manager.tiers import exits
+from cache_manager import exits
 from research.sage.fair_link import FairLink
 from research.sage.gpu_functions import Assumptions, GpuFunction
 from research.sage.gpu_machine import GpuMachine, MemoryMeter, SimulatedCall, Then

@@ -7,8 +7,8 @@ from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
+from cache_manager.exits.exit_rule import ExitRule
 from cache_manager.model.ids import Tier
-from cache_manager.tiers.exits.exit_rule import ExitRule
 from research.sage.gpu_functions import GpuFunction
 from research.sage.shared_engines import FunctionEngine, setup_s
 from scheduler.sim.azure_trace import CARRIED, Trace, read

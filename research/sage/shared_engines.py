@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 
-from cache_manager.model.idle_gaps import IdleGaps
+from cache_manager.exits.exit_rule import ExitRule
 from cache_manager.model.ids import MIB, Tier
-from cache_manager.tiers.exits.exit_rule import ExitRule
+from cache_manager.model.request_rates import IdleGaps
 from research.sage.gpu_functions import GpuFunction
 from research.sage.gpu_machine import GpuMachine, SimulatedCall
 

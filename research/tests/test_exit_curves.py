@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_manager.tiers import exits
+from cache_manager import exits
 from research.sage.exit_curves import ExitPoint, at_equal, curves, together
 from research.sage.gpu_functions import Assumptions, GpuFunction, ten_functions
 from research.sage.idle_walk import (

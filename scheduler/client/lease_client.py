@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from common.errors import StreamRefused
-from common.frames.frame_line import FrameLine, LineBroken
-from common.frames.stream_upgrade import dial
+from common.frame_line import FrameLine, LineBroken
+from common.stream_upgrade import dial
 from common.telemetry.traces import TraceContext
 from common.time_limits import time_limit
 from scheduler.client.granted_lease import GrantedLease

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from cache_manager.model.ids import GpuId, ModelId
-from cache_manager.residency.empty_processes import idle_contexts
-from cache_manager.residency.shared_processes import replace_shared
+from cache_manager.residency.gpu_cache import idle_contexts, replace_shared
 from scheduler.core.placer import Placer
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.slots import Gpu, Slot

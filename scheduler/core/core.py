@@ -9,7 +9,7 @@ from typing import Any
 
 from cache_manager import eviction
 from cache_manager.eviction.eviction_rule import EvictionRule
-from cache_manager.residency.index_changes import IndexChanges
+from cache_manager.residency.gpu_cache import IndexChanges
 from scheduler import policies
 from scheduler.core.admin import AdminHandler
 from scheduler.core.billing.use_meter import UseMeter

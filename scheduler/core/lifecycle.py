@@ -1,7 +1,7 @@
 """A request's life: accepted, placed, paused, placed again, and ended exactly once."""
 
+from cache_manager import exits
 from cache_manager.model.ids import ModelId
-from cache_manager.tiers import exits
 from scheduler.core.admission import Admission
 from scheduler.core.leases.adopted_leases import AdoptedLeases
 from scheduler.core.leases.early_returns import EarlyReturns

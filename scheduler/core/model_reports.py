@@ -1,7 +1,7 @@
 """Reports of GPU managers about models: measured sizes and times, loads done, failed, undone."""
 
 from cache_manager.model.ids import ModelId, Tier
-from cache_manager.residency.shared_processes import join
+from cache_manager.residency.gpu_cache import join
 from scheduler.core.admin import AdminHandler
 from scheduler.core.fleet import Fleet
 from scheduler.core.lifecycle import Lifecycle

@@ -10,8 +10,8 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import ModelId, Tier
+from cache_manager.model.request_rates import IdleGaps
 from scheduler.core.core import Core, make_core
 from scheduler.estimates.profiles import Profile
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally

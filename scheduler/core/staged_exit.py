@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from math import inf
 from typing import NamedTuple
 
-from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from cache_manager.model.request_rates import IdleGaps
 from scheduler.core.placer import Placer
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.slots import Gpu

@@ -2,7 +2,7 @@
 
 import math
 
-from cache_manager.tiers import exits
+from cache_manager import exits
 from scheduler.model.errors import BadValue, MalformedRequest
 from scheduler.model.events import LeaseUsed
 from scheduler.model.values import Request

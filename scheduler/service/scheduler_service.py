@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 
 from cache_manager.model.ids import NodeId
-from common.frames.stream_upgrade import StreamRequest
 from common.http.accepted_line import AcceptedLine
 from common.http.asgi import App
+from common.stream_upgrade import StreamRequest
 from common.telemetry.traces import Sink
 from scheduler.api import Placement
 from scheduler.core.billing.use_buckets import UseBuckets

@@ -6,8 +6,8 @@ from functools import partial
 from logging import Logger
 from typing import TypeVar
 
-from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import GpuId, ModelId
+from cache_manager.model.request_rates import IdleGaps
 from scheduler import policies
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile

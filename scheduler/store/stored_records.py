@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import GpuId, ModelId, Tier
+from cache_manager.model.request_rates import IdleGaps
 from scheduler.core.state.slots import Gpu, Slot
 from scheduler.estimates.profiles import Profile
 from scheduler.model.values import Configuration

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from cache_manager.model.ids import MIB, ModelId, NodeId, Tier
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.devices.emulated_gpu import EmulatedGpu
 from gpu_manager.errors import NoWorker

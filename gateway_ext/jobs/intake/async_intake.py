@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 from uuid import uuid4
 
-from common.http.asgi import Header, Receive, Scope, Send, send_response, send_text
-from common.http.body_bound import announced_bytes
+from common.http.asgi import Header, Receive, Scope, Send, announced_bytes, send_response, send_text
 from common.telemetry.traces import SpanKind
 from gateway_ext.calls.call_headers import DATA, call_id_in
 from gateway_ext.error_statuses import headers_of, status_of

@@ -5,7 +5,7 @@ import json
 import time
 from typing import Any
 
-from common.sizes import format_size
+from common.numerals import format_size
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
 from gpufaas.output.cluster_text import functions_text

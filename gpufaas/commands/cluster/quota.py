@@ -8,7 +8,7 @@ from typing import Any
 
 from common import numerals
 from common.errors import BadSize
-from common.sizes import parse_size
+from common.numerals import parse_size
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands, add_verb
 from gpufaas.output.quota_text import quota_table

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.addresses import host_and_port, parse_address
-from common.sizes import parse_size
+from common.numerals import parse_size
 from gpu_manager.api import GpuManager, NodeSettings
 from gpu_manager.credentials import load_secret
 from gpufaas.daemons.cluster_node import cluster_node

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from cache_manager import eviction
-from cache_manager.tiers import exits
+from cache_manager import eviction, exits
 from common.addresses import address_text, host_and_port
 from gpufaas.daemons.garbage_collection import freeze_started_objects
 from gpufaas.daemons.malloc_arenas import share_one_arena

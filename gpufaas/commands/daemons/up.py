@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_manager.tiers import exits
+from cache_manager import exits
 from common.addresses import address_text, host_and_port
 from common.errors import BadAddress
 from common.gpu_wishes import RUNTIMES

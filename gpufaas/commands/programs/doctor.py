@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.build_identity import commit, release
 from common.compiled_modules import prefer_compiled
-from common.sizes import format_size
+from common.numerals import format_size
 from gpufaas.errors import CommandError
 from gpufaas.etcd.own_server import OLDEST_SOUND, etcd_version, find_etcd
 from gpufaas.local.child_programs import output_of

@@ -12,8 +12,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from common.errors import NoResponse
-from common.http.asgi import App, Receive, Scope, Send, send_text
-from common.http.body_bound import BodyOverBound, read_body
+from common.http.asgi import App, BodyOverBound, Receive, Scope, Send, read_body, send_text
 from common.http.client import ClientSettings, HttpClient, HttpConnection
 from common.http.connection_table import ConnectionTable
 from common.http.server_protocol import Limits, ServerProtocol
@@ -78,7 +77,7 @@ def _server() -> Target:
     return Target(
         "http-server", _in_loop(_served), (), lambda: _REQUESTS, InputForm.TEXT,
         ("common/http/server_protocol.py", "common/http/request_head.py",
-         "common/http/body_bound.py", "gateway_ext/calls/call_headers.py",
+         "common/http/asgi.py", "gateway_ext/calls/call_headers.py",
          "common/data_handles.py"),
         _CLIENTS, f"{_LIMITS}; bodies by each server's bound",
     )  # fmt: skip
@@ -135,7 +134,7 @@ def _app(surprises: list[Exception]) -> App:
 def _client() -> Target:
     return Target(
         "http-client", _in_loop(_asked), (NoResponse,), lambda: _ANSWERS, InputForm.TEXT,
-        ("common/http/client.py", "common/http/response_head.py"),
+        ("common/http/client.py", "common/http/client.py"),
         "functions, providers, schedulers", "64 KiB and 1,000 headers; bodies piece by piece",
     )  # fmt: skip
 

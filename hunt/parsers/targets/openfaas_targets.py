@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cache_manager.model.errors import CacheError
-from common import addresses, sizes
+from common import addresses, numerals
 from common.errors import BadAddress, BadSize
 from gateway_ext.calls.learned_models import Learned
 from gateway_ext.calls.local_work import LocalWork
@@ -236,8 +236,8 @@ def _texts() -> list[Target]:
             encode=lambda found: addresses.address_text(*found),
         ),
         _text_target(
-            "size", sizes.parse_size, (BadSize,), ("512MiB", "1.5GB", "2g", "7 k", "1"),
-            "common/sizes.py",
+            "size", numerals.parse_size, (BadSize,), ("512MiB", "1.5GB", "2g", "7 k", "1"),
+            "common/numerals.py",
         ),
         _text_target(
             "callback-url", callback, (BadRequest,),
@@ -252,7 +252,7 @@ def _texts() -> list[Target]:
         ),
         _text_target(
             "exit-rule", function_options._exit_rule, (ValueError, CacheError),  # noqa: SLF001 - the only reader of rules from annotations
-            ("never", "fixed:10,20,30,60", "learned"), "cache_manager/tiers/exits/__init__.py",
+            ("never", "fixed:10,20,30,60", "learned"), "cache_manager/exits/__init__.py",
             sender="whoever deploys a function",
         ),
     ]  # fmt: skip

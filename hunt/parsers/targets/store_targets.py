@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import ModelId, Tier
+from cache_manager.model.request_rates import IdleGaps
 from hunt.parsers.parser_target import InputForm, Target
 from scheduler.core import recording
 from scheduler.core.recording import Beginning, RecordedStep, recorded_profile

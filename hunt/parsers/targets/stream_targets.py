@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from common.errors import StreamRefused
-from common.frames.frame_line import FrameLine, LineBroken
-from common.frames.stream_upgrade import SWITCHED, dial
+from common.frame_line import FrameLine, LineBroken
+from common.stream_upgrade import SWITCHED, dial
 from hunt.parsers.parser_target import InputForm, Target
 from scheduler.model import events
 from scheduler.model.actions import Demote, EndLease, Prepare
@@ -238,7 +238,7 @@ def _frame_line() -> Target:
     seeds = [encode([b"ab", b"c" * 300]), encode([]), encode([b"x"]) + b"\xff\xff\xff\xff"]
     return Target(
         "frame-line", _in_loop(frames), (), lambda: seeds, InputForm.BINARY,
-        ("common/frames/frame_line.py",), "both ends of a stream of frames",
+        ("common/frame_line.py",), "both ends of a stream of frames",
         "the line's own bound on a frame; memory as bytes arrive", encode=encode,
     )  # fmt: skip
 
@@ -257,7 +257,7 @@ def _upgrade() -> Target:
     seeds = [SWITCHED + b"\0\0\0\x01x", b"HTTP/1.1 307 Elsewhere\r\n\r\n", b"HTTP/1.1 101 \r\n\r\n"]
     return Target(
         "stream-upgrade", _in_loop(answered), (LineBroken, StreamRefused, OSError), lambda: seeds,
-        InputForm.TEXT, ("common/frames/stream_upgrade.py",), "whoever listens at a URL",
+        InputForm.TEXT, ("common/stream_upgrade.py",), "whoever listens at a URL",
         "16 KiB of headers",
     )  # fmt: skip
 

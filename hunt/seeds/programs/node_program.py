@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from cache_manager.model.ids import MIB, GpuId, NodeId
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.devices.emulated_gpu import EmulatedGpu

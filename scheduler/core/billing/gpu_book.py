@@ -1,7 +1,7 @@
 """One GPU's account: its slots, its models, its empty processes, and the memory nobody uses."""
 
 from cache_manager.model.ids import ModelId
-from cache_manager.residency.shared_processes import part_of
+from cache_manager.residency.gpu_cache import part_of
 from scheduler.core.billing.charges import CONTEXT, GPU_TIME, IDLE, IN_USE, Payer
 from scheduler.core.billing.holding import FormerUsers, Holding
 from scheduler.core.state.slots import Gpu

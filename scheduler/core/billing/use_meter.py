@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from cache_manager.residency.index_changes import IndexChanges
+from cache_manager.residency.gpu_cache import IndexChanges
 from scheduler.core.billing.charges import (
     DISK,
     GPU_TIME,

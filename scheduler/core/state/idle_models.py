@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from cache_manager.model.idle_gaps import IdleGaps
+from cache_manager import exits
+from cache_manager.exits.exit_rule import ExitRule
 from cache_manager.model.ids import ModelId, NodeId, Tier
-from cache_manager.tiers import exits
-from cache_manager.tiers.exits.exit_rule import ExitRule
+from cache_manager.model.request_rates import IdleGaps
 from scheduler.core.state.slots import Gpu
 
 _NEVER = "never"

@@ -5,7 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 
-from common.frames.frame_line import LineBroken
+from common.frame_line import LineBroken
 from common.http.accepted_line import AcceptedLine
 from common.tasks import BackgroundTasks
 from common.telemetry.traces import trace_of

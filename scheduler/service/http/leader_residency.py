@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from cache_manager.http.residency_routes import ConfiguredRun, Holder, ModelShown
 from cache_manager.model.ids import GpuId, ModelId
+from cache_manager.routes import ConfiguredRun, Holder, ModelShown
 from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import MalformedRequest, UnknownModel, UnknownName
 from scheduler.service.driver.hosting import hosting_of

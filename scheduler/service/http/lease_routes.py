@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from pydantic_core import to_json
 
-from common.http import body_bound
+from common.http import asgi
 from common.http.asgi import Receive, Scope, Send, until_disconnected
 from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext, trace_of
 from common.telemetry.work_context import ABOUT, Work
@@ -297,8 +297,8 @@ def _trace(scope: Scope) -> TraceContext | None:
 
 async def _body(scope: Scope, receive: Receive) -> bytes:
     try:
-        return await body_bound.read_body(scope, receive, MOST_BODY_BYTES)
-    except body_bound.BodyOverBound as error:
+        return await asgi.read_body(scope, receive, MOST_BODY_BYTES)
+    except asgi.BodyOverBound as error:
         raise BodyTooLarge(str(error)) from error
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from cache_manager import exits
 from cache_manager.model.ids import ModelId, NodeId
-from cache_manager.tiers import exits
 from scheduler.model.errors import MalformedRequest
 from scheduler.model.events import LeaseReleased
 from scheduler.model.values import LeaseId, Request, RequestId

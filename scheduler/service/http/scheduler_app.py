@@ -11,11 +11,10 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBasic, HTTPBearer
 from starlette.exceptions import HTTPException
 
-from cache_manager.http.residency_routes import router as models_router
+from cache_manager.routes import router as models_router
 from common import build_identity
-from common.frames.stream_upgrade import PROTOCOL
-from common.http.asgi import App, Receive, Scope, Send, send_text
-from common.http.body_bound import bounded
+from common.http.asgi import App, Receive, Scope, Send, bounded, send_text
+from common.stream_upgrade import PROTOCOL
 from common.telemetry import process_metrics
 from common.telemetry.metrics import CONTENT_TYPE
 from common.telemetry.stranger_log import StrangerLog

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from logging import Logger
 
 from cache_manager.model.ids import NodeId
-from common.frames.frame_line import FrameLine
+from common.frame_line import FrameLine
 from scheduler.model.actions import (
     Demote,
     DemoteStored,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from logging import DEBUG, WARNING, Logger
 
 from cache_manager.model.ids import NodeId
-from common.frames.frame_line import LineBroken
+from common.frame_line import LineBroken
 from common.http.accepted_line import AcceptedLine
 from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit

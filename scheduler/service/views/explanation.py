@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Self
 
-from cache_manager.http.residency_routes import ModelRest
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from cache_manager.routes import ModelRest
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import (
     Explanation,

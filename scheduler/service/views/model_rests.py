@@ -1,7 +1,7 @@
 """Where a model rests, stage by stage, and for how long it stays there if nobody uses it."""
 
-from cache_manager.http.residency_routes import ModelRest
 from cache_manager.model.ids import ModelId
+from cache_manager.routes import ModelRest
 from scheduler.core.core import Core
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from common.addresses import TcpAddress, TlsAddress, UnixAddress, parse_address
-from common.sizes import parse_size
+from common.numerals import parse_size
 from gpufaas.commands.cluster import status
 from gpufaas.commands.daemons import gateway, gpu_manager, scheduler
 from gpufaas.options.configuration import AllSettings, read_settings

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from struct import pack
 
-from common.frames.stream_upgrade import PROTOCOL, SWITCHED
+from common.stream_upgrade import PROTOCOL, SWITCHED
 
 UPGRADE = b"Host: x\r\nConnection: Upgrade\r\nUpgrade: " + PROTOCOL + b"\r\n\r\n"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-from common.frames.frame_line import FrameLine, LineBroken
+from common.frame_line import FrameLine, LineBroken
 from common.time_limits import time_limit
 from tests.kit.simulation.kept_streams import (
     Headers,

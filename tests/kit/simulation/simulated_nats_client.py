@@ -17,7 +17,7 @@ from nats.aio.client import Client, ServerVersion
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from common.frames.frame_line import FrameLine, LineBroken
+from common.frame_line import FrameLine, LineBroken
 from common.time_limits import time_limit
 from tests.kit.simulation.kept_streams import Headers, Reply
 from tests.kit.simulation.simulated_nats import MOST_BYTES, NATS_PORT, packed

@@ -6,7 +6,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from common.frames.frame_line import FrameLine, LineBroken
+from common.frame_line import FrameLine, LineBroken
 from tests.kit.simulation.simulated_loop import SimulatedProgram, bury
 from tests.kit.simulation.simulated_network import Network, NetworkedLoop, listener
 

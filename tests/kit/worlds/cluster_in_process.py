@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from cache_manager.model.ids import NodeId
-from common.frames.stream_upgrade import StreamRequest
 from common.http.accepted_line import AcceptedLine, StreamHandler
 from common.http.asgi import Receive, Scope, Send, send_text
+from common.stream_upgrade import StreamRequest
 from gpu_manager.attachment.attachment import Attachment
 from gpufaas.local.held_ports import HeldPort
 from scheduler.core.core import Core

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.devices.emulated_gpu import EmulatedGpu
 from gpu_manager.devices.gpu_device import HealthEvent

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from common.gpu_wishes import STREAM, GpuWishes
 from gpu_manager.devices.emulated_gpu import EmulatedGpu
 from gpu_manager.node.ledger import Ledger

@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 
-from common.frames.frame_line import FrameLine
-from common.frames.stream_upgrade import dial
+from common.frame_line import FrameLine
+from common.stream_upgrade import dial
 from scheduler.client.lease_client import LeaseClient
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.http.scheduler_server import listen, serving

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from cache_manager.tiers import exits
+from cache_manager import exits
 from common.addresses import host_and_port
 from common.errors import BadSize
-from common.numerals import natural, number, whole
-from common.sizes import parse_size
+from common.numerals import natural, number, parse_size, whole
 from gateway_ext.calls import call_headers
 from gateway_ext.openfaas import durations, openfaas_json, quantities
 from gateway_ext.workflows.plan import conditions

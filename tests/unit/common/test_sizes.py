@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import BadSize
-from common.sizes import format_size, parse_size
+from common.numerals import format_size, parse_size
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cache_manager import eviction
 from cache_manager.model.errors import UnknownRule
 from cache_manager.model.ids import ModelId
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 
 each_rule = pytest.mark.parametrize("rule", eviction.available())
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.frames.frame_line import FrameLine, LineBroken
+from common.frame_line import FrameLine, LineBroken
 from common.time_limits import time_limit
 from tests.kit.network.memory_transport import MemoryTransport
 from tests.kit.network.raw_line import framed

@@ -11,12 +11,12 @@ import pytest
 import uvloop
 
 from common.errors import StreamRefused
-from common.frames.frame_line import FrameLine, LineBroken
-from common.frames.stream_upgrade import SWITCHED, StreamRequest, dial
+from common.frame_line import FrameLine, LineBroken
 from common.http.accepted_line import AcceptedLine
 from common.http.asgi import Receive, Scope, Send, send_text
 from common.http.server import listen, serving
 from common.http.server_protocol import Limits
+from common.stream_upgrade import SWITCHED, StreamRequest, dial
 from tests.kit.network.certificates import self_signed
 from tests.kit.network.raw_line import framed, raw_line
 from tests.kit.network.tls_door import encrypted

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from common.http.asgi import App, Receive, Scope, Send, send_text
-from common.http.client_watch import watch_in
+from common.http.asgi import App, Receive, Scope, Send, send_text, watch_in
 from common.http.server import listen, serving
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

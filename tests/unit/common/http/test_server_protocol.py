@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from common.http.asgi import App, Receive, Scope, Send, send_text
-from common.http.client_watch import ClientWatch, watch_in
+from common.http.asgi import App, ClientWatch, Receive, Scope, Send, send_text, watch_in
 from common.http.server import listen, serving
 from common.http.server_protocol import MOST_PIPELINED, Limits
 from tests.kit.waiting import eventually

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cache_manager.model.ids import MIB, ModelId, Tier
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from gpu_manager.errors import LoadFailure, WeightsChanged
 from gpu_manager.node.leases_in_force import EndReason
 from gpu_manager.weights.spill_directory import SpillDirectory

@@ -1,7 +1,7 @@
 """The models of a node: what is reported about them, at a cost that does not grow with them."""
 
 from cache_manager.model.ids import Tier
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import ModelDemoted
 from tests.kit.virtual_time import virtually

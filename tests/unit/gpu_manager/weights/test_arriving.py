@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from cache_manager.model.ids import Tier
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from gpu_manager.errors import (
     ReadingGivenUp,
     StoreFailed,

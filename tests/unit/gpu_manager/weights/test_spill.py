@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from cache_manager.model.ids import Tier
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from gpu_manager.errors import StoreFailed, UnknownImage, WeightsChanged
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cache_manager.model.ids import Tier
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from gpu_manager.errors import WeightStoreFull
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cache_manager.model.ids import Tier
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from gpu_manager.errors import BadImage, ProofRefused, UnknownImage, WeightStoreFull
 from gpu_manager.weights.sealed_images import SEALS, read_sizes
 from gpu_manager.weights.spill_directory import SpillDirectory

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cache_manager.model.ids import NodeId
-from common.frames.frame_line import FrameLine, LineBroken
+from common.frame_line import FrameLine, LineBroken
 from scheduler.client import lease_client
 from scheduler.client.lease_client import LeaseClient
 from scheduler.model.actions import EndLease

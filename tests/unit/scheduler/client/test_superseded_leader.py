@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import pytest
 
 from cache_manager.model.ids import NodeId
-from common.frames.frame_line import FrameLine, LineBroken
+from common.frame_line import FrameLine, LineBroken
 from common.time_limits import time_limit
 from gpu_manager.worker.worker_orders import MAX_NUMBER
 from scheduler.service.leadership.term import first_lease

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
+from cache_manager.model.request_rates import IdleGaps
 from scheduler.core.core import Core
 from scheduler.core.recording import RecordedProfile
 from scheduler.model.events import (

@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import ModelId
+from cache_manager.model.request_rates import IdleGaps
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import MOST_RUNS
 from scheduler.model.events import (

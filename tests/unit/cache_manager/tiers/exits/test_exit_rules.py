@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache_manager import exits
 from cache_manager.model.errors import UnknownRule
-from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import MIB, Tier
-from cache_manager.tiers import exits
+from cache_manager.model.request_rates import IdleGaps
 
 GIB = 1024 * MIB
 STAGES = (Tier.GPU, Tier.CONTEXT, Tier.HOST, Tier.DISK)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cache_manager.model.ids import MIB, ModelId, Tier
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import LoadFailed, ModelDemoted, ModelRegistered

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cache_manager.model.ids import MIB, Tier
-from cache_manager.tiers.tier_index import TierIndex
+from cache_manager.tier_index import TierIndex
 from gpu_manager.weights.sealed_images import ImageWriter
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore

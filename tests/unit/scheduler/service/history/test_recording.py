@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import ModelId, Tier
+from cache_manager.model.request_rates import IdleGaps
 from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.studies.replay import replay
 from scheduler import policies

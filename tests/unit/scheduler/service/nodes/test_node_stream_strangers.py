@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from cache_manager.model.ids import NodeId
-from common.frames.frame_line import FrameLine
-from common.frames.stream_upgrade import StreamRequest
+from common.frame_line import FrameLine
 from common.http.accepted_line import AcceptedLine
 from common.http.asgi import Receive, Scope, Send
+from common.stream_upgrade import StreamRequest
 from scheduler.model.events import NodeSnapshot
 from scheduler.service.http.scheduler_server import listen, serving
 from scheduler.wire.codec import VERSION

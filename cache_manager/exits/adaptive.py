@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from cache_manager.model.idle_gaps import IdleGaps
+from cache_manager.exits.exit_rule import IdleModel
 from cache_manager.model.ids import MIB, Tier
-from cache_manager.tiers.exits.exit_rule import IdleModel
+from cache_manager.model.request_rates import IdleGaps
 
 _GIB = 1024 * MIB
 _STAGES = tuple(Tier)

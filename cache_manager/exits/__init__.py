@@ -7,8 +7,8 @@ from functools import lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
 
+from cache_manager.exits.exit_rule import ExitRule
 from cache_manager.model.errors import UnknownRule
-from cache_manager.tiers.exits.exit_rule import ExitRule
 from common.numerals import number
 
 _NOT_RULES = frozenset({"exit_rule"})

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cache_manager.exits.exit_rule import IdleModel
 from cache_manager.model.ids import Tier
-from cache_manager.tiers.exits.exit_rule import IdleModel
 
 
 @dataclass(frozen=True, slots=True)

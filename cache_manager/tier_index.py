@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from cache_manager import eviction
 from cache_manager.eviction.eviction_rule import ResidentView
 from cache_manager.model.ids import ModelId
 from cache_manager.model.request_rates import RequestRates
-from cache_manager.tiers.demotion import MOST_CANDIDATES, Demotion, DemotionCandidate
 
 # The assumed reading speed of a disk before one was measured, and each measurement's weight.
 _READ_BYTES_PER_S = 1e9
@@ -36,6 +36,40 @@ class StoredWeights:
     def kept(self) -> bool:
         """In use: demoted only after all others."""
         return self.holds > 0
+
+
+@dataclass(frozen=True, slots=True)
+class DemotionCandidate:
+    """One model's weights that could have left; times and rates as the rule saw them.
+
+    `held` weights are in use: their memory is freed only when their last user releases them.
+    `stuck` weights could not be written to the next tier, so that demoting them loses them.
+    """
+
+    model: ModelId
+    bytes: int
+    held: bool
+    stuck: bool
+    used_s: float
+    rate_per_s: float
+    reload_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demotion:
+    """The weights that must leave a tier: `victims` are the first of `candidates`, in order.
+
+    `candidates` names at most `MOST_CANDIDATES` of the weights that stay.
+    """
+
+    decided_s: float
+    rule: str
+    short_bytes: int
+    victims: tuple[ModelId, ...]
+    candidates: tuple[DemotionCandidate, ...]
+
+
+MOST_CANDIDATES = 16
 
 
 class TierIndex:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from cache_manager.model.idle_gaps import IdleGaps
 from cache_manager.model.ids import Tier
+from cache_manager.model.request_rates import IdleGaps
 
 
 class IdleModel(Protocol):

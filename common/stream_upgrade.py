@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from common.addresses import address_text
 from common.errors import StreamRefused
-from common.frames.frame_line import FrameLine, LineBroken
+from common.frame_line import FrameLine, LineBroken
 
 PROTOCOL = b"gpufaas-frames"
 SWITCHED = (

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from cache_manager.exits.exit_rule import IdleModel
 from cache_manager.model.ids import Tier
-from cache_manager.tiers.exits.exit_rule import IdleModel
 
 STAGES = (Tier.GPU, Tier.CONTEXT, Tier.HOST, Tier.DISK)
 SAGE_S = 30.0
