@@ -32,9 +32,9 @@ from scheduler.model.actions import (
 )
 from scheduler.model.events import Event, GpuSnapshot, NodeSnapshot, SlotFreed
 from scheduler.model.values import GpuSpec, LeaseId, SlotId
-from scheduler.service.driver.driver import Driver
-from scheduler.service.http.scheduler_server import listen, serving
-from scheduler.service.nodes.node_streams import NodeStreams
+from scheduler.service.driver import Driver
+from scheduler.service.http.app import listen, serving
+from scheduler.service.streams.nodes import NodeStreams
 
 _SECRET, _NODE = b"the secret of the streams' bench", NodeId("node")
 _SLOT = SlotId("g0")

@@ -12,7 +12,7 @@ from common.telemetry.metrics import Metric, MetricKind
 from gateway_ext.metrics import gateway_metrics as of_gateway
 from gpu_manager.metrics import manager_metrics as of_node
 from gpufaas.output.generated_blocks import with_blocks
-from scheduler.service.metrics import scheduler_metrics as of_scheduler
+from scheduler.service.metrics import declared as of_scheduler
 
 PAGE = Path("docs/metrics.md")
 ALERTS = Path("deploy/prometheus/rules/alerts.yml")

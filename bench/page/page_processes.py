@@ -23,9 +23,9 @@ from scheduler.client.lease_client import LeaseClient
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import GpuSpec, ModelSpec
-from scheduler.service.driver.driver import Driver
+from scheduler.service.driver import Driver
 from scheduler.service.http.access import ApiRole, token
-from scheduler.service.http.scheduler_server import listen, serving
+from scheduler.service.http.app import listen, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
 from tests.kit.fakes.memory_provider import MemoryProvider

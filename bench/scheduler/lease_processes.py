@@ -10,7 +10,7 @@ from bench.measure.child_process import ChildProcess, ParentPipe, child_process
 from bench.measure.instant_node import InstantNode
 from common.http.asgi import App, Receive, Scope, Send
 from gpu_manager.attachment.attachment import Attachment
-from scheduler.service.http.scheduler_server import listen, serving
+from scheduler.service.http.app import listen, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
 from tests.kit.nodes.attaching import attach_in_process

@@ -15,9 +15,6 @@ _PATTERNS = (
     "research/thesis/latency_bound.py",
     "scheduler/core/*.py",
     "scheduler/core/billing/*.py",
-    "scheduler/core/leases/*.py",
-    "scheduler/core/state/*.py",
-    "scheduler/core/state/queues/*.py",
     "scheduler/core/tenants/*.py",
     "scheduler/estimates/*.py",
     "scheduler/estimates/interference/learned_interference.py",
@@ -29,7 +26,7 @@ _PATTERNS = (
 )
 # Rooms' own files look into their folders; recordings need the codec, which makes types as it runs;
 # what a meter collects, every few seconds, is named tuples.
-_LEFT_OUT = frozenset({"__init__.py", "recording.py", "collected.py", "use_buckets.py"})
+_LEFT_OUT = frozenset({"__init__.py", "recording.py", "use_buckets.py"})
 
 
 def sources() -> list[str]:

@@ -28,8 +28,7 @@ from scheduler.api import (
     RequestWithdrawn,
     SchedulerError,
 )
-from scheduler.client.granted_lease import GrantedLease
-from scheduler.client.lease_client import LeaseKeeper
+from scheduler.client.lease_client import GrantedLease, LeaseKeeper
 
 _CALL_ID_LETTERS = 64
 

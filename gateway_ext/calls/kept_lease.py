@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
 from scheduler.api import CallEnd, LeaseId, LeaseUse, LeaseUsed, RequestId
-from scheduler.client.granted_lease import GrantedLease
+from scheduler.client.lease_client import GrantedLease
 
 
 class LeaseKind(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Protocol
 from common.tasks import BackgroundTasks
 from gateway_ext.calls.kept_lease import Found, KeptLease, LeaseKind, OwnLease
 from scheduler.api import LeaseId, LeaseUse, LeaseUsed, RequestEnded, RequestId
-from scheduler.client.granted_lease import GrantedLease
+from scheduler.client.lease_client import GrantedLease
 
 log = logging.getLogger(__name__)
 

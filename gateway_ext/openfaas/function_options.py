@@ -15,7 +15,7 @@ from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment, Resources
 from gateway_ext.openfaas import durations, quantities
 from scheduler.api import BadValue, OwnerTerms
-from scheduler.model.terms_bounds import check_number
+from scheduler.model.owner_terms import check_number
 
 OURS = "com.gpufaas."
 SCALING = "com.openfaas.scale."

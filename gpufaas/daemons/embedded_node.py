@@ -19,8 +19,8 @@ from gpu_manager.worker.device.pool.pool_build import PoolNotBuilt, pool_library
 from gpufaas.options.gpu_node import POLICY
 from scheduler.api import Status
 from scheduler.core.core import Core, make_core
-from scheduler.service.driver.driver import Driver
-from scheduler.service.driver.loop_clocks import LoopClock
+from scheduler.service.driver import Driver
+from scheduler.service.loop_clocks import LoopClock
 
 log = logging.getLogger(__name__)
 

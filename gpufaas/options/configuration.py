@@ -22,7 +22,7 @@ from gpufaas.errors import CommandError
 from gpufaas.local.log_format import FORMATS
 from gpufaas.options.prepare_choice import FIRST_USE, PREPARE_CHOICES
 from scheduler import policies
-from scheduler.service.billing.prices import Billing
+from scheduler.service.bill import Billing
 from scheduler.service.settings import Etcd, Serving, Settings
 
 _FILE = "gpufaas.toml"

@@ -38,7 +38,7 @@ NOT_FUZZED: Mapping[str, str] = {
     "common/tcp.py": "the kernel wrote it",
     "scheduler/client/operator_client.py": _ANSWER,
     "scheduler/service/leadership/rivals.py": "as stored-leader: one field of such a record",
-    "scheduler/service/nodes/attached_manager.py": _PASSES,
+    "scheduler/service/streams/attached_manager.py": _PASSES,
     "scheduler/store/etcd_channel.py": _ADDRESS,
     "gpu_manager/attachment/leader_dialing.py": _ADDRESS,
     "gpu_manager/attachment/leader_stream.py": _PASSES,

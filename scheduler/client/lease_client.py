@@ -4,8 +4,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -15,13 +16,11 @@ from common.frame_line import FrameLine, LineBroken
 from common.stream_upgrade import dial
 from common.telemetry.traces import TraceContext
 from common.time_limits import time_limit
-from scheduler.client.granted_lease import GrantedLease
-from scheduler.client.repeated_messages import RepeatedMessages
 from scheduler.client.scheduler_urls import SchedulerUrls
 from scheduler.model.errors import BadValue, SchedulerUnreachable
 from scheduler.model.events import LeaseUsed
 from scheduler.model.owner_terms import OwnerTerms
-from scheduler.model.values import LeaseId, Request, RequestId
+from scheduler.model.values import LeaseId, Placement, Request, RequestId
 from scheduler.wire.caller_stream import (
     GREETING_S,
     MAX_FRAME_BYTES,
@@ -61,6 +60,25 @@ _MOST_CALLS = 1_000
 _MOST_FUNCTIONS = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _Broken = OSError, LineBroken, StreamRefused, BadValue
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedLease:
+    """A lease: where to use it, and which token to present there.
+
+    `addresses` are those of the node's GPU manager; `token` is for the header `X-Gpu-Lease`.
+    """
+
+    placement: Placement
+    term: int
+    addresses: tuple[str, ...]
+    token: str
+
+    def header_lines(self) -> tuple[bytes, ...]:
+        """The lines of an HTTP request's head that pass the lease to a function."""
+        addresses = ",".join(self.addresses).encode("latin-1")
+        token = self.token.encode("latin-1")
+        return (b"x-gpu-address: ", addresses, b"\r\nx-gpu-lease: ", token, b"\r\n")
 
 
 class _Question(NamedTuple):
@@ -365,3 +383,53 @@ class LeaseClient:
         before_s = time.monotonic() - self._patience_s
         if self._without_leader_s <= before_s:
             self._end_questions(f"no scheduler leads: {trouble}", before_s)
+
+
+# A leader may die while a release that it took still waits for its node's stream, this long; and
+# what was sent on a line that broke may never have arrived.
+_REPEATED_S = 12.0
+_MOST = 4_000
+
+
+class _Said(NamedTuple):
+    at_s: float
+    message: GiveBack
+
+
+class RepeatedMessages:
+    """Leases that were given back and requests that were cancelled, the last ones of each."""
+
+    def __init__(self) -> None:
+        self._given_back: deque[_Said] = deque(maxlen=_MOST)
+        self._cancelled: OrderedDict[RequestId, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._given_back) + len(self._cancelled)
+
+    def __iter__(self) -> Iterator[GiveBack | Cancel]:
+        """What to repeat: first the leases."""
+        yield from [said.message for said in self._given_back]
+        yield from [Cancel(request) for request in self._cancelled]
+
+    def gave_back(self, message: GiveBack, now_s: float) -> None:
+        """A lease was given back."""
+        self._given_back.append(_Said(now_s, message))
+
+    def cancelled(self, request: RequestId, now_s: float) -> None:
+        """A request was cancelled."""
+        self._cancelled[request] = now_s
+        self._cancelled.move_to_end(request)
+        if len(self._cancelled) > _MOST:
+            self._cancelled.popitem(last=False)
+
+    def asked(self, request: RequestId) -> None:
+        """A request is asked: a call that is tried again keeps its id."""
+        self._cancelled.pop(request, None)
+
+    def forget(self, heard_s: float) -> None:
+        """What was said so long before this time, when a leader listened, is not repeated."""
+        since_s = heard_s - _REPEATED_S
+        while self._given_back and self._given_back[0].at_s < since_s:
+            self._given_back.popleft()
+        while self._cancelled and next(iter(self._cancelled.values())) < since_s:
+            self._cancelled.popitem(last=False)

@@ -11,7 +11,6 @@ from urllib.parse import quote
 import aiohttp
 
 from cache_manager.model.ids import ModelId
-from scheduler.client.model_orders import GIVEN_ONCE
 from scheduler.client.scheduler_urls import SchedulerUrls
 from scheduler.model.errors import (
     CallerNotAllowed,
@@ -185,3 +184,7 @@ def _error_of(status: int, answer: Mapping[str, Any]) -> SchedulerError:
     if answer.get("error") == "bad-request":
         return MalformedRequest(message)
     return EventRefused(None, message)
+
+
+# Given twice, a prefetch may load a second copy, and an evict is refused: it was carried out.
+GIVEN_ONCE = frozenset({"prefetch", "evict"})

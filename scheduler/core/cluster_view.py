@@ -4,16 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
-from scheduler.core.state import gpu_rooms, side_by_side
-from scheduler.core.state.cluster_state import ClusterState
-from scheduler.core.state.loadable_slots import LoadableSlots
-from scheduler.core.state.pending import Bundle, Pending
-from scheduler.core.state.queues.request_queue import RequestQueue
-from scheduler.core.state.rankings import SlotRanking, first_beyond, first_with_local_work
-from scheduler.core.state.slots import Gpu, Slot
-from scheduler.core.state.unmet_demand import UnmetDemand
-from scheduler.core.state.visits import Visits
+from scheduler.core import side_by_side
+from scheduler.core.cluster_state import ClusterState
+from scheduler.core.rankings import LoadableSlots, SlotRanking, first_beyond, first_with_local_work
+from scheduler.core.request_queue import Bundle, Pending, RequestQueue, Visits
+from scheduler.core.slots import Gpu, Slot
+from scheduler.core.unmet_demand import UnmetDemand
 from scheduler.estimates import estimate
+from scheduler.estimates.profiles import Profiles
 from scheduler.model.values import Configuration
 from scheduler.policies.placement_policy import (
     GpuRoom,
@@ -22,6 +20,7 @@ from scheduler.policies.placement_policy import (
     SlotView,
     View,
 )
+from scheduler.workflows.node_choice import home
 
 
 class ClusterView(View):
@@ -87,7 +86,7 @@ class ClusterView(View):
         return self._cluster.busy_holder(_pending(request).bundle)
 
     def busy_holders(self, request: RequestView) -> Sequence[SlotView]:
-        return gpu_rooms.busy_holders(self._cluster, _pending(request).bundle)
+        return busy_holders(self._cluster, _pending(request).bundle)
 
     def is_hit(self, request: RequestView, slot: SlotView) -> bool:
         return _own(slot).holds(request.models)
@@ -122,7 +121,7 @@ class ClusterView(View):
         return side_by_side.worst_slowed(self._cluster, _pending(request).models, _own(slot))
 
     def room(self, slot: SlotView) -> GpuRoom:
-        return gpu_rooms.room_of(_own(slot).gpu)
+        return room_of(_own(slot).gpu)
 
     def configured_s(
         self, request: RequestView, slot: SlotView, configuration: Configuration
@@ -134,7 +133,7 @@ class ClusterView(View):
 
     def measured(self, request: RequestView, slot: SlotView) -> Sequence[Configuration]:
         gpu_type, each = _own(slot).gpu.spec.gpu_type, _pending(request).request.batch
-        return gpu_rooms.measured(self._cluster.profiles, request.models[0], gpu_type, each)
+        return measured(self._cluster.profiles, request.models[0], gpu_type, each)
 
     # -- the global queue -----------------------------------------------------------------------
 
@@ -198,10 +197,10 @@ class ClusterView(View):
 
     def home_idle(self, request: RequestView) -> Sequence[SlotView]:
         pending = _pending(request)
-        return self._idle_on(gpu_rooms.home_of(self._cluster, pending), pending.bundle)
+        return self._idle_on(home_of(self._cluster, pending), pending.bundle)
 
     def idle_holders(self, request: RequestView, most: int) -> Sequence[SlotView]:
-        return gpu_rooms.idle_holders(self._cluster, _pending(request).bundle, most)
+        return idle_holders(self._cluster, _pending(request).bundle, most)
 
     def idle_keepers(self, request: RequestView) -> Sequence[SlotView]:
         cluster, bundle = self._cluster, _pending(request).bundle
@@ -393,3 +392,53 @@ def _own(slot: SlotView) -> Slot:
 def _pending(request: RequestView) -> Pending:
     assert isinstance(request, Pending)
     return request
+
+
+def room_of(gpu: Gpu) -> GpuRoom:
+    """What is free on a GPU, and what there is."""
+    idle = [slot for slot in gpu.slots if slot.idle]
+    vcpus = gpu.spec.vcpus
+    return GpuRoom(gpu.spec.id, len(gpu.slots), idle, vcpus, max(0, vcpus - gpu.vcpus_used))
+
+
+def home_of(cluster: ClusterState, pending: Pending) -> NodeId | None:
+    """The node that a request names, else the home of its stage; None if there is no node."""
+    request, nodes = pending.request, cluster.nodes
+    if request.near is not None or not nodes:
+        return request.near
+    stage = request.stage or "+".join(pending.models)
+    return nodes[home(request.application, stage, len(nodes))]
+
+
+def idle_holders(cluster: ClusterState, bundle: Bundle, most: int) -> list[Slot]:
+    """An idle slot with all these models of each GPU that has one; looks at `most` GPUs."""
+    found = []
+    for gpu in islice(cluster.index.holders(bundle.models[0]), most):
+        for slot in cluster.gpus[gpu].slots:
+            if slot.idle and slot.holds(bundle.models) and not slot.gpu.is_stuck(bundle.models):
+                found.append(slot)
+                break
+    return found
+
+
+def busy_holders(cluster: ClusterState, bundle: Bundle) -> list[Slot]:
+    """The busy slots that hold all these models, least used first."""
+    busy = [
+        slot
+        for gpu in cluster.index.holders(bundle.models[0])
+        for slot in cluster.gpus[gpu].slots
+        if not (slot.idle or slot.gpu.is_stuck(bundle.models)) and slot.holds(bundle.models)
+    ]
+    busy.sort(key=_used)
+    return busy
+
+
+def measured(
+    profiles: Profiles, model: ModelId, gpu_type: str, each: int
+) -> Sequence[Configuration]:
+    """The configurations in which requests of batch `each` were measured on such GPUs."""
+    return [
+        found._replace(batch=found.batch // each)
+        for found, its_type in profiles.of(model).configured_s
+        if its_type == gpu_type and found.batch % each == 0
+    ]

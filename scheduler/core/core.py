@@ -5,32 +5,36 @@ and the simulator drive this same object.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from cache_manager import eviction
 from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.residency.gpu_cache import IndexChanges
 from scheduler import policies
+from scheduler.core import cluster_state
 from scheduler.core.admin import AdminHandler
 from scheduler.core.billing.use_meter import UseMeter
+from scheduler.core.cluster_state import ClusterState
 from scheduler.core.cluster_view import ClusterView
-from scheduler.core.fleet import Fleet
-from scheduler.core.forgetting import Forgetting
-from scheduler.core.lease_uses import LeaseUses
+from scheduler.core.fleet import Fleet, ModelReports
+from scheduler.core.idle_models import IdleModels
 from scheduler.core.lifecycle import Lifecycle
-from scheduler.core.model_reports import ModelReports
 from scheduler.core.placer import Placer
+from scheduler.core.request_queue import Pending, Visits
+from scheduler.core.slots import ActiveLease
 from scheduler.core.staged_exit import StagedExit
-from scheduler.core.state.cluster_state import ClusterState
-from scheduler.core.state.pending import Pending
-from scheduler.core.state.visits import Visits
+from scheduler.estimates import estimate
 from scheduler.estimates.profiles import Profiles
 from scheduler.model import events
-from scheduler.model.actions import Action, Refuse
+from scheduler.model.actions import Action, Dispatch, Finish, Refuse, Taken
 from scheduler.model.errors import BadEvent, SchedulerError
 from scheduler.model.events import (
     Event,
+    LeaseComputed,
     LeaseIdsRaised,
+    LeaseUsed,
     MemoryPressure,
     PolicySet,
     SlotFreed,
@@ -38,7 +42,15 @@ from scheduler.model.events import (
     TimerFired,
 )
 from scheduler.model.owner_terms import OwnerTerms, problem_of
-from scheduler.model.values import CoreSettings, LeaseId, RequestId
+from scheduler.model.values import (
+    CoreSettings,
+    Estimate,
+    LeaseId,
+    LeaseUse,
+    Request,
+    RequestId,
+    RequestOutcome,
+)
 from scheduler.policies.placement_policy import Policy
 
 # What one kind of event does, and whether the policy runs after it.
@@ -254,3 +266,153 @@ def make_core(
     """A core by the names that a configuration uses."""
     rule = eviction.make(eviction_rule)
     return Core(policies.make(policy, parameters), rule, settings, policy_name=policy)
+
+
+# Models are forgotten many at a time, once there are this many (1/N) above the bound.
+_SLACK_SHARE = 10
+# Sets of models that requests named, for each model: they cost little, and nobody needs most.
+_BUNDLES_PER_MODEL = 4
+
+
+class Forgetting:
+    """Keeps at most `most_models` profiles, besides those of models that something still needs.
+
+    A model is needed while a node has its weights in any tier, a lease uses it, or a request names
+    it. Of the others those that were used most lately stay.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        requests: Mapping[RequestId, Pending],
+        leases: Mapping[LeaseId, ActiveLease],
+        idle: IdleModels,
+        most_models: int,
+    ) -> None:
+        self._cluster = cluster
+        self._requests = requests
+        self._leases = leases
+        self._idle = idle
+        self._most_models = most_models
+        self._due_models = most_models + most_models // _SLACK_SHARE
+        self._due_bundles = _BUNDLES_PER_MODEL * self._due_models
+
+    def forget_when_due(self) -> None:
+        """Forget what is too much, if it is worth the time."""
+        cluster = self._cluster
+        if len(cluster.profiles.known()) > self._due_models:
+            self._forget_models()
+            # Where too many are needed, the next look is due when there are as many more.
+            known = max(self._most_models, len(cluster.profiles.known()))
+            self._due_models = known + known // _SLACK_SHARE
+        elif cluster.bundle_count > self._due_bundles:
+            self._forget_bundles()
+
+    def _forget_models(self) -> None:
+        self._forget_bundles()
+        cluster = self._cluster
+        needed = {model for pending in self._requests.values() for model in pending.models}
+        needed |= {model for lease in self._leases.values() for model in lease.models}
+        known = cluster.profiles.known()
+        # The latest are spared: their node is about to report where it has their weights.
+        oldest = islice(known, len(known) - self._most_models // _SLACK_SHARE)
+        unneeded = (
+            model for model in oldest if model not in needed and not cluster.index.has(model)
+        )
+        for model in list(islice(unneeded, len(known) - self._most_models)):
+            cluster.profiles.forget(model)
+            cluster.index.forget(model)
+            self._idle.forget(model)
+
+    def _forget_bundles(self) -> None:
+        self._cluster.keep_bundles(
+            dict.fromkeys(pending.bundle for pending in self._requests.values())
+        )
+        self._due_bundles = max(self._due_bundles, 2 * self._cluster.bundle_count)
+
+
+_BEGAN_S = attrgetter("began_s")
+
+
+class LeaseUses:
+    """Counts reported calls as uses of models and slots, and follows those that still run."""
+
+    def __init__(self, cluster: ClusterState, placer: Placer, lifecycle: Lifecycle) -> None:
+        self._cluster = cluster
+        self._placer = placer
+        self._lifecycle = lifecycle
+
+    def used(self, event: LeaseUsed, now: float, out: list[Action]) -> None:
+        """Take one report in: first the ends of earlier calls, then the new calls."""
+        lease = self._placer.leases.get(event.lease)
+        for end in event.ends:
+            self._lifecycle.call_ended(end.request, event.lease, min(end.ended_s, now), out)
+        if event.uses:
+            self._count(event, lease, now, out)
+        if lease is None:
+            return
+        ended_s = [end.ended_s for end in event.ends]
+        ended_s += [use.ended_s for use in event.uses if use.ended_s is not None]
+        latest_s = min(max(ended_s, default=lease.called_until_s), now)
+        lease.called_until_s = max(lease.called_until_s, latest_s)
+        if not lease.requests:
+            self._placer.kept(lease, latest_s if ended_s else now, now)
+
+    def computed(self, event: LeaseComputed, now: float, out: list[Action]) -> None:
+        """Take a node's report of a function's own process in."""
+        del out
+        lease = self._placer.leases.get(event.lease)
+        if lease is not None and lease.own:
+            self._placer.computed(lease, event.computed_s, now)
+
+    def _count(
+        self, event: LeaseUsed, lease: ActiveLease | None, now: float, out: list[Action]
+    ) -> None:
+        dispatch = self._dispatch(event, lease)
+        self._placer.count_placed(event.function, len(event.uses), now)
+        for use in sorted(event.uses, key=_BEGAN_S):
+            if use.request in self._lifecycle.requests:
+                continue  # another call has this id, and has not ended
+            request = _request(event, use, dispatch, now)
+            began_s = min(use.began_s, now)
+            taken = dispatch._replace(requests=(use.request,))
+            out.append(Taken(request, began_s, taken, use.parent))
+            paused = self._placer.tenancy.order.paused.count
+            number = self._cluster.accept(request.models, now) - paused
+            if lease is not None:
+                self._placer.called(lease, use, now)
+            if lease is None or use.ended_s is not None:  # without a lease: its node has ended it
+                ended_s = now if use.ended_s is None else min(use.ended_s, now)
+                out.append(Finish(use.request, RequestOutcome.COMPLETED, "", ended_s))
+            else:
+                self._lifecycle.call_runs(request, number, lease)
+                cluster_state.runs_until(
+                    self._cluster, lease, began_s + dispatch.estimate.run_s, now
+                )
+        tenancy = self._placer.tenancy
+        if tenancy.on and lease is not None:
+            tenancy.named(lease, event.function, dispatch.estimate.run_s)
+            if tenancy.yields(lease.id):
+                self._placer.standing.given_back(lease.id, tell=True)
+
+    def _dispatch(self, event: LeaseUsed, lease: ActiveLease | None) -> Dispatch:
+        """What each of these calls would have been dispatched by, had it asked."""
+        dispatch = self._placer.standing.dispatch_of(event.lease, lease)
+        if dispatch is None:
+            raise BadEvent("lease", event.lease)
+        if lease is None:
+            return dispatch
+        profiles, gpu_type = self._cluster.profiles, lease.slot.gpu.spec.gpu_type
+        beside = lease.slot.neighbours(lease)
+        run_s = estimate.run_s(profiles, lease.models, event.batch, gpu_type, beside)
+        return dispatch._replace(estimate=Estimate(0.0, run_s))
+
+
+def _request(event: LeaseUsed, use: LeaseUse, dispatch: Dispatch, now: float) -> Request:
+    return Request(
+        use.request,
+        event.function,
+        dispatch.models,
+        event.batch,
+        arrived_s=max(0.0, min(use.arrived_s, use.began_s, now)),
+    )

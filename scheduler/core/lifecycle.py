@@ -1,14 +1,15 @@
 """A request's life: accepted, placed, paused, placed again, and ended exactly once."""
 
+from collections.abc import Iterator
+
 from cache_manager import exits
 from cache_manager.model.ids import ModelId
-from scheduler.core.admission import Admission
-from scheduler.core.leases.adopted_leases import AdoptedLeases
-from scheduler.core.leases.early_returns import EarlyReturns
+from scheduler.core.adopted_leases import AdoptedLeases
+from scheduler.core.cluster_state import ClusterState
 from scheduler.core.placer import Placer
-from scheduler.core.state.cluster_state import ClusterState
-from scheduler.core.state.pending import Pending, Standing
-from scheduler.core.state.slots import ActiveLease
+from scheduler.core.request_queue import Pending, Standing
+from scheduler.core.slots import ActiveLease
+from scheduler.core.tenants.quotas import QuotaRefusal
 from scheduler.model.actions import Action, EndLease, Finish, Recall, Refuse, SetTimer
 from scheduler.model.errors import BadEvent
 from scheduler.model.events import (
@@ -386,3 +387,91 @@ class Lifecycle:
             for pending in list(lane):
                 self._placer.take(pending)
                 self._refuse_too_large(pending, out)
+
+
+class Admission:
+    """Knows how many wait, and for how long; a request with a lease of before is always let in."""
+
+    def __init__(self, placer: Placer, adopted: AdoptedLeases, max_waiting: int | None) -> None:
+        self._placer = placer
+        self._adopted = adopted
+        self._max_waiting = max_waiting
+
+    def full(self, pending: Pending, now: float) -> str:
+        """Why the queue takes no such request now; empty if it does.
+
+        The wait of a request that names no longest wait is not bounded. Where namespaces take
+        turns, a request waits for those of its own, and one namespace does not fill the queue.
+        """
+        placer, limit, request = self._placer, self._max_waiting, pending.request
+        tenancy = placer.tenancy
+        pauses = tenancy.on and tenancy.order.is_to_pause(pending, now)
+        if limit is not None:
+            if (tenancy.order.paused.count if pauses else placer.contending) >= limit:
+                return f"{limit} requests wait already"
+            if tenancy.takes_turns and not tenancy.owners.may_wait(
+                request.function, limit, paused=pauses
+            ):
+                return f"{placer.queued} requests wait, and of its namespace more than its part"
+        if pauses or request.max_wait_s is None or self._adopted.is_promised(pending):
+            return ""
+        most_s, wait_s = request.max_wait_s, placer.expected_wait_s(request.function)
+        if request.deadline_s is not None:
+            most_s = min(most_s, max(0.0, request.deadline_s - now))
+        if wait_s <= most_s:
+            return ""
+        return f"{placer.queued} requests wait, and its turn comes in {wait_s:.1f} s"
+
+    def over_quota(self, pending: Pending) -> QuotaRefusal | None:
+        """Which quota a new request exceeds."""
+        tenancy = self._placer.tenancy
+        if not tenancy.on or self._adopted.is_promised(pending):
+            return None
+        return tenancy.refusal(pending.request, pending.bundle)
+
+
+class EarlyReturns:
+    """By lease: the requests that have none now, and those that have or want another one."""
+
+    def __init__(self) -> None:
+        self._paused: dict[LeaseId, list[Pending]] = {}
+        self._returned: dict[LeaseId, list[Pending]] = {}
+
+    def pause(self, pending: Pending) -> None:
+        """It has given its lease back, and may want another one."""
+        assert pending.lease is not None
+        pending.standing = Standing.PAUSED
+        self._paused.setdefault(pending.lease, []).append(pending)
+
+    def unpause(self, pending: Pending) -> None:
+        """It wants another lease, or has ended."""
+        assert pending.lease is not None
+        _drop(self._paused, pending.lease, pending)
+
+    def returns(self, pending: Pending) -> None:
+        """It wants another lease than the one that it gave back."""
+        assert pending.lease is not None
+        pending.gave_back.append(pending.lease)
+        self._returned.setdefault(pending.lease, []).append(pending)
+
+    def ended(self, pending: Pending) -> None:
+        """It has ended."""
+        for lease in pending.gave_back:
+            _drop(self._returned, lease, pending)
+
+    def any_of(self, lease: LeaseId) -> bool:
+        """Whether some request gave this lease back early, and has not ended."""
+        return lease in self._paused or lease in self._returned
+
+    def of(self, lease: LeaseId, request: RequestId | None) -> Iterator[Pending]:
+        """Those that gave this lease back early: the named one, or all of them."""
+        found = [*self._paused.get(lease, ()), *self._returned.get(lease, ())]
+        return (pending for pending in found if request is None or pending.id == request)
+
+
+def _drop(table: dict[LeaseId, list[Pending]], lease: LeaseId, pending: Pending) -> None:
+    others = table.get(lease, [])
+    if pending in others:
+        others.remove(pending)
+        if not others:
+            del table[lease]

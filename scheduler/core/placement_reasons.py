@@ -4,11 +4,10 @@ from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from operator import itemgetter
 
 from cache_manager.model.ids import ModelId
+from scheduler.core.cluster_state import ClusterState
 from scheduler.core.cluster_view import ClusterView
-from scheduler.core.state.cluster_state import ClusterState
-from scheduler.core.state.pending import Pending, Standing
-from scheduler.core.state.slots import Slot
-from scheduler.core.state.visits import Visits
+from scheduler.core.request_queue import Pending, Standing, Visits
+from scheduler.core.slots import Slot
 from scheduler.model.values import Estimate, Explanation, RequestId, SlotCandidate, SlotId
 from scheduler.policies.placement_policy import Policy, RequestView, View, WeighedSlot
 

@@ -1,23 +1,27 @@
 """Carries out what a policy decides: placements, local queues, visits, prefetches."""
 
-from cache_manager.model.ids import ModelId
+from cache_manager.model.ids import ModelId, Tier
 from cache_manager.residency.cache_index import LoadPlan
+from scheduler.core import cluster_state, side_by_side
 from scheduler.core.billing.use_meter import UseMeter
+from scheduler.core.cluster_state import ClusterState
 from scheduler.core.cluster_view import ClusterView
+from scheduler.core.handover import Handover
+from scheduler.core.idle_models import IdleModels
 from scheduler.core.placement_reasons import PlacementReasons
-from scheduler.core.state import occupation, side_by_side
-from scheduler.core.state.cluster_state import ClusterState
-from scheduler.core.state.handover import Handover
-from scheduler.core.state.idle_models import IdleModels
-from scheduler.core.state.loads import Loads
-from scheduler.core.state.pending import Bundle, Pending, Standing, of_one_function
-from scheduler.core.state.queues.queue_pace import QueuePace
-from scheduler.core.state.slots import ActiveLease, Slot
-from scheduler.core.state.standing_leases import StandingLeases
-from scheduler.core.state.visits import Visits
+from scheduler.core.request_queue import (
+    Bundle,
+    Pending,
+    QueuePace,
+    Standing,
+    Visits,
+    of_one_function,
+)
+from scheduler.core.slots import ActiveLease, Slot
+from scheduler.core.standing_leases import StandingLeases
 from scheduler.core.tenants.tenancy import Tenancy
 from scheduler.estimates import estimate as estimates
-from scheduler.model.actions import Action, Dispatch, EnqueueLocally, SetTimer
+from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Prepare, SetTimer
 from scheduler.model.events import TimerFired
 from scheduler.model.values import (
     CoreSettings,
@@ -25,6 +29,7 @@ from scheduler.model.values import (
     Explanation,
     LeaseId,
     LeaseUse,
+    ModelLoad,
     RequestId,
     StandingTerms,
 )
@@ -113,7 +118,7 @@ class Placer:
         elif slot.leases or len(slot.gpu.slots) > 1:
             under_way_s = self._loads.under_way_s(slot, bundle.models, now)
             estimate = Estimate(under_way_s, estimate.run_s)
-        occupation.join(lease, chosen)
+        cluster_state.join(lease, chosen)
         if not from_local or self._counts_dispatches:
             slot.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)
@@ -228,7 +233,7 @@ class Placer:
             self.cluster.index.use(cache, model, -1)
         if self.idle.active:
             self.idle.ended(slot.gpu, lease.models, now)
-        occupation.release(self.cluster, lease, now)
+        cluster_state.release(self.cluster, lease, now)
 
     def loaded(self, lease: ActiveLease, model: ModelId, now: float) -> None:
         """A model that a lease waited for is loaded: correct when its slot will be free."""
@@ -242,14 +247,14 @@ class Placer:
         else:
             due_s = max(now, lease.begins_s) + lease.run_s
             if due_s != lease.due_s:
-                occupation.postpone(self.cluster, lease, due_s, now)
+                cluster_state.postpone(self.cluster, lease, due_s, now)
         self.rest_if_own(lease, now)
 
     def stand_aside(self, lease: ActiveLease, now: float) -> None:
         """What it loads makes no progress: its part in the compute is others' until it is there."""
         if lease.beside:
             return
-        occupation.stands_aside(self.cluster, lease, now)
+        cluster_state.stands_aside(self.cluster, lease, now)
         if self.meter is not None:
             self.meter.stands_aside(lease, now)
         if self.tenancy.on:
@@ -371,7 +376,7 @@ class Placer:
     def _configure(self, lease: ActiveLease, decision: Place, requests: int) -> None:
         more = tuple([self.cluster.slots[other.id] for other in decision.more_slots])
         assert all(other.idle for other in more), "a further slot has no room"
-        occupation.configure(lease, decision.configuration, more)
+        cluster_state.configure(lease, decision.configuration, more)
         for other in more:
             other.frequency += requests
 
@@ -382,7 +387,7 @@ class Placer:
         no further lease is given meanwhile.
         """
         slot = lease.slot
-        occupation.computes(lease, now)
+        cluster_state.computes(lease, now)
         if self.meter is not None:
             self.meter.computes(lease, now)
         if self.tenancy.on:
@@ -437,7 +442,7 @@ class Placer:
         lease.run_s = run_s
         if slot.at_once and run_s and not lease.beside:
             side_by_side.prolong(self.cluster, lease.models, slot, now)
-        occupation.occupy(self.cluster, lease, now, load_s)
+        cluster_state.occupy(self.cluster, lease, now, load_s)
         if self.tenancy.on and lease.requests:
             self.tenancy.granted(lease, lease.requests, max(0.0, lease.due_s - now))
         if self.meter is not None:
@@ -452,3 +457,70 @@ class Placer:
         victims = plan.victims if plan is not None else ()
         held = self.tenancy.order.held_back(pending)
         return self.reasons.explain(self.cluster, pending, slot, now, rule, victims, held)
+
+
+class Loads:
+    """Carries out the plans of loads, one lease each."""
+
+    def __init__(self, cluster: ClusterState, idle: IdleModels) -> None:
+        self._cluster = cluster
+        self._idle = idle
+
+    def order(
+        self,
+        lease: ActiveLease,
+        plan: LoadPlan,
+        now: float,
+        out: list[Action],
+        *,
+        prefetch: bool = False,
+    ) -> float:
+        """Evict the victims and reserve memory; returns the expected seconds of the load."""
+        cluster, gpu = self._cluster, lease.slot.gpu
+        node = gpu.spec.node
+        for victim in plan.victims:
+            cluster.evict(gpu, victim)
+        for ended in (*plan.ends, *plan.emptied.values()):
+            cluster.index.drop_context(gpu.cache, ended)
+        total_s = 0.0
+        loads = []
+        for model, size_bytes in plan.loads:
+            source, left = cluster.index.tier(node, model), plan.emptied.get(model)
+            if left is not None:
+                if source is Tier.HOST:
+                    source = Tier.CONTEXT
+                if left != model:
+                    self._idle.stored(node, left, cluster.index.tier(node, left), now)
+            load_s = cluster.profiles.load_s(model, source)
+            total_s += load_s
+            gpu.loads[model] = lease.loading[model] = now + total_s
+            if lease.beside:
+                gpu.arriving.add(model)
+            cluster.admit(gpu, model, size_bytes, now, load_s)
+            loads.append(ModelLoad(model, size_bytes, source, left))
+        out.append(
+            Prepare(
+                lease.slot.id,
+                gpu.spec.id,
+                lease.id,
+                plan.victims,
+                tuple(loads),
+                prefetch,
+                plan.ends,
+                lease.beside,
+                lease.more_ids,
+                lease.configuration,
+            )
+        )
+        return total_s
+
+    def under_way_s(self, slot: Slot, models: tuple[ModelId, ...], now: float) -> float:
+        """Seconds until models that another lease on this GPU is loading will be resident."""
+        ends = [
+            ends_s
+            for other in slot.gpu.slots
+            for lease in other.leases.values()
+            for model, ends_s in lease.loading.items()
+            if model in models
+        ]
+        return max(0.0, max(ends) - now) if ends else 0.0

@@ -15,28 +15,24 @@ from common.stream_upgrade import StreamRequest
 from common.telemetry.traces import Sink
 from scheduler.api import Placement
 from scheduler.core.billing.use_buckets import UseBuckets
-from scheduler.core.state.slots import Gpu
+from scheduler.core.slots import Gpu
 from scheduler.model.errors import DatastoreError, NotLeading
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Request
-from scheduler.service.callers.caller_leases import CallerLeases
-from scheduler.service.callers.caller_streams import CallerStreams
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.http.access import ApiAccess
-from scheduler.service.http.health import Health
-from scheduler.service.http.scheduler_app import make_app
+from scheduler.service.http.app import Health, make_app
 from scheduler.service.leadership.election import LeaderInfo, Leadership
-from scheduler.service.leadership.leader_query import term_at
 from scheduler.service.leadership.policy_in_force import PolicyInForce, follow_policy
-from scheduler.service.leadership.rivals import standing_by, watch_rivals
+from scheduler.service.leadership.rivals import standing_by, term_at, watch_rivals
 from scheduler.service.leadership.term import Office
-from scheduler.service.metrics import scheduler_metrics
+from scheduler.service.metrics import declared
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.metrics.gauges import MetricsPage
-from scheduler.service.nodes.node_streams import NodeStreams, turn_away
 from scheduler.service.settings import Settings
-from scheduler.service.tenants.kept_terms import KeptTerms
-from scheduler.service.tenants.owner_rows import OwnerRow, owner_rows
+from scheduler.service.streams.callers import CallerLeases, CallerStreams
+from scheduler.service.streams.nodes import NodeStreams, turn_away
+from scheduler.service.terms import KeptTerms, OwnerRow, owner_rows
 from scheduler.service.views.glance import stuck_loads
 from scheduler.store.datastore import Fence, Store
 from scheduler.store.keeper import Keeper
@@ -340,12 +336,12 @@ class SchedulerService:
     def _own(self) -> dict[str, float]:
         health, keeper = self.health(), self._keeper
         return {
-            scheduler_metrics.LEADING.name: float(health.leading),
-            scheduler_metrics.TERM.name: float(health.term or 0),
-            scheduler_metrics.CONFIRMED.name: float(health.confirmed),
-            scheduler_metrics.STORE_BEHIND.name: 0.0 if keeper is None else keeper.behind_s,
-            scheduler_metrics.STORE_UNWRITTEN.name: 0.0 if keeper is None else keeper.unwritten,
-            scheduler_metrics.STORE_HEALTHY.name: float(health.store != "lost"),
+            declared.LEADING.name: float(health.leading),
+            declared.TERM.name: float(health.term or 0),
+            declared.CONFIRMED.name: float(health.confirmed),
+            declared.STORE_BEHIND.name: 0.0 if keeper is None else keeper.behind_s,
+            declared.STORE_UNWRITTEN.name: 0.0 if keeper is None else keeper.unwritten,
+            declared.STORE_HEALTHY.name: float(health.store != "lost"),
         }
 
 

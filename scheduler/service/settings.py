@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler.model.values import StandingTerms
-from scheduler.service.billing.prices import Billing
+from scheduler.service.bill import Billing
 
 _DAY_S = 86_400.0
 # For how many calls a lease may be kept: enough that the time ends it first.

@@ -20,6 +20,7 @@ from scheduler.store.stored_records import (
     LRU,
     MODELS,
     POLICY,
+    TERMS,
     BadRecord,
     GpuOrder,
     PolicyChoice,
@@ -29,10 +30,10 @@ from scheduler.store.stored_records import (
     is_unused,
     last_used_unix_s,
     name,
+    owner_terms,
     policy_choice,
     profile,
 )
-from scheduler.store.terms_records import TERMS, owner_terms
 
 _Value = TypeVar("_Value")
 

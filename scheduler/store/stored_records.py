@@ -8,9 +8,12 @@ from urllib.parse import quote, unquote
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
-from scheduler.core.state.slots import Gpu, Slot
+from scheduler.core.slots import Gpu, Slot
 from scheduler.estimates.profiles import Profile
+from scheduler.model.errors import BadValue
+from scheduler.model.owner_terms import OwnerTerms, check_terms
 from scheduler.model.values import Configuration
+from scheduler.wire.codec import Codec
 
 MODELS, GPUS, LRU, FINISH = "models/", "gpus/", "lru/", "finish/"
 OF_GPUS = (GPUS, LRU, FINISH)
@@ -243,4 +246,27 @@ def policy_choice(value: bytes) -> PolicyChoice:
         parameters = {str(name): float(each) for name, each in found["parameters"].items()}
         return PolicyChoice(str(found["name"]), parameters, str(found["chosen_by"]))
     except UNREADABLE as error:
+        raise BadRecord(str(error)) from error
+
+
+TERMS = "terms/"
+_TERMS: Codec[OwnerTerms] = Codec(OwnerTerms)
+
+
+def terms_key(owner: str) -> str:
+    """The key of an owner's terms."""
+    return key(TERMS, owner)
+
+
+def terms_record(terms: OwnerTerms) -> StoredRecord:
+    """The terms, without those that are as usual."""
+    record: StoredRecord = _TERMS.to_plain(terms)
+    return record
+
+
+def owner_terms(value: bytes) -> OwnerTerms:
+    """Terms as they were stored."""
+    try:
+        return check_terms(_TERMS.from_plain(json.loads(value)))
+    except (*UNREADABLE, BadValue) as error:
         raise BadRecord(str(error)) from error

@@ -11,7 +11,6 @@ from cache_manager.model.ids import GpuId, NodeId
 from scheduler.model.errors import BadToken, BadValue
 from scheduler.model.values import LeaseId, RequestId, SlotId
 from scheduler.wire.codec import Codec
-from scheduler.wire.keys import derived_key
 
 _MOST_CHARACTERS = 4096
 # The most bytes of addresses in a token, which has to fit into a header with its other fields.
@@ -120,3 +119,8 @@ def _addresses(claims: LeaseClaims) -> str:
 
 def _text(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def derived_key(secret: bytes, purpose: str) -> bytes:
+    """The key for one purpose; it reveals neither the secret nor another key."""
+    return hmac.digest(secret, f"gpufaas: {purpose}".encode(), "sha256")

@@ -20,7 +20,7 @@ from scheduler.model.errors import BadValue
 from scheduler.model.values import Placement, Request, RequestId
 from scheduler.wire.cluster_status import Status
 from scheduler.wire.codec import Codec, unpacked
-from scheduler.wire.keys import derived_key
+from scheduler.wire.lease_tokens import derived_key
 from scheduler.wire.refusals import CallRefusal
 
 MAX_GREETING_BYTES = 16 << 10

@@ -16,8 +16,8 @@ from scheduler.core.recording import Beginning, digest, parsed
 from scheduler.model.actions import Finish
 from scheduler.model.events import RequestArrived
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
-from scheduler.service.callers import caller_streams
-from scheduler.service.nodes.node_streams import NodeStreams
+from scheduler.service.streams import callers
+from scheduler.service.streams.nodes import NodeStreams
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import SimModel
 from scheduler.sim.workload import Workload
@@ -44,7 +44,7 @@ def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = NodeStreams.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "times", times)
-    monkeypatch.setattr(caller_streams, "GREETING_S", PATIENCE_S)
+    monkeypatch.setattr(callers, "GREETING_S", PATIENCE_S)
     monkeypatch.setattr(lease_client, "GREETING_S", PATIENCE_S)
     monkeypatch.setattr(lease_client, "SILENCE_S", PATIENCE_S)
 

@@ -10,8 +10,7 @@ import pytest
 from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import load_secret
 from gpufaas.local.held_ports import HeldPort
-from scheduler.client.granted_lease import GrantedLease
-from scheduler.client.lease_client import LeaseClient
+from scheduler.client.lease_client import GrantedLease, LeaseClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.network.certificates import self_signed

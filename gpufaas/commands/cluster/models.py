@@ -14,7 +14,7 @@ from gpufaas.output.hosting_text import hosting_text, hostings_text
 from gpufaas.output.request_text import rest_text
 from gpufaas.remote.manager_admin import request_admin
 from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
-from scheduler.client.model_orders import GIVEN_ONCE
+from scheduler.client.operator_client import GIVEN_ONCE
 from scheduler.model.errors import UnknownModel
 
 _HEAD = (

@@ -19,7 +19,7 @@ from gpufaas.remote.scheduler_api import (
     scheduler_api,
 )
 from scheduler.model.errors import BadValue
-from scheduler.model.terms_bounds import check_number
+from scheduler.model.owner_terms import check_number
 
 _NONE = "none"
 _OWNER_HELP = "NAMESPACE or NAMESPACE/FUNCTION"

@@ -28,7 +28,7 @@ from gpufaas.stack.kept_etcd import kept_etcd_anywhere
 from scheduler import policies
 from scheduler.model.errors import DatastoreError
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.http.scheduler_server import listen, serving
+from scheduler.service.http.app import listen, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Etcd, Settings
 from scheduler.store.datastore import Store

@@ -14,9 +14,9 @@ from scheduler.model import events
 from scheduler.model.errors import BadRecording, MalformedRequest
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Configuration, LeaseId, SlotId, StandingTerms
-from scheduler.service.http import request_bodies
+from scheduler.service.http import lease_routes
 from scheduler.service.leadership.election import LeaderInfo, decoded
-from scheduler.store import stored_records, terms_records, use_records
+from scheduler.store import stored_records, use_records
 from scheduler.store.stored_records import BadRecord, PolicyChoice
 from tests.kit.cores.builders import request
 
@@ -75,10 +75,10 @@ def _records() -> list[Target]:
         ),
         _record(
             "stored-terms",
-            terms_records.owner_terms,
-            terms_records.terms_record,
-            terms_records.terms_record(terms),
-            reads="scheduler/store/terms_records.py",
+            stored_records.owner_terms,
+            stored_records.terms_record,
+            stored_records.terms_record(terms),
+            reads="scheduler/store/stored_records.py",
         ),
         _record(
             "stored-use",
@@ -147,15 +147,15 @@ def _bodies() -> list[Target]:
         "slo_s": 1.0, "near": "n0", "registered_only": True, "max_wait_s": 2, "exit_rule": "never",
     }  # fmt: skip
     bodies: list[tuple[str, Callable[[bytes], Any], object]] = [
-        ("body-acquire", lambda data: request_bodies.acquire(data, 100.0), asked),
-        ("body-request", request_bodies.request, {"request": "r1"}),
-        ("body-release", request_bodies.release, {"lease": 3, "may_return": True, "request": "r"}),
-        ("body-presence", request_bodies.presence, {"caller": "c", "leases": [1, 2]}),
+        ("body-acquire", lambda data: lease_routes.acquire(data, 100.0), asked),
+        ("body-request", lease_routes.request, {"request": "r1"}),
+        ("body-release", lease_routes.release, {"lease": 3, "may_return": True, "request": "r"}),
+        ("body-presence", lease_routes.presence, {"caller": "c", "leases": [1, 2]}),
     ]
     return [
         Target(
             name, parse, (MalformedRequest,), lambda seed=seed: [json.dumps(seed).encode()],  # type: ignore[misc] # bound now
-            InputForm.JSON, ("scheduler/service/http/request_bodies.py",),
+            InputForm.JSON, ("scheduler/service/http/lease_routes.py",),
             "programs with the caller's token", "1 MiB, by the server's bound on bodies",
         )
         for name, parse, seed in bodies

@@ -7,7 +7,7 @@ from common.http.asgi import App, Receive, Scope, Send, send_text
 from common.http.client import HttpClient
 from hunt.seeds.surroundings import SECRET, Surroundings
 from scheduler.model.errors import NotLeading
-from scheduler.service.http.scheduler_server import serving
+from scheduler.service.http.app import serving
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings

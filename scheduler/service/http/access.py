@@ -4,7 +4,7 @@ import hmac
 from base64 import b64encode
 from enum import StrEnum
 
-from scheduler.wire.keys import derived_key
+from scheduler.wire.lease_tokens import derived_key
 
 
 class ApiRole(StrEnum):

@@ -6,10 +6,10 @@ from cache_manager.model.ids import GpuId, ModelId
 from cache_manager.routes import ConfiguredRun, Holder, ModelShown
 from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import MalformedRequest, UnknownModel, UnknownName
-from scheduler.service.driver.hosting import hosting_of
 from scheduler.service.leadership.term import Office
+from scheduler.service.survey import hosting_of
+from scheduler.service.views.cluster_report import model_rests
 from scheduler.service.views.explanation import tier_name
-from scheduler.service.views.model_rests import model_rests
 
 
 class LeaderResidency:

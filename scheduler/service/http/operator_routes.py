@@ -1,25 +1,27 @@
 """The routes of people and their tools: policy, cluster, queue, explanations."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from common import numerals
 from common.telemetry.traces import plain_span
 from scheduler import policies
 from scheduler.core.billing.use_buckets import DAY_S
-from scheduler.model.errors import MalformedRequest, UnknownName
+from scheduler.model.errors import BadValue, MalformedRequest, NotLeading, UnknownName
+from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms
 from scheduler.model.values import RequestId
-from scheduler.service.billing.bill_view import GROUPS, BillShown, bill
+from scheduler.service.bill import GROUPS, BillShown, bill
 from scheduler.service.leadership.term import Office
+from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.terms import OwnerRow, owner_row, owner_rows
 from scheduler.service.views import cluster_report
-from scheduler.service.views.call_use import used_by
-from scheduler.service.views.cluster_report import ClusterShown, QueueShown
-from scheduler.service.views.explanation import LatestShown, RequestShown, explained
-from scheduler.service.views.model_rests import model_rests
+from scheduler.service.views.cluster_report import ClusterShown, QueueShown, model_rests
+from scheduler.service.views.explanation import LatestShown, RequestShown, explained, used_by
+from scheduler.service.views.page_feed import PageFeed
 
 _SHOWN = 100
 _MOST_SHOWN = 10_000
@@ -166,3 +168,125 @@ def _add_policy(
     async def every_policy() -> list[PolicyShown]:
         every = (policies.describe(name) for name in policies.available())
         return [PolicyShown(**described._asdict()) for described in every]
+
+
+_USUAL = OwnerTerms()
+
+
+class QuotaService(Protocol):
+    """The part of the service that these routes use."""
+
+    def office(self) -> Office:
+        """The leader's core, driver and history; NotLeading if this scheduler does not lead."""
+        ...
+
+    async def set_terms(self, owner: str, terms: OwnerTerms | None) -> None:
+        """Put an owner's terms in force, here and after a restart; None: no longer."""
+        ...
+
+
+class TermsBody(BaseModel):
+    """The terms of one owner; what is left out has no limit, or is as usual."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    weight: Annotated[float, Field(allow_inf_nan=False, examples=[2.0])] = _USUAL.weight
+    priority: int = _USUAL.priority
+    gpu_s: Annotated[float | None, Field(allow_inf_nan=False, examples=[30.0])] = None
+    window_s: Annotated[float, Field(allow_inf_nan=False)] = _USUAL.window_s
+    resident_bytes: int | None = None
+    leases: int | None = None
+    waiting: int | None = None
+
+
+class OwnersShown(BaseModel):
+    """Every owner that has terms, by name."""
+
+    owners: list[OwnerRow]
+
+
+def quota_router(service: QuotaService, view: Sequence[Any], change: Sequence[Any]) -> APIRouter:
+    """The routes; `view` and `change` are dependencies: who may look, and who may act."""
+    routes = APIRouter(tags=["quotas"])
+
+    @routes.get("/quotas", dependencies=view, summary="Owners with terms, and what they use")
+    async def every_owner() -> OwnersShown:
+        office = service.office()
+        return OwnersShown(owners=owner_rows(office.terms, office.core, office.clock.now_s()))
+
+    @routes.get("/quotas/{owner:path}", dependencies=view, summary="One owner's terms and use")
+    async def one_owner(owner: str) -> OwnerRow:
+        return _row(service.office(), _checked(owner))
+
+    @routes.put("/quotas/{owner:path}", dependencies=change, summary="Set an owner's terms")
+    async def set_terms(owner: str, body: TermsBody) -> OwnerRow:
+        service.office()
+        try:
+            terms = check_terms(OwnerTerms(**body.model_dump()))
+        except BadValue as error:
+            raise MalformedRequest(str(error)) from error
+        await service.set_terms(_checked(owner), terms)
+        return _row(service.office(), owner)
+
+    @routes.delete("/quotas/{owner:path}", dependencies=change, summary="Remove an owner's terms")
+    async def remove_terms(owner: str) -> OwnerRow:
+        if _checked(owner) not in service.office().terms.of_operators:
+            raise UnknownName("terms that an operator set of", owner)
+        await service.set_terms(owner, None)
+        return _row(service.office(), owner)
+
+    return routes
+
+
+def _row(office: Office, owner: str) -> OwnerRow:
+    return owner_row(office.terms, office.core, office.clock.now_s(), owner)
+
+
+def _checked(owner: str) -> str:
+    try:
+        return check_owner(owner)
+    except BadValue as error:
+        raise MalformedRequest(str(error)) from error
+
+
+_JSON = "application/json"
+_MOST_CHARACTERS = 200
+
+
+def feed_router(
+    service: OperatorService, meters: SchedulerCounters, view: Sequence[Any]
+) -> APIRouter:
+    """The routes; `view` are dependencies that check who may look."""
+    routes = APIRouter(tags=["watching"], dependencies=list(view))
+    feed = _of_term(service, meters)
+
+    @routes.get("/feed", summary="The whole state, or the changes since that mark")
+    async def look(
+        since: Annotated[str, Query(max_length=_MOST_CHARACTERS)] = "",
+    ) -> Response:
+        about = {"name": service.name, "store": service.store_state()}
+        return Response(feed().look(since, about), media_type=_JSON)
+
+    @routes.get("/feed/point", summary="Figures of the last seconds, for charts")
+    async def point() -> Response:
+        return Response(feed().point(), media_type=_JSON)
+
+    return routes
+
+
+def _of_term(service: OperatorService, meters: SchedulerCounters) -> Callable[[], PageFeed]:
+    """The feed of this term's office, made when it is first requested."""
+    kept: dict[Office, PageFeed] = {}
+
+    def feed() -> PageFeed:
+        try:
+            office = service.office()
+        except NotLeading:
+            kept.clear()
+            raise
+        if office not in kept:
+            kept.clear()
+            kept[office] = PageFeed(office, meters)
+        return kept[office]
+
+    return feed

@@ -12,17 +12,19 @@ leaders. Terms do: every GPU manager refuses orders of a lower term than the hig
 
 import asyncio
 import json
+import os
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from logging import Logger
 from math import inf
+from pathlib import Path
 from typing import NamedTuple, Self
 from uuid import uuid4
 
+from common.numerals import natural
 from common.time_limits import time_limit
 from scheduler.model.errors import DatastoreError, Fenced, LeaseGone, StoreUnavailable
-from scheduler.service.leadership.process_identity import has_ended, name_of_this_process
 from scheduler.store.datastore import Fence, Store, StoreLease
 from scheduler.store.stored_records import UNREADABLE
 
@@ -312,3 +314,34 @@ def decoded(value: bytes | None) -> LeaderInfo | None:
 
 def _encoded(leader: LeaderInfo) -> bytes:
     return json.dumps(leader._asdict()).encode()
+
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACE = Path("/proc/self/ns/pid")
+
+
+def name_of_this_process() -> str:
+    """The machine's boot id, the namespace of process ids (a container's), and the process id."""
+    return f"{_space()}/{os.getpid()}"
+
+
+def has_ended(process: str) -> bool:
+    """Whether the process of this name is known to have ended; False in any doubt."""
+    space, _, number = process.rpartition("/")
+    pid = natural(number)
+    if not space or space != _space() or not pid:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):  # another user's process, or no process id
+        return False
+    return False
+
+
+def _space() -> str:
+    """Equal for all processes that see each other's process ids; "" if unknown."""
+    with suppress(OSError):
+        return f"{_BOOT.read_text().strip()}/{_NAMESPACE.readlink()}"
+    return ""

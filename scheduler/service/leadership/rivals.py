@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from logging import Logger
 
+import aiohttp
+
 from scheduler.model.errors import DatastoreError
 from scheduler.service.leadership.election import Leadership
 from scheduler.store.datastore import Store, StoreLease
@@ -74,3 +76,20 @@ def _urls(values: Iterable[bytes]) -> list[str]:
         with suppress(*UNREADABLE):
             found.append(str(json.loads(value)["url"]))
     return found
+
+
+_PATIENCE_S = 1.0
+
+
+async def term_at(url: str) -> int:
+    """The term in which the scheduler at this URL leads; 0 if it does not lead or answer."""
+    patience = aiohttp.ClientTimeout(total=_PATIENCE_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=patience) as session,
+            session.get(url.rstrip("/") + "/readyz") as answer,
+        ):
+            health = await answer.json()
+        return int(health["term"]) if health["leading"] else 0
+    except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, KeyError):
+        return 0

@@ -15,17 +15,16 @@ from scheduler.model.events import Event as CoreEvent
 from scheduler.model.events import GpuJoined, LeaseIdsRaised, NodeSnapshot, PolicySet, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import CoreSettings, LeaseId, RequestOutcome
-from scheduler.service.billing.bill_collector import BillCollector
-from scheduler.service.driver.driver import Driver, Observer
-from scheduler.service.driver.loop_clocks import MonotonicClock
+from scheduler.service.bill import BillCollector
+from scheduler.service.driver import Driver, Observer
 from scheduler.service.history.history import History
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.history.request_spans import RequestTraces
+from scheduler.service.loop_clocks import MonotonicClock
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.metrics.decision_counts import DecisionCounting
 from scheduler.service.settings import Settings
-from scheduler.service.tenants.terms_book import TermsBook
-from scheduler.service.tenants.told_terms import CallersTerms
+from scheduler.service.terms import CallersTerms, TermsBook
 from scheduler.store.recovery import Recovered
 from scheduler.store.stored_records import PolicyChoice
 

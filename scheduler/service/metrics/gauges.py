@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from common.telemetry.metrics import BoundedNames, Labels, Metric, MetricFamily, Values, gauge, page
 from common.telemetry.traces import NO_COUNTS, Sink
-from scheduler.service.metrics import scheduler_metrics
+from scheduler.service.metrics import declared
 from scheduler.service.metrics.counters import SchedulerCounters
-from scheduler.service.tenants.owner_rows import OwnerRow
+from scheduler.service.terms import OwnerRow
 from scheduler.wire.cluster_status import GpuStatus, Status
 
 Own = Callable[[], Mapping[str, float]]
@@ -41,11 +41,9 @@ class MetricsPage:
         own = self._own()
         for metric in _OWN:
             yield gauge(metric, [((), own[metric.name])])
-        yield gauge(scheduler_metrics.STARTED, [((), self._meters.started_unix_s)])
+        yield gauge(declared.STARTED, [((), self._meters.started_unix_s)])
         span_counts = NO_COUNTS if self._sink is None else self._sink.counts()
-        yield gauge(
-            scheduler_metrics.TRACE_SPANS, [((name,), count) for name, count in span_counts.items()]
-        )
+        yield gauge(declared.TRACE_SPANS, [((name,), count) for name, count in span_counts.items()])
         yield from self._meters.families()
         status = self._status()
         if status is not None:
@@ -57,24 +55,24 @@ class MetricsPage:
 
 
 _OWN = (
-    scheduler_metrics.LEADING,
-    scheduler_metrics.TERM,
-    scheduler_metrics.CONFIRMED,
-    scheduler_metrics.STORE_BEHIND,
-    scheduler_metrics.STORE_HEALTHY,
-    scheduler_metrics.STORE_UNWRITTEN,
+    declared.LEADING,
+    declared.TERM,
+    declared.CONFIRMED,
+    declared.STORE_BEHIND,
+    declared.STORE_HEALTHY,
+    declared.STORE_UNWRITTEN,
 )
 
 
 def _counts(status: Status) -> Iterator[Values]:
     counts = status.counts
     results: list[tuple[Labels, float]] = [(("hit",), counts.hits), (("miss",), counts.misses)]
-    yield gauge(scheduler_metrics.PLACEMENTS, results)
+    yield gauge(declared.PLACEMENTS, results)
     finished = counts.finished.items()
-    yield gauge(scheduler_metrics.ENDED, [((outcome,), count) for outcome, count in finished])
-    yield gauge(scheduler_metrics.EVICTIONS, [((), counts.evictions)])
-    yield gauge(scheduler_metrics.PREFETCHES, [((), counts.prefetches)])
-    yield gauge(scheduler_metrics.REFUSALS, [((), counts.refusals)])
+    yield gauge(declared.ENDED, [((outcome,), count) for outcome, count in finished])
+    yield gauge(declared.EVICTIONS, [((), counts.evictions)])
+    yield gauge(declared.PREFETCHES, [((), counts.prefetches)])
+    yield gauge(declared.REFUSALS, [((), counts.refusals)])
 
 
 def _cluster(status: Status) -> Iterator[Values]:
@@ -82,16 +80,16 @@ def _cluster(status: Status) -> Iterator[Values]:
         (("global",), status.waiting),
         (("local",), status.waiting_locally),
     ]
-    yield gauge(scheduler_metrics.WAITING, waiting)
-    yield gauge(scheduler_metrics.POLICY, [((status.policy,), 1)])
-    yield gauge(scheduler_metrics.NODES, [((), len(status.nodes))])
-    yield gauge(scheduler_metrics.GPUS, [((), len(status.gpus))])
+    yield gauge(declared.WAITING, waiting)
+    yield gauge(declared.POLICY, [((status.policy,), 1)])
+    yield gauge(declared.NODES, [((), len(status.nodes))])
+    yield gauge(declared.GPUS, [((), len(status.gpus))])
 
 
 def _gpus(status: Status) -> Iterator[Values]:
-    yield gauge(scheduler_metrics.MEMORY, [each for gpu in status.gpus for each in _memory(gpu)])
+    yield gauge(declared.MEMORY, [each for gpu in status.gpus for each in _memory(gpu)])
     ages = [((gpu.id,), status.now_s - gpu.residents[0].used_s) for gpu in _holding(status)]
-    yield gauge(scheduler_metrics.LRU_AGE, ages)
+    yield gauge(declared.LRU_AGE, ages)
     for metric, number in _NUMBERS.items():
         yield gauge(metric, [((gpu.id,), number(gpu)) for gpu in status.gpus])
 
@@ -109,12 +107,12 @@ def _holding(status: Status) -> list[GpuStatus]:
 
 
 _NUMBERS: Mapping[Metric, Callable[[GpuStatus], float]] = {
-    scheduler_metrics.RESIDENTS: lambda gpu: len(gpu.residents),
-    scheduler_metrics.GPU_SLOTS: lambda gpu: sum(slot.capacity for slot in gpu.slots),
-    scheduler_metrics.GPU_LEASES: lambda gpu: sum(len(slot.leases) for slot in gpu.slots),
-    scheduler_metrics.GPU_WAITING: lambda gpu: sum(len(slot.queue) for slot in gpu.slots),
-    scheduler_metrics.SILENT: lambda gpu: float(gpu.silent),
-    scheduler_metrics.DRAINING: lambda gpu: float(gpu.draining),
+    declared.RESIDENTS: lambda gpu: len(gpu.residents),
+    declared.GPU_SLOTS: lambda gpu: sum(slot.capacity for slot in gpu.slots),
+    declared.GPU_LEASES: lambda gpu: sum(len(slot.leases) for slot in gpu.slots),
+    declared.GPU_WAITING: lambda gpu: sum(len(slot.queue) for slot in gpu.slots),
+    declared.SILENT: lambda gpu: float(gpu.silent),
+    declared.DRAINING: lambda gpu: float(gpu.draining),
 }
 
 
@@ -128,9 +126,9 @@ def _copies(status: Status, names: BoundedNames) -> Iterator[Values]:
             if copies[resident.model] > 1:
                 duplicates += 1
                 duplicate_bytes += resident.memory_bytes
-    yield gauge(scheduler_metrics.COPIES, [((names.of(model),), n) for model, n in copies.items()])
-    yield gauge(scheduler_metrics.DUPLICATES, [((), duplicates)])
-    yield gauge(scheduler_metrics.DUPLICATE_BYTES, [((), duplicate_bytes)])
+    yield gauge(declared.COPIES, [((names.of(model),), n) for model, n in copies.items()])
+    yield gauge(declared.DUPLICATES, [((), duplicates)])
+    yield gauge(declared.DUPLICATE_BYTES, [((), duplicate_bytes)])
 
 
 def owner_families(owners: Sequence[OwnerRow]) -> Iterator[Values]:
@@ -142,13 +140,13 @@ def owner_families(owners: Sequence[OwnerRow]) -> Iterator[Values]:
             if term is not None:
                 limits.append(((row.owner, quota), float(term)))
         refused += [((row.owner, quota), float(n)) for quota, n in row.use.refused.items()]
-    yield gauge(scheduler_metrics.OWNER_USED, used)
-    yield gauge(scheduler_metrics.OWNER_LIMIT, limits)
-    yield gauge(scheduler_metrics.OWNER_REFUSED, refused)
+    yield gauge(declared.OWNER_USED, used)
+    yield gauge(declared.OWNER_LIMIT, limits)
+    yield gauge(declared.OWNER_REFUSED, refused)
     weights = [((row.owner,), row.terms.weight) for row in owners]
-    yield gauge(scheduler_metrics.OWNER_WEIGHT, weights)
+    yield gauge(declared.OWNER_WEIGHT, weights)
     held_back = [((row.owner,), row.use.held_back) for row in owners]
-    yield gauge(scheduler_metrics.OWNER_HELD_BACK, held_back)
+    yield gauge(declared.OWNER_HELD_BACK, held_back)
 
 
 def _quotas(row: OwnerRow) -> Mapping[str, tuple[float | None, float]]:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 
 from cache_manager.model.ids import ModelId, NodeId
-from scheduler.core.state.pending import Standing
+from cache_manager.routes import ModelRest
+from scheduler.core.core import Core
+from scheduler.core.request_queue import Standing
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
 from scheduler.service.history.history import Happened, RequestRecord
@@ -167,3 +169,14 @@ def _accuracy(latest: list[RequestRecord]) -> Accuracy | None:
 def of_lease(record: RequestRecord, lease: LeaseId) -> Happened | None:
     """The measured course of one of a request's leases."""
     return next((found for found in record.happened if found.lease == lease), None)
+
+
+def model_rests(core: Core, models: tuple[ModelId, ...], now_s: float) -> list[ModelRest]:
+    """The stages that these models are in now, of each model those nearest to a GPU first."""
+    return [
+        ModelRest(
+            model, stage.name.lower(), place, None if due_s is None else max(0.0, due_s - now_s)
+        )
+        for model in models
+        for stage, place, due_s in core.exits.rests(model)
+    ]

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 from cache_manager.model.ids import ModelId
 from scheduler.core.core import Core
-from scheduler.core.state.pending import Pending
-from scheduler.core.state.queues.request_queue import RequestQueue
-from scheduler.core.state.slots import ActiveLease, Gpu
+from scheduler.core.request_queue import Pending, RequestQueue
+from scheduler.core.slots import ActiveLease, Gpu
 from scheduler.model.values import RequestId
-from scheduler.service.driver.hosting import hosting_of
 from scheduler.service.history.history import History
+from scheduler.service.survey import hosting_of
 
 _QUEUED = 20
 # A GPU's utilisation is its busy share of this many samples, in steps that seldom change.

@@ -11,8 +11,7 @@ from common.time_limits import time_limit
 from scheduler.model.errors import StoreUnavailable
 from scheduler.store.datastore import KeyChanges
 from scheduler.store.etcd_channel import EtcdChannel, EtcdSettings
-from scheduler.store.etcd_store import HEARTBEAT, EtcdStore
-from scheduler.store.etcd_watch import EtcdWatch
+from scheduler.store.etcd_store import HEARTBEAT, EtcdStore, EtcdWatch
 from tests.kit.engines.real_etcd import LOG, EtcdWorld, an_etcd, needs_etcd, patiently
 from tests.kit.network.cut_wire import Wire
 from tests.kit.waiting import PATIENCE_S, eventually

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.core.core import Core
-from scheduler.core.state.slots import ActiveLease
+from scheduler.core.slots import ActiveLease
 from scheduler.model.actions import (
     Action,
     Dispatch,

@@ -8,7 +8,7 @@ from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.gpu_cache import GpuCache
 from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE, LOADING
 from scheduler.core.core import Core
-from scheduler.core.state.slots import ActiveLease, Gpu
+from scheduler.core.slots import ActiveLease, Gpu
 from scheduler.model.values import LeaseId
 from tests.kit.cores.random_lives import MODELS
 

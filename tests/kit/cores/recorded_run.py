@@ -14,7 +14,7 @@ from scheduler.model.errors import RequestEnded
 from scheduler.model.values import Request, RequestId
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.http.access import ApiRole, token
-from scheduler.service.http.scheduler_server import listen, serving
+from scheduler.service.http.app import listen, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
 from tests.kit.cores.builders import gpu, request

@@ -5,9 +5,8 @@ from collections import Counter, defaultdict
 import pytest
 
 from cache_manager.model.ids import tenant_of
-from scheduler.core.state.pending import Standing
-from scheduler.core.tenants.owner_table import namespace_of
-from scheduler.core.tenants.owners import FunctionOwner, Turn
+from scheduler.core.request_queue import Standing
+from scheduler.core.tenants.owners import FunctionOwner, Turn, namespace_of
 from scheduler.model.actions import Action, Dispatch, Finish, Prepare
 from scheduler.model.events import Event, RequestArrived, TermsSet
 from scheduler.model.owner_terms import OwnerTerms

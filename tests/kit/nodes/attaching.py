@@ -6,7 +6,7 @@ from typing import Protocol
 from cache_manager.model.ids import NodeId
 from scheduler.api import NodeReports
 from scheduler.model.events import Event
-from scheduler.service.driver.driver import Driver
+from scheduler.service.driver import Driver
 from scheduler.wire.node_link import NodeLink
 
 

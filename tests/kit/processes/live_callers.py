@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from gpu_manager.node.leases_in_force import EndReason, LeaseTimes
 from gpu_manager.node.patience.claim_patience import MOST_HALVINGS
-from scheduler.client.granted_lease import GrantedLease
-from scheduler.client.lease_client import LeaseClient
+from scheduler.client.lease_client import GrantedLease, LeaseClient
 from scheduler.model.values import Request, RequestId
 from tests.kit.engines.real_etcd import LOG
 from tests.kit.nodes.manager_client import SealedWeights

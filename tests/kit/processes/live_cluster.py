@@ -21,7 +21,7 @@ from gpufaas.remote.manager_admin import request_admin
 from scheduler.client.lease_client import LeaseClient
 from scheduler.service.http.access import ApiRole, token
 from scheduler.store.etcd_channel import EtcdSettings
-from scheduler.store.etcd_watch import prefix_end
+from scheduler.store.etcd_store import prefix_end
 from tests.kit.engines.real_etcd import LOG
 from tests.kit.network.networks import HERE, NameSpaces, Network, NoNetwork
 from tests.kit.network.relays import Relays

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from random import Random
 from types import ModuleType
 
-from scheduler.service.driver import loop_clocks
+from scheduler.service import loop_clocks
 from tests.kit.simulation.simulated_loop import PROGRAM, SimulatedLoop
 
 _EPOCH_S = 1_790_000_000.0  # when every simulation begins

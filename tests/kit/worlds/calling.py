@@ -36,8 +36,7 @@ from scheduler.api import (
     SlotId,
     StandingTerms,
 )
-from scheduler.client.granted_lease import GrantedLease
-from scheduler.client.lease_client import LeaseKeeper
+from scheduler.client.lease_client import GrantedLease, LeaseKeeper
 from tests.kit.fakes.fake_function import FakeFunction
 
 

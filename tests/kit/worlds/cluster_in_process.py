@@ -16,10 +16,10 @@ from gpufaas.local.held_ports import HeldPort
 from scheduler.core.core import Core
 from scheduler.model.events import Event, NodeSnapshot
 from scheduler.model.values import CoreSettings, StandingTerms
-from scheduler.service.driver.driver import Driver
-from scheduler.service.driver.loop_clocks import LoopClock
-from scheduler.service.http.scheduler_server import listen, serving
-from scheduler.service.nodes.node_streams import NodeStreams, turn_away
+from scheduler.service.driver import Driver
+from scheduler.service.http.app import listen, serving
+from scheduler.service.loop_clocks import LoopClock
+from scheduler.service.streams.nodes import NodeStreams, turn_away
 from scheduler.wire.node_link import NodeLink
 from scheduler.wire.node_stream import StreamTimes, node_of_path
 from tests.kit.cores.builders import a_core, gpu

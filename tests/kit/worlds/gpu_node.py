@@ -26,8 +26,8 @@ from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import Event, GpuSpec, LeaseId, Placement, Request, RequestId
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.core import make_core
-from scheduler.service.driver.driver import Driver
-from scheduler.service.driver.loop_clocks import LoopClock
+from scheduler.service.driver import Driver
+from scheduler.service.loop_clocks import LoopClock
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
 from torch_shim.wire.image_digests import lay_out
 

@@ -12,7 +12,7 @@ from common.frame_line import FrameLine
 from common.stream_upgrade import dial
 from scheduler.client.lease_client import LeaseClient
 from scheduler.service.http.access import ApiRole, token
-from scheduler.service.http.scheduler_server import listen, serving
+from scheduler.service.http.app import listen, serving
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings

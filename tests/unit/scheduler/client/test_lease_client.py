@@ -20,9 +20,9 @@ from scheduler.model.errors import (
 )
 from scheduler.model.events import LeaseUsed
 from scheduler.model.values import LeaseId, LeaseUse, RequestId
-from scheduler.service.callers import caller_leases
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.leadership.election import LeaderInfo
+from scheduler.service.streams import callers
 from scheduler.wire.caller_stream import (
     Alive,
     AskLease,
@@ -207,7 +207,7 @@ async def test_client_ends_in_peace_when_no_leader_is_left_to_hear_of_its_releas
 async def test_questions_are_asked_again_when_the_line_breaks_though_the_leader_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(caller_leases, "RETURN_S", 60.0)  # or a busy machine's client is gone
+    monkeypatch.setattr(callers, "RETURN_S", 60.0)  # or a busy machine's client is gone
     async with leading() as world, world.leases() as client:
         assert world.office is not None
         holder = await client.acquire(request("holder"))
@@ -226,7 +226,7 @@ async def test_questions_are_asked_again_when_the_line_breaks_though_the_leader_
 async def test_questions_keep_their_order_when_their_process_is_held_up_between_two(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(caller_leases, "RETURN_S", 60.0)
+    monkeypatch.setattr(callers, "RETURN_S", 60.0)
     async with leading() as world, world.leases() as client:
         holder = await client.acquire(request("holder"))
         waiting = [asyncio.create_task(client.acquire(request(f"r{n}"))) for n in range(3)]
@@ -337,7 +337,7 @@ async def test_lease_ends_when_its_grant_was_lost_with_the_line_and_nobody_waits
 async def test_call_that_was_cancelled_and_tried_again_keeps_its_lease_when_the_line_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(caller_leases, "RETURN_S", 60.0)
+    monkeypatch.setattr(callers, "RETURN_S", 60.0)
     async with leading() as world, world.leases() as client:
         assert world.office is not None
         holder = await client.acquire(request("holder"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.client.repeated_messages import RepeatedMessages
+from scheduler.client.lease_client import RepeatedMessages
 from scheduler.model.values import LeaseId, RequestId
 from scheduler.wire.caller_stream import Cancel, GiveBack
 

@@ -10,7 +10,7 @@ import pytest
 from scheduler.client.lease_client import LeaseClient
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import LeaseId, RequestId
-from scheduler.service.callers import caller_leases
+from scheduler.service.streams import callers
 from tests.kit.cores.builders import model, request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import World, leading
@@ -70,7 +70,7 @@ async def test_caller_that_is_back_says_which_request_has_its_part_of_a_shared_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its line breaks: the leader knows it again, and ends its part once it is gone for good."""
-    monkeypatch.setattr(caller_leases, "RETURN_S", 6.0)  # a busy machine's client is back late
+    monkeypatch.setattr(callers, "RETURN_S", 6.0)  # a busy machine's client is back late
     async with two_callers() as (world, (one, _), _lease):
         assert world.service.callers is not None
         lines = world.service.callers.lines

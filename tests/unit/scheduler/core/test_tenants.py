@@ -8,7 +8,7 @@ import pytest
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.core.core import Core
-from scheduler.core.tenants.gpu_window import GpuWindow
+from scheduler.core.tenants.owners import GpuWindow
 from scheduler.model.actions import Action, Demote, Dispatch, Finish, Prepare, Recall
 from scheduler.model.events import (
     GpuSnapshot,

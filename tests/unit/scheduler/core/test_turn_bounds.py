@@ -15,7 +15,7 @@ import pytest
 
 from cache_manager.model.ids import ModelId
 from scheduler.core.core import make_core
-from scheduler.core.state.pending import Standing
+from scheduler.core.request_queue import Standing
 from scheduler.model.actions import Dispatch, EnqueueLocally
 from scheduler.model.events import (
     Event,

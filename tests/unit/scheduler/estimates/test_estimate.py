@@ -4,7 +4,7 @@ import pytest
 
 from cache_manager.model.ids import ModelId, Tier
 from scheduler.core.core import make_core
-from scheduler.core.state.slots import Slot
+from scheduler.core.slots import Slot
 from scheduler.estimates import estimate
 from scheduler.estimates.interference.resource_metrics import METRICS
 from scheduler.estimates.profiles import Profiles

@@ -9,8 +9,15 @@ import pytest
 
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.core.billing.charges import CHARGES, LOADING
-from scheduler.core.billing.collected import Collected, GpuSpan
-from scheduler.core.billing.use_buckets import DAY_S, HOUR_S, Period, UseBuckets, UseKey
+from scheduler.core.billing.use_buckets import (
+    DAY_S,
+    HOUR_S,
+    Collected,
+    GpuSpan,
+    Period,
+    UseBuckets,
+    UseKey,
+)
 from scheduler.model.errors import DatastoreError, Fenced
 from scheduler.store.datastore import Fence, StoreLease
 from scheduler.store.memory_store import MemoryStore

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from cache_manager.model.ids import GpuId, NodeId
 from scheduler.model.errors import BadToken
 from scheduler.model.values import LeaseId, RequestId, SlotId
-from scheduler.wire.keys import derived_key
-from scheduler.wire.lease_tokens import LeaseClaims, addresses_for_token, sign, verify
+from scheduler.wire.lease_tokens import LeaseClaims, addresses_for_token, derived_key, sign, verify
 
 SECRET = b"a secret of the cluster"
 CLAIMS = LeaseClaims(

@@ -9,6 +9,7 @@ from scheduler.model.actions import Demote, Dispatch, EndLease, Order, Prepare
 from scheduler.model.errors import BadValue
 from scheduler.model.events import GpuSnapshot, LiveLease, NodeSnapshot, SlotFreed
 from scheduler.model.values import Estimate, LeaseId, ModelLoad, RequestId, SlotId
+from scheduler.service.streams.attached_manager import amended
 from scheduler.wire.node_stream import (
     Beat,
     Contended,
@@ -19,7 +20,6 @@ from scheduler.wire.node_stream import (
     UpChannel,
 )
 from scheduler.wire.refusals import CallRefusal, error_of
-from scheduler.wire.snapshots import amended
 from tests.kit.cores.builders import gpu
 
 SLOT, GPU, NODE = SlotId("g0"), GpuId("g0"), NodeId("n0")

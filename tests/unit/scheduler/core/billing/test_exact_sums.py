@@ -19,7 +19,7 @@ from scheduler.core.billing.charges import (
     KEPT_FROM_OTHERS,
     LOADING,
 )
-from scheduler.core.billing.collected import Collected, GpuSpan
+from scheduler.core.billing.use_buckets import Collected, GpuSpan
 from scheduler.core.core import Core, make_core
 from tests.kit.cores.core_world import World
 from tests.kit.cores.life_lengths import life_length

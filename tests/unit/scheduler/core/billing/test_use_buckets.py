@@ -2,12 +2,13 @@
 
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.core.billing.charges import CHARGES, GPU_TIME, KEPT
-from scheduler.core.billing.collected import Collected, GpuSpan
 from scheduler.core.billing.use_buckets import (
     DAY_S,
     HOUR_S,
     MOST_ROWS,
     OTHERS,
+    Collected,
+    GpuSpan,
     Period,
     UseBuckets,
 )

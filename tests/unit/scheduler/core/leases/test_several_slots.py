@@ -13,8 +13,8 @@ from scheduler.model.events import (
     NodeSnapshot,
 )
 from scheduler.model.values import Configuration, LeaseId, RequestId, SlotId
+from scheduler.service.streams.attached_manager import amended
 from scheduler.wire.codec import ORDERS
-from scheduler.wire.snapshots import amended
 from tests.kit.cores.builders import gpu, model, request
 from tests.kit.cores.core_world import World, only, placements, refused
 from tests.kit.cores.wide_policy import WidePolicy

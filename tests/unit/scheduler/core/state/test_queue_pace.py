@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.core.state.queues.queue_pace import QueuePace
+from scheduler.core.request_queue import QueuePace
 
 
 def paced(*times: float, count: int = 1) -> QueuePace:

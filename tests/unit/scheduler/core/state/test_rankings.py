@@ -9,8 +9,8 @@ import pytest
 
 from scheduler.core.cluster_view import ClusterView
 from scheduler.core.core import Core, make_core
-from scheduler.core.state.slots import Slot
-from scheduler.core.state.visits import Visits
+from scheduler.core.request_queue import Visits
+from scheduler.core.slots import Slot
 from tests.kit.cores.core_world import World
 from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.random_lives import Chaos, random_operations

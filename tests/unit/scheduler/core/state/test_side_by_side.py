@@ -3,8 +3,8 @@
 import pytest
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
-from scheduler.core.state.pending import Pending
-from scheduler.core.state.slots import Slot
+from scheduler.core.request_queue import Pending
+from scheduler.core.slots import Slot
 from scheduler.estimates.interference.resource_metrics import METRICS
 from scheduler.model.events import ModelLoaded, ModelRegistered, RunFinished, SlotFreed
 from scheduler.model.values import ANY_GPU_TYPE, ModelSpec, Request, SlotId

@@ -1,6 +1,6 @@
 """How long somebody has waited, all in all."""
 
-from scheduler.core.state.queues.wait_clock import WaitClock
+from scheduler.core.request_queue import WaitClock
 
 
 def test_clock_runs_only_while_somebody_waits() -> None:

@@ -12,8 +12,7 @@ from scheduler.core.core import Core
 from scheduler.model.errors import StoreUnavailable
 from scheduler.model.events import LeaseComputed, ModelLoaded, RequestArrived, SlotFreed
 from scheduler.model.values import LeaseId, SlotId
-from scheduler.service.billing.bill_collector import BillCollector
-from scheduler.service.billing.prices import Billing
+from scheduler.service.bill import BillCollector, Billing
 from scheduler.service.metrics.counters import SchedulerCounters
 from tests.kit.cores.builders import a_core, gpu, request
 from tests.kit.waiting import eventually

@@ -12,8 +12,7 @@ from scheduler.core.billing.charges import (
     KEPT_FROM_OTHERS,
 )
 from scheduler.core.billing.use_buckets import HOUR_S, Period, UseBucket, UseBuckets, UseKey
-from scheduler.service.billing.bill_view import bill
-from scheduler.service.billing.prices import Billing
+from scheduler.service.bill import Billing, bill
 
 GIB_SECOND = (1 << 30) * 1_000_000
 

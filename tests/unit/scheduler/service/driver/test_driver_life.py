@@ -15,7 +15,7 @@ from scheduler.model.actions import Action, DemoteStored, EndLease, Finish, Orde
 from scheduler.model.errors import SchedulerError
 from scheduler.model.events import MemoryPressure, ModelRegistered, RunFailed, RunFinished
 from scheduler.model.values import AfterLoss, CoreSettings, RequestId, RequestOutcome, SlotId
-from scheduler.service.driver.survey import gpus_of
+from scheduler.service.survey import gpus_of
 from scheduler.wire.cluster_status import GpuStatus
 from tests.kit.cores.builders import gpu, model, request
 from tests.kit.nodes.fake_node import FakeNode, fake_node, wrongs

@@ -5,7 +5,7 @@ import asyncio
 from scheduler.model.actions import SetTimer
 from scheduler.model.events import DeadlinePassed, Event, TimerFired
 from scheduler.model.values import RequestId
-from scheduler.service.driver.timers import Timers
+from scheduler.service.driver import Timers
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.driver_stage import CountedClock
 

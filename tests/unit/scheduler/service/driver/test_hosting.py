@@ -4,7 +4,7 @@ from typing import Any
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.model.events import Event, GpuSnapshot, ModelLoaded, NodeSnapshot, RequestArrived
-from scheduler.service.driver.hosting import Hosting, hosting_of
+from scheduler.service.survey import Hosting, hosting_of
 from scheduler.wire.codec import Codec
 from tests.kit.cores.builders import a_core, gpu, request
 from tests.kit.cores.core_world import World

@@ -29,9 +29,9 @@ from scheduler.model.values import (
     SlotId,
     StandingTerms,
 )
-from scheduler.service.billing.prices import Billing
+from scheduler.service.bill import Billing
 from scheduler.service.history.history import History, HistoryListener, RequestRecord
-from scheduler.service.views.call_use import used_by
+from scheduler.service.views.explanation import used_by
 from tests.kit.cores.builders import a_core, gpu, request
 
 G0, BERT = GpuId("g0"), ModelId("bert")

@@ -6,8 +6,8 @@ from statistics import quantiles
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.service.history.percentiles import Percentiles
-from scheduler.service.views.versions import Versions
+from scheduler.service.history.recent_requests import Percentiles
+from scheduler.service.views.page_feed import Versions
 
 VALUES = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1))
 

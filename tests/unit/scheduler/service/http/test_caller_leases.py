@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from scheduler.service.callers import caller_leases
 from scheduler.service.http.access import ApiRole, token
+from scheduler.service.streams import callers
 from tests.kit.places import ROOT
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, leading
@@ -82,21 +82,21 @@ async def test_lease_ends_when_the_process_of_its_caller_is_killed(program: str)
 async def test_lease_stays_while_its_caller_lives_and_goes_on_without_the_request() -> None:
     async with leading() as world, present(world):
         await world.acquire("r", headers=_WHO)
-        await asyncio.sleep(2 * caller_leases.RETURN_S)
+        await asyncio.sleep(2 * callers.RETURN_S)
         assert leases(world) == 1
 
 
 async def test_lease_stays_when_its_caller_connects_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(caller_leases, "RETURN_S", 6.0)  # a busy machine's caller is back late
+    monkeypatch.setattr(callers, "RETURN_S", 6.0)  # a busy machine's caller is back late
     async with leading() as world:
         async with present(world):
             await world.acquire("r", headers=_WHO)
         async with present(world):
-            await asyncio.sleep(caller_leases.RETURN_S + 1.0)
+            await asyncio.sleep(callers.RETURN_S + 1.0)
             assert leases(world) == 1
-            monkeypatch.setattr(caller_leases, "RETURN_S", 0.1)
+            monkeypatch.setattr(callers, "RETURN_S", 0.1)
         await eventually(lambda: leases(world) == 0, "the lease has ended")
 
 
@@ -113,7 +113,7 @@ async def test_lease_of_another_caller_stays() -> None:
         await world.acquire("r", headers={"X-Gpufaas-Caller": "two"})
         async with present(world):
             pass
-        await asyncio.sleep(2 * caller_leases.RETURN_S)
+        await asyncio.sleep(2 * callers.RETURN_S)
         assert leases(world) == 1
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from common.http.asgi import Receive, Scope, Send
 from scheduler.model.events import GpuDraining, NodeHeard, NodeSilent
-from scheduler.service.http.scheduler_server import listen, serving
+from scheduler.service.http.app import listen, serving
 from tests.kit.cores.builders import gpu
 from tests.kit.nodes.fake_node import fake_node
 from tests.kit.waiting import eventually

@@ -14,7 +14,7 @@ from common.http.accepted_line import AcceptedLine
 from common.http.asgi import Receive, Scope, Send
 from common.stream_upgrade import StreamRequest
 from scheduler.model.events import NodeSnapshot
-from scheduler.service.http.scheduler_server import listen, serving
+from scheduler.service.http.app import listen, serving
 from scheduler.wire.codec import VERSION
 from scheduler.wire.node_stream import (
     MAX_MESSAGE_BYTES,

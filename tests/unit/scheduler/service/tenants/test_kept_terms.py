@@ -12,17 +12,16 @@ from scheduler.core.recording import RecordedStep, parsed
 from scheduler.model.errors import MalformedRequest, NotLeading, StoreUnavailable
 from scheduler.model.events import TermsSet
 from scheduler.model.owner_terms import OwnerTerms
+from scheduler.service import terms
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership import election
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Settings
-from scheduler.service.tenants import kept_terms
-from scheduler.service.tenants.kept_terms import KeptTerms
-from scheduler.service.tenants.terms_book import TermsBook
+from scheduler.service.terms import KeptTerms, TermsBook
 from scheduler.store.datastore import Fence, StoreLease
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import recover
-from scheduler.store.terms_records import terms_key
+from scheduler.store.stored_records import terms_key
 from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET
@@ -93,7 +92,7 @@ async def test_bad_record_is_left_out() -> None:
 async def test_further_owners_are_refused_when_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kept_terms, "MOST_OWNERS", 1)
+    monkeypatch.setattr(terms, "MOST_OWNERS", 1)
     kept, book = kept_in(MemoryStore())
     async with kept:
         await kept.set("team", ONE)

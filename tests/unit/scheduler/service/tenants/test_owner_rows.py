@@ -5,14 +5,13 @@ from random import Random
 import pytest
 
 from cache_manager.model.ids import MIB
-from scheduler.core.tenants.gpu_window import GpuWindow
+from scheduler.core.tenants.owners import GpuWindow
 from scheduler.core.tenants.quotas import refused_by
 from scheduler.model.actions import Action, Finish
 from scheduler.model.events import TermsSet
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Request, RequestOutcome
-from scheduler.service.tenants.owner_rows import OwnerUse, owner_row, owner_rows
-from scheduler.service.tenants.terms_book import TermsBook
+from scheduler.service.terms import OwnerUse, TermsBook, owner_row, owner_rows
 from tests.kit.cores.builders import a_core, model, request
 from tests.kit.cores.core_world import World
 

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from scheduler.model.errors import BadValue
-from scheduler.model.owner_terms import OwnerTerms
-from scheduler.model.terms_bounds import RANGES, check_owner, check_terms, is_function
-from scheduler.service.tenants import terms_book
-from scheduler.service.tenants.terms_book import FUNCTION, OPERATOR, TermsBook, TermsInForce
+from scheduler.model.owner_terms import RANGES, OwnerTerms, check_owner, check_terms, is_function
+from scheduler.service import terms
+from scheduler.service.terms import FUNCTION, OPERATOR, TermsBook, TermsInForce
 
 F = "team/f"
 ONE, TWO, THREE = (OwnerTerms(leases=number) for number in (1, 2, 3))
@@ -75,7 +74,7 @@ def test_core_is_told_nothing_when_the_same_is_told_again() -> None:
 def test_further_functions_are_left_out_when_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(terms_book, "MOST_FUNCTIONS", 1)
+    monkeypatch.setattr(terms, "MOST_FUNCTIONS", 1)
     book, _ = a_book()
     assert book.tell("g", F, ONE)
     assert not book.tell("g", "team/second", ONE)

@@ -9,8 +9,7 @@ from scheduler.client.lease_client import LeaseClient
 from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.http.access import ApiRole, token
-from scheduler.service.tenants.terms_book import TermsBook
-from scheduler.service.tenants.told_terms import KEPT_S, CallersTerms
+from scheduler.service.terms import KEPT_S, CallersTerms, TermsBook
 from scheduler.wire.caller_stream import FunctionTerms, ToldTerms, pack_up, read_up
 from tests.kit.cores.builders import request
 from tests.kit.virtual_time import until, virtually

@@ -8,10 +8,9 @@ from cache_manager import eviction
 from scheduler.core.core import Core
 from scheduler.model.events import GpuJoined, ModelRegistered, RequestArrived
 from scheduler.model.values import RequestId
-from scheduler.service.driver.survey import gpus_of
 from scheduler.service.history.history import History, HistoryListener
-from scheduler.service.views.call_use import UseShown
-from scheduler.service.views.explanation import explained
+from scheduler.service.survey import gpus_of
+from scheduler.service.views.explanation import UseShown, explained
 from scheduler.service.views.glance import Glances
 from scheduler.wire.cluster_status import ConfigurationStatus
 from tests.kit.cores.builders import gpu, model, request

@@ -1,0 +1,575 @@
+"""GPUs, slots and leases, with the rankings that policies ask for kept up to date."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+
+from cache_manager.eviction.eviction_rule import EvictionRule
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from cache_manager.residency.cache_index import CacheIndex
+from scheduler.core.rankings import HolderRanking, LoadableSlots, SlotRanking
+from scheduler.core.request_queue import (
+    Bundle,
+    BundleLane,
+    Pending,
+    RequestQueue,
+    Standing,
+    WaitClock,
+)
+from scheduler.core.slots import ActiveLease, EndedRun, Gpu, Slot
+from scheduler.core.unmet_demand import UnmetDemand
+from scheduler.estimates import estimate
+from scheduler.estimates.profiles import Profiles
+from scheduler.model.values import Configuration, Estimate, GpuSpec, SlotId
+
+
+class ClusterState:
+    """The state that a placement reads: residency, ranked slots, waiting requests.
+
+    Distinct GPU sizes make the size classes: a request of class c fits every GPU of class >= c
+    on which nothing is locked.
+    """
+
+    def __init__(self, profiles: Profiles, rule: EvictionRule) -> None:
+        self.profiles = profiles
+        self.index = CacheIndex(rule)
+        self.gpus: dict[GpuId, Gpu] = {}
+        self.gpus_of: dict[NodeId, list[Gpu]] = {}
+        self.nodes: list[NodeId] = []
+        self.slots: dict[SlotId, Slot] = {}
+        self.sizes: list[int] = []
+        self.largest_bytes = 0
+        self.now = 0.0  # of the event that is handled
+        self.waiting = RequestQueue()
+        self.waits = WaitClock()  # while it has requests
+        self.idle: list[SlotRanking] = []
+        self.active: list[SlotRanking] = []
+        self.ready = SlotRanking()
+        self.demand = UnmetDemand(self.waiting, self.is_held, self._excess_s)
+        self.loadable = LoadableSlots()
+        self.accepted = self.held = self.idle_slots = self.active_slots = self.latest_seq = 0
+        self._idle_holders: dict[Bundle, HolderRanking] = {}
+        self._busy_holders: dict[Bundle, HolderRanking] = {}
+        self._bundles: dict[tuple[ModelId, ...], Bundle] = {}
+        self._bundles_of: dict[ModelId, list[Bundle]] = {}
+
+    # -- bundles --------------------------------------------------------------------------------
+
+    def bundle(self, models: tuple[ModelId, ...]) -> Bundle:
+        """The one bundle of these models, whatever their order was."""
+        bundle = self._bundles.get(models)
+        if bundle is None:
+            distinct = tuple(sorted(set(models)))
+            bundle = self._bundles.get(distinct) or self._new_bundle(distinct)
+            self._bundles[models] = bundle
+        return bundle
+
+    def bundles_of(self, model: ModelId) -> list[Bundle]:
+        """Every bundle that some request asked for and that contains this model."""
+        return self._bundles_of.get(model, _NO_BUNDLES)
+
+    def _new_bundle(self, models: tuple[ModelId, ...]) -> Bundle:
+        bundle = Bundle(models)
+        self._bundles[models] = bundle
+        for model in models:
+            self._bundles_of.setdefault(model, []).append(bundle)
+        self._measure(bundle)
+        return bundle
+
+    @property
+    def bundle_count(self) -> int:
+        """How many bundles are remembered, by every order of their models that was named."""
+        return len(self._bundles)
+
+    def keep_bundles(self, used: Mapping[Bundle, None]) -> None:
+        """Forget all other bundles: a request that names their models makes them anew."""
+        self._bundles = {bundle.models: bundle for bundle in used}
+        self._bundles_of = {}
+        for bundle in used:
+            for model in bundle.models:
+                self._bundles_of.setdefault(model, []).append(bundle)
+        for rankings in (self._idle_holders, self._busy_holders):
+            for bundle in [each for each in rankings if each not in used]:
+                del rankings[bundle]
+
+    def remeasure(self, model: ModelId) -> None:
+        """Adopt a model's changed memory need, for present and later requests."""
+        self.index.note_stored(model)
+        for bundle in self.bundles_of(model):
+            before = bundle.size_class
+            self._measure(bundle)
+            if bundle.size_class != before and bundle in self.waiting.lanes:
+                self.waiting.regroup(len(self.sizes) + 1)
+
+    def too_large(self, bundle: Bundle) -> bool:
+        """Whether no GPU seen so far could hold the models; False before the first one."""
+        return 0 < self.largest_bytes < bundle.bytes
+
+    def _measure(self, bundle: Bundle) -> None:
+        memory_bytes = self.profiles.memory_bytes
+        bundle.needs = tuple((model, memory_bytes(model)) for model in bundle.models)
+        bundle.bytes = sum(size for _, size in bundle.needs)
+        bundle.size_class = bisect_left(self.sizes, bundle.bytes)
+
+    def accept(self, models: tuple[ModelId, ...], now: float) -> int:
+        """Count one request more, and the use of its models; how many there were before it."""
+        number = self.accepted
+        self.accepted += 1
+        for model in models:
+            self.index.count_request(model, now)
+            self.profiles.used(model)
+        return number
+
+    # -- the global queue -----------------------------------------------------------------------
+
+    def wait(self, pending: Pending) -> None:
+        """Put a request into the global queue, at its place by arrival."""
+        self.waiting.add(pending, pending.seq)
+        self.waits.note(self.waiting.count, self.now)
+        if self.demand.running:
+            self.demand.waits(pending.bundle)
+
+    def waits_no_more(self, pending: Pending) -> None:
+        """Take a request out of the global queue."""
+        self.waiting.remove(pending)
+        self.waits.note(self.waiting.count, self.now)
+
+    def contended_s(self, slot: Slot, now: float) -> float:
+        """For how long, in all, somebody has waited for any slot, or for this one."""
+        any_s = self.waits.read_s(now)
+        return any_s + slot.waits.read_s(now - any_s)
+
+    def note_local(self, slot: Slot, now: float) -> None:
+        """The slot's local queue has changed: its clock stands while somebody waits for any."""
+        slot.waits.note(slot.local.count, now - self.waits.read_s(now))
+
+    def is_held(self, bundle: Bundle) -> bool:
+        """Whether some GPU that takes requests holds all these models."""
+        return bool(
+            self.index.copies(bundle.models[0])
+            and (self.idle_holder(bundle) or self.busy_holder(bundle))
+        )
+
+    def copies(self, bundle: Bundle) -> int:
+        """How many GPUs hold these models; of several models, the rarest counts."""
+        return min([self.index.copies(model) for model in bundle.models])
+
+    def _excess_s(self, lane: BundleLane) -> float:
+        """By how much each holder's share of a lane's work exceeds the time of one more load."""
+        models = lane.bundle.models
+        work_s = lane.waiting * self.profiles.usual_runs_s(models)
+        share_s = work_s / max(1, self.copies(lane.bundle))
+        return share_s - self.profiles.all_loads_s(models, Tier.DISK)
+
+    # -- GPUs -----------------------------------------------------------------------------------
+
+    def join(self, spec: GpuSpec) -> Gpu:
+        """Add a GPU; its slots begin as the least used one here, not at zero."""
+        self.largest_bytes = max(self.largest_bytes, spec.memory_bytes)
+        gpu = Gpu(spec, self.index.add_gpu(spec.id, spec.node, spec.memory_bytes))
+        lowest = min((slot.frequency for slot in self.slots.values()), default=0)
+        for slot_spec in spec.slot_specs():
+            slot = Slot(slot_spec, gpu)
+            slot.frequency = lowest
+            gpu.slots.append(slot)
+            self.idle_slots += 1
+            self.active_slots += 1
+            self.slots[slot.id] = slot
+        self.gpus[spec.id] = gpu
+        if spec.node not in self.gpus_of:
+            insort(self.nodes, spec.node)
+        self.gpus_of.setdefault(spec.node, []).append(gpu)
+        self._sort_sizes()
+        for slot in gpu.slots:
+            self.active[gpu.size_class].add(slot)
+            self.idle[gpu.size_class].add(slot)
+            self.loadable.settle(slot, self.active_slots)
+        if self.active[gpu.size_class].overgrown(self.active_slots):
+            self._rank_active()
+        if self.idle[gpu.size_class].overgrown(self.active_slots):
+            self._rank_idle()
+        return gpu
+
+    def retire(self, gpu: Gpu) -> None:
+        """Offer this GPU to no further request."""
+        if not gpu.active:
+            return
+        gpu.active = False
+        self.active_slots -= len(gpu.slots)
+        for slot in gpu.slots:
+            self.idle_slots -= slot.idle
+            slot.idle = False
+        for model in gpu.cache.residents:
+            self._residency_changed(model)
+        self._sort_sizes()
+
+    def offer(self, gpu: Gpu) -> None:
+        """Offer a retired GPU again."""
+        if gpu.active:
+            return
+        gpu.active = True
+        self.active_slots += len(gpu.slots)
+        self._sort_sizes()
+        for slot in gpu.slots:
+            self.active[gpu.size_class].add(slot)
+            self.settle(slot)
+        if self.active[gpu.size_class].overgrown(self.active_slots):
+            self._rank_active()
+        for model in gpu.cache.residents:
+            self._list_holders(gpu, model)
+            self._residency_changed(model)
+
+    def remove(self, gpu: Gpu) -> None:
+        """Forget a GPU and what it held."""
+        self.retire(gpu)
+        self.index.remove_gpu(gpu.spec.id)
+        del self.gpus[gpu.spec.id]
+        self.gpus_of[gpu.spec.node].remove(gpu)
+        if not self.gpus_of[gpu.spec.node]:
+            del self.gpus_of[gpu.spec.node]
+            self.nodes.remove(gpu.spec.node)
+        for slot in gpu.slots:
+            del self.slots[slot.id]
+
+    def _sort_sizes(self) -> None:
+        sizes = sorted({gpu.spec.memory_bytes for gpu in self.gpus.values() if gpu.active})
+        if sizes != self.sizes:
+            self.sizes = sizes
+            self._regroup()
+        else:
+            for gpu in self.gpus.values():
+                gpu.size_class = bisect_left(sizes, gpu.spec.memory_bytes)
+
+    def _regroup(self) -> None:
+        for bundle in self._bundles.values():
+            bundle.size_class = bisect_left(self.sizes, bundle.bytes)
+        self.waiting.regroup(len(self.sizes) + 1)
+        for gpu in self.gpus.values():
+            gpu.size_class = bisect_left(self.sizes, gpu.spec.memory_bytes)
+        self._rank_active()
+        self._rank_idle()
+        if self.loadable.running:
+            self.rank_loadable()
+
+    def rank_loadable(self) -> None:
+        """Begin to follow which slots are loadable, or begin anew."""
+        self.loadable.start(self.slots.values(), len(self.sizes))
+
+    def _rank_active(self) -> None:
+        self.active = [SlotRanking() for _ in self.sizes]
+        for slot in self.slots.values():
+            if slot.gpu.active:
+                self.active[slot.gpu.size_class].add(slot)
+
+    def _rank_idle(self) -> None:
+        self.idle = [SlotRanking() for _ in self.sizes]
+        self.ready = SlotRanking()
+        for slot in self.slots.values():
+            if slot.idle:
+                self.idle[slot.gpu.size_class].add(slot)
+                if slot.local.count:
+                    self.ready.add(slot)
+
+    # -- residency ------------------------------------------------------------------------------
+
+    def admit(self, gpu: Gpu, model: ModelId, size_bytes: int, now: float, load_s: float) -> None:
+        """Reserve memory for a model, which counts as held there from now on."""
+        times = load_s, self.profiles.usual_run_s(model)
+        self.index.admit(gpu.cache, model, size_bytes, now, times)
+        waiters = 0
+        for bundle in self.bundles_of(model):
+            for slot in gpu.slots:
+                lane = slot.local.lanes.get(bundle) if slot.local.count else None
+                waiters += lane.waiting if lane is not None else 0
+        self._list_holders(gpu, model)
+        if waiters:
+            self.index.wait(gpu.cache, model, waiters)
+        users = sum(model in lease.models for s in gpu.slots for lease in s.leases.values())
+        if users:  # leases for which the model was loaded here and then lost
+            self.index.use(gpu.cache, model, users)
+        self._residency_changed(model)
+
+    def evict(self, gpu: Gpu, model: ModelId) -> None:
+        """Free a model's memory; the GPU no longer counts as a holder."""
+        self.index.evict(gpu.cache, model)
+        self._residency_changed(model)
+        gpu.called_off |= gpu.loads.keys() & {model}
+        self.load_ended(gpu, model)
+
+    def load_ended(self, gpu: Gpu, model: ModelId) -> None:
+        """A load is done, has failed or was given up: the copy engine may be free."""
+        if gpu.loads.pop(model, None) is None:
+            return
+        arrived = model in gpu.arriving
+        gpu.arriving.discard(model)
+        if gpu.stuck.pop(model, None) is not None:
+            self._residency_changed(model)
+        if not (arrived or self.loadable.running):
+            return
+        for slot in gpu.slots:
+            if arrived and not slot.idle:
+                for bundle in self.bundles_of(model):
+                    if slot.holds(bundle.models):
+                        self._list(self._busy_holders, bundle, slot)
+            self.settle(slot)
+
+    def stick(self, gpu: Gpu, since_s: Mapping[ModelId, float]) -> None:
+        """These loads, and no others, make no progress: no request waits for their ends."""
+        before, gpu.stuck = gpu.stuck, {m: gpu.stuck.get(m, at_s) for m, at_s in since_s.items()}
+        for model in sorted(before.keys() ^ gpu.stuck.keys()):
+            self._residency_changed(model)
+        gpu.arriving |= gpu.stuck.keys()
+        for slot in gpu.slots:
+            self.settle(slot)
+
+    def _residency_changed(self, model: ModelId) -> None:
+        if self.demand.running:
+            for bundle in self.bundles_of(model):
+                self.demand.residency_changed(bundle)
+
+    def idle_holder(self, bundle: Bundle) -> Slot | None:
+        """The least used idle slot that holds all these models."""
+        return self._ranking(self._idle_holders, bundle, idle=True).best()
+
+    def busy_holder(self, bundle: Bundle) -> Slot | None:
+        """The slot that holds all these models, but serves others first, and is free soonest."""
+        return self._ranking(self._busy_holders, bundle, idle=False).best()
+
+    def _ranking(
+        self, rankings: dict[Bundle, HolderRanking], bundle: Bundle, *, idle: bool
+    ) -> HolderRanking:
+        """The ranking of a bundle's holders, kept from its first use on."""
+        ranking = rankings.get(bundle)
+        if ranking is None:
+            ranking = rankings[bundle] = HolderRanking(bundle.models, idle=idle)
+            ranking.rebuild(self._holders(bundle))
+        return ranking
+
+    def _list_holders(self, gpu: Gpu, model: ModelId) -> None:
+        """Enter a GPU's slots into every ranking of this model's holders."""
+        for bundle in self.bundles_of(model):
+            for slot in gpu.slots:
+                if slot.holds(bundle.models):
+                    self._list(self._idle_holders, bundle, slot)
+                    self._list(self._busy_holders, bundle, slot)
+
+    def _list(self, rankings: dict[Bundle, HolderRanking], bundle: Bundle, slot: Slot) -> None:
+        ranking = rankings.get(bundle)
+        if ranking is not None:
+            ranking.list(slot)
+            if ranking.overgrown(self.index.copies(bundle.models[0]) * len(slot.gpu.slots)):
+                ranking.rebuild(self._holders(bundle))
+
+    def _holders(self, bundle: Bundle) -> Iterator[Slot]:
+        for gpu_id in self.index.holders(bundle.models[0]):
+            for slot in self.gpus[gpu_id].slots:
+                if slot.holds(bundle.models):
+                    yield slot
+
+    # -- estimates ------------------------------------------------------------------------------
+
+    def estimate(self, bundle: Bundle, batch: int, slot: Slot) -> Estimate:
+        """The expected seconds of a batch of these models on a slot, beside its neighbours."""
+        return Estimate(self.load_s(bundle, slot), self.run_s(bundle, batch, slot))
+
+    def load_s(self, bundle: Bundle, slot: Slot) -> float:
+        """The expected seconds to load what of these models the slot lacks."""
+        cache = slot.gpu.cache
+        missing = [
+            (model, self.index.source(cache, model))
+            for model in bundle.models
+            if model not in cache.residents
+        ]
+        return estimate.load_s(self.profiles, missing)
+
+    def run_s(self, bundle: Bundle, batch: int, slot: Slot) -> float:
+        """The expected seconds of a batch of these models, once they are there."""
+        gpu_type, neighbours = slot.gpu.spec.gpu_type, slot.neighbours()
+        return estimate.run_s(self.profiles, bundle.models, batch, gpu_type, neighbours)
+
+    # -- slots ----------------------------------------------------------------------------------
+
+    def has_ready(self) -> bool:
+        """Whether an idle slot's local queue may have work."""
+        return bool(self.ready) and self.ready.first_idle() is not None
+
+    def settle(self, slot: Slot) -> None:
+        """Update the rankings after a slot's leases, times or local queue changed."""
+        idle = slot.computing < slot.capacity and slot.gpu.active
+        if idle != slot.idle:
+            slot.idle = idle
+            self.idle_slots += 1 if idle else -1
+        if slot.unlisted:
+            for order in slot.unlisted:
+                order.list(slot)
+            slot.unlisted.clear()
+        if not self.loadable.settle(slot, self.active_slots):
+            self.rank_loadable()
+        if slot.idle:
+            self._list_idle(slot)
+        else:
+            self._relist_busy(slot)
+
+    def _list_idle(self, slot: Slot) -> None:
+        ranking = self.idle[slot.gpu.size_class]
+        ranking.add(slot)
+        if slot.local.count:
+            self.ready.add(slot)
+        if ranking.overgrown(self.active_slots) or self.ready.overgrown(self.active_slots):
+            self._rank_idle()
+        if self.demand.running:
+            self.demand.fresh_slots[slot] = None
+
+    def _relist_busy(self, slot: Slot) -> None:
+        """If it is free sooner than its entries say, enter it anew."""
+        available_s = slot.available_s
+        if available_s < slot.highest_listed_s and self._busy_holders:
+            for model in slot.residents:
+                for bundle in self.bundles_of(model):
+                    if slot.holds(bundle.models):
+                        self._list(self._busy_holders, bundle, slot)
+        slot.highest_listed_s = available_s
+
+
+_NO_BUNDLES: list[Bundle] = []
+
+
+def configure(
+    lease: ActiveLease, configuration: Configuration | None, more: tuple[Slot, ...]
+) -> None:
+    """Take what a lease has beside its slot; `occupy` says until when.
+
+    A manager that takes no configurations gets none.
+    """
+    gpu = lease.slot.gpu
+    lease.more = more
+    for other in more:
+        assert other.gpu is gpu, f"{other.id} is on another GPU than {lease.slot.id}"
+        assert other is not lease.slot, f"{other.id} is named twice"
+        other.taken += 1
+    if configuration is not None and gpu.spec.vcpus:
+        lease.configuration = configuration
+        gpu.vcpus_used += configuration.vcpus
+
+
+def join(lease: ActiveLease, chosen: tuple[Pending, ...]) -> None:
+    """These requests have the lease."""
+    for pending in chosen:
+        pending.standing = Standing.LEASED
+        pending.at = lease.slot.id
+        pending.lease = lease.id
+    lease.requests.extend(chosen)
+    lease.is_shared = len(chosen) > 1
+    lease.own = all(pending.request.own for pending in chosen)
+    if lease.own and not lease.loading:  # else its wait for another lease's load would be kept
+        loads = lease.slot.gpu.loads
+        lease.loading = {model: loads[model] for model in lease.models if model in loads}
+
+
+def occupy(cluster: ClusterState, lease: ActiveLease, now: float, load_s: float) -> None:
+    """The lease loads at once, and runs once it is loaded and earlier leases have ended."""
+    slot, run_s = lease.slot, lease.run_s
+    if lease.beside:
+        slot.copying += 1
+        lease.begins_s, lease.due_s = now, now + load_s + run_s
+    elif slot.at_once:
+        lease.begins_s, lease.due_s = now, now + load_s + run_s
+    else:
+        lease.begins_s = max(now, slot.free_s)
+        for other in lease.more:
+            lease.begins_s = max(lease.begins_s, other.free_s)
+        lease.due_s = slot.free_s = max(lease.begins_s, now + load_s) + run_s
+    slot.leases[lease.id] = lease
+    lease.there_s = _there_s(lease, now)
+    if slot.at_once:
+        slot.free_s = slot.room_s(now)
+    cluster.settle(slot)
+    for other in lease.more:
+        other.free_s = lease.due_s
+        cluster.settle(other)
+
+
+def _there_s(lease: ActiveLease, now: float) -> float:
+    """When its models should all be there, those included that others load."""
+    there_s, loads = now, lease.slot.gpu.loads
+    if loads:
+        for model in lease.models:
+            there_s = max(there_s, loads.get(model, 0.0))
+    return there_s
+
+
+def computes(lease: ActiveLease, now: float) -> None:
+    """What it was beside its slot's runs for is loaded: from now on it has a part in them."""
+    slot = lease.slot
+    lease.beside = False
+    slot.copying -= 1
+    if slot.at_once:
+        lease.begins_s, lease.due_s = now, now + lease.run_s
+        slot.free_s = slot.room_s(now)
+    else:
+        lease.begins_s = max(now, slot.free_s)
+        lease.due_s = slot.free_s = lease.begins_s + lease.run_s
+
+
+def stands_aside(cluster: ClusterState, lease: ActiveLease, now: float) -> None:
+    """What it waits for may never be there: it has no part in its slot's runs until then."""
+    slot = lease.slot
+    lease.beside = True
+    slot.copying += 1
+    if slot.at_once:
+        slot.free_s = slot.room_s(now)
+    else:
+        _freed(slot, lease, now)
+    cluster.settle(slot)
+
+
+def runs_until(cluster: ClusterState, lease: ActiveLease, due_s: float, now: float) -> None:
+    """One more call runs under it, which should end at `due_s`."""
+    slot = lease.slot
+    later_s = max(now, due_s) - max(now, lease.due_s)
+    lease.due_s = max(now, due_s)
+    if lease.beside:
+        return
+    slot.free_s = slot.room_s(now) if slot.at_once else max(now, max(now, slot.free_s) + later_s)
+    cluster.settle(slot)
+
+
+def postpone(cluster: ClusterState, lease: ActiveLease, due_s: float, now: float) -> None:
+    """Its work should end at `due_s`, later or sooner than was thought."""
+    later_s = due_s - lease.due_s
+    lease.due_s = due_s
+    for slot in (lease.slot, *lease.more):
+        slot.free_s = slot.room_s(now) if slot.at_once else max(now, slot.free_s + later_s)
+        cluster.settle(slot)
+
+
+def adopt(cluster: ClusterState, lease: ActiveLease, now: float) -> None:
+    """A lease of unknown length that was in force before."""
+    lease.begins_s = lease.due_s = lease.there_s = now
+    lease.slot.leases[lease.id] = lease
+    for slot in (lease.slot, *lease.more):
+        slot.free_s = slot.room_s(now) if slot.at_once else max(slot.free_s, now)
+        cluster.settle(slot)
+
+
+def release(cluster: ClusterState, lease: ActiveLease, now: float) -> None:
+    """Take a lease off its slots: the only way in which a slot becomes idle."""
+    slot = lease.slot
+    del slot.leases[lease.id]
+    if lease.configuration is not None:
+        slot.gpu.vcpus_used -= lease.configuration.vcpus
+    if lease.beside:
+        slot.copying -= 1
+    elif slot.at_once:
+        slot.ended.append(EndedRun(lease.models, lease.there_s, now))
+        slot.free_s = slot.room_s(now)
+    else:
+        _freed(slot, lease, now)
+    cluster.settle(slot)
+    for other in lease.more:
+        other.taken -= 1
+        _freed(other, lease, now)
+        cluster.settle(other)
+
+
+def _freed(slot: Slot, lease: ActiveLease, now: float) -> None:
+    slot.free_s = max(now, slot.free_s - lease.left_s(now)) if slot.computing else now

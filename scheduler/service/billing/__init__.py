@@ -1,1 +1,0 @@
-"""The bill of the leader: collected, kept, priced and shown."""

@@ -1,1 +1,0 @@
-"""Callers that hold leases: their streams, and what ends when they do."""

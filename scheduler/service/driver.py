@@ -1,0 +1,554 @@
+"""The core on real time: takes events from callers and nodes, and carries out what it decides."""
+
+from asyncio import CancelledError, Future, get_running_loop
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from logging import Logger
+from types import MappingProxyType
+from typing import NamedTuple
+
+from cache_manager.model.ids import GpuId, ModelId, NodeId
+from common.clock import Cancellable, Clock
+from scheduler.api import AcquireAnswer, Acquired, AcquireEnded, Placement
+from scheduler.core.core import Core
+from scheduler.core.request_queue import Standing
+from scheduler.model import events
+from scheduler.model.actions import (
+    Action,
+    Demote,
+    DemoteStored,
+    Dispatch,
+    EndContext,
+    EndLease,
+    Finish,
+    Prepare,
+    Recall,
+    Refuse,
+    SetTimer,
+)
+from scheduler.model.errors import (
+    EventRefused,
+    GivenBack,
+    ModelsTooLarge,
+    OverQuota,
+    QueueFull,
+    RequestEnded,
+    RequestExpired,
+    RequestFailed,
+    RequestWithdrawn,
+)
+from scheduler.model.events import DeadlinePassed, Event, GpuJoined, NodeSnapshot, RunFailed
+from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, RequestOutcome, SlotId
+from scheduler.service.event_log import DecisionLog
+from scheduler.service.node_links import NodeLinks
+from scheduler.service.survey import gpus_of
+from scheduler.wire.cluster_status import DecisionCounts, Status
+from scheduler.wire.node_link import NodeLink
+
+EventRecorder = Callable[[float, Event], None]
+Observer = Callable[[float, Event, Sequence[Action]], None]
+
+_STOPPING = "the scheduler is stopping"
+
+
+class _Reported(NamedTuple):
+    """An event, and the callback for its refusal, or None once it was handled."""
+
+    event: Event
+    handled: Callable[[EventRefused | None], None] | None = None
+
+
+class Driver:
+    """Drives one core, for callers and for the nodes that are attached.
+
+    Everything here runs on one event loop. Events are handled one after the other in the order in
+    which they come, also those that are reported while an earlier one is being handled.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        clock: Clock,
+        log: Logger,
+        recorder: EventRecorder | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self._core = core
+        self._clock = clock
+        self._log = log
+        self._recorder = recorder
+        self._observer = observer
+        self._events: deque[_Reported] = deque()
+        self._handling = False
+        self._closed = False
+        self._callers = WaitingCallers()
+        self._journal = DecisionLog(log)
+        self._links = NodeLinks(log)
+        self._timers = Timers(clock, self.report)
+        self._contention = Contention(clock, self._links, self._drain)
+        self._undelivered: set[LeaseId] = set()
+        # Tells the caller that keeps a lease to give it back.
+        self.recall: Callable[[LeaseId], None] = _nobody_keeps
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def attach(self, node: NodeId, link: NodeLink) -> None:
+        """Give this node's orders to this link; its GPUs are used once it has reported them."""
+        self._log.info("node %s is attached", node)
+        self._links.attach(node, link)
+        self._contention.joined(node)
+        self._drain()
+
+    @property
+    def connected(self) -> bool:
+        """Always: for nodes in this process."""
+        return not self._closed
+
+    def detach(self, node: NodeId, running: AfterLoss = AfterLoss.FAIL) -> None:
+        """The node is gone with its GPUs; `running` is for requests that hold leases there.
+
+        A request that waits again holds no lease: its caller has to acquire it again, or cancel it.
+        """
+        if node in self._links:
+            self._log.info("node %s is detached", node)
+            self._links.lose(node, running)
+            self._drain()
+
+    def report(self, event: Event) -> None:
+        """Take one event in, from a node or on behalf of a caller."""
+        self._submit(_Reported(event))
+
+    # -- callers --------------------------------------------------------------------------------
+
+    async def acquire(self, request: Request) -> Placement:
+        """Wait for a lease; see `Scheduler.acquire`."""
+        event = events.RequestArrived(request)
+        if self._gives_back(request.id):
+            raise EventRefused(event, "it has given its lease back")
+        return await self._placement(request, event)
+
+    async def wanted(self, request: RequestId) -> Placement:
+        """Wait for another lease after an early return; see `Scheduler.wanted`."""
+        event = events.LeaseWanted(request)
+        pending = self._core.requests.get(request)
+        if pending is None:
+            raise EventRefused(event, "this request has ended")
+        return await self._placement(pending.request, event)
+
+    def release(
+        self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
+    ) -> None:
+        """The holder no longer needs the GPU, or may need it again; see `Scheduler.release`."""
+        self.report(events.LeaseReleased(lease, may_return, request))
+
+    def cancel(self, request: RequestId) -> None:
+        """The caller went away: end the request, wherever it is."""
+        self.report(events.RequestCancelled(request))
+
+    # -- administration: each method raises EventRefused if the order cannot be carried out --------
+
+    async def pin(self, model: ModelId, gpu: GpuId | None = None) -> None:
+        """Keep a model on one GPU, loading it there if needed, or wherever it is now."""
+        await self._ask(events.PinAsked(model, gpu))
+
+    async def unpin(self, model: ModelId, gpu: GpuId | None = None) -> None:
+        """Let a pinned model be evicted again, on one GPU or everywhere."""
+        await self._ask(events.UnpinAsked(model, gpu))
+
+    async def prefetch(self, model: ModelId, gpu: GpuId | None = None) -> None:
+        """Load a model ahead of its requests; the load continues after this returns."""
+        await self._ask(events.PrefetchAsked(model, gpu))
+
+    async def evict(self, model: ModelId, gpu: GpuId | None = None) -> None:
+        """Take a model out of GPU memory, wherever it is not in use."""
+        await self._ask(events.EvictAsked(model, gpu))
+
+    async def set_policy(
+        self, policy: str, parameters: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
+        """Decide by this policy from now on; no request is lost."""
+        await self._ask(events.PolicySet(policy, parameters))
+
+    def status(self) -> Status:
+        """GPUs with their residents and leases, queues and counts, as they are now."""
+        placer = self._core.placer
+        waiting = self._core.cluster.waiting.count
+        return Status(
+            now_s=self._clock.now_s(),
+            policy=placer.policy_name,
+            gpus=gpus_of(self._core),
+            nodes=self._links.nodes(),
+            waiting=waiting,
+            waiting_locally=placer.queued - waiting - self._core.cluster.held,
+            counts=self.counts(),
+        )
+
+    def counts(self) -> DecisionCounts:
+        """Counts of the decisions since the start."""
+        return self._journal.counts()
+
+    async def survey(self) -> Status:
+        """The status; asynchronous, as with a scheduler in another process."""
+        return self.status()
+
+    async def locate(self, node: NodeId) -> tuple[str, ...]:
+        """No addresses: whoever calls the driver itself is the only node."""
+        del node
+        return ()
+
+    def close(self) -> None:
+        """Take no further event, set no timer; waiting callers get Cancelled."""
+        self._closed = True
+        self._timers.close()
+        self._contention.close()
+        for request in self._callers.requests():
+            self._callers.answer(AcquireEnded(request, RequestOutcome.CANCELLED, _STOPPING))
+        for event, handled in self._events:
+            if handled is not None:
+                handled(EventRefused(event, _STOPPING))
+        self._events.clear()
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    async def _placement(self, request: Request, event: Event) -> Placement:
+        if self._closed:
+            raise RequestWithdrawn(request.id, _STOPPING)
+        call = self._callers.join(request.id)
+        try:
+            self._submit(_Reported(event, call.handled))
+            answer = await call.waiter
+        except CancelledError:
+            if self._callers.leave(request.id, call):
+                self.report(events.RequestCancelled(request.id))
+            raise
+        except BaseException:
+            self._callers.leave(request.id, call)
+            raise
+        if isinstance(answer, AcquireEnded):
+            raise error_of(request, answer, self._core)
+        return answer.placement
+
+    def _gives_back(self, request: RequestId) -> bool:
+        """Whether the request holds no lease any more, or one whose end was ordered."""
+        pending = self._core.requests.get(request)
+        if pending is None or pending.lease is None:
+            return False
+        lease = self._core.placer.leases.get(pending.lease)
+        return pending.standing is Standing.PAUSED or (lease is not None and lease.released)
+
+    async def _ask(self, event: Event) -> None:
+        """Submit one order and wait until the core handled it; raises its refusal."""
+        answered: Future[EventRefused | None] = get_running_loop().create_future()
+
+        def handled(refused: EventRefused | None) -> None:
+            if not answered.done():  # else the caller has gone
+                answered.set_result(refused)
+
+        if self._closed:
+            raise EventRefused(event, _STOPPING)
+        self._submit(_Reported(event, handled))
+        refused = await answered
+        if refused is not None:
+            raise refused
+
+    # -- one event after the other ----------------------------------------------------------------
+
+    def _submit(self, reported: _Reported) -> None:
+        if not self._closed:
+            self._events.append(reported)
+            self._drain()
+
+    def _drain(self) -> None:
+        """Handle all events, and those that follow from them, unless an outer call does so."""
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while not self._closed:
+                self._lose_nodes()
+                if self._events:
+                    self._handle(self._events.popleft())
+                elif not self._contention.notify(waiting=self._core.placer.contending > 0):
+                    break
+        finally:
+            self._handling = False
+
+    def _handle(self, reported: _Reported) -> None:
+        event, now = reported.event, self._clock.now_s()
+        refused: EventRefused | None = None
+        if self._from_stranger(event):
+            actions: list[Action] = [Refuse(event, "this node is not attached")]
+        else:
+            if self._recorder is not None:
+                self._recorder(now, event)
+            self._journal.happened(event)
+            actions = self._core.handle(event, now)
+            if self._observer is not None:
+                self._observer(now, event, actions)
+        for action in actions:
+            if isinstance(action, Refuse):
+                refused = EventRefused(event, action.reason)
+            self._journal.decided(action)
+            self._carry_out(action)
+        if reported.handled is not None:
+            reported.handled(refused)
+
+    def _from_stranger(self, event: Event) -> bool:
+        """Whether the event brings GPUs of a node that is not attached."""
+        if isinstance(event, GpuJoined):
+            return event.gpu.node not in self._links
+        return (
+            isinstance(event, NodeSnapshot) and bool(event.gpus) and event.node not in self._links
+        )
+
+    # -- carrying out -----------------------------------------------------------------------------
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Dispatch):
+            self._dispatch(action)
+        elif isinstance(action, Prepare | Demote | EndContext):
+            self._order(action.gpu, action)
+        elif isinstance(action, DemoteStored):
+            if action.node in self._links:
+                self._links.give(action.node, action)
+        elif isinstance(action, EndLease):
+            self._end_lease(action.slot, action)
+        elif isinstance(action, Finish):
+            self._timers.ended(action.request)
+            ended = AcquireEnded(action.request, action.outcome, action.reason, action.again_s)
+            self._callers.answer(ended)
+        elif isinstance(action, SetTimer):
+            self._timers.set(action)
+        elif isinstance(action, Recall):
+            self.recall(action.lease)
+
+    def _dispatch(self, action: Dispatch) -> None:
+        """Order the node first: no caller may hold a lease that its node does not know."""
+        if not self._links.give(action.node, action):
+            self._undelivered.add(action.lease)
+            return
+        placement = Placement(
+            lease=action.lease,
+            gpu=action.gpu,
+            node=action.node,
+            slot=action.slot,
+            models=action.models,
+            hit=action.hit,
+            estimate=action.estimate,
+            stands=action.stands,
+        )
+        for request in action.requests:
+            self._callers.answer(Acquired(request, placement))
+
+    def _order(self, gpu_id: GpuId, order: Prepare | Demote | EndContext) -> None:
+        gpu = self._core.cluster.gpus.get(gpu_id)
+        if gpu is not None:  # else the GPU left in the same step
+            self._links.give(gpu.spec.node, order)
+
+    def _end_lease(self, slot_id: SlotId, order: EndLease) -> None:
+        slot = self._core.cluster.slots.get(slot_id)
+        if slot is not None:
+            self._links.give(slot.gpu.spec.node, order)
+
+    # -- losses ---------------------------------------------------------------------------------
+
+    def _lose_nodes(self) -> None:
+        """Report lost nodes to the core before any other event, so that it places nothing there."""
+        while self._links.lost:
+            node, running = self._links.lost.popitem()
+            losses = self._losses(node, running)
+            self._events.extendleft(_Reported(event) for event in reversed(losses))
+
+    def _losses(self, node: NodeId, running: AfterLoss) -> list[Event]:
+        """The events of a lost node; requests whose lease was never delivered wait again."""
+        leases = self._core.placer.leases
+        self._undelivered &= leases.keys()
+        losses: list[Event] = []
+        if running is AfterLoss.FAIL:
+            losses += [
+                RunFailed(lease.id, f"node {node} was lost")
+                for lease in leases.values()
+                if lease.slot.gpu.spec.node == node
+                and lease.requests
+                and lease.id not in self._undelivered
+            ]
+        losses.append(NodeSnapshot(node, (), (), AfterLoss.REQUEUE))
+        return losses
+
+
+def _nobody_keeps(_lease: LeaseId) -> None:
+    """Without callers' streams no request names a caller that keeps leases."""
+
+
+Waiter = Future[AcquireAnswer]
+
+
+class WaitingCallers:
+    """Answers every task that waits for a request, once; several may wait for the same one."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[RequestId, list[Waiter]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def join(self, request: RequestId) -> "CallerWait":
+        """One more task waits for this request."""
+        waiter: Waiter = get_running_loop().create_future()
+        together = self._waiting.setdefault(request, [])
+        together.append(waiter)
+        return CallerWait(waiter, together)
+
+    def answer(self, answer: AcquireAnswer) -> None:
+        """Answer all tasks that wait for the request; a later task waits for the next answer."""
+        for waiter in self._waiting.pop(answer.request, ()):
+            if not waiter.done():
+                waiter.set_result(answer)
+
+    def leave(self, request: RequestId, call: "CallerWait") -> bool:
+        """Remove a waiting task; whether its request is left without a waiting or answered task."""
+        call.together.remove(call.waiter)
+        if call.together or call.ended:
+            return False
+        if self._waiting.get(request) is call.together:
+            del self._waiting[request]
+        return True
+
+    def requests(self) -> list[RequestId]:
+        """Every request that some task waits for."""
+        return list(self._waiting)
+
+
+class CallerWait:
+    """One task's wait, and the waits of all that joined for the same answer."""
+
+    __slots__ = ("together", "waiter")
+
+    def __init__(self, waiter: Waiter, together: list[Waiter]) -> None:
+        self.waiter = waiter
+        self.together = together
+
+    def handled(self, refused: EventRefused | None) -> None:
+        """Raise a refusal in this task alone."""
+        if refused is not None and not self.waiter.done():
+            self.waiter.set_exception(refused)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the request had ended before the task was resumed."""
+        waiter = self.waiter
+        answered = waiter.done() and not waiter.cancelled() and waiter.exception() is None
+        return answered and isinstance(waiter.result(), AcquireEnded)
+
+
+REPEAT_S = 0.1
+
+
+class Contention:
+    """Notifies on every change, and every `REPEAT_S` while requests wait."""
+
+    def __init__(self, clock: Clock, links: NodeLinks, wake: Callable[[], None]) -> None:
+        self._clock = clock
+        self._links = links
+        self._wake = wake
+        self._waiting = False
+        self._due = False
+        self._newcomers: list[NodeId] = []
+        self._timer: Cancellable | None = None
+
+    def joined(self, node: NodeId) -> None:
+        """Notify this new node at the next chance."""
+        self._newcomers.append(node)
+
+    def notify(self, *, waiting: bool) -> bool:
+        """Notify new nodes, or all nodes after a change or when due; whether any was notified."""
+        newcomers, self._newcomers = self._newcomers, []
+        if waiting != self._waiting or (waiting and self._due):
+            self._waiting = waiting
+            self._set_timer()
+            self._links.contended(waiting=waiting)
+            return True
+        if not waiting:
+            return False
+        for node in newcomers:
+            self._links.contended_at(node, waiting=True)
+        return bool(newcomers)
+
+    def close(self) -> None:
+        """Notify no node any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        self.close()
+        self._due = False
+        if self._waiting:
+            when_s = self._clock.now_s() + REPEAT_S
+            self._timer = self._clock.call_at(when_s, self._again)
+
+    def _again(self) -> None:
+        self._timer = None
+        self._due = True
+        self._wake()
+
+
+class Timers:
+    """Reports every event at its time; an event that is set twice is reported once."""
+
+    def __init__(self, clock: Clock, report: Callable[[Event], None]) -> None:
+        self._clock = clock
+        self._report = report
+        self._set: dict[SetTimer, Cancellable] = {}
+        self._deadlines: dict[RequestId, SetTimer] = {}
+
+    def __len__(self) -> int:
+        return len(self._set)
+
+    def set(self, order: SetTimer) -> None:
+        """Report the order's event at its time."""
+        if order in self._set:
+            return
+        if isinstance(order.event, DeadlinePassed):
+            self._deadlines[order.event.request] = order
+        self._set[order] = self._clock.call_at(order.at_s, lambda: self._due(order))
+
+    def ended(self, request: RequestId) -> None:
+        """Drop the deadline of this request."""
+        order = self._deadlines.pop(request, None)
+        if order is not None:
+            self._set.pop(order).cancel()
+
+    def close(self) -> None:
+        """Report no further event."""
+        for timer in self._set.values():
+            timer.cancel()
+        self._set.clear()
+        self._deadlines.clear()
+
+    def _due(self, order: SetTimer) -> None:
+        del self._set[order]
+        if isinstance(order.event, DeadlinePassed):
+            self._deadlines.pop(order.event.request, None)
+        self._report(order.event)
+
+
+def error_of(request: Request, ended: AcquireEnded, core: Core) -> RequestEnded:
+    """The error for its caller."""
+    outcome, reason = ended.outcome, ended.reason
+    if outcome is RequestOutcome.QUEUE_FULL:
+        wait_s = core.placer.expected_wait_s(request.function)
+        return QueueFull(request.id, reason, core.placer.queued, wait_s)
+    if outcome is RequestOutcome.OVER_QUOTA:
+        return OverQuota(request.id, reason, ended.again_s or 0.0)
+    if outcome is RequestOutcome.TOO_LARGE:
+        cluster = core.cluster
+        needed_bytes = cluster.bundle(request.models).bytes
+        return ModelsTooLarge(request.id, reason, needed_bytes, cluster.largest_bytes)
+    if outcome is RequestOutcome.EXPIRED:
+        return RequestExpired(request.id, reason, request.deadline_s)
+    if outcome is RequestOutcome.CANCELLED:
+        return RequestWithdrawn(request.id, reason)
+    if outcome is RequestOutcome.FAILED:
+        return RequestFailed(request.id, reason)
+    return GivenBack(request.id, "its last lease was released for good")

@@ -1,1 +1,0 @@
-"""The core on real time: events in from callers and nodes, its actions carried out."""

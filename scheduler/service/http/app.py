@@ -1,0 +1,224 @@
+"""The HTTP application: the hot path in front, FastAPI for everything else."""
+
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any, Protocol, Self
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBasic, HTTPBearer
+from starlette.exceptions import HTTPException
+
+from cache_manager.routes import router as models_router
+from common import build_identity
+from common.http import server
+from common.http.accepted_line import StreamHandler
+from common.http.asgi import App, Receive, Scope, Send, bounded, send_text
+from common.http.server_protocol import Limits
+from common.stream_upgrade import PROTOCOL
+from common.telemetry import process_metrics
+from common.telemetry.metrics import CONTENT_TYPE
+from common.telemetry.stranger_log import StrangerLog
+from scheduler.model.errors import CallerNotAllowed, MalformedRequest, SchedulerError
+from scheduler.service import error_table
+from scheduler.service.http.access import ApiAccess, ApiRole
+from scheduler.service.http.leader_residency import LeaderResidency
+from scheduler.service.http.lease_routes import (
+    MOST_BODY_BYTES,
+    HotPath,
+    Leading,
+    header_of,
+    send_error,
+    unknown_caller,
+)
+from scheduler.service.http.operator_routes import (
+    OperatorService,
+    QuotaService,
+    feed_router,
+    quota_router,
+    router,
+)
+from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.streams.callers import CallerLeases
+from scheduler.wire.node_stream import node_of_path
+
+log = logging.getLogger(__name__)
+
+_METRICS = "/metrics"
+_NO_FRAMES = "a node's stream is one of frames: send `Upgrade: gpufaas-frames`\n"
+_UPGRADE = ((b"connection", b"upgrade"), (b"upgrade", PROTOCOL))
+# The paths that need no credentials.
+_PUBLIC = frozenset({"/healthz", "/readyz"})
+_ABOUT = """Places requests on GPUs. Programs call `POST /acquire` (JSON: `request`, `function`,
+`models`, and optionally `batch`, `deadline_in_s`, `waited_s`, `priority`, `application`, `stage`,
+`slo_s`, `near`), which waits and answers with a lease, its GPU, its node's addresses and a signed
+token; `?progress=1` streams JSON lines meanwhile. `POST /wanted` and `/cancel` take `request`,
+`POST /release` takes `lease`, `may_return` and `request`. Going away cancels the request. The
+leases of a caller who keeps `POST /presence` open end with that connection.
+
+Credentials: `Authorization: Bearer TOKEN`, or basic with the user `admin` or `caller` and the
+token as password; `gpufaas token` prints it. Errors have `error`, `message` and facts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`ready`: callers are served, by this scheduler or by the leader that it names.
+
+    A leader all of whose GPUs have loads that make no progress serves nobody who needs another
+    load; without GPUs it waits for some. `stuck` names these loads, and those of some GPUs,
+    or is their number.
+    `store` is `memory`, `ok`, or `lost` (served from memory until it is back). A leader that is not
+    `confirmed` cannot ask the datastore whether another scheduler was elected meanwhile.
+    """
+
+    ready: bool
+    leading: bool
+    confirmed: bool
+    term: int | None
+    leader: str | None
+    store: str
+    gpus: int
+    stuck: tuple[str, ...] | int = ()
+
+    def without_names(self) -> Self:
+        """Return what everybody may see: names of models and functions are their tenants'."""
+        return self if isinstance(self.stuck, int) else replace(self, stuck=len(self.stuck))
+
+
+class ServiceApplication(OperatorService, QuotaService, Leading, Protocol):
+    """The service as its application uses it."""
+
+    def health(self) -> Health:
+        """Whether the service could answer a caller."""
+        ...
+
+    def metrics(self) -> bytes:
+        """The metrics in the text format of Prometheus."""
+        ...
+
+
+def make_app(
+    service: ServiceApplication,
+    access: ApiAccess,
+    meters: SchedulerCounters,
+    callers: CallerLeases,
+    *,
+    metrics_auth: bool = True,
+) -> App:
+    """The whole application; with `metrics_auth`, Prometheus needs credentials too.
+
+    Credentials are checked before a request is routed, since FastAPI reads a body before it asks
+    who sent it.
+    """
+    hot = HotPath(service, access, meters, callers)
+    management = bounded(_management(service, access, meters), MOST_BODY_BYTES)
+    strangers = StrangerLog(log)
+    public = _PUBLIC if metrics_auth else _PUBLIC | {_METRICS}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path in hot.routes:
+            await hot(scope, receive, send)
+        elif node_of_path(path) is not None:  # streams of frames do not come here
+            strangers.warn("%s was asked for without `Upgrade: gpufaas-frames`", path)
+            await send_text(send, HTTPStatus.UPGRADE_REQUIRED, _NO_FRAMES, _UPGRADE)
+        elif path in public or _is_known(access, scope):
+            await management(scope, receive, send)
+        else:
+            await send_error(send, unknown_caller())
+
+    return app
+
+
+def _is_known(access: ApiAccess, scope: Scope) -> bool:
+    return access.role(header_of(scope, b"authorization")) is not None
+
+
+def _management(
+    service: ServiceApplication, access: ApiAccess, meters: SchedulerCounters
+) -> FastAPI:
+    app = FastAPI(title="gpufaas scheduler", description=_ABOUT, version=build_identity.release())
+    schemes = [Depends(scheme(auto_error=False)) for scheme in (HTTPBearer, HTTPBasic)]
+    view = [*schemes, Depends(_lets_in(access, ApiRole.CALLER))]
+    change = [*schemes, Depends(_lets_in(access, ApiRole.ADMIN))]
+    app.include_router(router(service, view, change))
+    app.include_router(quota_router(service, view, change))
+    app.include_router(feed_router(service, meters, view))
+    app.include_router(models_router(LeaderResidency(service.office), view, change))
+    _add_health(app, service, access)
+    app.add_exception_handler(SchedulerError, _failed)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _no_route)
+    return app
+
+
+def _add_health(app: FastAPI, service: ServiceApplication, access: ApiAccess) -> None:
+    @app.get("/healthz", tags=["health"], summary="Whether the process is alive")
+    async def healthz() -> dict[str, bool]:
+        return {"alive": True}
+
+    @app.get("/readyz", tags=["health"], summary="Whether callers are served, here or elsewhere")
+    async def readyz(request: Request, response: Response) -> Health:
+        health = service.health()
+        response.status_code = 200 if health.ready else 503
+        return health if _is_known(access, request.scope) else health.without_names()
+
+    @app.get(_METRICS, tags=["health"], summary="For Prometheus", response_class=Response)
+    async def metrics() -> Response:
+        return Response(service.metrics() + process_metrics.page(), media_type=CONTENT_TYPE)
+
+
+def _lets_in(access: ApiAccess, least: ApiRole) -> Callable[[Request], Awaitable[None]]:
+    # `check` is async: FastAPI would call a plain function in another thread.
+    async def check(request: Request) -> None:
+        role = access.role(request.headers.get("authorization", "").encode("latin-1"))
+        if role is None:
+            raise unknown_caller()
+        if least is ApiRole.ADMIN and role is not ApiRole.ADMIN:
+            raise CallerNotAllowed("only administrators may", known=True)
+
+    return check
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, SchedulerError), "registered for SchedulerError alone"
+    status = error_table.failure(error).status
+    return JSONResponse(error_table.body(error), status, error_table.headers(error))
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, HTTPException), "registered for HTTPException alone"
+    fields = {"error": "no-route", "message": str(error.detail)}
+    return JSONResponse(fields, error.status_code, error.headers)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError), "registered for RequestValidationError alone"
+    problems: list[Any] = list(error.errors())
+    explained = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problems)
+    return await _failed(request, MalformedRequest(explained))
+
+
+_DRAIN_S = 3.0
+
+
+def serving(
+    app: App,
+    listener: socket.socket,
+    limits: Limits | None = None,
+    streams: StreamHandler | None = None,
+) -> AbstractAsyncContextManager[None]:
+    """Serve HTTP and the streams of nodes and callers while the context lasts."""
+    return server.serving(app, listener, _DRAIN_S, streams=streams, limits=limits)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket that notices callers whose host vanished; port 0 is any free one."""
+    return server.listen(host, port, probe_clients=True)

@@ -1,1 +1,0 @@
-"""The scheduler's end of the streams from GPU managers."""

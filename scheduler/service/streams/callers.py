@@ -1,0 +1,399 @@
+"""Callers' streams: many questions for leases in flight on one line of frames."""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from common.frame_line import LineBroken
+from common.http.accepted_line import AcceptedLine
+from common.tasks import BackgroundTasks
+from common.telemetry.traces import trace_of
+from common.telemetry.work_context import ABOUT, Work
+from common.time_limits import time_limit
+from scheduler.api import Placement
+from scheduler.model.errors import BadValue, NotLeading, RequestWithdrawn, SchedulerError
+from scheduler.model.values import LeaseId, Request, RequestId
+from scheduler.service import error_table
+from scheduler.service.leadership.term import Office
+from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.request_bounds import check_report, check_request
+from scheduler.wire.caller_stream import (
+    BEAT_S,
+    GREETING_S,
+    MAX_FRAME_BYTES,
+    MOST_LEASES,
+    MOST_TERM,
+    Alive,
+    AskAgain,
+    AskLease,
+    CallerDown,
+    Cancel,
+    GiveBack,
+    Granted,
+    Holds,
+    Leads,
+    MetTerm,
+    Present,
+    Ran,
+    Recalled,
+    Refused,
+    SentAway,
+    ToldTerms,
+    pack_down,
+    read_up,
+)
+from scheduler.wire.codec import VERSION, other_version
+from scheduler.wire.refusals import refusal
+from scheduler.wire.request_times import absolute, shifted
+
+log = logging.getLogger(__name__)
+
+_LONGEST_NAME = 64
+# A caller that takes its answers no longer is hung up on; its questions are asked again elsewhere.
+_MOST_UNSENT_BYTES = 16 << 20
+_MOST_QUESTIONS = 100_000
+_MOST_EARLY = 1_024
+_OK = 200
+
+# The term, addresses and signed token of a placement.
+Signed = Callable[[Placement, Request], tuple[int, tuple[str, ...], str]]
+
+
+# A caller whose connection broke may connect again within this time.
+RETURN_S = 1.0
+_SPARE = 1_000
+_NO_REQUEST = RequestId("")
+
+
+class CallerLeases:
+    """Who acquired which lease; those of a caller end once the caller was present and is not."""
+
+    def __init__(self) -> None:
+        self._present: Counter[str] = Counter()
+        self._callers: dict[LeaseId, str] = {}
+        # Of leases that several requests have.
+        self._parts: dict[LeaseId, dict[RequestId, str]] = {}
+
+    def __len__(self) -> int:
+        """The number of leases that would end with their callers."""
+        return len(self._callers) + len(self._parts)
+
+    @contextmanager
+    def present(self, office: Office, caller: str, leases: Iterable[LeaseId]) -> Iterator[None]:
+        """Count a connection of this caller, which holds these leases already.
+
+        When the last one has ended for a moment, its leases are released.
+        """
+        self._present[caller] += 1
+        for lease in leases:
+            self.granted(office, caller, lease)
+        try:
+            yield
+        finally:
+            asyncio.get_running_loop().call_later(RETURN_S, self._left, office, caller)
+
+    def granted(
+        self, office: Office, caller: str, lease: LeaseId, request: RequestId | None = None
+    ) -> None:
+        """Note that this caller has the lease; a caller without a name keeps it without presence.
+
+        Of a lease that several requests have it has only the part of the named one. A caller may
+        connect a moment after its first leases.
+        """
+        in_force = office.core.placer.leases
+        found = in_force.get(lease)
+        if not caller or found is None:
+            pass
+        elif not found.is_shared:
+            self._callers[lease] = caller
+        elif request is not None:
+            self._parts.setdefault(lease, {})[request] = caller
+        if len(self) > 2 * len(in_force) + _SPARE:
+            self._callers = {one: who for one, who in self._callers.items() if one in in_force}
+            self._parts = {one: parts for one, parts in self._parts.items() if one in in_force}
+
+    def caller_of(self, lease: LeaseId) -> str | None:
+        """Who acquired this lease, if it would end with them; nobody keeps one that is shared."""
+        return self._callers.get(lease)
+
+    def released(self, lease: LeaseId, request: RequestId | None = None) -> None:
+        """Forget a lease that was released, by one of its requests or as a whole."""
+        self._callers.pop(lease, None)
+        parts = self._parts.get(lease)
+        if parts is None:
+            return
+        if request is None:
+            parts.clear()
+        parts.pop(request or _NO_REQUEST, None)
+        if not parts:
+            del self._parts[lease]
+
+    def _left(self, office: Office, caller: str) -> None:
+        self._present[caller] -= 1
+        if self._present[caller]:
+            return
+        del self._present[caller]
+        held: list[tuple[LeaseId, RequestId | None]] = [
+            (lease, None) for lease, who in self._callers.items() if who == caller
+        ]
+        for lease, parts in self._parts.items():
+            held += [(lease, request) for request, who in parts.items() if who == caller]
+        for lease, request in held:
+            self.released(lease, request)
+            if not office.closed and lease in office.core.placer.leases:
+                office.driver.release(lease, request)
+
+
+class CallerStreams:
+    """The streams of one leader's callers; `lines` are those that are greeted.
+
+    `fenced` is called when a caller has met a higher term than this leader's.
+    """
+
+    def __init__(
+        self,
+        office: Office,
+        leases: CallerLeases,
+        meters: SchedulerCounters,
+        signed: Signed,
+        elsewhere: Callable[[], str | None],
+        fenced: Callable[[int], None],
+    ) -> None:
+        self._office = office
+        self._leases = leases
+        self._meters = meters
+        self._signed = signed
+        self._elsewhere = elsewhere
+        self._fenced = fenced
+        self.lines: dict[AcceptedLine, str] = {}
+        self._closed = False
+        # A lease may be recalled before the task that was granted it has resumed.
+        self._early: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
+        office.driver.recall = self._recall
+
+    async def serve(self, line: AcceptedLine) -> None:
+        """Serve one line of a caller that is known, from its first frame to its end."""
+        try:
+            line.max_frame_bytes = MAX_FRAME_BYTES  # its first frame names all leases that it has
+            async with time_limit(GREETING_S):
+                present = _checked(read_up(await line.receive()))
+            if present.version != VERSION:
+                await self._refuse(
+                    line, other_version(present.version, "the caller", "this scheduler")
+                )
+                return
+            line.confirm()
+            line.max_frame_bytes = MAX_FRAME_BYTES
+            if self._closed:  # since it was dialled
+                await self._send_away([line])
+                return
+            line.send(pack_down(Leads(self._office.term)))
+            self.lines[line] = present.caller
+            with (
+                self._leases.present(self._office, present.caller, present.leases),
+                self._office.callers_terms.present(present.caller),
+            ):
+                await self._serve_stream(line, present.caller)
+        except (BadValue, LineBroken) as error:
+            log.info("a caller's stream: %s", error)
+        except TimeoutError:
+            log.info("a caller's stream began with silence")
+        finally:
+            self.lines.pop(line, None)
+
+    async def close(self) -> None:
+        """Send every caller to the next leader, also one that presents itself after this."""
+        self._closed = True
+        await self._send_away(list(self.lines))
+
+    async def _refuse(self, line: AcceptedLine, refusal: str) -> None:
+        """Say what to upgrade to a caller that is not served."""
+        log.warning("a caller's stream: %s", refusal)
+        line.send(pack_down(SentAway(refusal=refusal)))
+        await line.flush()
+
+    async def _send_away(self, lines: Sequence[AcceptedLine]) -> None:
+        for line in lines:
+            line.send(pack_down(SentAway(self._elsewhere())))
+        await asyncio.gather(*(line.flush() for line in lines))
+
+    def _recall(self, lease: LeaseId) -> None:
+        """Recall a lease from its caller; one that is gone loses its leases anyway."""
+        caller = self._leases.caller_of(lease)
+        if caller is None:
+            self._early.append(lease)
+        for line, found in self.lines.items():
+            if found == caller:
+                line.send(pack_down(Recalled(lease)))
+
+    async def _serve_stream(self, line: AcceptedLine, caller: str) -> None:
+        stream = _CallerStream(
+            line,
+            caller,
+            self._office,
+            self._leases,
+            self._meters,
+            self._signed,
+            self._early,
+            self._fenced,
+        )
+        beats = asyncio.get_running_loop().create_task(_beat(line))
+        try:
+            await line.pump(stream.take)
+        finally:
+            beats.cancel()
+            stream.end()
+
+
+class _CallerStream:
+    """One caller's questions, each in a task of its own until it is answered."""
+
+    def __init__(
+        self,
+        line: AcceptedLine,
+        caller: str,
+        office: Office,
+        leases: CallerLeases,
+        meters: SchedulerCounters,
+        signed: Signed,
+        recalled: Container[LeaseId],
+        fenced: Callable[[int], None],
+    ) -> None:
+        self._line = line
+        self._fenced = fenced
+        self._recalled = recalled
+        self._caller = caller
+        self._office = office
+        self._leases = leases
+        self._meters = meters
+        self._signed = signed
+        self._open: dict[int, RequestId] = {}
+        self._asking: dict[RequestId, asyncio.Task[None]] = {}
+        self._tasks = BackgroundTasks(log, "a caller's question")
+
+    def take(self, frame: bytes) -> None:
+        """Take a message in; BadValue ends the stream."""
+        message = read_up(frame)
+        if isinstance(message, GiveBack):
+            lease, may_return, request = message
+            self._office.driver.release(lease, request, may_return=may_return)
+            if not may_return:
+                self._leases.released(lease, request)
+            self._meters.answered["/release", _OK] += 1
+        elif isinstance(message, Ran):
+            now_s = self._office.clock.now_s()
+            for report in message.reports:
+                self._office.driver.report(shifted(check_report(report), now_s))
+            self._meters.answered["/ran", _OK] += 1
+        elif isinstance(message, Holds):
+            for lease, request in message.requests:
+                self._leases.granted(self._office, self._caller, lease, request)
+        elif isinstance(message, Cancel):
+            self._cancel(message.request)
+            self._meters.answered["/cancel", _OK] += 1
+        elif isinstance(message, ToldTerms):
+            self._office.callers_terms.take(self._caller, message)
+        elif isinstance(message, MetTerm):
+            self._step_down(message.term)
+        elif isinstance(message, AskLease | AskAgain):
+            self._begin(message)
+        else:
+            raise BadValue("a caller presents itself once")
+
+    def end(self) -> None:
+        """The line has ended: nobody waits for the open questions here any more."""
+        self._tasks.cancel()
+
+    def _step_down(self, term: int) -> None:
+        if not self._office.term < term <= MOST_TERM:
+            raise BadValue(f"it has met term {term}, this one leads in {self._office.term}")
+        log.warning("a caller has met a leader of term %d", term)
+        self._fenced(term)
+
+    def _begin(self, question: AskLease | AskAgain) -> None:
+        call = question.call
+        if call in self._open or len(self._open) >= _MOST_QUESTIONS:
+            raise BadValue(f"question {call} is one too many, or open already")
+        request = question.request if isinstance(question, AskAgain) else question.request.id
+        self._open[call] = request
+        task = self._asking[request] = self._tasks.start(self._answer(question))
+        task.add_done_callback(lambda task: self._ended(call, task))
+
+    def _ended(self, call: int, task: asyncio.Task[None]) -> None:
+        request = self._open.pop(call)
+        if self._asking.get(request) is task:
+            del self._asking[request]
+
+    def _cancel(self, request: RequestId) -> None:
+        """End the request; its question may have come a moment ago, and not be taken up yet."""
+        asking = self._asking.get(request)
+        if asking is not None:
+            asking.cancel()
+        self._office.driver.cancel(request)
+
+    async def _answer(self, question: AskLease | AskAgain) -> None:
+        path = "/acquire" if isinstance(question, AskLease) else "/wanted"
+        answer: CallerDown
+        try:
+            answer = await self._granted(question)
+            status = _OK
+        except RequestWithdrawn as error:
+            if self._office.closed:
+                return  # the caller is sent to the next leader, and asks there
+            answer, status = Refused(question.call, refusal(error)), _status(error)
+        except NotLeading:
+            return
+        except SchedulerError as error:
+            answer, status = Refused(question.call, refusal(error)), _status(error)
+        except Exception:
+            self._line.abort()  # the caller would wait for ever
+            raise
+        self._meters.answered[path, status] += 1
+        self._line.send(pack_down(answer))
+        if isinstance(answer, Granted) and answer.placement.lease in self._recalled:
+            self._line.send(pack_down(Recalled(answer.placement.lease)))
+
+    async def _granted(self, question: AskLease | AskAgain) -> Granted:
+        office = self._office
+        if isinstance(question, AskLease):
+            request = absolute(check_request(question.request), office.clock.now_s())
+            request = request._replace(caller=self._caller if question.keeps else "")
+            trace = trace_of(question.parent, question.state) if question.parent else None
+            ABOUT.set(Work(trace, function=request.function, request=request.id))
+            if not office.has_gpus:
+                await office.some_gpu()
+            placement = await office.driver.acquire(request)
+        else:
+            ABOUT.set(Work(None, request=question.request))
+            placement = await office.driver.wanted(question.request)
+            pending = office.core.requests.get(question.request)
+            if pending is None:  # it ended while its answer was being made
+                raise RequestWithdrawn(question.request, "it has ended")
+            request = pending.request
+        self._leases.granted(office, self._caller, placement.lease, request.id)
+        return Granted(question.call, placement, *self._signed(placement, request))
+
+
+def _checked(message: object) -> Present:
+    if not isinstance(message, Present):
+        raise BadValue("a stream begins with its caller's name")
+    if not 0 < len(message.caller) <= _LONGEST_NAME or len(message.leases) > MOST_LEASES:
+        raise BadValue("the caller's name or its leases are too long")
+    return message
+
+
+def _status(error: SchedulerError) -> int:
+    return error_table.failure(error).status
+
+
+async def _beat(line: AcceptedLine) -> None:
+    """Show that the leader lives; hang up on a caller that takes nothing."""
+    alive = pack_down(Alive())
+    while True:
+        await asyncio.sleep(BEAT_S)
+        line.send(alive)
+        if line.unsent_bytes > _MOST_UNSENT_BYTES:
+            log.warning("a caller does not keep up: %d bytes wait for it", line.unsent_bytes)
+            line.abort()

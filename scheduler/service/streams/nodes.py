@@ -1,0 +1,224 @@
+"""The scheduler's end of the node streams: GPU managers attach, reconnect and leave."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from logging import DEBUG, WARNING, Logger
+
+from cache_manager.model.ids import NodeId
+from common.frame_line import LineBroken
+from common.http.accepted_line import AcceptedLine
+from common.telemetry.stranger_log import StrangerLog
+from common.time_limits import time_limit
+from scheduler.model.errors import BadValue
+from scheduler.service.driver import Driver
+from scheduler.service.streams.attached_manager import AttachedManager
+from scheduler.wire.codec import VERSION, other_version
+from scheduler.wire.node_stream import (
+    MAX_MESSAGE_BYTES,
+    Challenge,
+    Hello,
+    StreamTimes,
+    TurnedAway,
+    Welcome,
+    is_proven,
+    pack_greeting,
+    proven,
+    read_greeting,
+    stream_key,
+)
+
+_TIMES = StreamTimes()
+
+
+class _Refused(Exception):
+    """A manager is turned away; the text is sent to it."""
+
+
+class NodeStreams:
+    """Attaches to a driver every GPU manager that knows the cluster's secret.
+
+    A node whose stream breaks keeps its GPUs and leases for a grace, and is detached after it.
+    `fenced` is called when a manager has met a higher term than this scheduler's, which then no
+    longer leads. Close the streams before the driver, else managers receive the cancellation of
+    their requests.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        term: Callable[[], int],
+        secret: bytes,
+        log: Logger,
+        *,
+        times: StreamTimes = _TIMES,
+        fenced: Callable[[int], None] | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._driver = driver
+        self._term = term
+        self._key = stream_key(secret)
+        self._log = log
+        self._strangers = StrangerLog(log)
+        self._times = times
+        self._fenced = fenced
+        self._now_s = now_s
+        self._run = secrets.token_hex(16)
+        self._nodes: dict[NodeId, AttachedManager] = {}
+        self._addresses: dict[NodeId, tuple[str, ...]] = {}
+        self._closed = False
+
+    @property
+    def nodes(self) -> dict[NodeId, bool]:
+        """The nodes that are attached; False if the node's stream is broken at present."""
+        return {name: node.connected for name, node in self._nodes.items()}
+
+    def addresses(self, node: NodeId) -> tuple[str, ...]:
+        """Where a node's GPU manager listens for functions, by its own report."""
+        return self._addresses.get(node, ())
+
+    def listens_at(self, node: NodeId, addresses: tuple[str, ...]) -> None:
+        """Remember where functions reach the node's manager, by its own report."""
+        self._addresses[node] = addresses
+
+    @property
+    def attached(self) -> Mapping[NodeId, AttachedManager]:
+        """The nodes that have a stream, or had one lately."""
+        return self._nodes
+
+    async def serve(self, line: AcceptedLine, name: NodeId) -> None:
+        """Serve one connection of this node's manager, from the greeting to its end."""
+        hello = None
+        try:
+            async with time_limit(self._times.greeting_s):
+                hello = await self._greet(line, name)
+            line.confirm()
+            line.max_frame_bytes = MAX_MESSAGE_BYTES
+            await self._serve_stream(line, self._resume_or_begin(name, hello, line))
+        except _Refused as error:
+            self._strangers.warn("turned node %s away: %s", name, error)
+            line.send(pack_greeting(TurnedAway(str(error))))
+            await line.flush()
+        except (LineBroken, BadValue) as error:
+            level = DEBUG if hello is None else WARNING  # managers probe for the leader
+            self._log.log(level, "the stream of node %s: %s", name, error)
+        except TimeoutError:
+            warn = self._strangers.warn if hello is None else self._log.warning
+            warn("node %s was silent for too long", name)
+            line.abort()  # a silent end would not close its own
+
+    async def close(self) -> None:
+        """Hang up on every manager; managers keep their state and look for the next leader."""
+        self._closed = True
+        for node in self._nodes.values():
+            node.close()
+        self._nodes.clear()
+
+    # -- the greeting ---------------------------------------------------------------------------
+
+    async def _greet(self, line: AcceptedLine, name: NodeId) -> Hello:
+        """The manager's Hello, once it has proven that it knows the secret."""
+        nonce = secrets.token_hex(16)
+        challenge = Challenge(VERSION, nonce, self._term(), self._run)
+        line.send(pack_greeting(proven(challenge, self._key, name)))
+        hello = read_greeting(await line.receive())
+        if not isinstance(hello, Hello):
+            raise BadValue("it sent no Hello")
+        if hello.version != VERSION:
+            raise _Refused(other_version(hello.version, "this GPU manager", "the scheduler"))
+        if hello.node != name or not is_proven(hello, self._key, nonce):
+            raise _Refused("it does not know the cluster's secret")
+        self._note_term(hello.term)
+        if hello.term > self._term() or self._closed:
+            raise _Refused(f"this scheduler no longer leads: term {hello.term} has begun")
+        return hello
+
+    def _note_term(self, term: int) -> None:
+        """A manager has met a leader of this term, earlier or elsewhere."""
+        if term > self._term() and self._fenced is not None:
+            self._fenced(term)
+
+    def _resume_or_begin(self, name: NodeId, hello: Hello, line: AcceptedLine) -> AttachedManager:
+        """Resume the manager's stream, or begin a new one."""
+        known = self._nodes.get(name)
+        if known is not None and known.connected and known.run != hello.run:
+            raise _Refused("another manager is attached under this name")
+        self.listens_at(name, hello.addresses)
+        unsent = None
+        if known is not None and known.run == hello.run and hello.resume is not None:
+            unsent = known.unsent(hello.resume) if hello.resume.run == self._run else None
+        if known is None or unsent is None:
+            node = AttachedManager(
+                name,
+                hello.run,
+                self._driver,
+                self._term,
+                self._now_s,
+                self._log,
+                self._note_term,
+                self.addresses,
+            )
+            if known is not None:
+                node.replace(known)
+            self._nodes[name] = node
+            welcome = Welcome(resumed=False)
+        else:
+            node, welcome = known, Welcome(resumed=True, seen=known.seen)
+        line.send(pack_greeting(proven(welcome, self._key, name, hello.nonce)))
+        node.connect(line, unsent or [])
+        self._log.info(
+            "the stream of node %s %s", name, "resumes" if unsent is not None else "begins"
+        )
+        return node
+
+    # -- the stream -----------------------------------------------------------------------------
+
+    async def _serve_stream(self, line: AcceptedLine, node: AttachedManager) -> None:
+        loop = asyncio.get_running_loop()
+        beats: asyncio.Task[None] | None = None
+        try:
+            async with time_limit(self._times.silence_s) as patience:
+                beats = loop.create_task(_beat(node, self._times, patience))
+                await line.pump(node.take)
+        except LineBroken:
+            if not node.left:
+                raise
+            self._log.info("node %s leaves", node.node)
+        except BadValue:
+            self._give_up(node)  # a resumed stream would repeat the bad message
+            raise
+        finally:
+            if beats is not None:
+                beats.cancel()
+            self._stream_ended(line, node)
+
+    def _stream_ended(self, line: AcceptedLine, node: AttachedManager) -> None:
+        if self._nodes.get(node.node) is not node:
+            return
+        if node.left:
+            self._give_up(node)
+        else:
+            node.line_ended(line, self._times.grace_s, lambda: self._give_up(node))
+
+    def _give_up(self, node: AttachedManager) -> None:
+        """Give the node up: detach it from the driver."""
+        if self._nodes.get(node.node) is node:
+            del self._nodes[node.node]
+            self._addresses.pop(node.node, None)
+            node.close()
+            self._driver.detach(node.node)
+
+
+async def turn_away(line: AcceptedLine, leader: str | None) -> None:
+    """Answer a GPU manager that this scheduler does not lead."""
+    line.send(pack_greeting(TurnedAway("it does not lead", leader)))
+    await line.flush()
+
+
+async def _beat(node: AttachedManager, times: StreamTimes, patience: asyncio.Timeout) -> None:
+    """Send heartbeats, and extend the deadline from the last message of the other end."""
+    while True:
+        await asyncio.sleep(times.beat_s)
+        patience.reschedule(node.last_message_s + times.silence_s)
+        node.beat()

@@ -1,0 +1,349 @@
+"""The terms in force of one leader: those that operators set, then those of functions' own."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from logging import Logger
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from cache_manager.model.ids import ModelId
+from common.tasks import BackgroundTasks
+from scheduler.core.core import Core
+from scheduler.core.tenants.owners import Owner
+from scheduler.model.errors import BadValue, DatastoreError, Fenced, MalformedRequest, NotLeading
+from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms, is_function
+from scheduler.store.datastore import MAX_CHANGES, Fence, Store
+from scheduler.store.stored_records import TERMS, encoded, terms_key, terms_record
+from scheduler.wire.caller_stream import ToldTerms
+
+OPERATOR, FUNCTION = "operator", "function"
+# Functions whose own terms are kept; those of further ones are left out.
+MOST_FUNCTIONS = 20_000
+
+Apply = Callable[[str, OwnerTerms | None], None]
+
+
+class TermsInForce(NamedTuple):
+    """The terms of one owner, and who set them: an operator, or the function by annotations."""
+
+    terms: OwnerTerms
+    set_by: str
+
+
+class TermsBook:
+    """Has the core know the terms of every owner.
+
+    What an operator set of an owner replaces what the function says of itself. A function's own
+    terms come from callers (gateways); of several callers the one that told last decides.
+    """
+
+    def __init__(self, apply: Apply, of_operators: Mapping[str, OwnerTerms]) -> None:
+        self._apply = apply
+        self._of_operators: dict[str, OwnerTerms] = {}
+        self._own: dict[str, dict[str, OwnerTerms]] = {}
+        self._in_force: dict[str, OwnerTerms] = {}
+        # Of owners that have terms: how many requests each quota has refused in this term.
+        self.refused: dict[str, Counter[str]] = {}
+        for owner, terms in of_operators.items():
+            self.set(owner, terms)
+
+    def set(self, owner: str, terms: OwnerTerms | None) -> None:
+        """An operator sets the terms of an owner; None: no longer."""
+        if terms is None:
+            self._of_operators.pop(owner, None)
+        else:
+            self._of_operators[owner] = terms
+        self._update(owner)
+
+    def tell(self, caller: str, function: str, terms: OwnerTerms | None) -> bool:
+        """A caller tells a function's own terms; False if too many functions have some."""
+        told = self._own.get(function)
+        if terms is None:
+            if told is not None:
+                self._forget(function, told, caller)
+            return True
+        if told is None:
+            if len(self._own) >= MOST_FUNCTIONS:
+                return False
+            told = self._own[function] = {}
+        told.pop(caller, None)
+        told[caller] = terms
+        self._update(function)
+        return True
+
+    def told_by(self, caller: str) -> list[str]:
+        """The functions whose terms this caller told."""
+        return [function for function, told in self._own.items() if caller in told]
+
+    def forget(self, caller: str) -> None:
+        """Forget what this caller told."""
+        for function in self.told_by(caller):
+            self._forget(function, self._own[function], caller)
+
+    def count_refusal(self, owner: str, quota: str) -> None:
+        """A request was refused by this quota."""
+        if owner in self._in_force:
+            self.refused.setdefault(owner, Counter())[quota] += 1
+
+    @property
+    def of_operators(self) -> Mapping[str, OwnerTerms]:
+        """What operators set, by owner."""
+        return self._of_operators
+
+    def get(self, owner: str) -> TermsInForce | None:
+        """The terms in force of an owner; None if it has none."""
+        terms = self._in_force.get(owner)
+        if terms is None:
+            return None
+        return TermsInForce(terms, OPERATOR if owner in self._of_operators else FUNCTION)
+
+    def __iter__(self) -> Iterator[str]:
+        """Every owner that has terms, in the order of their names."""
+        return iter(sorted(self._in_force))
+
+    def __len__(self) -> int:
+        return len(self._in_force)
+
+    def _forget(self, function: str, told: dict[str, OwnerTerms], caller: str) -> None:
+        told.pop(caller, None)
+        if not told:
+            del self._own[function]
+        self._update(function)
+
+    def _update(self, owner: str) -> None:
+        """Tell the core if other terms are in force now."""
+        terms = self._of_operators.get(owner)
+        if terms is None and owner in self._own:
+            terms = next(reversed(self._own[owner].values()))
+        if terms == self._in_force.get(owner):
+            return
+        if terms is None:
+            del self._in_force[owner]
+            self.refused.pop(owner, None)
+        else:
+            self._in_force[owner] = terms
+        self._apply(owner, terms)
+
+
+MOST_OWNERS = 4_096
+_TRY_AGAIN_S = 1.0
+
+
+class KeptTerms:
+    """Sets terms for one leader, and keeps them stored; use it as a context.
+
+    Terms are written while this scheduler leads, so a new leader that has read them misses none.
+    After an outage the datastore is made to hold what is in force: it may have lost its data, and
+    a write whose answer was lost may have been done. `fence` is None without a leadership.
+    """
+
+    def __init__(
+        self, store: Store, book: TermsBook, fence: Callable[[], Fence | None], log: Logger
+    ) -> None:
+        self._store = store
+        self._book = book
+        self._fence = fence
+        self._log = log
+        self._writing = asyncio.Lock()
+        self._mending = False
+        self._tasks = BackgroundTasks(log, "keeping the terms of owners")
+        self._forget_health: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> Self:
+        self._forget_health = self._store.on_health_change(self._health_changed)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._forget_health()
+        await self._tasks.close()
+
+    async def set(self, owner: str, terms: OwnerTerms | None) -> None:
+        """Put an owner's terms in force, here and for every later leader; None: no more terms.
+
+        MalformedRequest if too many owners have terms, NotLeading if another scheduler leads,
+        StoreUnavailable if the datastore does not answer: then nothing has changed.
+        """
+        async with self._writing:
+            of_operators = self._book.of_operators
+            if terms is not None and owner not in of_operators and len(of_operators) >= MOST_OWNERS:
+                raise MalformedRequest(f"at most {MOST_OWNERS} owners have terms")
+            key = terms_key(owner)
+            puts = {} if terms is None else {key: encoded(terms_record(terms))}
+            try:
+                await self._store.write(puts, (key,) if terms is None else (), self._fence())
+            except Fenced as error:
+                raise NotLeading(None) from error
+            except (DatastoreError, asyncio.CancelledError):
+                self._mend_later()  # the write may have been done
+                raise
+            self._book.set(owner, terms)
+
+    # -- after an outage --------------------------------------------------------------------------
+
+    def _health_changed(self, healthy: bool) -> None:  # noqa: FBT001  # the port's callback
+        if healthy:
+            self._mend_later()
+
+    def _mend_later(self) -> None:
+        if not self._mending:
+            self._mending = True
+            self._tasks.start(self._mend())
+
+    async def _mend(self) -> None:
+        """Have the datastore hold what is in force, once it answers."""
+        while True:
+            await asyncio.sleep(_TRY_AGAIN_S)
+            try:
+                async with self._writing:
+                    await self._write_differences()
+                    self._mending = False
+                    return
+            except DatastoreError as error:
+                self._log.debug("the terms of owners are not stored: %s", error)
+
+    async def _write_differences(self) -> None:
+        stored = (await self._store.list(TERMS)).values
+        in_force = {
+            terms_key(owner): encoded(terms_record(terms))
+            for owner, terms in self._book.of_operators.items()
+        }
+        changed = [key for key, value in in_force.items() if stored.get(key) != value]
+        changed += [key for key in stored if key not in in_force]
+        for begin in range(0, len(changed), MAX_CHANGES):
+            part = changed[begin : begin + MAX_CHANGES]
+            puts = {key: in_force[key] for key in part if key in in_force}
+            await self._store.write(puts, [key for key in part if key not in puts], self._fence())
+
+
+log = logging.getLogger(__name__)
+
+# What a caller told is kept for this long after its stream: a gateway may start again meanwhile.
+KEPT_S = 60.0
+
+
+class CallersTerms:
+    """Takes what callers tell into one leader's book, and forgets it some time after they left."""
+
+    def __init__(self, book: TermsBook) -> None:
+        self._book = book
+        self._streams: Counter[str] = Counter()
+        self._is_full = False
+
+    @contextmanager
+    def present(self, caller: str) -> Iterator[None]:
+        """Count a stream of this caller."""
+        self._streams[caller] += 1
+        try:
+            yield
+        finally:
+            asyncio.get_running_loop().call_later(KEPT_S, self._left, caller)
+
+    def take(self, caller: str, told: ToldTerms) -> None:
+        """Take one message in; BadValue if it is out of bounds, and then nothing of it is taken."""
+        for each in told.functions:
+            if not is_function(check_owner(each.function)):
+                raise BadValue("a caller tells the terms of functions, not of namespaces")
+            if each.terms is not None:
+                check_terms(each.terms)
+        if told.begins:
+            named = {each.function for each in told.functions}
+            for function in self._book.told_by(caller):
+                if function not in named:
+                    self._book.tell(caller, function, None)
+        for each in told.functions:
+            if not self._book.tell(caller, each.function, each.terms) and not self._is_full:
+                self._is_full = True
+                log.warning("%s: too many functions have terms of their own", each.function)
+
+    def _left(self, caller: str) -> None:
+        self._streams[caller] -= 1
+        if not self._streams[caller]:
+            del self._streams[caller]
+            self._book.forget(caller)
+
+
+@dataclass(frozen=True, slots=True)
+class TermsShown:
+    """The terms of an owner; None: no limit."""
+
+    weight: float
+    priority: int
+    gpu_s: float | None
+    window_s: float
+    resident_bytes: int | None
+    leases: int | None
+    waiting: int | None
+
+
+@dataclass(slots=True)
+class OwnerUse:
+    """What an owner uses at this moment; `gpu_s` is the GPU time in the window of its quota.
+
+    `held_back` requests wait until another one of the owner has ended, until a quota has room, or
+    until others had their turn; `refused` ones were refused in this term, by quota.
+    """
+
+    gpu_s: float = 0.0
+    resident_bytes: int = 0
+    leases: int = 0
+    waiting: int = 0
+    held_back: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRow:
+    """One owner; `set_by` is `operator`, `function` (its annotations), or empty: nobody."""
+
+    owner: str
+    set_by: str
+    terms: TermsShown
+    use: OwnerUse
+
+
+def owner_rows(book: TermsBook, core: Core, now: float, most: int | None = None) -> list[OwnerRow]:
+    """Every owner that has terms, or the first ones by name."""
+    return [owner_row(book, core, now, owner) for owner in islice(book, most)]
+
+
+def owner_row(book: TermsBook, core: Core, now: float, owner: str) -> OwnerRow:
+    """One owner, with or without terms."""
+    found = book.get(owner)
+    terms = TermsShown(*(OwnerTerms() if found is None else found.terms))
+    use = _use(core, owner, now)
+    use.refused = dict(book.refused.get(owner, ()))
+    return OwnerRow(owner, "" if found is None else found.set_by, terms, use)
+
+
+def _use(core: Core, name: str, now: float) -> OwnerUse:
+    """What the core has counted of it; without anybody's terms it counts nothing."""
+    tenancy, index = core.placer.tenancy, core.cluster.index
+    owners = tenancy.owners
+    use = OwnerUse()
+    owner: Owner | None
+    if is_function(name):
+        owner = function = owners.functions.get(name)
+        models: Iterable[ModelId] = () if function is None else function.models
+        functions = [] if function is None else [function]
+    else:
+        owner = space = owners.spaces.get(name)
+        models = index.parts.models_of(name)
+        functions = [] if space is None else list(space.functions.values())
+    use.resident_bytes = sum(
+        cache.residents[model].bytes for model in models for cache in index.holders(model).values()
+    )
+    if owner is not None:
+        use.gpu_s = owner.seen_s(now)
+        use.leases, use.waiting = owner.leases, owner.waiting
+        use.held_back = sum(each.held + each.paused for each in functions)
+    return use
