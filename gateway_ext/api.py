@@ -7,7 +7,7 @@ from gateway_ext.openfaas.basic_auth import BasicCredentials
 from gateway_ext.ports import Injection, Provider
 from gateway_ext.providers.making import make_provider
 from gateway_ext.settings import GatewaySettings
-from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings
+from gateway_ext.tracing.tracer import CallTracer, TracerSettings
 
 __all__ = [
     "BasicCredentials",

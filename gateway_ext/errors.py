@@ -39,7 +39,9 @@ GatewayError
     └── ClaimLost         the claim on a job has ended
 """
 
+import errno
 import re
+import sqlite3
 from collections.abc import Sequence
 
 from common.foreign_text import plain
@@ -345,3 +347,14 @@ def _broke_off(ended: str, why: str) -> str:
 
 def _its_log(function: FunctionId, call_id: str) -> str:
     return f"; its log: {function.log_command}" + (f", call {call_id}" if call_id else "")
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an operation failed since there is no room left, for all or for this user."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    full = sqlite3.SQLITE_FULL
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", None) == full

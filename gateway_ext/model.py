@@ -1,11 +1,11 @@
-"""Values of the gateway: deployed functions, running functions, and their addresses. Frozen."""
+"""Values of the gateway: functions as deployed, also as JSON, and as they run. Frozen."""
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 DEFAULT_NAMESPACE = "openfaas-fn"
 
@@ -140,3 +140,23 @@ class Namespace(NamedTuple):
     name: str
     labels: Mapping[str, str] = _NOTHING
     annotations: Mapping[str, str] = _NOTHING
+
+
+def written_deployment(deployment: Deployment) -> dict[str, Any]:
+    """The deployment as a JSON object."""
+    plain = replace(
+        deployment,
+        environment=dict(deployment.environment),
+        labels=dict(deployment.labels),
+        annotations=dict(deployment.annotations),
+    )
+    return asdict(plain) | {"id": list(deployment.id)}
+
+
+def read_deployment(found: dict[str, Any]) -> Deployment:
+    """The inverse of `written_deployment`."""
+    for key in ("limits", "requests"):
+        found[key] = None if found[key] is None else Resources(**found[key])
+    for key in ("constraints", "secrets"):
+        found[key] = tuple(found[key])
+    return Deployment(**found | {"id": FunctionId(*found["id"])})

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gateway_ext.host_names import is_loopback
+from gateway_ext.sites import is_loopback
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,11 @@ from bench.page.page_processes import (
 )
 from cache_manager.model.ids import ModelId
 from gateway_ext.calls.function_table import Functions
-from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, Endpoint
 from gateway_ext.ui.cluster_source import ASKING_S, PageSource
-from gateway_ext.ui.dead_letter_rows import DeadLetterRows
-from gateway_ext.ui.page_state import Json, PageState
-from gateway_ext.ui.state_changes import changes
+from gateway_ext.ui.rows import DeadLetterRows
+from gateway_ext.ui.state import Json, PageState, changes
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.leadership.term import Office

@@ -11,15 +11,14 @@ from common.errors import NoResponse
 from common.http.asgi import ClientWatch, Receive
 from common.http.client import HttpClient, HttpConnection
 from common.time_limits import time_limit
-from gateway_ext.calls import call_headers
-from gateway_ext.calls.call_limits import CallPart, InvokeSettings
-from gateway_ext.calls.doubted_instances import until_it_answers
+from gateway_ext.calls import passed_headers
 from gateway_ext.calls.function_table import Function, Instance
 from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
+from gateway_ext.calls.limits import CallPart, InvokeSettings
 from gateway_ext.calls.upload import RequestBody
 from gateway_ext.errors import GatewayError, TimedOut, TooSlow, Unreachable
-from gateway_ext.metrics.call_counts import GatewayMeters
-from gateway_ext.tracing.call_journey import Attempt, Journey
+from gateway_ext.metrics import GatewayMeters
+from gateway_ext.tracing.journey import Attempt, Journey
 
 # The caller's disconnection is watched for only in calls that take longer than this.
 _WATCH_AFTER_S = 0.01
@@ -47,7 +46,7 @@ class FunctionCall:
     method: str
     rest: bytes
     query: bytes
-    asked: call_headers.RequestHeaders
+    asked: passed_headers.RequestHeaders
     journey: Journey
     own_id: bool
     client: bytes = b""
@@ -270,7 +269,7 @@ class Exchange:
             extra.append(b"x-gpu-within: %.3f\r\n" % max(0.0, self._deadline_s - time.monotonic()))
         if self._lease is not None:
             extra += self._lease.lines
-        return call_headers.request_head(
+        return passed_headers.request_head(
             call.method.encode(), target, call.asked, extra, call.client
         )
 
@@ -318,14 +317,14 @@ class Exchange:
     def _take_report(self, attempt: Attempt, trailers: Mapping[bytes, bytes]) -> None:
         """Take what the function reports behind a stream; the head had what was known by then."""
         function = self.call.function
-        trace_report = trailers.get(call_headers.GPU_TRACE, b"")
+        trace_report = trailers.get(passed_headers.GPU_TRACE, b"")
         if trace_report:
             attempt.keep_report(trace_report)
             if attempt.ahead >= function.waits.at_a_time:
                 function.waits.saw_report(attempt.ahead, attempt.trace_report)
-        function.learned.saw(trailers.get(call_headers.MODELS, b""))
-        if call_headers.LOCAL in trailers:
-            function.local.saw(trailers[call_headers.LOCAL])
+        function.learned.saw(trailers.get(passed_headers.MODELS, b""))
+        if passed_headers.LOCAL in trailers:
+            function.local.saw(trailers[passed_headers.LOCAL])
 
     def _may_repeat(self, *, sent: bool) -> bool:
         """Whether to retry: only a call that cannot have begun, or is declared repeatable."""
@@ -370,3 +369,31 @@ class Exchange:
         elif self._connection is not None:
             self._connection.fail(str(error))
             self.end()
+
+
+# Instances in which a call broke off: each gets its next call only once it has answered.
+#
+# A process that ends may close the connection of its last call before the socket that it listens
+# on. A call that connects in between could not be told from one that has begun, and must not be
+# repeated. So a health request goes first: it may fail and be repeated.
+
+_HEALTH = b"GET /_/health HTTP/1.1\r\nhost: function\r\n\r\n"
+
+
+async def until_it_answers(client: HttpClient, instance: Instance) -> None:
+    """Return once the instance is not doubted; NoResponse, with nothing sent, if it has ended."""
+    while doubted_since_s := instance.doubted_since_s:
+        await _ask(client, instance.address)
+        if instance.doubted_since_s == doubted_since_s:
+            instance.doubted_since_s = 0.0
+
+
+async def _ask(client: HttpClient, address: str) -> None:
+    """Any answer will do; its connection is kept if the whole answer came with its head."""
+    connection = client.idle(address) or await client.connect(address)
+    try:
+        await connection.ask(_HEALTH)
+    except NoResponse as error:
+        raise NoResponse(str(error), sent=False) from error
+    finally:
+        connection.let_go()

@@ -8,12 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit
-from gateway_ext.calls.call_limits import Turns
-from gateway_ext.calls.call_waits import CallWaits
-from gateway_ext.calls.learned_models import Learned
-from gateway_ext.calls.local_work import LocalWork
+from gateway_ext.calls.learned import CallWaits, Learned, LocalWork
+from gateway_ext.calls.limits import Turns
 from gateway_ext.errors import Busy, NoInstance, UnknownFunction
-from gateway_ext.metrics.call_counts import FunctionLoad
+from gateway_ext.metrics import FunctionLoad
 from gateway_ext.model import (
     DEFAULT_NAMESPACE,
     NO_TROUBLES,

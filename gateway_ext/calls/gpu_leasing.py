@@ -9,12 +9,18 @@ from typing import NamedTuple, Protocol
 
 from common.telemetry.traces import TraceContext
 from gateway_ext import error_statuses
-from gateway_ext.calls.call_limits import CallPart
 from gateway_ext.calls.function_table import Function
-from gateway_ext.calls.kept_lease import Found, KeptLease, LeaseKind, OwnLease
-from gateway_ext.calls.kept_leases import KeptLeases, LeaseHome
-from gateway_ext.metrics.call_counts import GatewayMeters
-from gateway_ext.tracing.call_journey import LEASE, Journey
+from gateway_ext.calls.kept_leases import (
+    Found,
+    KeptLease,
+    KeptLeases,
+    LeaseHome,
+    LeaseKind,
+    OwnLease,
+)
+from gateway_ext.calls.limits import CallPart
+from gateway_ext.metrics import GatewayMeters
+from gateway_ext.tracing.journey import LEASE, Journey
 from scheduler.api import (
     EventRefused,
     LeaseUse,

@@ -13,13 +13,13 @@ from common.http.asgi import Header, Receive, Scope, Send, watch_in
 from common.http.client import HttpClient, HttpConnection
 from common.telemetry.work_context import ABOUT
 from gateway_ext import error_statuses
-from gateway_ext.calls import call_headers
-from gateway_ext.calls.browser_guard import BrowserGuard
-from gateway_ext.calls.call_limits import CallPart, InvokeSettings
+from gateway_ext.calls import passed_headers
 from gateway_ext.calls.exchange import CallServices, Exchange, FunctionCall
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
-from gateway_ext.calls.local_work import tracing_line
+from gateway_ext.calls.learned import tracing_line
+from gateway_ext.calls.limits import CallPart, InvokeSettings
+from gateway_ext.calls.passed_headers import BrowserGuard
 from gateway_ext.calls.upload import received
 from gateway_ext.errors import (
     BadRequest,
@@ -30,10 +30,10 @@ from gateway_ext.errors import (
     UnknownFunction,
     WrongMethod,
 )
-from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
-from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings
 from gateway_ext.tracing.reported_trace import batch_size
+from gateway_ext.tracing.tracer import CallTracer, TracerSettings
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class Invoke:
             raise WrongMethod(method)
         if function.waits.known and not begun:
             self._check_wait(function)  # first of all: a refusal must cost little
-        asked = call_headers.read_request(headers)
+        asked = passed_headers.read_request(headers)
         if asked.held:
             self.guard.admit(asked)
         most_bytes = self._parts.settings.max_body_bytes
@@ -198,9 +198,9 @@ class Invoke:
         status, headers = error_statuses.status_of(error), [*error_statuses.headers_of(error)]
         if not isinstance(error, Busy):  # which is counted as an answer of its function
             self._parts.meters.refused(status)
-            named = next((value for name, value in asked if name == call_headers.CALL_ID), b"")
-            call_id = call_headers.call_id_in(named) or str(uuid4()).encode()
-            headers.append((call_headers.CALL_ID, call_id))
+            named = next((value for name, value in asked if name == passed_headers.CALL_ID), b"")
+            call_id = passed_headers.call_id_in(named) or str(uuid4()).encode()
+            headers.append((passed_headers.CALL_ID, call_id))
             log.debug("call %s was refused: %s", call_id.decode("latin-1"), error)
         await asgi.send_text(send, status, str(error), headers)
 
@@ -361,7 +361,7 @@ async def _pieces(
 
 def _back(call: FunctionCall, connection: HttpConnection, meters: GatewayMeters) -> list[Header]:
     """The response's headers; learns the models that they report."""
-    back, models, trace_report, local = call_headers.read_response(connection.headers)
+    back, models, trace_report, local = passed_headers.read_response(connection.headers)
     if trace_report:
         attempt = call.journey.attempts[-1]
         attempt.keep_report(trace_report)
@@ -377,16 +377,16 @@ def _back(call: FunctionCall, connection: HttpConnection, meters: GatewayMeters)
     if local:
         call.function.local.saw(local)
         if tracing := tracing_line(local):
-            back.append((call_headers.LOCAL, tracing))
+            back.append((passed_headers.LOCAL, tracing))
     back += _ours(call)
     return back
 
 
 def _ours(call: FunctionCall) -> list[Header]:
     return [
-        (call_headers.CALL_ID, call.call_id.encode("latin-1")),
-        (call_headers.START_TIME, b"%d" % call.journey.began_ns),
-        (call_headers.DURATION, b"%.6f" % (time.monotonic() - call.began_s)),
+        (passed_headers.CALL_ID, call.call_id.encode("latin-1")),
+        (passed_headers.START_TIME, b"%d" % call.journey.began_ns),
+        (passed_headers.DURATION, b"%.6f" % (time.monotonic() - call.began_s)),
     ]
 
 

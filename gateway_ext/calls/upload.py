@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable
 
 from common.http.asgi import ClientWatch, Message, Receive
 from common.http.client import HttpConnection
-from gateway_ext.calls.call_headers import RequestHeaders
-from gateway_ext.calls.call_limits import InvokeSettings
+from gateway_ext.calls.limits import InvokeSettings
+from gateway_ext.calls.passed_headers import RequestHeaders
 from gateway_ext.errors import BadRequest, CallerGone, GatewayError, TooLarge
 
 Interrupt = Callable[[GatewayError], None]

@@ -1,4 +1,4 @@
-"""Async calls: accepted now, made later. Here: what connects their parts, and their routes.
+"""Async calls: accepted now, made later.
 
-The queue's port, its two implementations, the intake and the execution have folders of their own.
+Here: the port of a queue, intake, work and routes; its implementations are `sqlite/`, `jetstream/`.
 """

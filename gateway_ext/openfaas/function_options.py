@@ -13,7 +13,7 @@ from common import numerals
 from common.gpu_wishes import AS_MEASURED, RUNTIMES, UNMERGED, USUAL, WHOLE, GpuWishes
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment, Resources
-from gateway_ext.openfaas import durations, quantities
+from gateway_ext.openfaas import quantities
 from scheduler.api import BadValue, OwnerTerms
 from scheduler.model.owner_terms import check_number
 
@@ -181,7 +181,7 @@ def own_timeout_s(deployment: Deployment) -> float:
     """The time-out that it asks for: by annotation, else by the first variable; 0: none."""
     annotated_s = _AnnotationReader(deployment).ours("timeout", _some_seconds, 0.0)
     variables = (name for name in _TIMEOUTS if deployment.environment.get(name))
-    times_s = (_read(name, deployment.environment[name], durations.seconds) for name in variables)
+    times_s = (_read(name, deployment.environment[name], quantities.seconds) for name in variables)
     return annotated_s or next((time_s for time_s in times_s if time_s > 0), 0.0)
 
 
@@ -195,7 +195,7 @@ def refuse_longer(deployment: Deployment, longest_timeout_s: float) -> None:
         )
     read = _AnnotationReader(deployment)
     for key in (OURS + "slo", OURS + "max-wait", SCALING + "zero-duration"):
-        time_s = read.value(key, durations.seconds, 0.0)
+        time_s = read.value(key, quantities.seconds, 0.0)
         if time_s > LONGEST_S:
             raise BadDeployment(f"{key}: {time_s:g} s: at most {LONGEST_S:g} s, a day")
 
@@ -270,10 +270,10 @@ def _has_gpu(amount: Resources | None) -> bool:
 
 def _max_wait_s(deployment: Deployment, read: _AnnotationReader, default_s: float) -> float:
     """The annotation, else the variable, else the default; 0 means no bound."""
-    found_s = read.ours("max-wait", durations.seconds, None)
+    found_s = read.ours("max-wait", quantities.seconds, None)
     if found_s is None:
         text = deployment.environment.get(_MAX_WAIT)
-        found_s = _read(_MAX_WAIT, text, durations.seconds) if text else default_s
+        found_s = _read(_MAX_WAIT, text, quantities.seconds) if text else default_s
     return min(found_s, LONGEST_S) or math.inf
 
 
@@ -308,8 +308,8 @@ def _own_terms(read: _AnnotationReader) -> OwnerTerms | None:
 
     None without such an annotation. Its priority is not among them: each of its requests has that.
     """
-    gpu_s = read.ours("gpu-seconds", partial(_within, "gpu_s", durations.seconds), None)
-    window_s = read.ours("gpu-window", partial(_within, "window_s", durations.seconds), None)
+    gpu_s = read.ours("gpu-seconds", partial(_within, "gpu_s", quantities.seconds), None)
+    window_s = read.ours("gpu-window", partial(_within, "window_s", quantities.seconds), None)
     if window_s is not None and gpu_s is None:
         raise BadDeployment(f"{OURS}gpu-window is for {OURS}gpu-seconds")
     terms = OwnerTerms(
@@ -377,7 +377,7 @@ def _batch_size(text: str) -> int:
 
 
 def _batch_wait_s(text: str) -> float:
-    found_s = durations.seconds(text)
+    found_s = quantities.seconds(text)
     if found_s > _MOST_BATCH_WAIT_S:
         raise ValueError(f"at most {_MOST_BATCH_WAIT_S:g} s")
     return found_s
@@ -412,7 +412,7 @@ def _positive(text: str) -> float:
 
 
 def _some_seconds(text: str) -> float:
-    found_s = durations.seconds(text)
+    found_s = quantities.seconds(text)
     if found_s <= 0:
         raise ValueError("a duration above 0 is expected")
     return found_s

@@ -12,8 +12,7 @@ from starlette.routing import Route
 
 from common.foreign_text import plain
 from gateway_ext import error_statuses
-from gateway_ext.errors import GatewayError, TooLarge
-from gateway_ext.full_disk import is_full_disk
+from gateway_ext.errors import GatewayError, TooLarge, is_full_disk
 
 _log = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
-"""Amounts as Kubernetes and Docker write them: 128Mi, 1.5GB, 250m of a core."""
+"""Times and amounts as deployments write them: 1m30s, 128Mi, 1.5GB, 250m of a core."""
 
+import math
 import re
 
 _MEMORY = re.compile(
@@ -8,14 +9,14 @@ _MEMORY = re.compile(
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _CPU = re.compile(r"(\d+(?:\.\d+)?)([num]?)", re.ASCII)
 _PARTS = {"": 1, "m": 1_000, "u": 1_000_000, "n": 1_000_000_000}
-_LONGEST = 32  # characters of a text
+_LONGEST_AMOUNT = 32  # characters of a text
 _MOST_BYTES = 1 << 60
 _MOST_CPUS = 1_000_000
 
 
 def memory_bytes(text: str) -> int:
     """The bytes: `Mi`, `MiB` and Docker's `m` are 1024 squared, `M`, `MB` and `e6` 1000 squared."""
-    match = _MEMORY.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    match = _MEMORY.fullmatch(text.strip()) if len(text) <= _LONGEST_AMOUNT else None
     if match is None:
         raise ValueError("an amount of memory such as 128Mi or 2GiB is expected")
     number, exponent, prefix, binary, byte = match.groups(default="")
@@ -42,7 +43,7 @@ def shown(amount_bytes: int) -> str:
 
 def cpus(text: str) -> float:
     """Cores: `2`, `0.5`, or thousandths of a core as `250m`, millionths as `u`, billionths `n`."""
-    match = _CPU.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    match = _CPU.fullmatch(text.strip()) if len(text) <= _LONGEST_AMOUNT else None
     if match is None:
         raise ValueError("an amount of processor such as 250m or 2 is expected")
     found = float(match[1]) / _PARTS[match[2]]
@@ -51,3 +52,29 @@ def cpus(text: str) -> float:
     if found > _MOST_CPUS:
         raise ValueError(f"the largest amount is {_MOST_CPUS} processors")
     return found
+
+
+_UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+# No text can be read in two ways: of a long one all would be tried.
+_NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
+_PLAIN = re.compile(_NUMBER, re.ASCII)
+_PART = re.compile(_NUMBER + "(ns|us|µs|ms|s|m|h)", re.ASCII)
+_LONGEST_DURATION = 64  # characters of a text
+
+
+def seconds(text: str) -> float:
+    """The duration in seconds; ValueError if the text is no duration."""
+    text = text.strip().replace("\N{GREEK SMALL LETTER MU}", "µ")
+    if len(text) > _LONGEST_DURATION:
+        raise ValueError("the duration is too long")
+    found_s = float(text) if _PLAIN.fullmatch(text) else _go_seconds(text)
+    if not math.isfinite(found_s):
+        raise ValueError("the duration is too long")
+    return found_s
+
+
+def _go_seconds(text: str) -> float:
+    parts = list(_PART.finditer(text))
+    if not parts or "".join(part.group() for part in parts) != text:
+        raise ValueError("a duration such as 90, 1m30s or 250ms is expected")
+    return sum(float(part[1]) * _UNITS_S[part[2]] for part in parts)

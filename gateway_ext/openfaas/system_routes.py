@@ -1,10 +1,13 @@
-"""The routes below /system: functions, scaling, secrets, namespaces, alerts, info."""
+"""The routes below /system: functions, scaling, secrets, namespaces, alerts, logs, info."""
 
+import asyncio
 import logging
+import math
 import platform
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,12 +16,15 @@ from starlette.responses import Response
 
 from common import build_identity
 from common.foreign_text import plain
-from common.http.asgi import App
+from common.http.asgi import App, Receive, Scope, Send, send_text, until_disconnected
+from common.numerals import whole
+from common.tasks import until_first
+from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, UnknownNamespace
-from gateway_ext.metrics.call_counts import GatewayMeters
-from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId, FunctionStatus, Namespace
-from gateway_ext.openfaas import function_options, openfaas_json, valid_names
-from gateway_ext.openfaas.alert_scaling import after_alert
+from gateway_ext.metrics import GatewayMeters
+from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId, FunctionStatus, LogLine, Namespace
+from gateway_ext.openfaas import function_options, valid_names, wire
+from gateway_ext.openfaas.function_options import FunctionOptions
 from gateway_ext.openfaas.json_answers import (
     body_of,
     disk_failed,
@@ -28,7 +34,7 @@ from gateway_ext.openfaas.json_answers import (
     route,
     shown,
 )
-from gateway_ext.ports import Capacity, Provider
+from gateway_ext.ports import Capacity, LogQuery, Provider
 from gateway_ext.settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
@@ -121,7 +127,7 @@ class _Functions:
         return await self._deploy(request, update=True)
 
     async def _deploy(self, request: Request, *, update: bool) -> Response:
-        wanted = openfaas_json.deployment(await body_of(request))
+        wanted = wire.deployment(await body_of(request))
         self._check_replicas(function_options.of(wanted).scale_max)
         function_options.refuse_longer(wanted, self._settings.longest_timeout_s)
         largest_bytes = None if self._capacity is None else self._capacity.largest_gpu_bytes()
@@ -134,13 +140,13 @@ class _Functions:
 
     async def remove(self, request: Request) -> Response:
         namespace = request.query_params.get("namespace", "")
-        function = openfaas_json.function_to_remove(await body_of(request), namespace)
+        function = wire.function_to_remove(await body_of(request), namespace)
         await self._provider.remove(function)
         _log.info("removed %s", function)
         return done()
 
     async def scale(self, request: Request) -> Response:
-        sent = openfaas_json.scaling(await body_of(request))
+        sent = wire.scaling(await body_of(request))
         function = _function(request, sent.namespace)
         self._check_replicas(sent.replicas)
         await self._scale(function, sent.replicas)
@@ -151,7 +157,7 @@ class _Functions:
         """Carry out all alerts; one that fails does not stop the others."""
         failures: list[str] = []
         kind: type[GatewayError] = BadRequest
-        for alert in openfaas_json.alerts(await body_of(request)):
+        for alert in wire.alerts(await body_of(request)):
             try:
                 await self._apply_alert(alert)
             except GatewayError as error:
@@ -161,7 +167,7 @@ class _Functions:
             raise kind("; ".join(failures))
         return done(200)
 
-    async def _apply_alert(self, alert: openfaas_json.Alert) -> None:
+    async def _apply_alert(self, alert: wire.Alert) -> None:
         function = valid_names.function_id(alert.function)
         status = await self._provider.function(function, usage=False)
         options = function_options.of(status.deployment)
@@ -179,10 +185,8 @@ class _Functions:
             text = f"{replicas} replicas are more than the {_MOST_REPLICAS} that may be asked"
             raise BadRequest(text)
 
-    def _shown(self, status: FunctionStatus) -> openfaas_json.Json:
-        return openfaas_json.status_json(
-            status, self._counts.invocations_of(str(status.deployment.id))
-        )
+    def _shown(self, status: FunctionStatus) -> wire.Json:
+        return wire.status_json(status, self._counts.invocations_of(str(status.deployment.id)))
 
 
 class _SystemParts:
@@ -222,7 +226,7 @@ class _SystemParts:
         wanted = valid_names.namespace_name(request.path_params.get("name", ""))
         for namespace in await self._provider.namespaces():
             if namespace.name == wanted:
-                return shown(openfaas_json.namespace_json(namespace))
+                return shown(wire.namespace_json(namespace))
         raise UnknownNamespace(wanted)
 
     async def create_namespace(self, request: Request) -> Response:
@@ -273,12 +277,10 @@ class _SystemParts:
         return done()
 
     async def _namespace(self, request: Request) -> Namespace:
-        return openfaas_json.namespace(await body_of(request), request.path_params.get("name", ""))
+        return wire.namespace(await body_of(request), request.path_params.get("name", ""))
 
-    async def _secret(self, request: Request) -> openfaas_json.Secret:
-        return openfaas_json.secret(
-            await body_of(request), request.query_params.get("namespace", "")
-        )
+    async def _secret(self, request: Request) -> wire.Secret:
+        return wire.secret(await body_of(request), request.query_params.get("namespace", ""))
 
 
 def _namespace(request: Request) -> str:
@@ -289,3 +291,98 @@ def _function(request: Request, namespace: str = "") -> FunctionId:
     """The function that the path names; its namespace is in the query, else in the body."""
     given = request.query_params.get("namespace", "") or namespace
     return valid_names.function_id(request.path_params["name"], given)
+
+
+_ALL_PERCENT = 100
+
+
+def after_alert(replicas: int, options: FunctionOptions, *, firing: bool) -> int:
+    """One step up while the alert fires, a share of the maximum; the minimum once it is over."""
+    if not firing:
+        return options.scale_min
+    step = math.ceil(options.scale_max * options.scale_factor / _ALL_PERCENT)
+    if not step:
+        return replicas
+    return max(options.scale_min, min(options.scale_max, replicas + step))
+
+
+_NDJSON = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]
+_UNPROCESSABLE, _NOT_ALLOWED = 422, 405
+_LINES_OF_A_TURN = 64
+_TRUE = frozenset({"1", "t", "true"})
+
+
+class Logs:
+    """Sends log lines as they arrive; ends with the reader, or when the gateway closes."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """End every response that follows a log."""
+        self._closing.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; an error is sent before the first line."""
+        if scope["method"] not in {"GET", "HEAD"}:
+            await send_text(send, _NOT_ALLOWED, "GET is expected", [(b"allow", b"GET, HEAD")])
+            return
+        try:
+            query = _query(scope)
+        except BadRequest as error:
+            await send_text(send, _UNPROCESSABLE, str(error))
+            return
+        try:
+            await self._provider.function(query.function, usage=False)
+        except GatewayError as error:
+            await send_text(send, status_of(error), str(error), headers_of(error))
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": _NDJSON})
+        # Lines already written are sent at once, even if none follows for a long time.
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
+        if scope["method"] == "GET":
+            await until_first(
+                self._send_lines(query, send), until_disconnected(receive), self._closing.wait()
+            )
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _send_lines(self, query: LogQuery, send: Send) -> None:
+        lines = self._provider.logs(query)
+        try:
+            sent = 0
+            async for line in lines:
+                part = wire.log_line(line)
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+                sent += 1
+                if sent % _LINES_OF_A_TURN == 0:  # thousands of stored lines need no waiting
+                    await asyncio.sleep(0)
+        finally:
+            await _close(lines)
+
+
+async def _close(lines: AsyncIterator[LogLine]) -> None:
+    """End a generator that waits for a line now, instead of at its garbage collection."""
+    close = getattr(lines, "aclose", None)
+    if close is not None:
+        await close()
+
+
+def _query(scope: Scope) -> LogQuery:
+    sent = {
+        name: values[-1]
+        for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()
+    }
+    since = sent.get("since")
+    try:
+        tail = whole(sent.get("tail") or "0")
+        after = wire.time_of(since) if since else None
+    except ValueError as error:
+        raise BadRequest(f"tail is a number, since a time of RFC 3339: {error}") from error
+    return LogQuery(
+        function=valid_names.function_id(sent.get("name", ""), sent.get("namespace", "")),
+        instance=sent.get("instance", ""),
+        tail=tail if tail > 0 else None,
+        since=after,
+        follow=sent.get("follow", "").lower() in _TRUE,
+    )

@@ -7,16 +7,16 @@ from types import MappingProxyType
 
 from gateway_ext.errors import BadRequest
 from gateway_ext.ports import Injection, Provider
-from gateway_ext.providers.docker.docker_provider import DockerProvider
-from gateway_ext.providers.docker.docker_settings import DockerSettings
-from gateway_ext.providers.kubernetes.kubernetes_provider import KubernetesProvider
-from gateway_ext.providers.kubernetes.kubernetes_settings import KubernetesSettings
-from gateway_ext.providers.process.process_provider import ProcessProvider
-from gateway_ext.providers.process.process_settings import (
+from gateway_ext.providers.docker.provider import DockerProvider
+from gateway_ext.providers.docker.settings import DockerSettings
+from gateway_ext.providers.kubernetes.provider import KubernetesProvider
+from gateway_ext.providers.kubernetes.settings import KubernetesSettings
+from gateway_ext.providers.process.provider import ProcessProvider
+from gateway_ext.providers.process.settings import (
     BuildLimits,
     ProcessProviderSettings,
 )
-from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
+from gateway_ext.providers.upstream.provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
 
 _FUNCTIONS = "functions"

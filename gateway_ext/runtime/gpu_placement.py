@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from gateway_ext.runtime.handler.handler_data import HandlerData, ShimData
-from gateway_ext.runtime.handler.handler_event import Headers
+from gateway_ext.runtime.handler_event import HandlerData, Headers, ShimData
 
 Pairs = list[tuple[str, str]]
 SecondsLeft = Callable[[], float | None]

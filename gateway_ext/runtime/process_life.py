@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
@@ -11,13 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from gateway_ext.runtime.function_server import FunctionServer
-from gateway_ext.runtime.handler import handler_module
-from gateway_ext.runtime.handler.handler_module import Handler, ListHandler
-from gateway_ext.runtime.listen_addresses import BadListenAddress, leave, listening
+from gateway_ext.runtime import handler_module
+from gateway_ext.runtime.handler_module import Handler, ListHandler
 from gateway_ext.runtime.quick_end import die_with, end_at_once
-from gateway_ext.runtime.runtime_settings import BadRuntimeSetting, RuntimeSettings
+from gateway_ext.runtime.server import FunctionServer
 from gateway_ext.runtime.serving_processes import Workers
+from gateway_ext.runtime.settings import BadRuntimeSetting, RuntimeSettings
 from gateway_ext.runtime.template import example_calls, fork_line, template_process
 
 _ASK_FOR_MORE = "the annotation com.gpufaas.batch-handler says how many it takes"
@@ -157,3 +157,40 @@ def _end(code: int, *, clean: bool) -> int:
     if not clean:
         end_at_once(code)
     return code
+
+
+_BACKLOG = 1024
+
+
+class BadListenAddress(ValueError):
+    """The address cannot be listened on."""
+
+
+def listening(address: str) -> socket.socket:
+    """A socket that listens there; an inherited one is not passed on to child processes."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix" and rest:
+        return _unix(Path(rest))
+    if kind == "tcp" and ":" in rest:
+        host, _, port = rest.rpartition(":")
+        return socket.create_server((host.strip("[]"), int(port)), backlog=_BACKLOG)
+    if kind == "fd" and rest.isdecimal():
+        os.set_inheritable(int(rest), False)
+        return socket.socket(fileno=int(rest))
+    raise BadListenAddress(f"{address!r} is not unix:/path, tcp:host:port or fd:number")
+
+
+def leave(address: str) -> None:
+    """Remove the file of a Unix socket."""
+    kind, _, path = address.partition(":")
+    if kind == "unix":
+        Path(path).unlink(missing_ok=True)
+
+
+def _unix(path: Path) -> socket.socket:
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        path.unlink()  # left by a process that was killed
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    found.bind(str(path))
+    found.listen(_BACKLOG)
+    return found

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from gateway_ext.runtime.function_server import FunctionServer
-from gateway_ext.runtime.runtime_settings import RuntimeSettings
+from gateway_ext.runtime.server import FunctionServer
+from gateway_ext.runtime.settings import RuntimeSettings
 from gateway_ext.runtime.template.worker_template import WorkerTemplate
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # one call may have ended a worker

@@ -11,9 +11,9 @@ from typing import Self
 from common.tasks import BackgroundTasks
 from common.telemetry.metrics import BoundedNames, Histogram, MetricFamily, gauge
 from common.time_limits import time_limit
+from gateway_ext import metrics
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.errors import GatewayError, UnknownFunction
-from gateway_ext.metrics import gateway_metrics
 from gateway_ext.model import FunctionId
 from gateway_ext.scaling.replica_rule import (
     Observed,
@@ -81,7 +81,7 @@ class Scaler:
         self._hands: dict[FunctionId, _FunctionScaling] = {}
         self._tasks = BackgroundTasks(log, "the scaler")
         self._closed = False
-        self._wakes = Histogram(gateway_metrics.WAKES)
+        self._wakes = Histogram(metrics.WAKES)
 
     async def __aenter__(self) -> Self:
         self._tasks.start(self._watch(), name="scaler")
@@ -134,7 +134,7 @@ class Scaler:
     def families(self, names: BoundedNames) -> Iterator[MetricFamily]:
         """The metrics of replicas and wakes; `names` have numbers of their own."""
         wanted = [((names.of(each.label),), each.wanted) for each in self._functions]
-        yield gauge(gateway_metrics.WANTED, wanted)
+        yield gauge(metrics.WANTED, wanted)
         yield self._wakes
 
     async def _watch(self) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from gateway_ext.ui.page_state import Json
 from gateway_ext.ui.shown_names import short_model, shown_function
+from gateway_ext.ui.state import Json
 
 _LONG_S = 30.0
 _THRASHING, _ENOUGH, _ENOUGH_A_SECOND = 0.3, 100, 1.0

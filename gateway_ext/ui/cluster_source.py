@@ -9,13 +9,11 @@ from typing import Any
 from common.time_limits import time_limit
 from gateway_ext.calls.function_table import Function
 from gateway_ext.errors import BadRequest, Declined
-from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.metrics import GatewayMeters
 from gateway_ext.ui.attention import alerts
-from gateway_ext.ui.dead_letter_rows import DeadLetterRows
-from gateway_ext.ui.function_rows import Billed, FunctionRows
-from gateway_ext.ui.model_labels import ModelLabels
-from gateway_ext.ui.page_state import SERIES, Json, PageState, Point
-from gateway_ext.ui.shown_names import full_name, in_order, shown_function
+from gateway_ext.ui.rows import Billed, DeadLetterRows, FunctionRows
+from gateway_ext.ui.shown_names import ModelLabels, full_name, in_order, shown_function
+from gateway_ext.ui.state import SERIES, Json, PageState, Point
 from scheduler.api import SchedulerError
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model import errors

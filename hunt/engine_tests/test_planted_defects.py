@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway_ext.calls.exchange import Exchange
-from gateway_ext.jobs.execution.job_dispatcher import JobDispatcher
-from gateway_ext.jobs.execution.job_endings import CallAnswered, JobDone, JobEnding
-from gateway_ext.jobs.queue.job_values import Job
+from gateway_ext.jobs.attempts import CallAnswered, JobDone, JobEnding
+from gateway_ext.jobs.values import Job
+from gateway_ext.jobs.worker import JobDispatcher
 from gpu_manager.attachment.attachment import Attachment
 from hunt.seeds.simulation import run_seed
 from scheduler.api import Event, SlotFreed

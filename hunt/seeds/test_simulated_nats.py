@@ -8,13 +8,13 @@ import pytest
 from nats.js.api import StreamConfig
 
 from gateway_ext.errors import QueueAway
-from gateway_ext.jobs.jetstream.connection.nats_requests import (
+from gateway_ext.jobs.jetstream.requests import (
     NatsRequests,
     RecordConflict,
     StreamsFull,
+    StreamWatch,
 )
-from gateway_ext.jobs.jetstream.connection.stream_watch import StreamWatch
-from gateway_ext.jobs.jetstream.streams.job_streams import ensure_stream
+from gateway_ext.jobs.jetstream.streams import ensure_stream
 from tests.kit.simulation.simulated_nats import SimulatedNats
 from tests.kit.simulation.simulated_nats_client import SimulatedNatsClient
 from tests.kit.simulation.simulated_stage import Stage

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from gateway_ext.errors import Busy, JobExists, UnknownJob
-from gateway_ext.jobs.queue.job_bodies import whole
-from gateway_ext.jobs.queue.job_values import CallResult, JobKind, JobNumber
+from gateway_ext.jobs.values import CallResult, JobKind, JobNumber, whole
 from gateway_ext.model import FunctionId
 from tests.kit.worlds.job_queues import LANE, LARGE, OTHER, Open
 from tests.kit.worlds.job_world import CALLBACKS, ECHO, call, claimed, put

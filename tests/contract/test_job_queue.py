@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from gateway_ext.errors import QueueFailed, TooLarge
-from gateway_ext.jobs.queue.job_bodies import whole
-from gateway_ext.jobs.queue.job_values import CallResult, JobKind, JobLane, call_lane
+from gateway_ext.jobs.values import CallResult, JobKind, JobLane, call_lane, whole
 from gateway_ext.model import FunctionId
 from tests.kit.worlds.job_queues import LANE, LARGE, OTHER, Open
 from tests.kit.worlds.job_world import CALLBACKS, ECHO, call, claimed, put

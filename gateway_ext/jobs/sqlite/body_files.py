@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 from uuid import uuid4
 
 from gateway_ext.errors import BodyLost, QueueFailed
-from gateway_ext.jobs.queue.body_buffer import BodyBuffer
+from gateway_ext.jobs.body_buffer import BodyBuffer
 
 _READ_BYTES = 1 << 20
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-from gateway_ext.errors import GatewayError, QueueDiskFull, QueueFailed
-from gateway_ext.full_disk import is_full_disk
+from gateway_ext.errors import GatewayError, QueueDiskFull, QueueFailed, is_full_disk
 from gateway_ext.jobs.sqlite.body_files import sync_folder
 
 _Value = TypeVar("_Value")

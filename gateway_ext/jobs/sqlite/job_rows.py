@@ -7,8 +7,8 @@ from pathlib import Path
 
 from common.http.asgi import Header
 from gateway_ext.errors import QueueFailed
-from gateway_ext.jobs.queue.job_bodies import StoredBody
-from gateway_ext.jobs.queue.job_values import (
+from gateway_ext.jobs.sqlite.body_files import KeptBody
+from gateway_ext.jobs.values import (
     AsyncCall,
     CallResult,
     DeadLetter,
@@ -16,9 +16,10 @@ from gateway_ext.jobs.queue.job_values import (
     JobKind,
     JobLane,
     JobNumber,
+    StoredBody,
+    headers_as_text,
+    headers_from_text,
 )
-from gateway_ext.jobs.queue.stored_headers import headers_as_text, headers_from_text
-from gateway_ext.jobs.sqlite.body_files import KeptBody
 from gateway_ext.model import FunctionId
 
 VERSION = 2

@@ -8,9 +8,9 @@ from typing import Any
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas import function_options, quantities
-from gateway_ext.providers.docker.docker_settings import DockerSettings
-from gateway_ext.providers.docker.engine.engine_client import FUNCTION, RELEASE
-from gateway_ext.providers.docker.release_store import Release
+from gateway_ext.providers.docker.engine import FUNCTION, RELEASE
+from gateway_ext.providers.docker.releases import Release
+from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.function_environment import container_environment
 
 SECRETS = "/var/openfaas/secrets"

@@ -14,8 +14,8 @@ from secrets import token_hex
 
 from gateway_ext.model import FunctionId
 from gateway_ext.providers.docker import container_spec
-from gateway_ext.providers.docker.engine.engine_client import RELEASE, EngineClient
-from gateway_ext.providers.docker.release_store import Release
+from gateway_ext.providers.docker.engine import RELEASE, EngineClient
+from gateway_ext.providers.docker.releases import Release
 
 _FILE_MODE = 0o444
 

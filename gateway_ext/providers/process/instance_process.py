@@ -6,7 +6,7 @@ import signal
 from contextlib import suppress
 from typing import Protocol
 
-from gateway_ext.providers.process.process_launch import LaunchedProcess
+from gateway_ext.providers.process.launch import LaunchedProcess
 
 
 class InstanceProcess(Protocol):

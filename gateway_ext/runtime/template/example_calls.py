@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent, Headers
-from gateway_ext.runtime.handler.handler_failure import put_off_status
-from gateway_ext.runtime.handler.handler_module import Handle, Handler, ListHandler
-from gateway_ext.runtime.handler.handler_response import (
+from gateway_ext.runtime.handler_event import HandlerContext, HandlerEvent, Headers
+from gateway_ext.runtime.handler_failure import put_off_status
+from gateway_ext.runtime.handler_module import Handle, Handler, ListHandler
+from gateway_ext.runtime.handler_response import (
     BadResponse,
     HandlerResponse,
     answer_of,

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from gateway_ext.runtime.handler import handler_module
-from gateway_ext.runtime.handler.handler_failure import HandlerErrors
-from gateway_ext.runtime.handler.handler_module import Handler
+from gateway_ext.runtime import handler_module
+from gateway_ext.runtime.handler_failure import HandlerErrors
+from gateway_ext.runtime.handler_module import Handler
 from gateway_ext.runtime.quick_end import die_with
 from gateway_ext.runtime.template import example_calls, fork_obstacles, process_names
 from gateway_ext.runtime.template.example_calls import BadExample

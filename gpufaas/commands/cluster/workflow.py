@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gateway_ext.errors import BadWorkflowFile
-from gateway_ext.workflows.plan.workflow_file import read_workflow
+from gateway_ext.workflows.plan import read_workflow
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands, add_verb
 from gpufaas.output.workflow_text import runs_text, workflow_rows, workflow_text

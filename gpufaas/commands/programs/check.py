@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gateway_ext.providers.process.process_launch import RUNTIME
+from gateway_ext.providers.process.launch import RUNTIME
 from gpufaas.check.report_text import Checked, as_json, as_text
 from gpufaas.check.trial_run import TrialRun, run_program
 from gpufaas.check.verdicts import judge

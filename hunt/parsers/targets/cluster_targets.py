@@ -7,18 +7,17 @@ from typing import Any
 
 from gateway_ext.errors import BadRequest, ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
-from gateway_ext.providers.kubernetes import cluster_client, function_manifest, pod_logs
-from gateway_ext.providers.kubernetes.cluster_client import ClusterClient
-from gateway_ext.providers.kubernetes.function_manifest import (
+from gateway_ext.providers.kubernetes import client, logs, manifest
+from gateway_ext.providers.kubernetes.client import ClusterClient
+from gateway_ext.providers.kubernetes.manifest import (
     FUNCTION,
     LIFE,
     ReleaseMarks,
     stored_function,
 )
-from gateway_ext.providers.kubernetes.kubernetes_settings import KubernetesSettings
-from gateway_ext.providers.kubernetes.object_watch import ObjectWatch, WatchExpired
-from gateway_ext.providers.kubernetes.pod_state import PodState, pod_state
-from gateway_ext.providers.kubernetes.watched_functions import WatchedFunctions
+from gateway_ext.providers.kubernetes.settings import KubernetesSettings
+from gateway_ext.providers.kubernetes.watch import ObjectWatch, WatchExpired
+from gateway_ext.providers.kubernetes.watched_functions import PodState, WatchedFunctions, pod_state
 from hunt.parsers.parser_target import InputForm, Target
 
 _ROOM = "gateway_ext/providers/kubernetes"
@@ -55,34 +54,34 @@ def targets() -> list[Target]:
         Target(
             "cluster-functions", _event(_functions), (ProviderFailed, WatchExpired),
             lambda: [_as_event(_stored())], InputForm.JSON,
-            (f"{_ROOM}/object_watch.py", f"{_ROOM}/function_manifest.py"), _CLUSTER, _LINE_BOUND,
+            (f"{_ROOM}/watch.py", f"{_ROOM}/manifest.py"), _CLUSTER, _LINE_BOUND,
         ),
         Target(
             "cluster-pods", _event(_pods), (ProviderFailed, WatchExpired),
             lambda: [_as_event(_POD)], InputForm.JSON,
-            (f"{_ROOM}/pod_state.py", f"{_ROOM}/watched_functions.py"), _CLUSTER, _LINE_BOUND,
+            (f"{_ROOM}/watched_functions.py",), _CLUSTER, _LINE_BOUND,
         ),
         Target(
-            "cluster-refusal", lambda data: cluster_client._refusal(403, data), (),  # noqa: SLF001 - its caller needs a server
+            "cluster-refusal", lambda data: client._refusal(403, data), (),  # noqa: SLF001 - its caller needs a server
             lambda: [b'{"reason": "Forbidden", "message": "no"}'], InputForm.JSON,
-            (f"{_ROOM}/cluster_client.py",), _CLUSTER, "1 MiB",
+            (f"{_ROOM}/client.py",), _CLUSTER, "1 MiB",
         ),
         Target(
-            "cluster-log-line", lambda data: pod_logs._line(pod_state(_POD), data), (),  # noqa: SLF001 - as above
+            "cluster-log-line", lambda data: logs._line(pod_state(_POD), data), (),  # noqa: SLF001 - as above
             lambda: [b"2026-01-02T03:04:05.123456789Z a line"], InputForm.TEXT,
-            (f"{_ROOM}/pod_logs.py",), "functions, by their output", _LINE_BOUND,
+            (f"{_ROOM}/logs.py",), "functions, by their output", _LINE_BOUND,
         ),
         Target(
             "cluster-settings", _settings, (BadRequest,),
             lambda: [b'https://[::1]:6443\n{"nodeSelector": {"gpu": "yes"}}'], InputForm.TEXT,
-            (f"{_ROOM}/kubernetes_settings.py",), "people", "a value of the settings",
+            (f"{_ROOM}/settings.py",), "people", "a value of the settings",
         ),
     ]  # fmt: skip
 
 
 def _stored() -> dict[str, Any]:
     deployment, marks = Deployment(_FUNCTION, "image"), ReleaseMarks("life", "release")
-    found = function_manifest.manifest(deployment, KubernetesSettings(), {}, marks, 1)
+    found = manifest.manifest(deployment, KubernetesSettings(), {}, marks, 1)
     found["metadata"] |= {
         "uid": "u",
         "resourceVersion": "7",

@@ -20,13 +20,13 @@ from aiohttp.base_protocol import BaseProtocol
 from cache_manager.model.errors import CacheError
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment, FunctionId, Namespace, Resources
-from gateway_ext.providers.docker.engine import engine_transport, json_lines
-from gateway_ext.providers.docker.engine.output_frames import OutputFrames
-from gateway_ext.providers.docker.engine.registry_credentials import credentials_for
-from gateway_ext.providers.managed.logs import function_log
-from gateway_ext.providers.managed.namespace_file import NamespaceFile
-from gateway_ext.providers.process.build_store import BuildRecord, BuildStore
-from gateway_ext.providers.upstream.extras_file import ExtrasFile
+from gateway_ext.providers.docker import engine as docker_engine
+from gateway_ext.providers.docker.engine import OutputFrames
+from gateway_ext.providers.docker.images import credentials_for
+from gateway_ext.providers.managed import logs
+from gateway_ext.providers.managed.provider import NamespaceFile
+from gateway_ext.providers.process.builds import BuildRecord, BuildStore
+from gateway_ext.providers.upstream.extras import ExtrasFile
 from gateway_ext.runtime.template.example_calls import FILE, BadExample, examples_in
 from gateway_ext.runtime.template.fork_line import ForkReport, OrderLine, TemplateBroken
 from gpu_manager.errors import WeightsChanged
@@ -204,23 +204,23 @@ def _of_docker() -> list[Target]:
     return [
         Target(
             "docker-output", output, (), lambda: [framed + framed, b"\x02" + framed[1:]],
-            InputForm.BINARY, ("gateway_ext/providers/docker/engine/output_frames.py",), engine,
+            InputForm.BINARY, ("gateway_ext/providers/docker/engine.py",), engine,
             "entries of 64 KiB; lines of the log's own bound", memory_factor=40,
         ),
         Target(
             "docker-lines", _engine_lines, (ProviderFailed,), lambda: [_LINE + b"\n" + _LINE],
-            InputForm.JSON, ("gateway_ext/providers/docker/engine/json_lines.py",), engine,
+            InputForm.JSON, ("gateway_ext/providers/docker/engine.py",), engine,
             "1 MiB a line",
         ),
         Target(
-            "docker-refusal", engine_transport._message, (), lambda: [b'{"message": "no"}'],  # noqa: SLF001 - its caller needs an engine
-            InputForm.JSON, ("gateway_ext/providers/docker/engine/engine_transport.py",), engine,
+            "docker-refusal", docker_engine._message, (), lambda: [b'{"message": "no"}'],  # noqa: SLF001 - its caller needs an engine
+            InputForm.JSON, ("gateway_ext/providers/docker/engine.py",), engine,
             "the whole answer",
         ),
         Target(
             "docker-credentials", _as_file("config.json", credentials), (ProviderFailed,),
             lambda: [json.dumps(config).encode()], InputForm.JSON,
-            ("gateway_ext/providers/docker/engine/registry_credentials.py",),
+            ("gateway_ext/providers/docker/images.py",),
             "people and `docker login`", "a file that a person named",
         ),
     ]  # fmt: skip
@@ -232,7 +232,7 @@ def _engine_lines(data: bytes) -> list[dict[str, Any]]:
         reader = aiohttp.StreamReader(_NoTransport(), 1 << 20, loop=loop)
         reader.feed_data(data)
         reader.feed_eof()
-        return [each async for each in json_lines.objects(reader)]
+        return [each async for each in docker_engine.json_objects(reader)]
 
     return _runner().run(lines())
 
@@ -270,24 +270,24 @@ def _of_providers() -> list[Target]:
         Target(
             "namespaces-file", _as_file("namespaces.json", opened), (ProviderFailed,),
             lambda: [json.dumps(namespaces).encode()], InputForm.JSON,
-            ("gateway_ext/providers/managed/namespace_file.py",), ours, "a file of its own",
+            ("gateway_ext/providers/managed/provider.py",), ours, "a file of its own",
         ),
         Target(
             "extras-file", _as_file("extras.json", lambda path: ExtrasFile(path).functions()),
             (ProviderFailed,), lambda: [json.dumps(extras).encode()], InputForm.JSON,
-            ("gateway_ext/providers/upstream/extras_file.py",), ours, "a file of its own",
+            ("gateway_ext/providers/upstream/extras.py",), ours, "a file of its own",
         ),
         Target(
-            "log-line", lambda data: function_log._decoded(function, data), (), lambda: [line],  # noqa: SLF001 - of a whole file of lines
-            InputForm.JSON, ("gateway_ext/providers/managed/logs/function_log.py",), ours,
+            "log-line", lambda data: logs._decoded(function, data), (), lambda: [line],  # noqa: SLF001 - of a whole file of lines
+            InputForm.JSON, ("gateway_ext/providers/managed/logs.py",), ours,
             "a line of a file of its own",
         ),
         Target(
             "function-record", _records, (ProviderFailed,), lambda: [_record_file().read_bytes()],
             InputForm.JSON,
-            ("gateway_ext/providers/managed/record_store.py",
-             "gateway_ext/providers/managed/deployment_json.py",
-             "gateway_ext/providers/process/build_store.py"),
+            ("gateway_ext/providers/managed/records.py",
+             "gateway_ext/model.py",
+             "gateway_ext/providers/process/builds.py"),
             ours, "a file of its own",
         ),
     ]  # fmt: skip

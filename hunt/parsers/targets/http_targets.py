@@ -17,11 +17,11 @@ from common.http.client import ClientSettings, HttpClient, HttpConnection
 from common.http.connection_table import ConnectionTable
 from common.http.server_protocol import Limits, ServerProtocol
 from common.telemetry.traces import TraceContext, trace_of
-from gateway_ext.calls import call_headers
+from gateway_ext.calls import passed_headers
 from gateway_ext.errors import BadRequest, Unsupported
-from gateway_ext.runtime.batches import gathered_calls
-from gateway_ext.runtime.handler.handler_event import HandlerEvent
-from gateway_ext.runtime.http.request_parser import BodyParser, Malformed, head_in
+from gateway_ext.runtime import batches
+from gateway_ext.runtime.handler_event import HandlerEvent
+from gateway_ext.runtime.request_parser import BodyParser, Malformed, head_in
 from gateway_ext.tracing import reported_trace
 from hunt.parsers.in_memory_transport import InMemoryTransport
 from hunt.parsers.parser_target import InputForm, Target
@@ -77,7 +77,7 @@ def _server() -> Target:
     return Target(
         "http-server", _in_loop(_served), (), lambda: _REQUESTS, InputForm.TEXT,
         ("common/http/server_protocol.py", "common/http/request_head.py",
-         "common/http/asgi.py", "gateway_ext/calls/call_headers.py",
+         "common/http/asgi.py", "gateway_ext/calls/passed_headers.py",
          "common/data_handles.py"),
         _CLIENTS, f"{_LIMITS}; bodies by each server's bound",
     )  # fmt: skip
@@ -116,8 +116,8 @@ def _app(surprises: list[Exception]) -> App:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            found = call_headers.read_request(scope["headers"])
-            call_headers.request_head(b"POST", [b"/"], found, [], b"127.0.0.1")
+            found = passed_headers.read_request(scope["headers"])
+            passed_headers.request_head(b"POST", [b"/"], found, [], b"127.0.0.1")
             await read_body(scope, receive, _MOST_BODY_BYTES)
         except (BadRequest, Unsupported, BodyOverBound):
             pass
@@ -139,7 +139,7 @@ def _client() -> Target:
     )  # fmt: skip
 
 
-async def _asked(data: bytes) -> call_headers.ResponseHeaders:
+async def _asked(data: bytes) -> passed_headers.ResponseHeaders:
     settings = ClientSettings(trailers=frozenset({b"x-gpu-local"}))
     connection = HttpConnection(HttpClient(settings), "unix:/x", settings)
     transport = InMemoryTransport(connection)
@@ -153,7 +153,7 @@ async def _asked(data: bytes) -> call_headers.ResponseHeaders:
         if not connection.readable:
             await connection.more()
         connection.take()
-    return call_headers.read_response(connection.headers)
+    return passed_headers.read_response(connection.headers)
 
 
 # -- the functions' runtime ----------------------------------------------------------------------
@@ -174,8 +174,8 @@ def _runtime() -> Target:
 
     return Target(
         "http-runtime", served, (Malformed,), lambda: _REQUESTS, InputForm.TEXT,
-        ("gateway_ext/runtime/http/request_parser.py",
-         "gateway_ext/runtime/handler/handler_event.py"),
+        ("gateway_ext/runtime/request_parser.py",
+         "gateway_ext/runtime/handler_event.py"),
         "the gateway, and whoever reaches a function's port", f"{_LIMITS}; bodies by a setting",
     )  # fmt: skip
 
@@ -226,11 +226,11 @@ def _tokens() -> list[Target]:
         return claims_of.__wrapped__(token(data))
 
     def in_batches(data: bytes) -> str:
-        return gathered_calls._named_by.__wrapped__(token(data))  # noqa: SLF001 - batches need whole calls
+        return batches._named_by.__wrapped__(token(data))  # noqa: SLF001 - batches need whole calls
 
     readers: list[tuple[str, Callable[[bytes], object], str]] = [
         ("token-in-shim", in_shim, "torch_shim/leases/request_context.py"),
-        ("token-in-batches", in_batches, "gateway_ext/runtime/batches/gathered_calls.py"),
+        ("token-in-batches", in_batches, "gateway_ext/runtime/batches.py"),
     ]
     return [
         Target(

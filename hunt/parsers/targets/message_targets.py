@@ -6,24 +6,23 @@ from dataclasses import replace
 from typing import Any
 
 from gateway_ext.errors import BadWorkflowFile
-from gateway_ext.jobs.jetstream.connection.gateway_presence import GatewayPresence, beat
-from gateway_ext.jobs.jetstream.records import job_record
-from gateway_ext.jobs.jetstream.records.job_record import JobRecord, RecordState, StoredParts
-from gateway_ext.jobs.queue.job_values import AsyncCall, CallResult, JobKind, JobNumber
+from gateway_ext.jobs.jetstream import records
+from gateway_ext.jobs.jetstream.records import JobRecord, RecordState, StoredParts
+from gateway_ext.jobs.jetstream.session import GatewayPresence, beat
+from gateway_ext.jobs.values import AsyncCall, CallResult, JobKind, JobNumber
 from gateway_ext.model import FunctionId
-from gateway_ext.workflows.plan import stage_inputs
-from gateway_ext.workflows.plan.conditions import BadCondition, Condition, Unmeetable, condition
-from gateway_ext.workflows.plan.stage_inputs import StageAnswer, StageInput
-from gateway_ext.workflows.plan.workflow_file import read_workflow
-from gateway_ext.workflows.shared import workflow_messages
+from gateway_ext.workflows import stage_inputs, stream
+from gateway_ext.workflows.conditions import BadCondition, Condition, Unmeetable, condition
+from gateway_ext.workflows.plan import read_workflow
+from gateway_ext.workflows.stage_inputs import StageAnswer, StageInput
 from hunt.parsers.parser_target import InputForm, Target
 
 _FUNCTION = FunctionId("openfaas-fn", "f")
 _GATEWAYS = "gateways, whoever may write to the stream"
 _MESSAGE = "1 MiB, NATS's own bound on a message"
 _RECORDS = (
-    "gateway_ext/jobs/jetstream/records/job_record.py",
-    "gateway_ext/jobs/queue/stored_headers.py",
+    "gateway_ext/jobs/jetstream/records.py",
+    "gateway_ext/jobs/values.py",
 )
 _HEADERS = ((b"content-type", b"text/plain"), (b"x-a", b"\xff"))
 _WORKFLOW = """\
@@ -70,21 +69,21 @@ def _jobs() -> list[Target]:
     kept: list[tuple[str, Callable[[bytes], Any], Callable[[Any], bytes], bytes]] = [
         (
             "job-record",
-            lambda data: _usable(job_record.decode(data)),
-            job_record.encode,
-            job_record.encode(record),
+            lambda data: _usable(records.decode(data)),
+            records.encode,
+            records.encode(record),
         ),
         (
             "job-call",
-            job_record.decode_call,
-            lambda found: job_record.encode_call(found[0], found[1], 3),
-            job_record.encode_call(asked, b"abc", 3),
+            records.decode_call,
+            lambda found: records.encode_call(found[0], found[1], 3),
+            records.encode_call(asked, b"abc", 3),
         ),
         (
             "job-result",
-            job_record.decode_result,
-            lambda found: job_record.encode_result(found[0], found[1], 3),
-            job_record.encode_result(result, b"abc", 3),
+            records.decode_result,
+            lambda found: records.encode_result(found[0], found[1], 3),
+            records.encode_result(result, b"abc", 3),
         ),
     ]
     return [
@@ -116,7 +115,7 @@ def _heartbeat() -> Target:
     return Target(
         "gateway-heartbeat", receive, (ValueError, KeyError, TypeError),
         lambda: [beat("session")], InputForm.JSON,
-        ("gateway_ext/jobs/jetstream/connection/gateway_presence.py",), _GATEWAYS, _MESSAGE,
+        ("gateway_ext/jobs/jetstream/session.py",), _GATEWAYS, _MESSAGE,
         encode=beat,
     )  # fmt: skip
 
@@ -124,16 +123,16 @@ def _heartbeat() -> Target:
 def _workflows() -> list[Target]:
     return [
         Target(
-            "workflow-message", workflow_messages.decode, (ValueError,),
-            lambda: [workflow_messages.encode(_WORKFLOW), workflow_messages.encode(None)],
-            InputForm.JSON, ("gateway_ext/workflows/shared/workflow_messages.py",),
-            _GATEWAYS, _MESSAGE, encode=workflow_messages.encode,
+            "workflow-message", stream.decode, (ValueError,),
+            lambda: [stream.encode(_WORKFLOW), stream.encode(None)],
+            InputForm.JSON, ("gateway_ext/workflows/stream.py",),
+            _GATEWAYS, _MESSAGE, encode=stream.encode,
         ),
         Target(
             "workflow-file", lambda data: read_workflow(data.decode("utf-8", "replace")),
             (BadWorkflowFile,), lambda: [_WORKFLOW.encode()], InputForm.TEXT,
-            ("gateway_ext/workflows/plan/workflow_file.py",
-             "gateway_ext/workflows/plan/yaml_lines.py"),
+            ("gateway_ext/workflows/plan.py",
+             "gateway_ext/workflows/yaml_lines.py"),
             "clients with the gateway's password",
             "64 KiB; 4,000 values, nested 8 deep, no aliases", memory_factor=600, cpu_s=3.0,
         ),
@@ -152,7 +151,7 @@ def _condition() -> Target:
     return Target(
         "workflow-condition", meets, (BadCondition,),
         lambda: [text.encode() for text in _CONDITIONS], InputForm.TEXT,
-        ("gateway_ext/workflows/plan/conditions.py",), "clients with the gateway's password",
+        ("gateway_ext/workflows/conditions.py",), "clients with the gateway's password",
         "1,000 characters, 32 comparisons",
     )  # fmt: skip
 
@@ -188,7 +187,7 @@ def _stages() -> list[Target]:
         return b"[" + b",".join(each.body for each in found) + b"]"
 
     seeds = [b'[1, "a", {"b": [null, 2.5]}]', json.dumps(_JSON_ANSWER).encode()]
-    reads = ("gateway_ext/workflows/plan/stage_inputs.py", "gateway_ext/bounded_json.py")
+    reads = ("gateway_ext/workflows/stage_inputs.py", "gateway_ext/bounded_json.py")
     who, bound = "functions, as stages of a workflow", "1 MiB, by a setting; 100,000 elements"
     return [
         Target(

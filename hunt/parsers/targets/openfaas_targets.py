@@ -7,22 +7,21 @@ from typing import Any, TypeVar
 from cache_manager.model.errors import CacheError
 from common import addresses, numerals
 from common.errors import BadAddress, BadSize
-from gateway_ext.calls.learned_models import Learned
-from gateway_ext.calls.local_work import LocalWork
+from gateway_ext.bounded_json import Fields, parsed
+from gateway_ext.calls.learned import Learned, LocalWork
 from gateway_ext.errors import BadDeployment, BadRequest
-from gateway_ext.jobs.intake.callback_addresses import CallbackRule, callback_lane
+from gateway_ext.jobs.callbacks import CallbackRule, callback_lane
 from gateway_ext.model import Deployment, FunctionId
-from gateway_ext.openfaas import function_options, logs_route, openfaas_json
+from gateway_ext.openfaas import function_options, system_routes, wire
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials
-from gateway_ext.openfaas.json_fields import Fields, parsed
-from gateway_ext.providers.upstream.deployment_extras import extras_json, extras_of
-from gateway_ext.ui import page_routes
+from gateway_ext.providers.upstream.extras import extras_json, extras_of
+from gateway_ext.ui import routes
 from hunt.parsers.parser_target import InputForm, Target
 
 _FUNCTION = FunctionId("openfaas-fn", "f")
 _CLIENT = "clients with the gateway's password"
 _BODY = "the gateway's bound on bodies of its own API"
-_JSON = ("gateway_ext/openfaas/openfaas_json.py", "gateway_ext/openfaas/json_fields.py")
+_JSON = ("gateway_ext/openfaas/wire.py", "gateway_ext/bounded_json.py")
 _DEPLOYED = {
     "service": "f", "namespace": "openfaas-fn", "image": "i:1", "envProcess": "python -m x --gpu",
     "envVars": {"exec_timeout": "1m30s", "a": "b"}, "constraints": ["nvidia.com/gpu.product=T4"],
@@ -100,26 +99,26 @@ def _requests() -> list[Target]:
     return [
         _json_target(
             "openfaas-deployment",
-            openfaas_json.deployment,
+            wire.deployment,
             _DEPLOYED,
-            encode=openfaas_json.deployment_json,
+            encode=wire.deployment_json,
         ),
-        _json_target("openfaas-scaling", openfaas_json.scaling, {"replicas": 3, "namespace": "n"}),
+        _json_target("openfaas-scaling", wire.scaling, {"replicas": 3, "namespace": "n"}),
         _json_target(
             "openfaas-secret",
-            lambda data: openfaas_json.secret(data, ""),
+            lambda data: wire.secret(data, ""),
             {"name": "s", "namespace": "n", "value": "v", "rawValue": "YWI="},
         ),
         _json_target(
             "openfaas-namespace",
-            lambda data: openfaas_json.namespace(data, ""),
+            lambda data: wire.namespace(data, ""),
             {"name": "n", "labels": {"a": "b"}, "annotations": {"openfaas": "1"}},
-            encode=openfaas_json.namespace_json,
+            encode=wire.namespace_json,
         ),
-        _json_target("openfaas-alerts", openfaas_json.alerts, {"alerts": [alert, alert]}),
+        _json_target("openfaas-alerts", wire.alerts, {"alerts": [alert, alert]}),
         _json_target(
             "openfaas-removal",
-            lambda data: openfaas_json.function_to_remove(data, ""),
+            lambda data: wire.function_to_remove(data, ""),
             {"functionName": "f.n", "namespace": "n"},
         ),
     ]
@@ -128,8 +127,8 @@ def _requests() -> list[Target]:
 def _page() -> Target:
     choice = {"name": "lalbo3", "parameters": {"limit": 25}}
     return Target(
-        "page-body", page_routes._policy, (BadRequest,),  # noqa: SLF001 - the route itself asks the scheduler
-        lambda: [json.dumps(choice).encode()], InputForm.JSON, ("gateway_ext/ui/page_routes.py",),
+        "page-body", routes._policy, (BadRequest,),  # noqa: SLF001 - the route itself asks the scheduler
+        lambda: [json.dumps(choice).encode()], InputForm.JSON, ("gateway_ext/ui/routes.py",),
         _CLIENT, _BODY,
     )  # fmt: skip
 
@@ -139,12 +138,12 @@ def _answers() -> list[Target]:
     line = {"name": "f", "instance": "i", "timestamp": "2025-01-02T03:04:05Z", "text": "a"}
 
     def status(data: bytes) -> Any:
-        found = openfaas_json.status_of(Fields.of(data), "openfaas-fn")
+        found = wire.status_of(Fields.of(data), "openfaas-fn")
         function_options.of(found.deployment)
         return found
 
     def logged(data: bytes) -> Any:
-        return openfaas_json.log_line_of(Fields.of(data), _FUNCTION)
+        return wire.log_line_of(Fields.of(data), _FUNCTION)
 
     extras = {
         "labels": {"a": "b"}, "annotations": {"c": "d"}, "limits_gpu": "1", "injected": ["E"],
@@ -156,18 +155,18 @@ def _answers() -> list[Target]:
             status,
             _STATUS,
             sender=provider,
-            encode=lambda found: openfaas_json.status_json(found, 0.0),
+            encode=lambda found: wire.status_json(found, 0.0),
         ),
         _json_target(
             "provider-log-line",
             logged,
             line,
             sender=provider,
-            encode=lambda found: json.loads(openfaas_json.log_line(found)),
+            encode=lambda found: json.loads(wire.log_line(found)),
         ),
         _json_target(
             "provider-list",
-            lambda data: openfaas_json.objects(Fields({"a": parsed(data)}).many("a"), "it"),
+            lambda data: wire.objects(Fields({"a": parsed(data)}).many("a"), "it"),
             [_STATUS],
             sender=provider,
         ),
@@ -193,7 +192,7 @@ def _annotations() -> Target:
         lambda: [_ANNOTATIONS.encode(), b"com.gpufaas.exit=never"],
         InputForm.TEXT,
         ("gateway_ext/openfaas/function_options.py",
-         "gateway_ext/openfaas/durations.py", "gateway_ext/openfaas/quantities.py"),
+         "gateway_ext/openfaas/quantities.py"),
         "whoever deploys a function", _BODY,
     )  # fmt: skip
 
@@ -243,12 +242,12 @@ def _texts() -> list[Target]:
             "callback-url", callback, (BadRequest,),
             ("http://host:81/a?b", "https://[::ffff:10.0.0.1]/", "http://127.1:8080/function/f",
              "http://xn--bcher-kva.example/", "http://localhost:8080/function/f"),
-            "gateway_ext/jobs/intake/callback_addresses.py", sender="callers of functions",
+            "gateway_ext/jobs/callbacks.py", sender="callers of functions",
         ),
         _text_target(
             "logs-query", _logs_query, (BadRequest,),
             ("name=f.n&tail=5&follow=1&since=2025-01-02T03:04:05Z&instance=i", "name=f"),
-            "gateway_ext/openfaas/logs_route.py", sender=_CLIENT,
+            "gateway_ext/openfaas/system_routes.py", sender=_CLIENT,
         ),
         _text_target(
             "exit-rule", function_options._exit_rule, (ValueError, CacheError),  # noqa: SLF001 - the only reader of rules from annotations
@@ -260,8 +259,8 @@ def _texts() -> list[Target]:
 
 def _logs_query(text: str) -> object:
     scope = {"query_string": text.encode("latin-1", "replace")}
-    found = logs_route._query(scope)  # noqa: SLF001 - the route itself waits for lines
-    return None if found.since is None else openfaas_json.timestamp(found.since)
+    found = system_routes._query(scope)  # noqa: SLF001 - the route itself waits for lines
+    return None if found.since is None else wire.timestamp(found.since)
 
 
 def _headers() -> list[Target]:
@@ -283,7 +282,7 @@ def _headers() -> list[Target]:
             "function-reports", reported, (),
             lambda: [b"0123456789abcdef0123,ABCDEF0123456789abcd,x", b"a|b at f.py:3|\xff\n0"],
             InputForm.TEXT,
-            ("gateway_ext/calls/learned_models.py", "gateway_ext/calls/local_work.py"),
+            ("gateway_ext/calls/learned.py",),
             "functions, in headers of their answers", "64 KiB of headers",
         ),
     ]  # fmt: skip

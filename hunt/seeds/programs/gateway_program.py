@@ -10,22 +10,21 @@ from pathlib import Path
 from common.http.asgi import App, Receive, Scope, Send
 from common.http.client import HttpClient
 from common.http.server import serving
-from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.invoke import Invoke
+from gateway_ext.calls.limits import InvokeSettings
 from gateway_ext.errors import QueueFailed
-from gateway_ext.jobs.async_jobs import jobs_of
-from gateway_ext.jobs.jetstream.connection.gateway_presence import GatewayIdentity
-from gateway_ext.jobs.queue.job_queue import JobQueue
-from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.jobs.jetstream.session import GatewayIdentity
+from gateway_ext.jobs.parts import jobs_of
+from gateway_ext.jobs.queue import JobQueue
+from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.openfaas import function_options
 from gateway_ext.settings import GatewaySettings
-from gateway_ext.workflows.plan.workflow_file import read_workflow
-from gateway_ext.workflows.plan.workflow_values import WorkflowId
-from gateway_ext.workflows.workflow_parts import workflow_parts
-from gateway_ext.workflows.workflow_table import Workflows
+from gateway_ext.workflows.parts import workflow_parts
+from gateway_ext.workflows.plan import WorkflowId, read_workflow
+from gateway_ext.workflows.table import Workflows
 from hunt.seeds.programs.function_program import TIMEOUT_S, FunctionProgram
 from hunt.seeds.scenarios.fault_plan import NATS
 from hunt.seeds.scenarios.planned_functions import TENANTS, PlannedFunction

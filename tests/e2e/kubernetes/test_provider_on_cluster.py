@@ -14,8 +14,8 @@ import pytest
 from gateway_ext.errors import BadDeployment, SecretInUse, UnknownNamespace
 from gateway_ext.model import Deployment, FunctionId, Namespace, Resources
 from gateway_ext.ports import LogQuery
-from gateway_ext.providers.kubernetes.kubernetes_provider import KubernetesProvider
-from gateway_ext.providers.kubernetes.kubernetes_settings import KubernetesSettings
+from gateway_ext.providers.kubernetes.provider import KubernetesProvider
+from gateway_ext.providers.kubernetes.settings import KubernetesSettings
 from tests.e2e.kubernetes.web_image import WEB, web_image
 from tests.kit.engines.kubernetes.kubernetes_node import KubernetesNode
 from tests.kit.engines.kubernetes.node_programs import etcd_program

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import BadRequest, ProviderFailed
-from gateway_ext.providers.docker.engine.engine_client import EngineClient
-from gateway_ext.providers.docker.engine.engine_transport import (
+from gateway_ext.providers.docker.engine import (
     EngineAway,
+    EngineClient,
     EngineRefused,
     EngineTransport,
 )

@@ -19,8 +19,8 @@ import gateway_ext.runtime
 import torch_shim
 from gateway_ext.model import Deployment, Endpoint, FunctionId, LogLine
 from gateway_ext.ports import Injection, LogQuery
-from gateway_ext.providers.docker.docker_provider import DockerProvider
-from gateway_ext.providers.docker.docker_settings import DockerSettings
+from gateway_ext.providers.docker.provider import DockerProvider
+from gateway_ext.providers.docker.settings import DockerSettings
 from tests.kit.engines.docker_base_image import BASE
 from tests.kit.engines.docker_engine import Engine
 from tests.kit.places import ROOT

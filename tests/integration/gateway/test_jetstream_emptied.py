@@ -16,21 +16,19 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from gateway_ext.errors import ClaimLost
-from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
-from gateway_ext.jobs.execution.lane_fairness import LaneLimits
-from gateway_ext.jobs.jetstream.connection.nats_requests import NatsRequests
-from gateway_ext.jobs.jetstream.jetstream_queue import JetStreamQueue
-from gateway_ext.jobs.jetstream.records.job_numbers import JobNumbers
-from gateway_ext.jobs.jetstream.records.job_record import (
+from gateway_ext.jobs.jetstream.queue import JetStreamQueue
+from gateway_ext.jobs.jetstream.records import (
+    JobNumbers,
     JobRecord,
     RecordState,
     decode,
     encode,
     key_of,
 )
-from gateway_ext.jobs.jetstream.streams.job_streams import stream_config
-from gateway_ext.jobs.queue.job_bodies import whole
-from gateway_ext.jobs.queue.job_values import AsyncCall, CallResult, JobNumber, call_lane
+from gateway_ext.jobs.jetstream.requests import NatsRequests
+from gateway_ext.jobs.jetstream.streams import stream_config
+from gateway_ext.jobs.values import AsyncCall, CallResult, JobNumber, call_lane, whole
+from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings, LaneLimits
 from tests.kit.engines.nats_servers import (
     ORPHAN_S,
     NatsServer,
@@ -334,7 +332,7 @@ async def test_gateways_that_draw_the_same_numbers_have_jobs_of_their_own(
     def same(*_: object) -> JobNumbers:
         return JobNumbers(lambda: 1.8e9, Random(7))
 
-    monkeypatch.setattr("gateway_ext.jobs.jetstream.jetstream_queue.JobNumbers", same)
+    monkeypatch.setattr("gateway_ext.jobs.jetstream.queue.JobNumbers", same)
 
     settings = settings_for(server.url)
     async with (

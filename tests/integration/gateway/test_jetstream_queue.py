@@ -14,16 +14,14 @@ import pytest
 
 from common.time_limits import time_limit
 from gateway_ext.errors import ClaimLost, QueueAway, QueueFailed
-from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
-from gateway_ext.jobs.execution.lane_fairness import LaneLimits
-from gateway_ext.jobs.execution.retry_policy import BackOff, RetryPolicy
-from gateway_ext.jobs.intake.async_intake import AsyncIntake
-from gateway_ext.jobs.jetstream.connection.nats_requests import NatsRequests
-from gateway_ext.jobs.jetstream.jetstream_queue import JetStreamQueue
-from gateway_ext.jobs.jetstream.records.job_record import RecordState, decode, encode
-from gateway_ext.jobs.queue.job_bodies import whole
-from gateway_ext.jobs.queue.job_tally import QueueLimits
-from gateway_ext.jobs.queue.job_values import AsyncCall, JobKind, call_lane
+from gateway_ext.jobs.attempts import BackOff, RetryPolicy
+from gateway_ext.jobs.intake import AsyncIntake
+from gateway_ext.jobs.jetstream.queue import JetStreamQueue
+from gateway_ext.jobs.jetstream.records import RecordState, decode, encode
+from gateway_ext.jobs.jetstream.requests import NatsRequests
+from gateway_ext.jobs.queue import QueueLimits
+from gateway_ext.jobs.values import AsyncCall, JobKind, call_lane, whole
+from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings, LaneLimits
 from tests.kit.engines.nats_servers import (
     ORPHAN_S,
     NatsServer,
@@ -270,9 +268,7 @@ async def test_letter_that_was_not_moved_is_moved_by_another_gateway(
         await put(queue, now("one"), b"body")
         number = await claimed(queue)
         with monkeypatch.context() as patched:
-            patched.setattr(
-                "gateway_ext.jobs.jetstream.streams.record_writer.RecordWriter.finish", fails
-            )
+            patched.setattr("gateway_ext.jobs.jetstream.streams.RecordWriter.finish", fails)
             await queue.bury(number, "why", 1.0)
         assert [letter.number for letter in await queue.dead_letters(0, 9)] == [number]
     async with a_shared_queue(tmp_path / "b", settings) as other:

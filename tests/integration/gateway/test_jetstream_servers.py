@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import Busy, QueueAway, QueueFailed
-from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
-from gateway_ext.jobs.execution.retry_policy import BackOff, RetryPolicy
-from gateway_ext.jobs.jetstream.jetstream_queue import JetStreamQueue
-from gateway_ext.jobs.queue.job_values import AsyncCall, call_lane
+from gateway_ext.jobs.attempts import BackOff, RetryPolicy
+from gateway_ext.jobs.jetstream.queue import JetStreamQueue
+from gateway_ext.jobs.values import AsyncCall, call_lane
+from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings
 from tests.kit.engines.nats_servers import (
     a_shared_queue,
     nats_cluster,

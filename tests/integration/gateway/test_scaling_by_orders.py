@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from gateway_ext.model import Deployment, FunctionId
-from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
+from gateway_ext.providers.upstream.provider import UpstreamProvider
 from gateway_ext.scaling.scaler import BELIEVED_S
 from gateway_ext.settings import GatewaySettings
 from tests.kit.fakes.fake_function import FakeFunction, a_function, says

@@ -8,11 +8,9 @@ from pathlib import Path
 import nats
 import pytest
 
-from gateway_ext.workflows.plan.workflow_file import read_workflow
-from gateway_ext.workflows.plan.workflow_values import WorkflowId
-from gateway_ext.workflows.shared.workflow_messages import encode
-from gateway_ext.workflows.shared.workflow_stream import WorkflowStream
-from gateway_ext.workflows.workflow_table import Workflows
+from gateway_ext.workflows.plan import WorkflowId, read_workflow
+from gateway_ext.workflows.stream import WorkflowStream, encode
+from gateway_ext.workflows.table import Workflows
 from tests.kit.engines.nats_servers import NatsServer, messages, nats_server, settings_for
 from tests.kit.fakes.fake_function import says
 from tests.kit.waiting import eventually

@@ -11,7 +11,7 @@ from aiohttp import web
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, Unsupported
 from gateway_ext.model import Deployment, FunctionId, Namespace
-from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
+from gateway_ext.providers.upstream.provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
 from tests.kit.waiting import PATIENCE_S
 

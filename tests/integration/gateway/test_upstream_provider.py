@@ -16,7 +16,7 @@ from gateway_ext.calls.function_table import Functions
 from gateway_ext.gateway import Gateway
 from gateway_ext.model import Deployment, Endpoint, FunctionId, LogLine
 from gateway_ext.ports import LogQuery
-from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
+from gateway_ext.providers.upstream.provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
 from tests.kit.fakes.memory_provider import MemoryFunction, MemoryProvider
 from tests.kit.waiting import eventually

@@ -10,11 +10,10 @@ from pathlib import Path
 import nats
 from nats.js.api import ClusterInfo
 
-from gateway_ext.jobs.jetstream.jetstream_queue import JetStreamQueue, jetstream_queue
-from gateway_ext.jobs.jetstream.jetstream_settings import JetStreamSettings
-from gateway_ext.jobs.queue.job_queue import JobQueue
-from gateway_ext.jobs.queue.job_tally import QueueLimits
-from gateway_ext.jobs.queue.job_values import Job, JobLane
+from gateway_ext.jobs.jetstream.queue import JetStreamQueue, jetstream_queue
+from gateway_ext.jobs.jetstream.settings import JetStreamSettings
+from gateway_ext.jobs.queue import JobQueue, QueueLimits
+from gateway_ext.jobs.values import Job, JobLane
 from gpufaas.local.held_ports import HeldPort
 from tests.kit import needs
 from tests.kit.waiting import eventually, wait_until

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway_ext.errors import Declined, UnknownJob
-from gateway_ext.ui.page_state import Json, PageState, Point
 from gateway_ext.ui.shown_names import in_order
+from gateway_ext.ui.state import Json, PageState, Point
 from tests.kit.page.generated_parts import (
     NAMESPACE,
     POLICIES,

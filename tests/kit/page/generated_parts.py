@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway_ext.ui.page_state import Json
+from gateway_ext.ui.state import Json
 
 GIB = 1 << 30
 NAMESPACE = "openfaas-fn"

@@ -15,14 +15,13 @@ from typing import cast
 
 from common.http.asgi import Receive, Scope, Send, send_response, send_text
 from common.http.server import listen, serving
-from gateway_ext.gateway_app import GatewayParts, Readiness, make_app
-from gateway_ext.metrics.api_counts import ApiMeters
+from gateway_ext.gateway import GatewayParts, Readiness, make_app
+from gateway_ext.metrics import ApiMeters
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials
-from gateway_ext.ui.chart_series import Series
 from gateway_ext.ui.cluster_source import PageSource
-from gateway_ext.ui.page_routes import make_page
-from gateway_ext.ui.static_files import STATIC, StaticFiles
-from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
+from gateway_ext.ui.feed import PagePace, WatcherFeed
+from gateway_ext.ui.routes import STATIC, StaticFiles, make_page
+from gateway_ext.ui.state import Series
 from tests.kit.page.generated_cluster import GeneratedCluster
 
 USER, PASSWORD = "admin", "a password of the tests"

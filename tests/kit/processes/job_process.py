@@ -16,13 +16,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from gateway_ext.errors import GatewayError
-from gateway_ext.jobs.execution.function_calls import FunctionAnswer
-from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
-from gateway_ext.jobs.execution.retry_policy import BackOff, RetryPolicy
-from gateway_ext.jobs.queue.job_bodies import StoredBody, whole
-from gateway_ext.jobs.queue.job_queue import JobQueue
-from gateway_ext.jobs.queue.job_tally import QueueLimits
-from gateway_ext.jobs.queue.job_values import AsyncCall
+from gateway_ext.jobs.attempts import BackOff, RetryPolicy
+from gateway_ext.jobs.caller import FunctionAnswer
+from gateway_ext.jobs.queue import JobQueue, QueueLimits
+from gateway_ext.jobs.values import AsyncCall, StoredBody, whole
+from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings
 from tests.kit.engines.nats_servers import a_shared_queue, settings_for
 from tests.kit.waiting import eventually
 from tests.kit.worlds.job_world import ANYWHERE, LOG, a_queue, call, put

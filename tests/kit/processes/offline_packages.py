@@ -7,7 +7,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-from gateway_ext.providers.process.process_settings import BuildLimits
+from gateway_ext.providers.process.settings import BuildLimits
 from tests.kit.processes.process_functions import World
 
 _INFO = "{name}-1.0.dist-info"

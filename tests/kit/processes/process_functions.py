@@ -21,8 +21,8 @@ from gateway_ext.model import (
 )
 from gateway_ext.openfaas import function_options
 from gateway_ext.ports import Injection, LogQuery
-from gateway_ext.providers.process.process_provider import ProcessProvider
-from gateway_ext.providers.process.process_settings import ProcessProviderSettings
+from gateway_ext.providers.process.provider import ProcessProvider
+from gateway_ext.providers.process.settings import ProcessProviderSettings
 from tests.kit.waiting import StillWaiting, eventually
 
 PATIENCE_S = 30.0

@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
-from gateway_ext.jobs.queue.job_queue import JobQueue
-from gateway_ext.jobs.queue.job_tally import QueueLimits
-from gateway_ext.jobs.queue.job_values import call_lane
+from gateway_ext.jobs.queue import JobQueue, QueueLimits
+from gateway_ext.jobs.values import call_lane
 from gateway_ext.model import FunctionId
 from tests.kit.engines.nats_servers import NatsServer, a_shared_queue, settings_for
 from tests.kit.waiting import PATIENCE_S

@@ -10,13 +10,19 @@ from pathlib import Path
 
 from common.http.asgi import Header
 from gateway_ext.errors import GatewayError
-from gateway_ext.jobs.execution.function_calls import FunctionAnswer
-from gateway_ext.jobs.intake.callback_addresses import CallbackRule
-from gateway_ext.jobs.queue.job_bodies import StoredBody, whole
-from gateway_ext.jobs.queue.job_queue import JobQueue
-from gateway_ext.jobs.queue.job_tally import QueueLimits
-from gateway_ext.jobs.queue.job_values import AsyncCall, JobKind, JobLane, JobNumber, call_lane
-from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue, sqlite_queue
+from gateway_ext.jobs.callbacks import CallbackRule
+from gateway_ext.jobs.caller import FunctionAnswer
+from gateway_ext.jobs.queue import JobQueue, QueueLimits
+from gateway_ext.jobs.sqlite.queue import SqliteQueue, sqlite_queue
+from gateway_ext.jobs.values import (
+    AsyncCall,
+    JobKind,
+    JobLane,
+    JobNumber,
+    StoredBody,
+    call_lane,
+    whole,
+)
 from gateway_ext.model import FunctionId
 
 LOG = logging.getLogger("tests.jobs")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from cache_manager.model.ids import ModelId
 from gateway_ext.calls.function_table import Function
 from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
-from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.metrics import GatewayMeters
 from gateway_ext.openfaas.function_options import FunctionOptions, HandlerBatches
-from gateway_ext.tracing.call_journey import Journey
+from gateway_ext.tracing.journey import Journey
 from scheduler.api import LeaseId, LeaseUse, StandingTerms
 from tests.kit.worlds.calling import FakeLeases, a_deployment
 

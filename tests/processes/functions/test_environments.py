@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.providers.process.environments import python_environments
-from gateway_ext.providers.process.environments.python_environments import PythonEnvironments
+from gateway_ext.providers.process import python_environments
+from gateway_ext.providers.process.python_environments import PythonEnvironments
 from tests.kit.processes.offline_packages import offline
 from tests.kit.processes.process_functions import World, call, trouble, world
 from tests.kit.waiting import PATIENCE_S, eventually

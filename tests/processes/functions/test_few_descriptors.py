@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from gateway_ext.model import Resources
-from gateway_ext.providers.process import process_table
+from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.instance_process import StartedProcess
-from gateway_ext.providers.process.process_launch import LaunchOrders, launch
+from gateway_ext.providers.process.launch import LaunchOrders, launch
 from tests.kit.processes.process_functions import WHO, call, marked, trouble, world
 from tests.kit.waiting import eventually
 
@@ -37,7 +37,7 @@ async def test_memory_is_checked_again_after_such_a_moment(
         (endpoint,) = await there.ready(f)
         with monkeypatch.context() as patch:
             denied = Denied()
-            patch.setattr(process_table, "sessions", denied)
+            patch.setattr(processes, "sessions", denied)
             await eventually(lambda: denied.times >= 2, "two checks")
         said = [one.getMessage() for one in caplog.records]
         assert sum("cannot be checked now" in each for each in said) == 1
@@ -56,7 +56,7 @@ async def test_instance_that_ends_in_such_a_moment_is_replaced(
         (endpoint,) = await there.ready(f)
         with monkeypatch.context() as patch:
             denied = Denied()
-            patch.setattr(process_table, "end_marked", denied)
+            patch.setattr(processes, "end_marked", denied)
             await call(endpoint, "/die")
             await eventually(lambda: denied.times > 0, "its clean-up")
         await eventually(lambda: endpoint not in there.heard.endpoints[f], "its end")
@@ -67,7 +67,7 @@ async def test_instance_can_be_killed_in_such_a_moment(monkeypatch: pytest.Monke
     async with world(first_pause_s=0.1, start_timeout_s=1.0) as there:
         there.build("f", "import time\ntime.sleep(1000)\n")
         with monkeypatch.context() as patch:
-            patch.setattr(process_table, "sessions", Denied())
+            patch.setattr(processes, "sessions", Denied())
             f = await there.deploy()
             await trouble(there.provider, f, "was not ready within 1 s (2 times)")
         await there.provider.remove(f)

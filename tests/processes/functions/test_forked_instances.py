@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.model import Endpoint, Resources
-from gateway_ext.openfaas.openfaas_json import status_json
+from gateway_ext.openfaas.wire import status_json
 from gateway_ext.providers.process.template.template_run import TemplateRun
 from tests.kit.processes.process_functions import (
     call,

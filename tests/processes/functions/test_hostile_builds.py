@@ -11,8 +11,8 @@ from secrets import token_hex
 import pytest
 
 from gateway_ext.model import FunctionId, Namespace
-from gateway_ext.providers.process import process_table
-from gateway_ext.providers.process.process_settings import BuildLimits
+from gateway_ext.providers.process import processes
+from gateway_ext.providers.process.settings import BuildLimits
 from tests.kit.processes.offline_packages import add_source, offline
 from tests.kit.processes.process_functions import call, trouble, world
 from tests.kit.waiting import eventually
@@ -102,7 +102,7 @@ async def test_build_has_ended_even_if_it_forks_faster_than_one_can_look() -> No
         add_source(links, "hostile", CHASE)
         there.build("a", ASK, "hostile\n")
         await there.ready(await there.deploy("a"))
-        assert not process_table.users() & set(range(61_900, 61_950))
+        assert not processes.users() & set(range(61_900, 61_950))
 
 
 @as_root

@@ -9,9 +9,7 @@ from pathlib import Path
 
 from gateway_ext.model import FunctionId
 from gateway_ext.ports import LogQuery
-from gateway_ext.providers.managed.logs.function_log import FunctionLog
-from gateway_ext.providers.managed.logs.output_budget import OutputBudget
-from gateway_ext.providers.managed.logs.output_pipe import OutputPipe
+from gateway_ext.providers.managed.logs import FunctionLog, OutputBudget, OutputPipe
 from tests.kit.processes.process_functions import call, world
 from tests.kit.waiting import eventually
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway_ext.errors import SecretInUse, UnknownFunction
 from gateway_ext.model import FunctionId, Namespace
-from gateway_ext.providers.process import build_folders
+from gateway_ext.providers.process import builds
 from tests.kit.processes.process_functions import HELLO, call, world
 from tests.kit.waiting import eventually
 from tests.kit.without_collector import garbage_of_ours, without_collector
@@ -62,7 +62,7 @@ async def test_old_version_keeps_its_secrets_until_the_new_one_is_ready() -> Non
 async def test_replicas_asked_for_during_a_deployment_are_not_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copy = build_folders.copy
+    copy = builds.copy
     begun, scaled = threading.Event(), threading.Event()
 
     def slowly(folder: Path, into: Path, gid: int | None, most_bytes: int) -> Path:
@@ -73,7 +73,7 @@ async def test_replicas_asked_for_during_a_deployment_are_not_forgotten(
     async with world() as there:
         there.build("f")
         f = await there.deploy()
-        monkeypatch.setattr(build_folders, "copy", slowly)
+        monkeypatch.setattr(builds, "copy", slowly)
         deploying = asyncio.create_task(there.deploy(update=True))
         await eventually(begun.is_set, "the copy of the build")
         await there.provider.scale(f, 3)
@@ -85,7 +85,7 @@ async def test_replicas_asked_for_during_a_deployment_are_not_forgotten(
 async def test_function_whose_deployment_is_under_way_goes_with_its_namespace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copy = build_folders.copy
+    copy = builds.copy
     begun, go_on = threading.Event(), threading.Event()
 
     def slowly(folder: Path, into: Path, gid: int | None, most_bytes: int) -> Path:
@@ -96,7 +96,7 @@ async def test_function_whose_deployment_is_under_way_goes_with_its_namespace(
     async with world() as there:
         there.build("f")
         await there.provider.create_namespace(Namespace("dev"))
-        monkeypatch.setattr(build_folders, "copy", slowly)
+        monkeypatch.setattr(builds, "copy", slowly)
         deploying = asyncio.create_task(there.deploy(id=FunctionId("dev", "f")))
         await eventually(begun.is_set, "the copy of the build")
         removing = asyncio.create_task(there.provider.remove_namespace("dev"))

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import ProviderFailed
-from gateway_ext.providers.process import process_table
-from gateway_ext.providers.process.users.ended_users import EndedUsers
-from gateway_ext.providers.process.users.user_ids import UserIds
+from gateway_ext.providers.process import processes
+from gateway_ext.providers.process.users import EndedUsers, UserIds
 from tests.kit.processes.process_functions import call, world
 from tests.kit.waiting import eventually
 
@@ -140,7 +139,7 @@ def test_user_is_ended_when_each_process_forks_the_next_one_and_exits() -> None:
     command = ["sh", "-c", textwrap.dedent(chase), textwrap.dedent(chase)]
     subprocess.run(command, user=uid, check=True, stdin=subprocess.DEVNULL)
     EndedUsers(FIRST + 30).end([uid])
-    assert uid not in process_table.users()
+    assert uid not in processes.users()
 
 
 @pytest.mark.parametrize("uid", [0, 1, 999])
@@ -158,9 +157,9 @@ async def test_what_claims_to_be_another_gateways_ends_with_its_function() -> No
         (endpoint,) = await there.ready(f)
         hidden = int(await call(endpoint))
         uid = Path(f"/proc/{hidden}").stat().st_uid
-        assert uid in process_table.users()
+        assert uid in processes.users()
         await there.provider.remove(f)
-        await eventually(lambda: uid not in process_table.users(), "its end")
+        await eventually(lambda: uid not in processes.users(), "its end")
 
 
 async def test_what_hides_ends_with_the_gateway() -> None:
@@ -170,7 +169,7 @@ async def test_what_hides_ends_with_the_gateway() -> None:
         hidden = int(await call(endpoint))
         uid = Path(f"/proc/{hidden}").stat().st_uid
         await there.provider.close()
-        assert uid not in process_table.users()
+        assert uid not in processes.users()
 
 
 async def test_function_gets_another_user_when_its_own_was_given_to_another_gateway() -> None:

@@ -12,9 +12,9 @@ from cache_manager import exits
 from common.addresses import host_and_port
 from common.errors import BadSize
 from common.numerals import natural, number, parse_size, whole
-from gateway_ext.calls import call_headers
-from gateway_ext.openfaas import durations, openfaas_json, quantities
-from gateway_ext.workflows.plan import conditions
+from gateway_ext.calls import passed_headers
+from gateway_ext.openfaas import quantities, wire
+from gateway_ext.workflows import conditions
 from gpufaas.commands.cluster import bill
 from gpufaas.options import configuration, gpu_node
 from scheduler.sim import azure_trace
@@ -40,7 +40,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "size": lambda text: parse_size(text.replace("\n", "\0")),  # blanks around it are usual
     "size with a unit": lambda text: parse_size(f"{text}KiB"),
     "port": lambda text: host_and_port(f"127.0.0.1:{text}"),
-    "duration": lambda text: durations.seconds(text.replace("\n", "\0")),
+    "duration": lambda text: quantities.seconds(text.replace("\n", "\0")),
     "memory": lambda text: quantities.memory_bytes(text.replace("\n", "\0")),
     "processors": lambda text: quantities.cpus(text.replace("\n", "\0")),
     "exit rule": lambda text: exits.make(f"fixed:{text}"),
@@ -56,7 +56,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "emulated": lambda text: gpu_node.emulation(text, "0"),
     "natural": lambda text: required(natural(text)),
     "retry after": lambda text: required(
-        call_headers.asked_wait_s([(b"retry-after", text.replace("\n", "\0").encode())], 0.0)
+        passed_headers.asked_wait_s([(b"retry-after", text.replace("\n", "\0").encode())], 0.0)
     ),
     "invocations": lambda text: azure_trace.parse(TRACE + text.replace("\n", "x"), "t"),
     "setting, whole": lambda text: setting("GPUFAAS_SCHEDULER_MAX_WAITING", text),
@@ -83,7 +83,7 @@ def labelled(name: str, text: str) -> None:
 
 
 def deployed(more: dict[str, object]) -> None:
-    openfaas_json.deployment(json.dumps({"service": "f", "image": "i"} | more).encode())
+    wire.deployment(json.dumps({"service": "f", "image": "i"} | more).encode())
 
 
 def setting(name: str, text: str) -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.errors import GatewayError, QueueDiskFull
-from gateway_ext.full_disk import is_full_disk
-from gateway_ext.jobs.queue.job_tally import QueueLimits
+from gateway_ext.errors import GatewayError, QueueDiskFull, is_full_disk
+from gateway_ext.jobs.queue import QueueLimits
 from gateway_ext.jobs.sqlite.committer import Transaction
-from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
 from gateway_ext.model import Deployment
 from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.worlds.gateway_world import gateway_world

@@ -5,10 +5,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway_ext.calls.browser_guard import SANDBOX
+from gateway_ext.calls.passed_headers import SANDBOX
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas.basic_auth import BasicCredentials
-from gateway_ext.openfaas.cross_site import FOR_NO_PAGE
+from gateway_ext.sites import FOR_NO_PAGE
 from tests.kit.fakes.fake_function import FakeFunction, Got, a_function, says
 from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.waiting import eventually

@@ -17,7 +17,7 @@ from gateway_ext.gateway import Gateway
 from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.making import make_provider
-from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
+from gateway_ext.providers.upstream.provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
 from scheduler.client.operator_client import OperatorClient
 from tests.kit.fakes.memory_provider import MemoryProvider

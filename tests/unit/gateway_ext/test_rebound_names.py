@@ -7,8 +7,8 @@ import yaml
 
 from gateway_ext.errors import BadRequest, WrongHost
 from gateway_ext.gateway import Gateway
-from gateway_ext.host_names import AnsweredHosts, HostNames
 from gateway_ext.settings import GatewaySettings
+from gateway_ext.sites import AnsweredHosts, HostNames
 from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.places import ROOT
 from tests.kit.worlds.gateway_world import gateway_world

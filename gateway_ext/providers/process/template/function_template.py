@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from common.tasks import BackgroundTasks
-from gateway_ext.providers.process import process_table
+from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.instance_process import KeptProcess
-from gateway_ext.providers.process.process_launch import LaunchOrders
+from gateway_ext.providers.process.launch import LaunchOrders
 from gateway_ext.providers.process.template.spare_fork import SpareFork
 from gateway_ext.providers.process.template.template_keeper import TemplateKeeper
 from gateway_ext.providers.process.template.template_run import TemplatePlace, TemplateRun
@@ -31,9 +31,9 @@ _MOST_IDLE_CPU_S = 10.0
 class TemplateUsage(NamedTuple):
     """The resources of the process that waits for orders, of its spare, and of what is warmed."""
 
-    waiting: process_table.ProcessUsage
-    spare: process_table.ProcessUsage
-    warmed: process_table.ProcessUsage
+    waiting: processes.ProcessUsage
+    spare: processes.ProcessUsage
+    warmed: processes.ProcessUsage
 
 
 class FunctionTemplate:
@@ -139,7 +139,7 @@ class FunctionTemplate:
         """The resources of its processes; `sessions` has process ids by the session's leader."""
         runs = (self._run, self._spare.run, self._warmed)
         each = [() if run is None else sessions.get(run.process.pid, ()) for run in runs]
-        return TemplateUsage(*map(process_table.usage, each))
+        return TemplateUsage(*map(processes.usage, each))
 
     def give_up(self, why: str) -> None:
         """End the process; the next instance that starts brings another one."""
@@ -338,7 +338,7 @@ class FunctionTemplate:
         log.debug("%s: the template %s", self._place.function, text)
 
 
-def _took(usage: process_table.ProcessUsage, limit_bytes: int) -> str:
+def _took(usage: processes.ProcessUsage, limit_bytes: int) -> str:
     used, most = usage.own_bytes >> 20, limit_bytes >> 20
     return f"took {used} MiB of memory, the limit of an instance is {most} MiB"
 
@@ -348,6 +348,6 @@ def _end_unwanted(forking: asyncio.Future[KeptProcess | None]) -> None:
         return
     process = forking.result()
     if process is not None:
-        process_table.kill_session(process.pid)
+        processes.kill_session(process.pid)
         process.send_signal(signal.SIGKILL)
         os.close(process.output)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from common.tasks import BackgroundTasks
 from gateway_ext.providers.process.instance_process import KeptProcess
-from gateway_ext.providers.process.process_table import ProcessUsage
+from gateway_ext.providers.process.processes import ProcessUsage
 from gateway_ext.providers.process.template.template_run import TemplateRun
 
 # Instances that have just been started have the processors to themselves for so long.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway_ext.providers.process.instance_process import KeptProcess
-from gateway_ext.providers.process.process_launch import LaunchOrders, launch
+from gateway_ext.providers.process.launch import LaunchOrders, launch
 
 _REPORT = struct.Struct("=ii")
 _AT_ONCE = 512 * _REPORT.size

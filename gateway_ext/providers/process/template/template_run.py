@@ -9,11 +9,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 from common.liveness import LivenessTimes, until_frozen
-from gateway_ext.providers.managed.logs.function_log import FunctionLog
-from gateway_ext.providers.managed.logs.output_pipe import OutputPipe
-from gateway_ext.providers.process import process_table
+from gateway_ext.providers.managed.logs import FunctionLog, OutputPipe
+from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.instance_process import KeptProcess
-from gateway_ext.providers.process.process_launch import MARK, LaunchOrders
+from gateway_ext.providers.process.launch import MARK, LaunchOrders
 from gateway_ext.providers.process.template.template_keeper import TemplateKeeper
 from gateway_ext.runtime.template.fork_line import (
     VARIABLE,
@@ -135,7 +134,7 @@ class TemplateRun:
         """Kill it, and return when nothing but its forks is left of it."""
         self._line.close()
         if not self.process.exited.done():
-            process_table.kill_session(self.process.pid)
+            processes.kill_session(self.process.pid)
             self.process.send_signal(signal.SIGKILL)
         await asyncio.shield(self._living)
 
@@ -191,7 +190,7 @@ async def _live(process: KeptProcess, name: str, place: TemplatePlace) -> None:
     try:
         await asyncio.shield(process.exited)
         place.leaders.discard(process.pid)
-        await asyncio.to_thread(process_table.end_marked, mark_of(name, place))
+        await asyncio.to_thread(processes.end_marked, mark_of(name, place))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
     finally:

@@ -3,11 +3,10 @@
 import pytest
 
 from common.http.asgi import Header
-from gateway_ext.calls.browser_guard import SANDBOX, BrowserGuard
-from gateway_ext.calls.call_headers import RequestHeaders, read_request
+from gateway_ext.calls.passed_headers import SANDBOX, BrowserGuard, RequestHeaders, read_request
 from gateway_ext.errors import BadRequest, CrossSite
-from gateway_ext.host_names import HostNames
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials
+from gateway_ext.sites import HostNames
 
 OURS = BasicCredentials("admin", "secret")
 SITE, HOST = b"/function/f", b"gpus.example:8080"

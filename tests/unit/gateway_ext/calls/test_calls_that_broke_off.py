@@ -5,12 +5,12 @@ from typing import cast
 
 from common.errors import NoResponse
 from common.http.client import HttpClient
-from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.invoke import Invoke
+from gateway_ext.calls.limits import InvokeSettings
 from gateway_ext.errors import Unreachable
-from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import Endpoint
 from tests.kit.virtual_time import outcome, until, virtually
 from tests.kit.worlds.calling import FakeLeases, a_deployment

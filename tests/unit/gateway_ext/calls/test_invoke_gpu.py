@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway_ext.calls import call_waits
-from gateway_ext.calls.call_limits import CallPart
+from gateway_ext.calls import learned
 from gateway_ext.calls.invoke import Streamed, close_body
-from gateway_ext.calls.learned_models import Learned
+from gateway_ext.calls.learned import Learned
+from gateway_ext.calls.limits import CallPart
 from gateway_ext.errors import Busy, TimedOut
 from gateway_ext.model import Deployment, FunctionId
 from scheduler.model.errors import (
@@ -278,7 +278,7 @@ async def test_scheduler_is_not_asked_again_while_its_queue_is_known_to_be_too_l
         await asyncio.sleep(0.1)
         assert (await gateway.call()).status == 200
         assert len(gateway.leases.asked) == 2
-        monkeypatch.setattr(call_waits, "_MOST_CLOSED_S", 60.0)  # as long as the test may take
+        monkeypatch.setattr(learned, "_MOST_CLOSED_S", 60.0)  # as long as the test may take
         gateway.leases.errors.append(QueueFull(R, "full", 9, 65.4))
         first, second = await gateway.call(), await gateway.call()
         assert [first.status, second.status] == [429, 429]

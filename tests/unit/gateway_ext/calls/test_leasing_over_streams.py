@@ -10,10 +10,10 @@ from cache_manager.model.ids import ModelId
 from gateway_ext.calls import kept_leases
 from gateway_ext.calls.function_table import Function
 from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
-from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import FunctionId
 from gateway_ext.openfaas.function_options import FunctionOptions
-from gateway_ext.tracing.call_journey import Journey
+from gateway_ext.tracing.journey import Journey
 from scheduler.model.events import ModelRegistered, RequestArrived
 from scheduler.model.values import LeaseId, ModelSpec, RequestId, RequestOutcome
 from scheduler.service import settings

@@ -1,6 +1,6 @@
 """What functions report about work without a GPU is kept, within bounds."""
 
-from gateway_ext.calls.local_work import LocalWork
+from gateway_ext.calls.learned import LocalWork
 from tests.kit.fakes.fake_function import a_function, says
 from tests.kit.worlds.calling import a_deployment, a_gateway
 

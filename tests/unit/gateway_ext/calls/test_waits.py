@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from gateway_ext.calls.call_waits import CallWaits
 from gateway_ext.calls.function_table import Function, Functions
+from gateway_ext.calls.learned import CallWaits
 from gateway_ext.errors import BadDeployment, Busy
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
 from gateway_ext.openfaas import function_options

@@ -7,7 +7,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from gateway_ext.errors import BadRequest
-from gateway_ext.jobs.intake.callback_addresses import (
+from gateway_ext.jobs.callbacks import (
     CallbackRule,
     NotPublic,
     PermittedResolver,

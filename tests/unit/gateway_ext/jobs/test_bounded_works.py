@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from gateway_ext.jobs.jetstream.connection.nats_requests import bounded
+from gateway_ext.jobs.jetstream.requests import bounded
 from tests.kit.waiting import eventually
 
 

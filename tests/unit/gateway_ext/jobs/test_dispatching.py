@@ -9,12 +9,11 @@ from random import Random
 
 import pytest
 
-from gateway_ext.jobs.execution.job_dispatcher import JobDispatcher
-from gateway_ext.jobs.execution.job_endings import JobDead, JobDone, JobEnding, TryAgain
-from gateway_ext.jobs.execution.lane_fairness import LaneLimits
-from gateway_ext.jobs.queue.job_queue import JobQueue
-from gateway_ext.jobs.queue.job_values import Job, JobKind, JobLane
-from gateway_ext.jobs.sqlite import sqlite_queue
+from gateway_ext.jobs.attempts import JobDead, JobDone, JobEnding, TryAgain
+from gateway_ext.jobs.queue import JobQueue
+from gateway_ext.jobs.sqlite import queue
+from gateway_ext.jobs.values import Job, JobKind, JobLane
+from gateway_ext.jobs.worker import JobDispatcher, LaneLimits
 from tests.kit.simulation.job_disk import JobDisk, SimulatedCommitter
 from tests.kit.virtual_time import virtually
 from tests.kit.worlds.job_world import LOG, a_queue, call, put
@@ -23,9 +22,7 @@ from tests.kit.worlds.job_world import LOG, a_queue, call, put
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[JobDisk]:
     found = JobDisk(Random(1))
-    monkeypatch.setattr(
-        sqlite_queue, "Committer", lambda _, prepare: SimulatedCommitter(found, prepare)
-    )
+    monkeypatch.setattr(queue, "Committer", lambda _, prepare: SimulatedCommitter(found, prepare))
     yield found
     found.close()
 

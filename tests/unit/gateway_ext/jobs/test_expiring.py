@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import QueueAway
-from gateway_ext.jobs.dead_letter_expiry import expiring
-from gateway_ext.jobs.queue.job_tally import QueueLimits
-from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
+from gateway_ext.jobs.parts import expiring
+from gateway_ext.jobs.queue import QueueLimits
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
 from tests.kit.waiting import eventually
 from tests.kit.worlds.job_world import LOG, call, claimed, put
 

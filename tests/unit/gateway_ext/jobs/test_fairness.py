@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_ext.jobs.execution.lane_fairness import LaneLimits, choose
-from gateway_ext.jobs.queue.job_values import JobKind, JobLane, LaneHead
+from gateway_ext.jobs.values import JobKind, JobLane, LaneHead
+from gateway_ext.jobs.worker import LaneLimits, choose
 
 LIMITS = LaneLimits(overall=8, per_lane=5)
 COUNTS = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 4), max_size=5)

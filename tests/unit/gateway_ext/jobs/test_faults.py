@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import BodyLost, ClaimLost, QueueDiskFull, QueueFailed
-from gateway_ext.jobs.execution import job_dispatcher
-from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
-from gateway_ext.jobs.execution.retry_policy import BackOff, RetryPolicy
-from gateway_ext.jobs.queue.job_tally import QueueLimits
-from gateway_ext.jobs.queue.job_values import Job, JobKind, JobLane, JobNumber, LaneHead
-from gateway_ext.jobs.sqlite import sqlite_queue
+from gateway_ext.jobs import worker
+from gateway_ext.jobs.attempts import BackOff, RetryPolicy
+from gateway_ext.jobs.queue import QueueLimits
+from gateway_ext.jobs.sqlite import queue as sqlite_queue
 from gateway_ext.jobs.sqlite.body_files import FileSpool
 from gateway_ext.jobs.sqlite.committer import Committer, Transaction
-from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
+from gateway_ext.jobs.values import Job, JobKind, JobLane, JobNumber, LaneHead
+from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings
 from tests.kit.waiting import eventually
 from tests.kit.worlds.job_world import ECHO, LOG, Functions, ScriptedAnswer, a_queue, call, put
 
@@ -25,7 +25,7 @@ from tests.kit.worlds.job_world import ECHO, LOG, Functions, ScriptedAnswer, a_q
 @pytest.fixture(autouse=True)
 def _time_to_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that closes waits for what has ended, also on a machine that stands still."""
-    monkeypatch.setattr(job_dispatcher, "_RECORDED_S", 60.0)
+    monkeypatch.setattr(worker, "_RECORDED_S", 60.0)
 
 
 class Failing(SqliteQueue):

@@ -13,14 +13,13 @@ import pytest
 
 from common.time_limits import time_limit
 from gateway_ext.errors import QueueFailed
-from gateway_ext.jobs.intake.async_intake import AsyncIntake
-from gateway_ext.jobs.intake.callback_addresses import CallbackRule
-from gateway_ext.jobs.job_routes import make_job_routes
-from gateway_ext.jobs.queue.job_bodies import whole
-from gateway_ext.jobs.queue.job_tally import QueueLimits
-from gateway_ext.jobs.queue.job_values import call_lane
+from gateway_ext.jobs.callbacks import CallbackRule
+from gateway_ext.jobs.intake import AsyncIntake
+from gateway_ext.jobs.queue import QueueLimits
+from gateway_ext.jobs.routes import make_job_routes
 from gateway_ext.jobs.sqlite.job_rows import headers_text
-from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
+from gateway_ext.jobs.values import call_lane, whole
 from gateway_ext.model import FunctionId
 from tests.kit.waiting import eventually
 from tests.kit.worlds.job_world import ANYWHERE, ECHO, a_queue, call, claimed, put

@@ -3,17 +3,17 @@
 import json
 from random import Random
 
-from gateway_ext.jobs.jetstream.records.job_index import JobIndex
-from gateway_ext.jobs.jetstream.records.job_numbers import JobNumbers
-from gateway_ext.jobs.jetstream.records.job_record import (
+from gateway_ext.jobs.jetstream.index import JobIndex
+from gateway_ext.jobs.jetstream.records import (
+    JobNumbers,
     JobRecord,
     RecordState,
     StoredParts,
     decode,
     encode,
 )
-from gateway_ext.jobs.queue.job_tally import JobTally, QueueLimits
-from gateway_ext.jobs.queue.job_values import JobKind, JobNumber, call_lane
+from gateway_ext.jobs.queue import JobTally, QueueLimits
+from gateway_ext.jobs.values import JobKind, JobNumber, call_lane
 from tests.kit.worlds.job_world import ECHO
 
 CALL = "x.jobs.call.k1"

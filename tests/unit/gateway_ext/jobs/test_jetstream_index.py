@@ -7,14 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import BadRequest, QueueFailed
-from gateway_ext.jobs.jetstream.connection.gateway_presence import (
-    GatewayIdentity,
-    GatewayPresence,
-    beat,
-)
-from gateway_ext.jobs.jetstream.jetstream_settings import JetStreamSettings, check, servers_in
-from gateway_ext.jobs.jetstream.records.job_index import JobIndex
-from gateway_ext.jobs.jetstream.records.job_record import (
+from gateway_ext.jobs.jetstream.index import JobIndex
+from gateway_ext.jobs.jetstream.records import (
     JobRecord,
     RecordState,
     StoredParts,
@@ -26,8 +20,14 @@ from gateway_ext.jobs.jetstream.records.job_record import (
     encode_result,
     key_of,
 )
-from gateway_ext.jobs.queue.job_tally import JobTally, QueueLimits
-from gateway_ext.jobs.queue.job_values import CallResult, JobKind, JobNumber, call_lane
+from gateway_ext.jobs.jetstream.session import (
+    GatewayIdentity,
+    GatewayPresence,
+    beat,
+)
+from gateway_ext.jobs.jetstream.settings import JetStreamSettings, check, servers_in
+from gateway_ext.jobs.queue import JobTally, QueueLimits
+from gateway_ext.jobs.values import CallResult, JobKind, JobNumber, call_lane
 from gateway_ext.model import FunctionId
 from tests.kit.worlds.job_world import ECHO, call
 

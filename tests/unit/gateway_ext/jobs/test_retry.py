@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_ext.calls.call_headers import asked_wait_s
-from gateway_ext.jobs.execution.retry_policy import (
+from gateway_ext.calls.passed_headers import asked_wait_s
+from gateway_ext.jobs.attempts import (
     AttemptOutcome,
     BackOff,
     FinalAnswer,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.jobs.jetstream.streams.scratch_spool import ScratchSpool
+from gateway_ext.jobs.jetstream.bodies import ScratchSpool
 from gateway_ext.jobs.sqlite.body_files import FileSpool
 from tests.kit.without_collector import without_collector
 

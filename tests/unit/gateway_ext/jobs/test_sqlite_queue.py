@@ -15,12 +15,11 @@ from typing import NamedTuple
 import pytest
 
 from gateway_ext.errors import Busy, QueueFailed
-from gateway_ext.jobs.queue.job_bodies import whole
-from gateway_ext.jobs.queue.job_tally import QueueLimits
-from gateway_ext.jobs.queue.job_values import JobNumber, call_lane
+from gateway_ext.jobs.queue import QueueLimits
 from gateway_ext.jobs.sqlite.committer import Committer, Transaction
 from gateway_ext.jobs.sqlite.job_rows import headers_text
-from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
+from gateway_ext.jobs.values import JobNumber, call_lane, whole
 from tests.kit.waiting import eventually
 from tests.kit.worlds.job_world import ECHO, LOG, a_queue, call, claimed, put
 
@@ -182,7 +181,7 @@ class _Disk(NamedTuple):
 async def test_disk_that_is_smaller_than_the_limits_bounds_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway_ext.jobs.sqlite.sqlite_queue.disk_usage", lambda _: _Disk(4_000))
+    monkeypatch.setattr("gateway_ext.jobs.sqlite.queue.disk_usage", lambda _: _Disk(4_000))
 
     async with a_queue(tmp_path) as queue:
         with pytest.raises(Busy):
@@ -290,7 +289,7 @@ async def test_disk_that_is_full_fails_the_put_and_only_that(
         committers.append(Committer(path, prepare))
         return committers[-1]
 
-    monkeypatch.setattr("gateway_ext.jobs.sqlite.sqlite_queue.Committer", opened)
+    monkeypatch.setattr("gateway_ext.jobs.sqlite.queue.Committer", opened)
     async with a_queue(tmp_path) as queue:
         await put(queue, call("before"))
         await _limit_pages(committers[0], 30)  # as a full disk

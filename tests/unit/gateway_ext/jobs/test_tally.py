@@ -5,8 +5,8 @@ from contextlib import ExitStack
 import pytest
 
 from gateway_ext.errors import Busy
-from gateway_ext.jobs.queue.job_tally import JobTally, QueueLimits
-from gateway_ext.jobs.queue.job_values import JobKind
+from gateway_ext.jobs.queue import JobTally, QueueLimits
+from gateway_ext.jobs.values import JobKind
 from gateway_ext.model import FunctionId
 from tests.kit.worlds.job_world import ECHO
 

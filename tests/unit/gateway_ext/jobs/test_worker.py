@@ -11,14 +11,12 @@ import aiohttp
 import pytest
 
 from gateway_ext.errors import Busy, GatewayError, NoGpu, Unreachable
-from gateway_ext.jobs.execution.callback_sender import callback_session
-from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
-from gateway_ext.jobs.execution.lane_fairness import LaneLimits
-from gateway_ext.jobs.execution.retry_policy import BackOff, RetryPolicy
-from gateway_ext.jobs.intake.callback_addresses import CallbackRule, NotPublic
-from gateway_ext.jobs.queue.job_tally import QueueLimits
-from gateway_ext.jobs.queue.job_values import AsyncCall
-from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
+from gateway_ext.jobs.attempts import BackOff, RetryPolicy
+from gateway_ext.jobs.callbacks import CallbackRule, NotPublic, callback_session
+from gateway_ext.jobs.queue import QueueLimits
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
+from gateway_ext.jobs.values import AsyncCall
+from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings, LaneLimits
 from gateway_ext.model import FunctionId
 from tests.kit.waiting import eventually
 from tests.kit.worlds.job_world import (

@@ -1,6 +1,6 @@
 """The gateway's metrics page."""
 
-from gateway_ext.metrics.call_counts import FunctionLoad, GatewayMeters
+from gateway_ext.metrics import FunctionLoad, GatewayMeters
 
 F = "f.openfaas-fn"
 

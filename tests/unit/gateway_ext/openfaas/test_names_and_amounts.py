@@ -4,7 +4,7 @@ import pytest
 
 from gateway_ext.errors import BadRequest
 from gateway_ext.model import FunctionId
-from gateway_ext.openfaas import durations, quantities, valid_names
+from gateway_ext.openfaas import quantities, valid_names
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_secret_may_have_dots() -> None:
      ("2h45m0.5s", 9900.5), ("10µs", 1e-5), ("10μs", 1e-5), ("0", 0), (" 5s ", 5)],
 )  # fmt: skip
 def test_a_duration_is_read(text: str, seconds: float) -> None:
-    assert durations.seconds(text) == pytest.approx(seconds)
+    assert quantities.seconds(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_duration_is_read(text: str, seconds: float) -> None:
 )
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"duration|too long"):
-        durations.seconds(text)
+        quantities.seconds(text)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 import pytest
 
 from gateway_ext.errors import CrossSite, WrongHost
-from gateway_ext.host_names import AnsweredHosts, HostNames
-from gateway_ext.openfaas.cross_site import refuse_other_sites
+from gateway_ext.sites import AnsweredHosts, HostNames, refuse_other_sites
 
 HOST = (b"host", b"gpus.example:8080")
 

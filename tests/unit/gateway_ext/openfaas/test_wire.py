@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway_ext.bounded_json import Fields
 from gateway_ext.errors import BadDeployment, BadRequest
 from gateway_ext.model import Deployment, FunctionId, FunctionStatus, Resources, Usage
-from gateway_ext.openfaas import openfaas_json
-from gateway_ext.openfaas.json_fields import Fields
+from gateway_ext.openfaas import wire
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -32,12 +32,12 @@ LABELS = st.dictionaries(st.sampled_from(["a", "com.openfaas.x", "b/c"]), st.tex
 @given(BODIES | st.binary(max_size=20))
 def test_whatever_is_sent_is_understood_or_refused(body: bytes) -> None:
     for read in (
-        openfaas_json.deployment,
-        openfaas_json.scaling,
-        openfaas_json.alerts,
-        lambda body: openfaas_json.function_to_remove(body, ""),
-        lambda body: openfaas_json.secret(body, ""),
-        lambda body: openfaas_json.namespace(body, ""),
+        wire.deployment,
+        wire.scaling,
+        wire.alerts,
+        lambda body: wire.function_to_remove(body, ""),
+        lambda body: wire.secret(body, ""),
+        lambda body: wire.namespace(body, ""),
     ):
         with suppress(BadRequest):
             read(body)
@@ -69,21 +69,21 @@ def test_whatever_is_sent_is_understood_or_refused(body: bytes) -> None:
     )
 )
 def test_a_status_comes_through_both_ways_unchanged(status: FunctionStatus) -> None:
-    shown = json.dumps(openfaas_json.status_json(status, 3.0)).encode()
-    assert openfaas_json.status_of(Fields.of(shown), "elsewhere") == status
+    shown = json.dumps(wire.status_json(status, 3.0)).encode()
+    assert wire.status_of(Fields.of(shown), "elsewhere") == status
 
 
 def test_a_time_is_shown_in_utc_whatever_its_zone() -> None:
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=2)))
-    assert openfaas_json.timestamp(at) == "2026-01-02T01:04:05Z"
-    assert openfaas_json.time_of("2026-01-02T03:04:05+02:00") == at
+    assert wire.timestamp(at) == "2026-01-02T01:04:05Z"
+    assert wire.time_of("2026-01-02T03:04:05+02:00") == at
 
 
 def test_a_text_that_no_encoding_knows_is_still_shown() -> None:
     status = FunctionStatus(
         Deployment(FunctionId("team", "f"), "\ud800"), 1, 1, datetime(2026, 1, 1, tzinfo=UTC)
     )
-    assert json.dumps(openfaas_json.status_json(status, 0))
+    assert json.dumps(wire.status_json(status, 0))
 
 
 @pytest.mark.parametrize(
@@ -98,40 +98,40 @@ def test_a_text_that_no_encoding_knows_is_still_shown() -> None:
 )
 def test_gpus_of_any_maker_are_read(limits: dict[str, object], found: Resources | None) -> None:
     body = json.dumps({"service": "f", "image": "i", "limits": limits}).encode()
-    assert openfaas_json.deployment(body).limits == found
+    assert wire.deployment(body).limits == found
 
 
 def test_the_path_names_a_namespace_before_the_body_does() -> None:
-    assert openfaas_json.namespace(b'{"name": "b"}', "a").name == "a"
-    assert openfaas_json.namespace(b"", "a").name == "a"
+    assert wire.namespace(b'{"name": "b"}', "a").name == "a"
+    assert wire.namespace(b"", "a").name == "a"
     with pytest.raises(BadRequest, match="name is missing"):
-        openfaas_json.namespace(b"", "")
+        wire.namespace(b"", "")
 
 
 @pytest.mark.parametrize("image", ["a\nb", "a\r", "a\x1b[2J", "a\u2028b", "a\x85"])
 def test_image_with_a_control_character_is_refused(image: str) -> None:
     with pytest.raises(BadDeployment, match="control character"):
-        openfaas_json.deployment(json.dumps({"service": "f", "image": image}).encode())
+        wire.deployment(json.dumps({"service": "f", "image": image}).encode())
 
 
 @pytest.mark.parametrize("name", ["", "a=b", "a\nb", "a\0", "a b", "\x1b", "naïve", "a\r"])
 def test_variable_whose_name_no_provider_could_set_is_refused(name: str) -> None:
     sent = {"service": "f", "image": "i", "envVars": {name: "1"}}
     with pytest.raises(BadDeployment, match="envVars"):
-        openfaas_json.deployment(json.dumps(sent).encode())
+        wire.deployment(json.dumps(sent).encode())
     sent = {"service": "f", "image": "i", "envVars": {"a-B_1.c": "two\nlines"}}
-    openfaas_json.deployment(json.dumps(sent).encode())
+    wire.deployment(json.dumps(sent).encode())
 
 
 def test_deployment_is_refused_when_a_number_that_nobody_reads_has_no_end() -> None:
     with pytest.raises(BadRequest, match="1e400 is too large a number"):
-        openfaas_json.deployment(b'{"service": "f", "image": "i", "replicas": 1e400}')
+        wire.deployment(b'{"service": "f", "image": "i", "replicas": 1e400}')
 
 
 @pytest.mark.parametrize("text", ["Infinity", "NaN", "1e999", "-1", "0.5", '"1"', "true", "[]"])
 def test_replicas_are_a_number_that_can_be_counted(text: str) -> None:
     with pytest.raises(BadRequest, match=r"replicas must be|no JSON|is too large"):
-        openfaas_json.scaling(f'{{"replicas": {text}}}'.encode())
+        wire.scaling(f'{{"replicas": {text}}}'.encode())
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_replicas_are_a_number_that_can_be_counted(text: str) -> None:
 )
 def test_a_text_that_no_process_could_be_given_is_refused(more: dict[str, object]) -> None:
     with pytest.raises(BadRequest, match=r"surrogates|control character"):
-        openfaas_json.deployment(json.dumps({"service": "f", "image": "i"} | more).encode())
+        wire.deployment(json.dumps({"service": "f", "image": "i"} | more).encode())
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,10 @@ def test_a_text_that_no_process_could_be_given_is_refused(more: dict[str, object
 )
 def test_a_body_that_is_not_utf_8_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match="is not JSON"):
-        openfaas_json.deployment(body)
+        wire.deployment(body)
 
 
 def test_a_value_that_is_no_base64_is_refused() -> None:
     for text in ("é", "a", "a b="):
         with pytest.raises(BadRequest, match="rawValue is not base64"):
-            openfaas_json.secret(json.dumps({"name": "s", "rawValue": text}).encode(), "")
+            wire.secret(json.dumps({"name": "s", "rawValue": text}).encode(), "")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.providers import folder_trees
-from gateway_ext.providers.folder_trees import TreeRefused
+from gateway_ext.providers import disk
+from gateway_ext.providers.disk import TreeRefused
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files of two users")
 MALLORY = 61_990
@@ -32,7 +32,7 @@ def test_tree_is_removed_when_it_is_deeper_than_python_calls_and_open_files(tmp_
     highest = max(int(one.name) for one in Path("/proc/self/fd").iterdir())  # of tests before
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, highest + 200), hard))
     try:
-        folder_trees.remove(tmp_path / "tree")
+        disk.remove(tmp_path / "tree")
         assert list(tmp_path.iterdir()) == []
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -47,9 +47,9 @@ def test_what_links_lead_to_stays_when_a_tree_is_removed(tmp_path: Path) -> None
     for where in (tree / "link", tree / "below" / "link", tmp_path / "link"):
         where.symlink_to(kept)
     (tree / "below").chmod(0o500)
-    folder_trees.remove(tmp_path / "link")
-    folder_trees.remove(tree)
-    folder_trees.remove(tmp_path / "never there")
+    disk.remove(tmp_path / "link")
+    disk.remove(tree)
+    disk.remove(tmp_path / "never there")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert (kept / "file").read_text() == "mine"
 
@@ -57,10 +57,10 @@ def test_what_links_lead_to_stays_when_a_tree_is_removed(tmp_path: Path) -> None
 def test_walk_ends_when_a_tree_is_too_deep_or_has_too_much(tmp_path: Path) -> None:
     deep(tmp_path / "deep", 200)
     with pytest.raises(TreeRefused, match="levels"):
-        folder_trees.size_bytes(tmp_path / "deep")
-    top = folder_trees.open_folder(tmp_path)
+        disk.size_bytes(tmp_path / "deep")
+    top = disk.open_folder(tmp_path)
     with pytest.raises(TreeRefused, match="more than 3 files"):
-        list(folder_trees.entries(top, most=3))
+        list(disk.entries(top, most=3))
     os.close(top)
 
 
@@ -76,7 +76,7 @@ def test_closed_tree_is_roots_and_no_link_was_followed(tmp_path: Path) -> None:
     os.link(tree / "bin" / "read", tree / "again")
     for path in (tree, *tree.rglob("*")):
         os.chown(path, MALLORY, MALLORY, follow_symlinks=False)
-    folder_trees.close_for_others(tree, made_by=MALLORY)
+    disk.close_for_others(tree, made_by=MALLORY)
     assert {path.lstat().st_uid for path in (tree, *tree.rglob("*"))} == {0}
     modes = {p.name: p.lstat().st_mode & 0o7777 for p in tree.rglob("*") if not p.is_symlink()}
     assert modes == {"bin": 0o755, "run": 0o755, "read": 0o644, "again": 0o644}
@@ -96,5 +96,5 @@ def test_tree_is_not_closed_when_it_has_anothers_file_or_none(tmp_path: Path, ki
         os.chown(tree / "pipe", MALLORY, MALLORY)
     os.chown(tree, MALLORY, MALLORY)
     with pytest.raises(TreeRefused, match=r"who did not make it|neither a file"):
-        folder_trees.close_for_others(tree, made_by=MALLORY)
+        disk.close_for_others(tree, made_by=MALLORY)
     assert outside.stat().st_mode & 0o7777 == 0o600

@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway_ext.runtime.handler.handler_response import HandlerResponse
-from gateway_ext.runtime.http import server_connection
-from gateway_ext.runtime.http.request_parser import RequestHead
-from gateway_ext.runtime.http.server_connection import ConnectionSite, ServerConnection
-from gateway_ext.runtime.loop_mailbox import LoopMailbox
+from gateway_ext.runtime import connection
+from gateway_ext.runtime.connection import ConnectionSite, ServerConnection
+from gateway_ext.runtime.handler_response import HandlerResponse
+from gateway_ext.runtime.request_parser import RequestHead
+from gateway_ext.runtime.threads import LoopMailbox
 from tests.kit.processes.runtime_process import Running, Unix, runtime
 from tests.kit.waiting import eventually
 
@@ -272,7 +272,7 @@ async def test_connection_stays_lost_when_its_answer_comes_later() -> None:
 async def test_unused_connection_is_closed_when_its_last_answer_came_from_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop, ahead_s, limit_s = asyncio.get_running_loop(), 0.0, server_connection._IDLE_S  # noqa: SLF001 - of the clock that is set forward
+    loop, ahead_s, limit_s = asyncio.get_running_loop(), 0.0, connection._IDLE_S  # noqa: SLF001 - of the clock that is set forward
     monkeypatch.setattr(loop, "time", lambda: time.monotonic() + ahead_s)
     site = Site()
     async with connection_to(site) as (reader, writer):

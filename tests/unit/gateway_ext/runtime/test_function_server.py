@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from gateway_ext.runtime.function_server import FunctionServer
-from gateway_ext.runtime.runtime_settings import RuntimeSettings
+from gateway_ext.runtime.server import FunctionServer
+from gateway_ext.runtime.settings import RuntimeSettings
 
 
 @pytest.mark.parametrize("is_ready", [False, True])

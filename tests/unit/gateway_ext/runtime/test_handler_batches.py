@@ -28,7 +28,7 @@ def handle_batch(events, context):
 # The main thread makes the server ready, and goes on when the gate is there.
 READY_FOR_LONG = """
 import sys
-(server,) = (one for name, one in sys.modules.items() if name.endswith("function_server"))
+(server,) = (one for name, one in sys.modules.items() if name.endswith("runtime.server"))
 usual = server.FunctionServer.ready
 def ready(self, handler):
     usual(self, handler)

@@ -7,9 +7,15 @@ from functools import partial
 import pytest
 
 from gateway_ext.runtime.gpu_placement import placements
-from gateway_ext.runtime.handler.handler_data import HandlerData, NoPassedData, SentHeaders
-from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent, Headers
-from gateway_ext.runtime.handler.handler_response import answer_of, is_whole
+from gateway_ext.runtime.handler_event import (
+    HandlerContext,
+    HandlerData,
+    HandlerEvent,
+    Headers,
+    NoPassedData,
+    SentHeaders,
+)
+from gateway_ext.runtime.handler_response import answer_of, is_whole
 from tests.kit.processes.runtime_process import runtime
 
 HANDLE = "node." + 32 * "h"

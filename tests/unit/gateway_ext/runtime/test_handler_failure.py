@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from gateway_ext.runtime.handler import handler_module
-from gateway_ext.runtime.handler.handler_failure import HandlerErrors
-from gateway_ext.runtime.handler.handler_response import BadResponse, answer_of
+from gateway_ext.runtime import handler_module
+from gateway_ext.runtime.handler_failure import HandlerErrors
+from gateway_ext.runtime.handler_response import BadResponse, answer_of
 from torch_shim.errors import (
     DataUnreachable,
     GpuQueueFull,

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway_ext.runtime.http import server_connection
-from gateway_ext.runtime.http.request_parser import RequestHead
-from gateway_ext.runtime.http.server_connection import ConnectionSite, ServerConnection
+from gateway_ext.runtime import connection
+from gateway_ext.runtime.connection import ConnectionSite, ServerConnection
+from gateway_ext.runtime.request_parser import RequestHead
 from tests.kit.network.hostile_requests import (
     REFUSED,
     SERVED,
@@ -94,8 +94,8 @@ async def test_connection_that_waits_makes_room_and_one_with_a_call_does_not() -
 async def test_unused_connection_and_endless_head_are_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server_connection, "_IDLE_S", 0.05)
-    monkeypatch.setattr(server_connection, "_HEAD_S", 0.05)
+    monkeypatch.setattr(connection, "_IDLE_S", 0.05)
+    monkeypatch.setattr(connection, "_HEAD_S", 0.05)
     async with connections_to(silent_site(), b"", b"GET / HT") as (unused, endless):
         assert await unused.read() == b""
         assert (await endless.read()).startswith(b"HTTP/1.1 408 ")

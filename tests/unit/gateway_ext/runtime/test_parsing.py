@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_ext.runtime.http.request_parser import (
+from gateway_ext.runtime.request_parser import (
     MAX_HEAD_BYTES,
     BodyParser,
     Malformed,

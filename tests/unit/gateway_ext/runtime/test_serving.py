@@ -324,10 +324,7 @@ def handle(event, context):
 
 
 def test_client_that_has_just_connected_is_refused_not_reset_when_the_process_stops() -> None:
-    patient = (
-        "import sys\n"
-        "sys.modules['gateway_ext.runtime.http.server_connection']._FIRST_REQUEST_S = 60.0\n"
-    )
+    patient = "import sys\nsys.modules['gateway_ext.runtime.connection']._FIRST_REQUEST_S = 60.0\n"
     with runtime(patient + ECHO) as running, running.socket() as sock:
         running.call()  # the loop has accepted the connection made before
         running.process.send_signal(signal.SIGTERM)

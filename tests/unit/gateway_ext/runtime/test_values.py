@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from gateway_ext.openfaas import durations
-from gateway_ext.runtime.handler.handler_event import HandlerEvent, Headers
-from gateway_ext.runtime.handler.handler_response import BadResponse, answer_of, piece_of
-from gateway_ext.runtime.runtime_settings import BadRuntimeSetting, RuntimeSettings
+from gateway_ext.openfaas import quantities
+from gateway_ext.runtime.handler_event import HandlerEvent, Headers
+from gateway_ext.runtime.handler_response import BadResponse, answer_of, piece_of
+from gateway_ext.runtime.settings import BadRuntimeSetting, RuntimeSettings
 
 
 def test_event_has_what_the_python3_http_template_gives() -> None:
@@ -97,7 +97,7 @@ def test_pieces_are_text_bytes_or_lines_of_json() -> None:
 )
 def test_settings_read_seconds_and_go_durations(text: str, seconds: float) -> None:
     assert RuntimeSettings.from_environment({"exec_timeout": text}).exec_timeout_s == seconds
-    assert durations.seconds(text) == seconds  # what the gateway lets pass is understood here
+    assert quantities.seconds(text) == seconds  # what the gateway lets pass is understood here
 
 
 def test_a_time_of_0_is_no_limit_for_stopping_either() -> None:

@@ -13,13 +13,13 @@ import pytest
 from aiohttp import ClientSession
 
 from cache_manager.model.ids import ModelId
-from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import FunctionId
 from gateway_ext.openfaas.basic_auth import BasicCredentials
 from gateway_ext.ui.cluster_source import PageSource
-from gateway_ext.ui.dead_letter_rows import DeadLetterRows
-from gateway_ext.ui.page_state import Json
-from gateway_ext.ui.watcher_feed import WatcherFeed
+from gateway_ext.ui.feed import WatcherFeed
+from gateway_ext.ui.rows import DeadLetterRows
+from gateway_ext.ui.state import Json
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.errors import StoreUnavailable
 from scheduler.model.events import ModelRegistered

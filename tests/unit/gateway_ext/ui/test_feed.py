@@ -10,10 +10,9 @@ from typing import Any, cast
 import pytest
 
 from common.time_limits import time_limit
-from gateway_ext.ui.chart_series import Series
 from gateway_ext.ui.cluster_source import PageSource
-from gateway_ext.ui.page_state import SERIES, Json, PageState, Point
-from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
+from gateway_ext.ui.feed import PagePace, WatcherFeed
+from gateway_ext.ui.state import SERIES, Json, PageState, Point, Series
 from gpufaas.top.live_state import State, changed
 from tests.kit.page.generated_cluster import GeneratedCluster
 from tests.kit.waiting import eventually

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from common.numerals import name_sort_key
 from gateway_ext.calls.function_table import Functions
-from gateway_ext.metrics.call_counts import BOUNDS_S, GatewayMeters
+from gateway_ext.metrics import BOUNDS_S, GatewayMeters
 from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.ui.attention import alerts
-from gateway_ext.ui.function_rows import FunctionRows, percentile
-from gateway_ext.ui.page_state import PageState
+from gateway_ext.ui.rows import FunctionRows, percentile
 from gateway_ext.ui.shown_names import full_name, short_model, shown_function
-from gateway_ext.ui.state_changes import changes
+from gateway_ext.ui.state import PageState, changes
 
 ITEMS = st.dictionaries(
     st.sampled_from("abcdef"), st.integers(0, 2).map(lambda value: {"value": value})

@@ -10,8 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway_ext.ui.static_files import STATIC
-from gateway_ext.ui.watcher_feed import PagePace
+from gateway_ext.ui.feed import PagePace
+from gateway_ext.ui.routes import STATIC
 from tests.kit.page.generated_cluster import GeneratedCluster
 from tests.kit.page.page_world import CREDENTIALS, PageWorld, page_world
 from tests.kit.waiting import eventually

@@ -1,7 +1,6 @@
 """Charts: a point every few seconds, and gaps while there were no watchers."""
 
-from gateway_ext.ui.chart_series import Series, by_kind
-from gateway_ext.ui.page_state import SERIES
+from gateway_ext.ui.state import SERIES, Series, by_kind
 
 
 def point(value: float) -> dict[str, float | None]:

@@ -2,7 +2,7 @@
 
 import re
 
-from gateway_ext.ui.static_files import PAGE, STATIC, StaticFiles
+from gateway_ext.ui.routes import PAGE, STATIC, StaticFiles
 
 MOST_LINES = 400
 MODULES = sorted(path.name for path in STATIC.glob("*.js"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway_ext.workflows.plan.conditions import (
+from gateway_ext.workflows.conditions import (
     BadCondition,
     JsonPath,
     Unmeetable,

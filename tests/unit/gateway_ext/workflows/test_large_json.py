@@ -11,14 +11,13 @@ import pytest
 from common.telemetry.traces import TraceContext
 from gateway_ext.calls.invoke import Invoke
 from gateway_ext.errors import StageFailed
-from gateway_ext.workflows.plan.conditions import Unmeetable, condition
-from gateway_ext.workflows.plan.stage_inputs import StageAnswer, StageInput, workflow_request
-from gateway_ext.workflows.plan.workflow_file import read_workflow
-from gateway_ext.workflows.plan.workflow_values import PlannedStage
-from gateway_ext.workflows.run.live_run import LiveRun
-from gateway_ext.workflows.run.run_history import RunRecord
-from gateway_ext.workflows.run.run_limits import RunLimits, RunShare
-from gateway_ext.workflows.run.stage_calls import RunServices, StageCalls
+from gateway_ext.workflows.conditions import Unmeetable, condition
+from gateway_ext.workflows.history import RunRecord
+from gateway_ext.workflows.limits import RunLimits, RunShare
+from gateway_ext.workflows.plan import PlannedStage, read_workflow
+from gateway_ext.workflows.runs import LiveRun
+from gateway_ext.workflows.stage_calls import RunServices, StageCalls
+from gateway_ext.workflows.stage_inputs import StageAnswer, StageInput, workflow_request
 from tests.kit.fakes.fake_function import says
 from tests.kit.waiting import eventually
 from tests.kit.worlds.workflow_world import says_json, workflow_world

@@ -11,7 +11,7 @@ import pytest
 from gateway_ext.calls.invoke import Invoke, StreamedResponse
 from gateway_ext.errors import Busy, StageFailed
 from gateway_ext.model import FunctionId
-from gateway_ext.workflows.run.workflow_answers import TEXT, failed_answer
+from gateway_ext.workflows.stage_calls import TEXT_HEADER, failed_answer
 from tests.kit.fakes.fake_function import Got, says
 from tests.kit.waiting import eventually
 from tests.kit.worlds.workflow_world import WorkflowWorld, says_json, workflow_world
@@ -50,7 +50,7 @@ async def test_stage_that_is_refused_is_called_again_if_something_was_computed_b
 
 def test_answer_says_whether_the_stage_was_refused() -> None:
     for refused in (False, True):
-        failure = StageFailed("first", 429, "busy", headers=[TEXT], refused=refused)
+        failure = StageFailed("first", 429, "busy", headers=[TEXT_HEADER], refused=refused)
         answer = failed_answer(failure)
         assert (answer.status, answer.refused) == (429, refused)
 

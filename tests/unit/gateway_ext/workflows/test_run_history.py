@@ -1,7 +1,7 @@
 """What is kept of a workflow's runs."""
 
-from gateway_ext.workflows.plan.workflow_values import WorkflowId
-from gateway_ext.workflows.run.run_history import RunRecord
+from gateway_ext.workflows.history import RunRecord
+from gateway_ext.workflows.plan import WorkflowId
 
 
 def test_stage_that_was_ended_with_its_run_takes_no_longer_than_the_run() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway_ext.workflows.plan.workflow_values import WorkflowId
-from gateway_ext.workflows.shared.workflow_messages import (
+from gateway_ext.workflows.plan import WorkflowId
+from gateway_ext.workflows.stream import (
     WorkflowSubjects,
     decode,
     encode,

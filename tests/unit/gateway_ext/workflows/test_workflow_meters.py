@@ -1,9 +1,8 @@
 """Metrics of workflows: of those that there are."""
 
-from gateway_ext.workflows.plan.workflow_values import WorkflowId
-from gateway_ext.workflows.run.run_history import RunRecord
-from gateway_ext.workflows.run.run_limits import RunLimits
-from gateway_ext.workflows.run.workflow_meters import WorkflowMeters
+from gateway_ext.workflows.history import RunRecord, WorkflowMeters
+from gateway_ext.workflows.limits import RunLimits
+from gateway_ext.workflows.plan import WorkflowId
 
 STAYS = WorkflowId("dev", "stays")
 

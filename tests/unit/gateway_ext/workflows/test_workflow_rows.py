@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.ui.workflow_rows import WorkflowRows
-from gateway_ext.workflows.plan.workflow_file import read_workflow
-from gateway_ext.workflows.run.run_history import RunHistory
-from gateway_ext.workflows.workflow_table import Workflows
+from gateway_ext.ui.rows import WorkflowRows
+from gateway_ext.workflows.history import RunHistory
+from gateway_ext.workflows.plan import read_workflow
+from gateway_ext.workflows.table import Workflows
 
 TEXT = """
 workflow: w

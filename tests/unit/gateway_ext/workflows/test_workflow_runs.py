@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway_ext.calls.browser_guard import SANDBOX
+from gateway_ext.calls.passed_headers import SANDBOX
 from tests.kit.fakes.fake_function import Behaviour, Got, echoes, says, writes
 from tests.kit.waiting import eventually
 from tests.kit.worlds.workflow_world import WorkflowWorld, says_json, workflow_world

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from common.foreign_text import plain
-from gateway_ext.ui.chart_series import Series
+from gateway_ext.ui.state import Series
 from gpufaas.top.bars import memory_bar, sparkline
 from gpufaas.top.live_state import changed
 from gpufaas.top.number_format import seconds

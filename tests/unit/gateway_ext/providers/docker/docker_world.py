@@ -10,8 +10,8 @@ from typing import Any
 from common.gpu_wishes import GpuWishes
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.ports import Injection, LogQuery
-from gateway_ext.providers.docker.docker_provider import DockerProvider
-from gateway_ext.providers.docker.docker_settings import DockerSettings
+from gateway_ext.providers.docker.provider import DockerProvider
+from gateway_ext.providers.docker.settings import DockerSettings
 from tests.kit.fakes.fake_engine import FakeEngine, fake_engine
 from tests.kit.processes.process_functions import Heard
 from tests.kit.waiting import eventually

@@ -12,7 +12,7 @@ from gateway_ext.errors import (
 )
 from gateway_ext.model import Deployment, FunctionId, Namespace
 from gateway_ext.ports import LogQuery
-from gateway_ext.providers.docker.engine.engine_transport import EngineAway
+from gateway_ext.providers.docker.engine import EngineAway
 from tests.kit.processes.process_functions import store_otherwise
 from tests.kit.waiting import eventually
 from tests.unit.gateway_ext.providers.docker.docker_world import F, Told, world

@@ -11,12 +11,16 @@ import pytest
 from gateway_ext.errors import BadDeployment, BadRequest, ProviderFailed
 from gateway_ext.model import Deployment, FunctionId, Resources
 from gateway_ext.providers.docker import container_spec
-from gateway_ext.providers.docker.docker_settings import DockerSettings
-from gateway_ext.providers.docker.engine.engine_client import EngineImage, ended_with
-from gateway_ext.providers.docker.engine.engine_transport import EngineTransport
-from gateway_ext.providers.docker.engine.output_frames import OutputFrames, OutputLine
-from gateway_ext.providers.docker.engine.registry_credentials import credentials_for
-from gateway_ext.providers.docker.release_store import Release, ReleaseRecord, ReleaseStore
+from gateway_ext.providers.docker.engine import (
+    EngineImage,
+    EngineTransport,
+    OutputFrames,
+    OutputLine,
+    ended_with,
+)
+from gateway_ext.providers.docker.images import credentials_for
+from gateway_ext.providers.docker.releases import Release, ReleaseRecord, ReleaseStore
+from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.function_environment import injected_digest
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

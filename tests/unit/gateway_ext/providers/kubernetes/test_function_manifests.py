@@ -6,10 +6,10 @@ import pytest
 
 from gateway_ext.errors import BadDeployment, BadRequest
 from gateway_ext.model import Deployment, FunctionId, Resources
-from gateway_ext.providers.kubernetes import function_manifest
-from gateway_ext.providers.kubernetes.function_manifest import ReleaseMarks
-from gateway_ext.providers.kubernetes.kubernetes_settings import KubernetesSettings
-from gateway_ext.providers.kubernetes.pod_state import pod_state
+from gateway_ext.providers.kubernetes import manifest
+from gateway_ext.providers.kubernetes.manifest import ReleaseMarks
+from gateway_ext.providers.kubernetes.settings import KubernetesSettings
+from gateway_ext.providers.kubernetes.watched_functions import pod_state
 
 F = FunctionId("openfaas-fn", "f")
 MARKS = ReleaseMarks("life", "release")
@@ -18,7 +18,7 @@ GPU = {"GPUFAAS_ADDRESS": "unix:/run/gpus/node.sock", "GPUFAAS_ENABLED": "1", "P
 
 
 def pod_of(deployment: Deployment, injected: dict[str, str] | None = None) -> dict[str, Any]:
-    made = function_manifest.manifest(deployment, SETTINGS, injected or {}, MARKS, 1)
+    made = manifest.manifest(deployment, SETTINGS, injected or {}, MARKS, 1)
     found: dict[str, Any] = made["spec"]["template"]["spec"]
     return found
 
@@ -36,10 +36,10 @@ def test_deployment_is_read_as_it_was_sent() -> None:
         limits=Resources(memory="1Gi", gpu="1"),
         read_only=True,
     )
-    made = function_manifest.manifest(wanted, SETTINGS, GPU, MARKS, 3)
+    made = manifest.manifest(wanted, SETTINGS, GPU, MARKS, 3)
     made["metadata"] |= {"creationTimestamp": "2026-01-02T03:04:05Z", "resourceVersion": "7"}
 
-    stored = function_manifest.stored_function(made)
+    stored = manifest.stored_function(made)
 
     assert stored is not None
     assert (stored.deployment, stored.wanted, stored.marks) == (wanted, 3, MARKS)
@@ -48,14 +48,14 @@ def test_deployment_is_read_as_it_was_sent() -> None:
 
 
 def test_deployment_that_somebody_else_has_changed_is_no_function() -> None:
-    made = function_manifest.manifest(Deployment(F, "image"), SETTINGS, {}, MARKS, 1)
+    made = manifest.manifest(Deployment(F, "image"), SETTINGS, {}, MARKS, 1)
     made["metadata"] |= {"creationTimestamp": "2026-01-02T03:04:05Z"}
     copied = {**made, "metadata": {**made["metadata"], "name": "copy"}}
     spoiled = {**made, "metadata": {**made["metadata"], "annotations": {}}}
 
-    assert function_manifest.stored_function(made) is not None
-    assert function_manifest.stored_function(copied) is None
-    assert function_manifest.stored_function(spoiled) is None
+    assert manifest.stored_function(made) is not None
+    assert manifest.stored_function(copied) is None
+    assert manifest.stored_function(spoiled) is None
 
 
 def test_gpu_function_is_where_the_socket_is_and_has_its_folder() -> None:
@@ -96,7 +96,7 @@ def test_function_has_no_gpu_of_the_machine_whatever_it_or_its_image_says(
 
 def test_gpu_functions_go_anywhere_where_no_label_is_named() -> None:
     settings = KubernetesSettings(gpu_pod='{"nodeSelector": null, "tolerations": null}')
-    made = function_manifest.manifest(Deployment(F, "image"), settings, GPU, MARKS, 1)
+    made = manifest.manifest(Deployment(F, "image"), settings, GPU, MARKS, 1)
     assert not made["spec"]["template"]["spec"]["nodeSelector"]
 
 
@@ -158,7 +158,7 @@ def test_readiness_is_asked_as_the_image_answers(
 )
 def test_deployment_that_no_cluster_takes_is_refused(deployment: Deployment) -> None:
     with pytest.raises(BadDeployment):
-        function_manifest.check(deployment)
+        manifest.check(deployment)
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from gateway_ext.errors import (
 )
 from gateway_ext.model import Deployment, FunctionId, Namespace
 from gateway_ext.ports import LogQuery
-from gateway_ext.providers.kubernetes.kubernetes_provider import KubernetesProvider
-from gateway_ext.providers.kubernetes.kubernetes_settings import KubernetesSettings
+from gateway_ext.providers.kubernetes.provider import KubernetesProvider
+from gateway_ext.providers.kubernetes.settings import KubernetesSettings
 from tests.kit.fakes.fake_cluster import FakeCluster
 from tests.kit.processes.process_functions import Heard
 from tests.kit.waiting import eventually

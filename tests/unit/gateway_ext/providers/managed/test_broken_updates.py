@@ -8,9 +8,8 @@ import pytest
 
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Endpoint, Troubles
-from gateway_ext.providers.managed.managed_function import ManagedFunction, Rollout
-from gateway_ext.providers.managed.replica import Replica
-from gateway_ext.providers.managed.replica_set import ReplicaSet
+from gateway_ext.providers.managed.function import ManagedFunction, Rollout
+from gateway_ext.providers.managed.replicas import Replica, ReplicaSet
 from tests.kit.processes.process_functions import Heard
 from tests.kit.waiting import eventually
 from tests.unit.gateway_ext.providers.managed.managed_world import DEPLOYMENT, F, StillOwner

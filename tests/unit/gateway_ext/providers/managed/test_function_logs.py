@@ -9,7 +9,7 @@ import pytest
 
 from gateway_ext.model import FunctionId, LogLine
 from gateway_ext.ports import LogQuery
-from gateway_ext.providers.managed.logs.function_log import FunctionLog
+from gateway_ext.providers.managed.logs import FunctionLog
 from tests.kit.waiting import eventually
 
 F = FunctionId("openfaas-fn", "f")

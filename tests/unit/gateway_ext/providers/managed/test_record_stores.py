@@ -9,9 +9,9 @@ import pytest
 
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
-from gateway_ext.providers.docker.release_store import Release, ReleaseRecord, ReleaseStore
-from gateway_ext.providers.managed.record_store import RecordStore
-from gateway_ext.providers.process.build_store import BuildRecord, BuildStore
+from gateway_ext.providers.docker.releases import Release, ReleaseRecord, ReleaseStore
+from gateway_ext.providers.managed.records import RecordStore
+from gateway_ext.providers.process.builds import BuildRecord, BuildStore
 
 F = FunctionId("openfaas-fn", "f")
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -4,11 +4,10 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
-from gateway_ext.providers.managed.logs.function_log import FunctionLog
-from gateway_ext.providers.managed.managed_function import ManagedFunction, Rollout
-from gateway_ext.providers.managed.managed_settings import ManagedSettings
-from gateway_ext.providers.managed.replica import Replica, ReplicaContext
-from gateway_ext.providers.managed.replica_set import ReplicaSet
+from gateway_ext.providers.managed.function import ManagedFunction, Rollout
+from gateway_ext.providers.managed.instance import ManagedSettings
+from gateway_ext.providers.managed.logs import FunctionLog
+from gateway_ext.providers.managed.replicas import Replica, ReplicaContext, ReplicaSet
 from tests.kit.processes.process_functions import Heard
 from tests.kit.virtual_time import until, virtually
 from tests.unit.gateway_ext.providers.managed.managed_world import (

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway_ext.errors import BadDeployment
-from gateway_ext.full_disk import is_full_disk
+from gateway_ext.errors import BadDeployment, is_full_disk
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas.function_options import PATH
-from gateway_ext.providers.process import build_folders
-from gateway_ext.providers.process.process_settings import ProcessProviderSettings
+from gateway_ext.providers.process import builds
+from gateway_ext.providers.process.settings import ProcessProviderSettings
 
 MOST = 1 << 20
 ID = FunctionId("openfaas-fn", "f")
@@ -27,7 +26,7 @@ def source(folder: Path) -> Path:
 
 
 def copied(build: Path, folder: Path) -> Path:
-    return build_folders.copy(build, folder, None, MOST)
+    return builds.copy(build, folder, None, MOST)
 
 
 def test_copy_has_all_but_what_is_ignored_and_its_name_says_the_content(tmp_path: Path) -> None:
@@ -38,7 +37,7 @@ def test_copy_has_all_but_what_is_ignored_and_its_name_says_the_content(tmp_path
     (build / "run").touch(0o755)
     (build / "link").symlink_to("data/b.txt")
     first = copied(build, tmp_path)
-    handler = build_folders.handler_of(first)
+    handler = builds.handler_of(first)
     names = {str(path.relative_to(handler)) for path in handler.rglob("*")}
     assert names == {
         "handler.py",
@@ -115,7 +114,7 @@ def test_links_in_a_circle_lead_nowhere(tmp_path: Path) -> None:
     build = source(tmp_path)
     (build / "a").symlink_to("b")
     (build / "b").symlink_to("a")
-    assert build_folders.handler_of(copied(build, tmp_path)).is_dir()
+    assert builds.handler_of(copied(build, tmp_path)).is_dir()
 
 
 def test_build_is_refused_when_a_folder_above_it_became_a_link(tmp_path: Path) -> None:
@@ -155,7 +154,7 @@ def deployed(tmp_path: Path, image: str = "f:latest", **more: Any) -> Path:
     roots = (tmp_path / "root",)
     settings = ProcessProviderSettings(tmp_path, builds=tmp_path / "build", roots=roots)
     deployment = Deployment(FunctionId("openfaas-fn", "f"), image, **more)
-    return build_folders.find(deployment, settings)
+    return builds.find(deployment, settings)
 
 
 @pytest.mark.parametrize("newer", ["build", "source"])
@@ -231,7 +230,7 @@ def refusal(root: Path, path: str = "", image: str = "i") -> str:
     settings = ProcessProviderSettings(root / "state", builds=root / "builds", roots=(root,))
     named = {PATH: path} if path else {}
     with pytest.raises(BadDeployment) as refused:
-        build_folders.find(Deployment(ID, image, annotations=named), settings)
+        builds.find(Deployment(ID, image, annotations=named), settings)
     text = str(refused.value)
     assert text.isprintable()
     assert len(text) < 1500

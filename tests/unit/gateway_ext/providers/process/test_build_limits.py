@@ -6,7 +6,7 @@ import pytest
 
 from gateway_ext.errors import BadRequest
 from gateway_ext.providers.making import make_provider
-from gateway_ext.providers.process.process_settings import BuildLimits
+from gateway_ext.providers.process.settings import BuildLimits
 from gateway_ext.settings import GatewaySettings
 
 

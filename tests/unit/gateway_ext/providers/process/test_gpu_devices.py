@@ -26,7 +26,7 @@ exec "$@"
 LAUNCHING = """
 import os, sys
 from pathlib import Path
-from gateway_ext.providers.process.process_launch import LaunchOrders, interpreter_folders, launch
+from gateway_ext.providers.process.launch import LaunchOrders, interpreter_folders, launch
 looks = "print(os.getuid(), open('/dev/nvidia0', 'rb').read(1), os.listdir('/dev/nvidia-caps'))"
 command = [sys.executable, "-I", "-S", "-c", "import os; " + looks]
 visible = interpreter_folders(Path(sys.executable))

@@ -6,9 +6,15 @@ import pytest
 
 from gateway_ext.errors import BadRequest, ProviderFailed
 from gateway_ext.model import Deployment, FunctionId, Resources
-from gateway_ext.providers.upstream.deployment_extras import NOTHING, Extras, digest, merged, parted
-from gateway_ext.providers.upstream.extras_file import ExtrasFile
-from gateway_ext.providers.upstream.provider_http import ProviderSite, provider_site
+from gateway_ext.providers.upstream.client import ProviderSite, provider_site
+from gateway_ext.providers.upstream.extras import (
+    NOTHING,
+    Extras,
+    ExtrasFile,
+    digest,
+    merged,
+    parted,
+)
 
 F = FunctionId("openfaas-fn", "f")
 WANTED = Deployment(

@@ -1,0 +1,144 @@
+"""How an attempt at a job ends, and whether there is another one, and when; pure."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from gateway_ext.jobs.queue import BodySpool
+from gateway_ext.jobs.values import CallResult, JobLane
+
+# Statuses that ask for another attempt; every other status is the result.
+RETRIED = frozenset({429, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """The wait before the next attempt, which doubles up to `most_s`."""
+
+    first_s: float = 1.0
+    most_s: float = 60.0
+    # This share of each wait is random, so that attempts that failed together spread out.
+    jitter: float = 0.5
+
+    def wait_s(self, failures: int, chance: float, at_least_s: float = 0.0) -> float:
+        """The wait after this many failures; `chance` is from 0 to 1.
+
+        `at_least_s`, which the function or receiver asked for, is respected even beyond `most_s`.
+        """
+        steps = min(failures - 1, 64)  # a larger power would overflow
+        whole_s = min(self.most_s, self.first_s * 2.0**steps)
+        spread_s = whole_s * self.jitter
+        if at_least_s > whole_s - spread_s:
+            return at_least_s + spread_s * chance
+        return whole_s - spread_s * (1.0 - chance)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOutcome:
+    """How an attempt ended.
+
+    `taken` is False where the call was put off: the gateway, the scheduler or the function itself
+    has too many calls now. `retry_after_s` may be `estimated` by the gateway or the scheduler.
+    """
+
+    status: int
+    why: str
+    broken: bool = False
+    taken: bool = True
+    retry_after_s: float = 0.0
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FinalAnswer:
+    """The answer is the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """Try again after this time; `counts` says whether this was an attempt."""
+
+    wait_s: float
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The limit on attempts or on age is reached."""
+
+    why: str
+
+
+Verdict = FinalAnswer | RetryLater | GiveUp
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often, and for how long, a job is tried."""
+
+    attempts: int = 10
+    # A call that the function did not take costs no attempt; it is given up at this age.
+    most_age_s: float = 24 * 3600.0
+    # The longest pause that a function may ask for.
+    most_retry_after_s: float = 3600.0
+    back_off: BackOff = BackOff()
+
+    def of(self, attempts: int | None) -> "RetryPolicy":
+        """This policy with the number of attempts in a function's options, if they name one."""
+        return self if attempts is None else replace(self, attempts=max(1, attempts))
+
+    def verdict(
+        self, tried: AttemptOutcome, *, attempts: int, deferrals: int, age_s: float, chance: float
+    ) -> Verdict:
+        """The consequence of an attempt, after `attempts` and `deferrals` before it."""
+        if not tried.broken and tried.status not in RETRIED:
+            return FinalAnswer()
+        # An estimate may be far too high by then: calls before this one leave, a GPU returns.
+        most_s = self.back_off.most_s if tried.estimated else self.most_retry_after_s
+        asked_s = min(tried.retry_after_s, most_s)
+        if not tried.taken:
+            if age_s >= self.most_age_s:
+                return GiveUp(f"not taken for {age_s:.0f} s: {tried.why}")
+            return RetryLater(self.back_off.wait_s(deferrals + 1, chance, asked_s), counts=False)
+        made = attempts + 1
+        if made >= self.attempts:
+            return GiveUp(f"{made} attempts failed, the last one with: {tried.why}")
+        return RetryLater(self.back_off.wait_s(made, chance, asked_s), counts=True)
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """The job is complete; the queue removes it."""
+
+    outcome: ClassVar[str] = "done"  # the label of this ending in the metrics
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    """The job waits for this time; `counts` is False where the function was not called."""
+
+    outcome: ClassVar[str] = "again"
+    after_s: float
+    why: str
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswered:
+    """The call has a result, which is to be posted to its callback in this lane."""
+
+    outcome: ClassVar[str] = "answered"
+    result: CallResult
+    body: BodySpool
+    lane: JobLane
+
+
+@dataclass(frozen=True, slots=True)
+class JobDead:
+    """The job becomes a dead letter; `status` is the last answer's, 0 where there was none."""
+
+    outcome: ClassVar[str] = "dead"
+    why: str
+    status: int = 0
+
+
+JobEnding = JobDone | TryAgain | CallAnswered | JobDead

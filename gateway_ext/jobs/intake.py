@@ -1,0 +1,229 @@
+"""Accepts async calls: the answer is 202 once the job is stored, not before."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+from uuid import uuid4
+
+from common.http.asgi import (
+    Header,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    announced_bytes,
+    send_response,
+    send_text,
+)
+from common.telemetry.traces import SpanKind
+from common.time_limits import time_limit
+from gateway_ext.calls.passed_headers import DATA, call_id_in
+from gateway_ext.error_statuses import headers_of, status_of
+from gateway_ext.errors import (
+    BadRequest,
+    CallerGone,
+    GatewayError,
+    TooLarge,
+    TooSlow,
+    Unknown,
+    WrongMethod,
+)
+from gateway_ext.jobs.callbacks import CallbackRule
+from gateway_ext.jobs.queue import JobQueue
+from gateway_ext.jobs.values import AsyncCall
+from gateway_ext.model import FunctionId
+from gateway_ext.tracing.tracer import CallTracer, TracerSettings, carrying, trace_headers_in
+
+_DROPPED = frozenset(
+    {
+        *(b"connection", b"content-length", b"expect", b"keep-alive", b"te", b"trailer"),
+        *(b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"upgrade"),
+        *(b"transfer-encoding", b"x-call-id", b"x-forwarded-for", b"x-forwarded-host"),
+    }
+)
+_GPU = b"x-gpu-"
+
+
+class _Headers(NamedTuple):
+    """The headers to store with a call, and the values of two of them."""
+
+    kept: Sequence[Header]
+    call_id: str
+    callback_url: str
+
+
+class AsyncIntake:
+    """The ASGI application of /async-function/; `by_path` finds the one of a path."""
+
+    prefix, what = b"/async-function/", "function"
+
+    def __init__(
+        self,
+        by_path: Callable[[bytes], FunctionId | None],
+        queue: JobQueue,
+        *,
+        max_body_bytes: int,
+        callback_rule: CallbackRule,
+        is_ours: Callable[[bytes], bool] = lambda _: False,
+        body_s: float = 300.0,
+        pause_s: float = 30.0,
+        tracer: CallTracer | None = None,
+    ) -> None:
+        """A body must arrive within `body_s`, without a pause longer than `pause_s`.
+
+        `is_ours` says whether an Authorization header has the gateway's own credentials, which are
+        not stored.
+        """
+        self._tracer = tracer or CallTracer(TracerSettings())
+        self._by_path = by_path
+        self._queue = queue
+        self._max_body_bytes = max_body_bytes
+        self._callback_rule = callback_rule
+        self._is_ours = is_ours
+        self._body_s = body_s
+        self._pause_s = pause_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        named: list[Header] = []
+        try:
+            call = self._call(scope)
+            # With an error, too: a client that sends the call again under its id has it made once.
+            named.append((b"x-call-id", call.id.encode("latin-1")))
+            await self._take(call, scope, receive)
+        except CallerGone:
+            return
+        except GatewayError as error:
+            await send_text(send, status_of(error), str(error), [*headers_of(error), *named])
+        else:
+            await send_response(send, 202, headers=named)
+
+    async def _take(self, call: AsyncCall, scope: Scope, receive: Receive) -> None:
+        name, parent = f"queue {call.function}", trace_headers_in(call.headers)
+        with self._tracer.step(call.id, name, parent, SpanKind.PRODUCER) as step:
+            traced = replace(call, headers=carrying(call.headers, step.trace))
+            await self._keep(traced, announced_bytes(scope), receive)
+
+    async def _keep(self, call: AsyncCall, length_bytes: int, receive: Receive) -> None:
+        head_bytes = call.head_bytes
+        body = self._queue.spool()
+        try:
+            # Arriving bodies reserve space, or many at once would fill the disk.
+            with self._queue.tally.reserve(call.function, head_bytes + length_bytes) as room:
+
+                async def take(piece: bytes) -> None:
+                    room.grow_to(head_bytes + body.size_bytes + len(piece))
+                    await body.write(piece)
+
+                await read_body(
+                    receive,
+                    take,
+                    most_bytes=self._max_body_bytes,
+                    body_s=self._body_s,
+                    pause_s=self._pause_s,
+                )
+            # The queue reserves the space itself, and nothing else runs in between.
+            # False means that the same call is stored already, which answers the client as well.
+            await self._queue.put(call, body)
+        finally:
+            await body.discard()
+
+    def _call(self, scope: Scope) -> AsyncCall:
+        if scope["method"] != "POST":
+            raise WrongMethod(scope["method"])
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        name, slash, rest = raw.removeprefix(self.prefix).partition(b"/")
+        if not name:
+            raise BadRequest("the path names nothing to call")
+        function = self._by_path(name)
+        if function is None:
+            raise Unknown(f"{self.what} {name.decode('latin-1')} is not deployed")
+        headers = self._headers(scope)
+        if announced_bytes(scope) > self._max_body_bytes:
+            raise TooLarge(self._max_body_bytes)
+        return AsyncCall(
+            id=headers.call_id or str(uuid4()),
+            function=function,
+            method="POST",
+            path=slash + rest or b"/",
+            query=scope["query_string"],
+            headers=headers.kept,
+            queued_at_s=self._queue.now_s(),
+            callback_url=headers.callback_url,
+        )
+
+    def _headers(self, scope: Scope) -> _Headers:
+        values: dict[bytes, bytes] = dict(scope["headers"])
+        kept = [
+            header
+            for header in scope["headers"]
+            if header[0] not in _DROPPED and (header[0] == DATA or not header[0].startswith(_GPU))
+            if header[0] != b"authorization" or not self._is_ours(header[1])
+        ]
+        url = values.get(b"x-callback-url", b"").decode("latin-1")
+        return _Headers(
+            kept=[*kept, *_forwarded(scope, values)],
+            call_id=call_id_in(values.get(b"x-call-id", b"")).decode("latin-1"),
+            callback_url=self._callback_rule.checked(url) if url else "",
+        )
+
+
+class AsyncWorkflowIntake(AsyncIntake):
+    """The ASGI application of /async-workflow/; `by_path` gives what stands for one in jobs.
+
+    A path behind the name reaches no stage.
+    """
+
+    prefix, what = b"/async-workflow/", "workflow"
+
+
+def _forwarded(scope: Scope, values: dict[bytes, bytes]) -> list[Header]:
+    """The forwarding headers of the request, as the gateway makes the call itself later."""
+    through = [values[b"x-forwarded-for"]] if b"x-forwarded-for" in values else []
+    client = scope.get("client")
+    hops = [*through, client[0].encode()] if client and client[0] else through
+    host = values.get(b"x-forwarded-host") or values.get(b"host")
+    found = [(b"x-forwarded-for", b", ".join(hops))] if hops else []
+    return [*found, (b"x-forwarded-host", host)] if host else found
+
+
+async def read_body(
+    receive: Receive,
+    take: Callable[[bytes], Awaitable[None]],
+    *,
+    most_bytes: int,
+    body_s: float,
+    pause_s: float | None = None,
+) -> None:
+    """Give `take` each piece as it arrives.
+
+    The body must arrive within `body_s`, without a pause longer than `pause_s`. TooLarge, TooSlow,
+    or CallerGone where the client leaves.
+    """
+    size_bytes = 0
+    more = True
+    try:
+        async with time_limit(body_s):
+            while more:
+                message = await _next(receive, pause_s)
+                if message["type"] == "http.disconnect":
+                    raise CallerGone
+                piece: bytes = message.get("body", b"")
+                more = message.get("more_body", False)
+                size_bytes += len(piece)
+                if size_bytes > most_bytes:
+                    raise TooLarge(most_bytes)
+                if piece:
+                    await take(piece)
+    except TimeoutError as error:
+        raise TooSlow(body_s) from error
+
+
+async def _next(receive: Receive, pause_s: float | None) -> Message:
+    if pause_s is None:
+        return await receive()
+    try:
+        async with time_limit(pause_s):
+            return await receive()
+    except TimeoutError as error:
+        raise TooSlow(pause_s) from error

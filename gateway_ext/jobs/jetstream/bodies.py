@@ -1,0 +1,263 @@
+"""Calls, results and their bodies as parts in a stream: written once, read, removed.
+
+A part is one message at a subject of its own, which identifies it. A small body is in the head of
+its call or result, a larger one in parts of its own, each within the servers' message size.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import BinaryIO, TypeVar
+from uuid import uuid4
+
+from gateway_ext.errors import BodyLost, QueueFailed
+from gateway_ext.jobs.body_buffer import BodyBuffer
+from gateway_ext.jobs.jetstream.link import NatsLink
+from gateway_ext.jobs.jetstream.records import (
+    CALL,
+    JobNumbers,
+    JobRecord,
+    StoredParts,
+    decode_call,
+    decode_result,
+    encode_call,
+    encode_result,
+    part_name,
+    uid_of,
+)
+from gateway_ext.jobs.jetstream.requests import RecordConflict, StreamsFull, bounded
+from gateway_ext.jobs.jetstream.streams import StreamNames
+from gateway_ext.jobs.values import AsyncCall, CallResult, JobNumber, MemoryBody, StoredBody
+
+_INLINE_BYTES = 32 << 10
+_PART_BYTES = 512 << 10
+# How many parts are written, or removed, at the same time.
+_TOGETHER = 8
+_TRIES = 8
+
+_Head = TypeVar("_Head")
+
+
+@dataclass(frozen=True, slots=True)
+class PartsBody:
+    """A body in parts; see `StoredBody`."""
+
+    link: NatsLink
+    stream: str
+    parts: tuple[tuple[int, str], ...]  # sequence number and subject
+    size_bytes: int
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The whole body, part by part."""
+        for seq, subject in self.parts:
+            piece = await self.link.wire().immutable_message(self.stream, seq, subject)
+            if piece is None:
+                raise BodyLost(f"part {subject} of its body is gone")
+            yield piece
+
+
+class ScratchSpool:
+    """One body while it arrives; its file has no name and disappears with the process."""
+
+    def __init__(self, folder: Path, held_bytes: int, most_bytes: int) -> None:
+        # Not a method of this object: both would keep each other, and the body, for a while.
+        self._body = BodyBuffer(partial(_opened, folder), held_bytes, most_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much has been written."""
+        return self._body.size_bytes
+
+    async def write(self, chunk: bytes) -> None:
+        """Add to the body; TooLarge beyond the limit."""
+        await self._body.write(chunk)
+
+    async def pieces(self, size_bytes: int) -> AsyncIterator[bytes]:
+        """The whole body in pieces of this size, the last one shorter; repeatable."""
+        body = self._body
+        if body.file is None:
+            for at in range(0, len(body.held), size_bytes):
+                yield bytes(body.held[at : at + size_bytes])
+            return
+        if body.held:
+            await body.in_thread(body.flush)
+        at_bytes = 0
+        while piece := await body.in_thread(partial(self._read, at_bytes, size_bytes)):
+            yield piece
+            at_bytes += len(piece)
+
+    async def discard(self) -> None:
+        """Free the body's space."""
+        await self._body.close()
+
+    def _read(self, at_bytes: int, size_bytes: int) -> bytes:
+        assert self._body.file is not None
+        self._body.file.seek(at_bytes)
+        return self._body.file.read(size_bytes)
+
+
+def _opened(folder: Path) -> BinaryIO:
+    return TemporaryFile(dir=folder, buffering=0)
+
+
+class BodyParts:
+    """The stream of parts; the parts of one job share a `uid`."""
+
+    def __init__(self, link: NatsLink, names: StreamNames, numbers: JobNumbers) -> None:
+        self._link = link
+        self._names = names
+        self._numbers = numbers
+
+    async def write_call(
+        self, call: AsyncCall, body: ScratchSpool
+    ) -> tuple[JobNumber, StoredParts]:
+        """Store a call under a new job number, which no other job has."""
+        held = await _held(body)
+        content = encode_call(call, held or b"", body.size_bytes)
+        wire = self._link.wire()
+        for _ in range(_TRIES):
+            number = self._numbers.next()
+            uid = uid_of(number)
+            try:
+                head = await wire.publish(self._names.part(uid, CALL), content, expected=0)
+            except RecordConflict:  # another gateway drew the same
+                continue
+            return number, await self._with_body(
+                uid, StoredParts(head, (), body.size_bytes), held, body
+            )
+        raise QueueFailed("no number is free for a job")
+
+    async def write_result(self, uid: str, result: CallResult, body: ScratchSpool) -> StoredParts:
+        """Store a result; two gateways that store results of one job do not interfere."""
+        held = await _held(body)
+        content = encode_result(result, held or b"", body.size_bytes)
+        name = f"result-{uuid4().hex[:12]}"
+        head = await self._link.wire().publish(self._names.part(uid, name), content)
+        return await self._with_body(uid, StoredParts(head, (), body.size_bytes, name), held, body)
+
+    async def read_call(self, record: JobRecord) -> tuple[AsyncCall, StoredBody]:
+        """A stored call; BodyLost where it is missing or unreadable."""
+        return await self._read(record.uid, record.call, decode_call)
+
+    async def read_result(self, uid: str, stored: StoredParts) -> tuple[CallResult, StoredBody]:
+        """A stored result; BodyLost where it is missing or unreadable."""
+        return await self._read(uid, stored, decode_result)
+
+    async def has_call(self, record: JobRecord) -> bool:
+        """Whether the head of a job's call exists."""
+        subject = self._names.part(record.uid, record.call.name)
+        wire = self._link.wire()
+        return await wire.message(self._names.parts, record.call.head, subject) is not None
+
+    async def remove_body(self, uid: str, stored: StoredParts) -> None:
+        """Remove a body's parts; parts that an error leaves are found as orphans later."""
+        await self._purge_names(uid, stored.body_names())
+
+    async def remove_result(self, uid: str, stored: StoredParts) -> None:
+        """Remove a result's head and body."""
+        await self._purge_names(uid, [stored.name, *stored.body_names()])
+
+    async def remove_all(self, record: JobRecord) -> None:
+        """Remove all parts of a job, the head of the call first: without it the job is not run."""
+        uid, call, result = record.uid, record.call, record.result
+        subject = self._names.part(uid, call.name)
+        await self._link.wire().delete(self._names.parts, call.head, subject)
+        names = call.body_names()
+        if result is not None:
+            names += [result.name, *result.body_names()]
+        if len(names) <= _TOGETHER:
+            await self._purge_names(uid, names)
+        else:
+            await self.purge(uid)
+
+    async def purge(self, uid: str) -> None:
+        """Remove all parts with this uid."""
+        await self._purge(self._names.all_parts_of(uid))
+
+    async def uids(self) -> set[str]:
+        """The uids of all parts in the stream."""
+        found: set[str] = set()
+        offset = 0
+        while True:
+            parameters = {"subjects_filter": self._names.all_parts, "offset": offset}
+            answer = await self._link.wire().ask(f"STREAM.INFO.{self._names.parts}", parameters)
+            if not answer:
+                raise QueueFailed(f"there is no stream {self._names.parts}")
+            subjects = answer.get("state", {}).get("subjects") or {}
+            found |= {self._names.uid_of(subject) for subject in subjects}
+            offset += len(subjects)
+            if not subjects or offset >= answer.get("total", 0):
+                return found
+
+    async def _with_body(
+        self, uid: str, stored: StoredParts, held: bytes | None, body: ScratchSpool
+    ) -> StoredParts:
+        """Store the body as well, where it is not in the head."""
+        if held is not None:
+            return stored
+        try:
+            return stored._replace(body=tuple(await self._write_body(uid, stored.name, body)))
+        except StreamsFull:
+            with suppress(QueueFailed):  # the clean-up removes what remains
+                at_most = -(-body.size_bytes // self._piece_bytes())
+                names = [stored.name, *(part_name(stored.name, at) for at in range(at_most))]
+                await self._purge_names(uid, names)
+            raise
+
+    async def _write_body(self, uid: str, name: str, body: ScratchSpool) -> list[int]:
+        """Write a few parts at a time, so that no more of the body is in memory."""
+        wire, names = self._link.wire(), self._names
+        written: list[int] = []
+        batch: list[bytes] = []
+
+        async def write() -> None:
+            first = len(written)
+            subjects = [names.part(uid, part_name(name, first + at)) for at in range(len(batch))]
+            written.extend(await asyncio.gather(*map(wire.publish, subjects, batch)))
+            batch.clear()
+
+        async for piece in body.pieces(self._piece_bytes()):
+            batch.append(piece)
+            if len(batch) == _TOGETHER:
+                await write()
+        await write()
+        return written
+
+    def _piece_bytes(self) -> int:
+        return min(_PART_BYTES, self._link.wire().most_bytes * 3 // 4)
+
+    async def _read(
+        self, uid: str, stored: StoredParts, decode: Callable[[bytes], tuple[_Head, bytes]]
+    ) -> tuple[_Head, StoredBody]:
+        subject = self._names.part(uid, stored.name)
+        content = await self._link.wire().immutable_message(self._names.parts, stored.head, subject)
+        if content is None:
+            raise BodyLost(f"part {subject} is gone")
+        try:
+            head, held = decode(content)
+        except ValueError as error:
+            raise BodyLost(f"part {subject} cannot be read: {error}") from error
+        if not stored.body:
+            return head, MemoryBody(held)
+        subjects = (self._names.part(uid, name) for name in stored.body_names())
+        parts = tuple(zip(stored.body, subjects, strict=True))
+        return head, PartsBody(self._link, self._names.parts, parts, stored.size_bytes)
+
+    async def _purge_names(self, uid: str, names: Sequence[str]) -> None:
+        subjects = (self._names.part(uid, one) for one in names)
+        await bounded((partial(self._purge, subject) for subject in subjects), _TOGETHER)
+
+    async def _purge(self, subjects: str) -> None:
+        parameters = {"filter": subjects}
+        await self._link.wire().ask(f"STREAM.PURGE.{self._names.parts}", parameters)
+
+
+async def _held(body: ScratchSpool) -> bytes | None:
+    """A small body, for the head; None for a larger one."""
+    if body.size_bytes > _INLINE_BYTES:
+        return None
+    return b"".join([piece async for piece in body.pieces(_INLINE_BYTES)])

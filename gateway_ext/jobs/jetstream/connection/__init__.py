@@ -1,1 +1,0 @@
-"""The connection to NATS and who is connected; not what the streams contain."""

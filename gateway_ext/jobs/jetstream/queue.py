@@ -1,0 +1,487 @@
+"""The job queue that gateways share: two streams of NATS JetStream, and an index in memory.
+
+A job is one small record at a subject of its own; its call, result and bodies are parts in the
+other stream. A record is written only if it was not changed since the writer read it, so a claim
+has one winner, and a gateway that was considered dead cannot end another one's claim. `put` returns
+True once the servers have acknowledged both; docs/async.md says what that protects against.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from logging import Logger
+from pathlib import Path
+from random import SystemRandom
+
+from common.time_limits import time_limit
+from gateway_ext.errors import (
+    BodyLost,
+    Busy,
+    ClaimLost,
+    JobExists,
+    QueueAway,
+    QueueFailed,
+    UnknownJob,
+)
+from gateway_ext.jobs.jetstream.bodies import BodyParts, ScratchSpool
+from gateway_ext.jobs.jetstream.cleanup import StreamCleanup
+from gateway_ext.jobs.jetstream.index import IndexEntry, JobIndex
+from gateway_ext.jobs.jetstream.link import NatsLink
+from gateway_ext.jobs.jetstream.records import (
+    JobNumbers,
+    JobRecord,
+    RecordState,
+    StoredParts,
+    encode,
+    key_of,
+    uid_of,
+)
+from gateway_ext.jobs.jetstream.requests import (
+    NatsRequests,
+    RecordConflict,
+    StreamsFull,
+)
+from gateway_ext.jobs.jetstream.session import GatewayIdentity, GatewayPresence, GatewaySession
+from gateway_ext.jobs.jetstream.settings import JetStreamSettings, check
+from gateway_ext.jobs.jetstream.streams import RecordWriter, StreamNames
+from gateway_ext.jobs.queue import BodySpool, JobQueue, JobTally, QueueLimits
+from gateway_ext.jobs.values import (
+    AsyncCall,
+    CallResult,
+    DeadLetter,
+    Job,
+    JobKind,
+    JobLane,
+    JobNumber,
+    LaneHead,
+    MemoryBody,
+    StoredBody,
+    call_lane,
+)
+
+_RETRY_AFTER_S = 5.0
+
+
+@dataclass(slots=True)
+class _Claim:
+    """A job claimed by this gateway: its record as written, and the token that signs its end.
+
+    `result` is set once it is stored, so that it is not written again where the record's write
+    failed.
+    """
+
+    entry: IndexEntry
+    token: str
+    result: StoredParts | None = None
+
+
+class JetStreamQueue(JobQueue):
+    """See `JobQueue`; opened by `jetstream_queue`."""
+
+    def __init__(
+        self, folder: Path, settings: JetStreamSettings, limits: QueueLimits, log: Logger
+    ) -> None:
+        check(settings)
+        self._folder = folder
+        self._settings = settings
+        self._limits = limits
+        self._log = log
+        self._identity = GatewayIdentity(folder)
+        self._names = StreamNames(settings.prefix)
+        presence = GatewayPresence(settings.lease_s, time.monotonic)
+        self._index = JobIndex(JobTally(limits), self._identity.session, presence.lives)
+        self._session = GatewaySession(
+            settings, self._names, self._identity, presence, self._index, log
+        )
+        self._link = NatsLink(settings, self._serve, log)
+        self._parts = BodyParts(self._link, self._names, JobNumbers(time.time, SystemRandom()))
+        self._writer = RecordWriter(self._link, self._names, self._index, self._identity.session)
+        self._letters = DeadLetterRecords(self._writer, self._parts, self._index, self._names)
+        self._cleanup = StreamCleanup(
+            settings, self._parts, self._writer, presence, self._index, log
+        )
+        self._claims: dict[JobNumber, _Claim] = {}
+        self._count = 0
+        self._removing: set[asyncio.Task[None]] = set()
+
+    @property
+    def tally(self) -> JobTally:
+        """The counts of now."""
+        return self._index.tally
+
+    @property
+    def away(self) -> bool:
+        """Whether the servers cannot be reached now."""
+        return not self._link.up
+
+    async def open(self) -> None:
+        """Connect; servers that are away are retried in the background."""
+        self._link.start()
+        if await self._link.wait(self._settings.connect_s):
+            tally = self.tally
+            self._log.info("job queue: %d calls wait, %d dead", tally.calls.total(), tally.dead)
+
+    def now_s(self) -> float:
+        """The machine's clock, on which the gateways that share the queue agree."""
+        return time.time()
+
+    def watch(self, notify: Callable[[], None]) -> None:
+        """Call `notify` whenever another job can be claimed."""
+        self._index.watchers.append(notify)
+
+    def spool(self) -> ScratchSpool:
+        """Start a body."""
+        return ScratchSpool(self._folder, self._limits.inline_bytes, self._limits.body_bytes)
+
+    # -- jobs ------------------------------------------------------------------------------------
+
+    async def put(self, call: AsyncCall, body: BodySpool) -> bool:
+        """Store a call durably."""
+        assert isinstance(body, ScratchSpool)  # a queue accepts its own spools only
+        self._link.wire()
+        subject = self._names.call(key_of(call.function, call.id))
+        if self._index.alive(subject) is not None:
+            return False
+        try:
+            with self._index.tally.reserve(call.function, call.head_bytes + body.size_bytes):
+                # After a longer time its parts would be removed as orphans.
+                async with time_limit(self._settings.orphan_s / 3):
+                    kept = await self._put(subject, call, body)
+        except TimeoutError as error:
+            raise QueueAway("its servers are too slow") from error
+        except StreamsFull as error:
+            self._log.error("%s", error)
+            raise Busy(call.function, _RETRY_AFTER_S) from error
+        await body.discard()
+        return kept
+
+    async def heads(self, kind: JobKind) -> Sequence[LaneHead]:
+        """The lanes with waiting jobs; waits while the servers are away."""
+        await self._link.until_up()
+        return self._index.heads(kind)
+
+    async def claim(self, lanes: Sequence[JobLane], now_s: float) -> Sequence[Job]:
+        """Claim the first due jobs of these lanes, unless another gateway claims them first."""
+        self._link.wire()
+        jobs: list[Job] = []
+        failed: QueueFailed | None = None
+        wanted = list(lanes)
+        while wanted:
+            found = [(lane, self._index.take(lane, now_s)) for lane in wanted]
+            taken = [(lane, entry) for lane, entry in found if entry is not None]
+            tried = await asyncio.gather(*(self._try_claim(entry) for _, entry in taken))
+            jobs += [job for job in tried if isinstance(job, Job)]
+            failed = next((one for one in tried if isinstance(one, QueueFailed)), failed)
+            wanted = [] if failed else [taken[at][0] for at, job in enumerate(tried) if not job]
+        if failed is not None and not jobs:
+            raise failed
+        return jobs
+
+    async def reschedule(self, job: JobNumber, due_at_s: float, why: str, *, counts: bool) -> None:
+        """End a claim, and try again at `due_at_s`."""
+        record = self._claim(job).entry.record
+        attempts, deferrals = record.attempts + counts, record.deferrals + (not counts)
+        tried = replace(record, attempts=attempts, deferrals=deferrals, why=why)
+        await self._end(job, replace(tried, state=RecordState.WAITING, due_at_s=due_at_s))
+
+    async def store_result(
+        self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
+    ) -> None:
+        """End the claim of a call with its result."""
+        assert isinstance(body, ScratchSpool)  # a queue accepts its own spools only
+        claim = self._claim(job)
+        record = claim.entry.record
+        if claim.result is None:
+            claim.result = await self._parts.write_result(record.uid, result, body)
+        # A failed call may be replayed, which needs its body.
+        call = record.call if result.failure else record.call._replace(body=(), size_bytes=0)
+        waits = replace(record, state=RecordState.WAITING, kind=lane.kind, lane=lane.key)
+        tried = replace(waits, due_at_s=due_at_s, attempts=0, deferrals=0, why="")
+        await self._end(
+            job, replace(tried, call=call, result=claim.result, failed=bool(result.failure))
+        )
+        await body.discard()
+        if call is not record.call:
+            self._remove(self._parts.remove_body(record.uid, record.call))
+
+    async def finish(self, job: JobNumber) -> None:
+        """End a claim and remove the job."""
+        record = self._claim(job).entry.record
+        await self._end(job, replace(record, state=RecordState.GONE))
+        self._remove(self._parts.remove_all(record))
+
+    async def bury(self, job: JobNumber, why: str, at_s: float, status: int = 0) -> None:
+        """End a claim and make the job a dead letter."""
+        record = self._claim(job).entry.record
+        dead = replace(record, state=RecordState.DEAD, why=why, died_at_s=at_s, last_status=status)
+        await self._end(job, replace(dead, attempts=record.attempts + 1))
+        # The record says that the job is dead; `StreamCleanup` repeats a move that fails here.
+        with suppress(QueueFailed):
+            await self._writer.finish(job)
+
+    # -- dead letters ----------------------------------------------------------------------------
+
+    async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
+        """Dead letters, lowest number first."""
+        return await self._letters.page(after, limit)
+
+    async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
+        """One dead letter with the body of its call."""
+        return await self._letters.show(number)
+
+    async def replay(self, number: JobNumber, now_s: float) -> None:
+        """Turn a dead letter into a waiting job."""
+        await self._letters.replay(number, now_s)
+
+    async def discard(self, number: JobNumber) -> None:
+        """Remove a dead letter."""
+        await self._letters.discard(number)
+
+    async def expire(self, now_s: float) -> int:
+        """Remove dead letters beyond the limits."""
+        gone = 0
+        for number in self.tally.expired(now_s):
+            with suppress(UnknownJob):  # another gateway removed it first
+                await self.discard(JobNumber(number))
+                gone += 1
+        return gone
+
+    async def close(self) -> None:
+        """Release this gateway's claims and disconnect."""
+        await asyncio.gather(*self._removing, return_exceptions=True)
+        with suppress(QueueFailed):
+            await self._session.announce_close(self._link.wire())
+        await self._link.close()
+        self._identity.close()
+
+    # -- writes and claims -----------------------------------------------------------------------
+
+    async def _put(self, subject: str, call: AsyncCall, body: ScratchSpool) -> bool:
+        number, stored = await self._parts.write_call(call, body)
+        record = JobRecord(
+            number=number,
+            uid=uid_of(number),
+            function=call.function,
+            call_id=call.id,
+            queued_at_s=call.queued_at_s,
+            call=stored,
+            state=RecordState.WAITING,
+            kind=JobKind.CALL,
+            lane=call_lane(call.function).key,
+            due_at_s=call.queued_at_s,
+        )
+        try:
+            kept = await self._writer.write_new(subject, record)
+        except StreamsFull:
+            self._remove(self._parts.purge(record.uid))
+            raise
+        if not kept:
+            self._remove(self._parts.purge(record.uid))
+        return kept
+
+    async def _try_claim(self, entry: IndexEntry) -> Job | QueueFailed | None:
+        """The claimed job; None where it is taken or unreadable, an error where that is unknown."""
+        subject = entry.subject
+        try:
+            job = await self._claimed(entry)
+        except QueueFailed as error:
+            self._index.release(subject)
+            return error
+        except BaseException:
+            self._index.release(subject)
+            raise
+        if job is None:
+            self._index.release(subject)
+        return job
+
+    async def _claimed(self, entry: IndexEntry) -> Job | None:
+        record = replace(entry.record, state=RecordState.CLAIMED, owner=self._identity.session)
+        try:
+            seq = await self._link.wire().publish(entry.subject, encode(record), entry.seq)
+        except RecordConflict:
+            await self._writer.refresh(entry.subject)
+            return None
+        self._index.apply(entry.subject, seq, record)
+        self._count += 1
+        token = f"{self._identity.session}.{self._count}"
+        claim = _Claim(IndexEntry(entry.subject, seq, record), token)
+        try:
+            call, body = await self._parts.read_call(record)
+            result = None
+            if record.kind is JobKind.CALLBACK and record.result is not None:
+                result, body = await self._parts.read_result(record.uid, record.result)
+        except BodyLost as error:
+            self._claims[record.number] = claim
+            await self._unreadable(entry.record, error)
+            return None
+        self._claims[record.number] = claim
+        lane = JobLane(record.kind, record.lane)
+        return Job(record.number, call, body, lane, record.attempts, record.deferrals, result)
+
+    async def _unreadable(self, before: JobRecord, error: BodyLost) -> None:
+        """Handle a job whose parts are missing: it had ended, or they are lost.
+
+        A killed nats-server may forget that a message was replaced (2.9 does, when busy). A record
+        that returns that way was claimed before, and its parts were removed when it ended.
+        """
+        if before.state is RecordState.CLAIMED and before.call.head:
+            self._log.warning(
+                "call %s had ended, and its record returned: %s", before.call_id, error
+            )
+            await self.finish(before.number)
+            return
+        self._log.error("call %s: it cannot be read: %s", before.call_id, error)
+        if not await self._parts.has_call(before):
+            # Otherwise `StreamCleanup` would treat the letter as one that was discarded.
+            claim = self._claim(before.number)
+            lost = replace(claim.entry.record, call=before.call._replace(head=0))
+            claim.entry = replace(claim.entry, record=lost)
+        await self.bury(before.number, f"it cannot be read: {error}", time.time())
+
+    def _claim(self, job: JobNumber) -> _Claim:
+        claim = self._claims.get(job)
+        if claim is None:
+            self._link.wire()
+            raise ClaimLost(job)
+        return claim
+
+    async def _end(self, job: JobNumber, record: JobRecord) -> None:
+        """Write the end of a claim; ClaimLost where another gateway has the job now."""
+        claim = self._claim(job)
+        signed = replace(record, owner="", ended=claim.token)
+        try:
+            await self._writer.write(claim.entry, signed)
+        except RecordConflict as error:
+            there = await self._writer.refresh(claim.entry.subject)
+            self._drop(claim)
+            # The token is ours where an earlier write succeeded without an acknowledgement.
+            if there is None or there.ended != claim.token:
+                raise ClaimLost(job) from error
+            return
+        self._drop(claim)
+
+    def _drop(self, claim: _Claim) -> None:
+        self._claims.pop(claim.entry.record.number, None)
+        self._index.release(claim.entry.subject)
+
+    async def _serve(self, wire: NatsRequests, usable: Callable[[], None]) -> None:
+        """Use a connection until it breaks."""
+        await self._session.begin(wire)
+        usable()
+        await self._session.go_on(wire, self._cleanup.go_on)
+
+    def _remove(self, work: Coroutine[None, None, None]) -> None:
+        """Remove parts in the background; `StreamCleanup` finds what remains."""
+
+        async def tried() -> None:
+            with suppress(QueueFailed):
+                await work
+
+        task = asyncio.create_task(tried())
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
+
+
+async def jetstream_queue(
+    folder: Path, settings: JetStreamSettings, limits: QueueLimits, log: Logger
+) -> JetStreamQueue:
+    """Open the queue on these servers; `folder` has this gateway's name and arriving bodies."""
+    queue = JetStreamQueue(folder, settings, limits, log)
+    try:
+        await queue.open()
+    except BaseException:
+        await queue.close()
+        raise
+    return queue
+
+
+# How many letters of a page are read at the same time.
+_TOGETHER = 32
+
+
+class DeadLetterRecords:
+    """Reads and changes dead letters."""
+
+    def __init__(
+        self, writer: RecordWriter, parts: BodyParts, index: JobIndex, names: StreamNames
+    ) -> None:
+        self._writer = writer
+        self._parts = parts
+        self._index = index
+        self._names = names
+
+    async def page(self, after: int, limit: int) -> Sequence[DeadLetter]:
+        """Letters with higher numbers than `after`, lowest first."""
+        records = self._index.dead_after(after, limit)
+        found: list[DeadLetter] = []
+        for at in range(0, len(records), _TOGETHER):
+            shown = await asyncio.gather(*map(self._shown, records[at : at + _TOGETHER]))
+            found += [letter for letter, _ in shown]
+        return found
+
+    async def show(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
+        """One letter with the body of its call."""
+        return await self._shown(self._dead(number).record)
+
+    async def replay(self, number: JobNumber, now_s: float) -> None:
+        """Turn a letter into a waiting job."""
+        await self._writer.finish(number)
+        entry = self._dead(number)
+        dead = entry.record
+        alive = replace(
+            dead, state=RecordState.WAITING, attempts=0, deferrals=0, why="", due_at_s=now_s
+        )
+        only_callback = dead.kind is JobKind.CALLBACK and not dead.failed
+        if not only_callback:
+            lane = call_lane(dead.function)
+            alive = replace(alive, kind=lane.kind, lane=lane.key, result=None, failed=False)
+        if not await self._writer.write_new(self._names.call(dead.key), alive):
+            raise JobExists(dead.function, dead.call_id)
+        with suppress(RecordConflict, QueueFailed):  # `StreamCleanup` repeats it otherwise
+            await self._writer.remove(entry)
+            if not only_callback and dead.result is not None:
+                await self._parts.remove_result(dead.uid, dead.result)
+
+    async def discard(self, number: JobNumber) -> None:
+        """Remove a letter."""
+        entry = self._dead(number)
+        try:
+            await self._writer.remove(entry)
+        except RecordConflict as error:
+            await self._writer.refresh(entry.subject)
+            raise UnknownJob(number) from error
+        with suppress(QueueFailed):  # the clean-up removes what remains
+            await self._parts.remove_all(entry.record)
+
+    def _dead(self, number: JobNumber) -> IndexEntry:
+        entry = self._index.dead(number)
+        if entry is None:
+            raise UnknownJob(number)
+        return entry
+
+    async def _shown(self, record: JobRecord) -> tuple[DeadLetter, StoredBody]:
+        """A letter with its call; where the parts are lost, with what its record has."""
+        call, result = _call(record), None
+        body: StoredBody = MemoryBody(b"")
+        with suppress(BodyLost):
+            call, body = await self._parts.read_call(record)
+            if record.result is not None:
+                result, _ = await self._parts.read_result(record.uid, record.result)
+        letter = DeadLetter(
+            number=record.number,
+            call=call,
+            kind=record.kind,
+            attempts=record.attempts,
+            why=record.why,
+            died_at_s=record.died_at_s,
+            result=result,
+            size_bytes=record.size_bytes,
+            last_status=record.last_status,
+        )
+        return letter, body
+
+
+def _call(record: JobRecord) -> AsyncCall:
+    return AsyncCall(record.call_id, record.function, "", b"", b"", (), record.queued_at_s)

@@ -1,0 +1,328 @@
+"""The port of a job queue, whose confirmed changes survive the process, and its counts."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple, Protocol
+
+from gateway_ext.errors import Busy
+from gateway_ext.jobs.values import (
+    AsyncCall,
+    CallResult,
+    DeadLetter,
+    Job,
+    JobCounts,
+    JobKind,
+    JobLane,
+    JobNumber,
+    LaneHead,
+    StoredBody,
+)
+from gateway_ext.model import FunctionId
+
+
+class BodySpool(Protocol):
+    """A body on its way into the queue."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How much has been written."""
+        ...
+
+    async def write(self, chunk: bytes) -> None:
+        """Add to the body; TooLarge beyond the queue's limit."""
+        ...
+
+    async def discard(self) -> None:
+        """Free the body's space; no effect on a body that belongs to a job."""
+        ...
+
+
+_RETRY_AFTER_S = 5.0
+_SLACK = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Limits on one body, on waiting jobs and on dead letters.
+
+    A body of up to `inline_bytes` is stored with its job. One function may take half of
+    `waiting_bytes`.
+    """
+
+    body_bytes: int = 64 << 20
+    inline_bytes: int = 1 << 20
+    waiting: int = 250_000
+    waiting_per_function: int = 100_000
+    waiting_bytes: int = 16 << 30
+    dead: int = 10_000
+    dead_bytes: int = 4 << 30
+    dead_age_s: float = 30 * 24 * 3600.0
+
+
+class _Alive(NamedTuple):
+    function: FunctionId
+    kind: JobKind
+    size_bytes: int
+    queued_at_s: float
+
+
+class _Dead(NamedTuple):
+    size_bytes: int
+    died_at_s: float
+
+
+class QueueRoom:
+    """Space reserved for one arriving call; see `JobTally.reserve`."""
+
+    def __init__(self, grow: Callable[[int], None]) -> None:
+        self._grow = grow
+        self.size_bytes = 0
+
+    def grow_to(self, size_bytes: int) -> None:
+        """Reserve at least this much in total; Busy where it exceeds a limit."""
+        more_bytes = size_bytes - self.size_bytes
+        if more_bytes > 0:
+            self._grow(more_bytes)
+            self.size_bytes = size_bytes
+
+
+class JobTally:
+    """Counts jobs by number; the queue that keeps the jobs reports every change."""
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self._limits = limits
+        self._alive: dict[int, _Alive] = {}
+        self._dead: dict[int, _Dead] = {}
+        # A heap by the time of the request; it also holds numbers of jobs that ended.
+        self._queued: list[tuple[float, int]] = []
+        self._coming: Counter[FunctionId] = Counter()
+        self._coming_bytes: Counter[FunctionId] = Counter()
+        self._bytes_of: Counter[FunctionId] = Counter()
+        self.calls: Counter[FunctionId] = Counter()
+        self.callbacks = 0
+        self.alive_bytes = 0
+        self.dead_bytes = 0
+
+    @property
+    def dead(self) -> int:
+        """The number of dead letters."""
+        return len(self._dead)
+
+    @property
+    def oldest_queued_at_s(self) -> float | None:
+        """The time of the oldest request that is not done; None where there is none."""
+        while self._queued and self._queued[0][1] not in self._alive:
+            heappop(self._queued)
+        return self._queued[0][0] if self._queued else None
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The most that jobs, dead letters and arriving results may take together."""
+        return 2 * (self._limits.waiting_bytes + self._limits.dead_bytes)
+
+    def limit_to(self, store_bytes: int) -> None:
+        """Lower the limits to a store of this size, a quarter of it for results; -1: unlimited."""
+        if store_bytes >= 0:
+            limits = self._limits
+            self._limits = replace(
+                limits,
+                waiting_bytes=min(limits.waiting_bytes, store_bytes // 2),
+                dead_bytes=min(limits.dead_bytes, store_bytes // 4),
+            )
+
+    def counts(self) -> JobCounts:
+        """The numbers of calls, callbacks and dead letters."""
+        return JobCounts(dict(self.calls), self.callbacks, self.dead)
+
+    @contextmanager
+    def reserve(self, function: FunctionId, size_bytes: int) -> Iterator[QueueRoom]:
+        """Reserve space for one call while it arrives and is stored; Busy at a limit.
+
+        Headers count as well. A call whose size is unknown grows (`QueueRoom.grow_to`).
+        """
+        limits = self._limits
+        if (
+            self.calls[function] + self._coming[function] >= limits.waiting_per_function
+            or len(self._alive) + self._coming.total() >= limits.waiting
+        ):
+            raise Busy(function, _RETRY_AFTER_S)
+        room = QueueRoom(partial(self._grow, function))
+        room.grow_to(size_bytes)
+        self._coming[function] += 1
+        try:
+            yield room
+        finally:
+            _less(self._coming, function, 1)
+            _less(self._coming_bytes, function, room.size_bytes)
+
+    def add(
+        self, number: int, function: FunctionId, kind: JobKind, size_bytes: int, queued_at_s: float
+    ) -> None:
+        """Count a waiting or claimed job, or update one that is counted."""
+        before = self._alive.get(number)
+        if before is not None:
+            self._uncount(before)
+        else:
+            self._note(number, queued_at_s)
+        one = self._alive[number] = _Alive(function, kind, size_bytes, queued_at_s)
+        if kind is JobKind.CALL:
+            self.calls[function] += 1
+        else:
+            self.callbacks += 1
+        self._bytes_of[function] += size_bytes
+        self.alive_bytes += one.size_bytes
+
+    def remove(self, number: int) -> None:
+        """Stop counting a job that is neither waiting nor claimed any more."""
+        one = self._alive.pop(number, None)
+        if one is not None:
+            self._uncount(one)
+
+    def add_dead(self, number: int, size_bytes: int, died_at_s: float) -> None:
+        """Count a job as a dead letter from now on."""
+        self.remove(number)
+        self.remove_dead(number)
+        self._dead[number] = _Dead(size_bytes, died_at_s)
+        self.dead_bytes += size_bytes
+
+    def remove_dead(self, number: int) -> None:
+        """Stop counting a dead letter."""
+        one = self._dead.pop(number, None)
+        if one is not None:
+            self.dead_bytes -= one.size_bytes
+
+    def expired(self, now_s: float) -> list[int]:
+        """The dead letters beyond the limits on age, number and bytes, oldest first."""
+        limits, found = self._limits, []
+        count, size_bytes = self.dead, self.dead_bytes
+        for number, one in sorted(self._dead.items(), key=lambda item: item[1].died_at_s):
+            old = now_s - one.died_at_s > limits.dead_age_s
+            if not (old or count > limits.dead or size_bytes > limits.dead_bytes):
+                break
+            found.append(number)
+            count -= 1
+            size_bytes -= one.size_bytes
+        return found
+
+    def _grow(self, function: FunctionId, more_bytes: int) -> None:
+        most_bytes, coming = self._limits.waiting_bytes, self._coming_bytes
+        own_bytes = self._bytes_of[function] + coming[function] + more_bytes
+        all_bytes = self.alive_bytes + coming.total() + more_bytes
+        if all_bytes > most_bytes or own_bytes > most_bytes // 2:
+            raise Busy(function, _RETRY_AFTER_S)
+        coming[function] += more_bytes
+
+    def _note(self, number: int, queued_at_s: float) -> None:
+        if len(self._queued) > 2 * len(self._alive) + _SLACK:
+            self._queued = [(one.queued_at_s, known) for known, one in self._alive.items()]
+            heapify(self._queued)
+        heappush(self._queued, (queued_at_s, number))
+
+    def _uncount(self, one: _Alive) -> None:
+        if one.kind is JobKind.CALL:
+            _less(self.calls, one.function, 1)
+        else:
+            self.callbacks -= 1
+        _less(self._bytes_of, one.function, one.size_bytes)
+        self.alive_bytes -= one.size_bytes
+
+
+def _less(counter: Counter[FunctionId], function: FunctionId, by: int) -> None:
+    """Subtract; an entry of zero is removed, as functions come and go."""
+    counter[function] -= by
+    if counter[function] <= 0:
+        del counter[function]
+
+
+class JobQueue(Protocol):
+    """Jobs that wait, are claimed, or are dead. A failure of the queue raises QueueFailed.
+
+    A claimed job belongs to its claimer until the claimer ends the claim; a call that needs a claim
+    and has none raises ClaimLost. Claims of a dead process are released.
+    """
+
+    @property
+    def tally(self) -> JobTally:
+        """The counts of now, without waiting."""
+        ...
+
+    @property
+    def away(self) -> bool:
+        """Whether the store of the queue cannot be reached now."""
+        ...
+
+    def now_s(self) -> float:
+        """The time, since 1970, on the clock by which jobs are stored and due."""
+        ...
+
+    def watch(self, notify: Callable[[], None]) -> None:
+        """Call `notify` in the event loop whenever another job waits."""
+        ...
+
+    def spool(self) -> BodySpool:
+        """Start a body."""
+        ...
+
+    async def put(self, call: AsyncCall, body: BodySpool) -> bool:
+        """Store a call durably; False where one with the same id and function is stored already.
+
+        Busy at a limit.
+        """
+        ...
+
+    async def heads(self, kind: JobKind) -> Sequence[LaneHead]:
+        """The lanes with waiting jobs, due or not."""
+        ...
+
+    async def claim(self, lanes: Sequence[JobLane], now_s: float) -> Sequence[Job]:
+        """Claim the first due job of each of these lanes; a lane named twice gives two jobs."""
+        ...
+
+    async def reschedule(self, job: JobNumber, due_at_s: float, why: str, *, counts: bool) -> None:
+        """End a claim, and try again at `due_at_s`; `counts` says whether this was an attempt."""
+        ...
+
+    async def store_result(
+        self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
+    ) -> None:
+        """End the claim of a call with its result; the callback waits in this lane."""
+        ...
+
+    async def finish(self, job: JobNumber) -> None:
+        """End a claim and remove the job."""
+        ...
+
+    async def bury(self, job: JobNumber, why: str, at_s: float, status: int = 0) -> None:
+        """End a claim and make the job a dead letter; `status` is that of the last answer."""
+        ...
+
+    async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
+        """Dead letters with higher numbers than `after`, lowest first."""
+        ...
+
+    async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
+        """One dead letter with the body of its call; UnknownJob where there is none."""
+        ...
+
+    async def replay(self, number: JobNumber, now_s: float) -> None:
+        """Turn a dead letter into a waiting job without attempts; JobExists, UnknownJob.
+
+        Where only the callback had failed, only the callback is repeated.
+        """
+        ...
+
+    async def discard(self, number: JobNumber) -> None:
+        """Remove a dead letter; UnknownJob where there is none."""
+        ...
+
+    async def expire(self, now_s: float) -> int:
+        """Remove dead letters beyond the limits; how many were removed."""
+        ...
+
+    async def close(self) -> None:
+        """Close the queue; stored jobs stay."""
+        ...

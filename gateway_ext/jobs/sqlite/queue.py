@@ -1,0 +1,272 @@
+"""The job queue in one folder: an SQLite database, and files for the large bodies.
+
+A call for which `put` returned True is synced to the disk, in one fsync for all concurrent puts,
+and survives a loss of power. Claims and ends are written without fsync: they survive the process,
+but after a loss of power a call that just ended is made again. The file of its body therefore stays
+until the end is synced too. One process has the queue at a time.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from logging import Logger
+from pathlib import Path
+from shutil import disk_usage
+
+from gateway_ext.errors import BodyLost, QueueFailed, UnknownJob
+from gateway_ext.jobs.queue import BodySpool, JobQueue, JobTally, QueueLimits
+from gateway_ext.jobs.sqlite import job_rows
+from gateway_ext.jobs.sqlite.body_files import FileBody, FileSpool, KeptBody, sync_folder
+from gateway_ext.jobs.sqlite.committer import Committer, Transaction
+from gateway_ext.jobs.sqlite.tables import (
+    BuriedJob,
+    ClaimedRow,
+    LiveJob,
+    QueueCensus,
+    QueueTables,
+)
+from gateway_ext.jobs.values import (
+    AsyncCall,
+    CallResult,
+    DeadLetter,
+    Job,
+    JobKind,
+    JobLane,
+    JobNumber,
+    LaneHead,
+    MemoryBody,
+    StoredBody,
+)
+
+
+class SqliteQueue(JobQueue):
+    """See `JobQueue`; opened by `sqlite_queue`."""
+
+    away = False  # a local disk is always there
+
+    def __init__(self, folder: Path, limits: QueueLimits, log: Logger) -> None:
+        self._bodies = folder / "bodies"
+        self._limits = limits
+        self._log = log
+        self._tally = JobTally(limits)
+        self._clock = SteadyClock()
+        self._changes = QueueTables(self._bodies)
+        self._committer = Committer(folder / "jobs.sqlite", self._prepare)
+        self._found = QueueCensus((), ())
+        self._watchers: list[Callable[[], None]] = []
+
+    @property
+    def tally(self) -> JobTally:
+        """The counts of now."""
+        return self._tally
+
+    async def open(self) -> None:
+        """Create missing files, and release claims of a dead process."""
+        try:
+            self._bodies.mkdir(parents=True, exist_ok=True)
+            # Requests, with the credentials in them, must not be readable for functions.
+            self._bodies.parent.chmod(0o700)
+            sync_folder(self._bodies.parent)
+            self._tally.limit_to(disk_usage(self._bodies).total)
+        except OSError as error:
+            raise QueueFailed(f"the job queue has no folder: {error}") from error
+        await self._committer.open()
+        for one in self._found.alive:
+            self._tally.add(*one)
+        for letter in self._found.dead:
+            self._tally.add_dead(*letter)
+        self._found = QueueCensus((), ())
+        calls, dead = self._tally.calls.total(), self._tally.dead
+        self._log.info("job queue: %d calls wait, %d dead", calls, dead)
+
+    def now_s(self) -> float:
+        """The time of this process, whatever the machine's clock is set to meanwhile."""
+        return self._clock.now_s()
+
+    def watch(self, notify: Callable[[], None]) -> None:
+        """Call `notify` whenever another job waits."""
+        self._watchers.append(notify)
+
+    def spool(self) -> FileSpool:
+        """Start a body."""
+        return FileSpool(self._bodies, self._limits.inline_bytes, self._limits.body_bytes)
+
+    # -- jobs ------------------------------------------------------------------------------------
+
+    async def put(self, call: AsyncCall, body: BodySpool) -> bool:
+        """Store a call durably."""
+
+        def stored(one: LiveJob | None) -> None:
+            if one is not None:
+                self._add(one)
+
+        with self._tally.reserve(call.function, call.head_bytes + body.size_bytes):
+            kept = await _kept(body)
+            one = await self._committer.run(
+                partial(self._changes.put, call, kept),
+                durable=True,
+                then=stored,
+                file=self._file(kept),
+            )
+        return one is not None
+
+    async def heads(self, kind: JobKind) -> Sequence[LaneHead]:
+        """The lanes with waiting jobs."""
+        return await self._committer.run(partial(self._changes.heads, kind), durable=False)
+
+    async def claim(self, lanes: Sequence[JobLane], now_s: float) -> Sequence[Job]:
+        """Claim the first due jobs of these lanes."""
+        take = partial(self._changes.claim, Counter(lanes), now_s)
+        found = await self._committer.run(take, durable=False)
+        jobs = [await self._with_body(one) for one in found]
+        return [job for job in jobs if job is not None]
+
+    async def reschedule(self, job: JobNumber, due_at_s: float, why: str, *, counts: bool) -> None:
+        """End a claim, and try again at `due_at_s`."""
+        counted = "attempts" if counts else "deferrals"
+        change = partial(self._changes.reschedule, job, due_at_s, why, counted)
+        await self._committer.run(change, durable=False, then=lambda _: self._notify())
+
+    async def store_result(
+        self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
+    ) -> None:
+        """End the claim of a call with its result."""
+        kept = await _kept(body)
+        change = partial(self._changes.store_result, job, result, kept, lane, due_at_s)
+        # The body stays where this fails, as the caller repeats it.
+        await self._committer.run(change, durable=False, then=self._add)
+
+    async def finish(self, job: JobNumber) -> None:
+        """End a claim and remove the job."""
+
+        def ended(_: None) -> None:
+            self._tally.remove(job)
+            self._notify()
+
+        await self._committer.run(partial(self._changes.finish, job), durable=False, then=ended)
+
+    async def bury(self, job: JobNumber, why: str, at_s: float, status: int = 0) -> None:
+        """End a claim and make the job a dead letter."""
+
+        def buried(one: BuriedJob) -> None:
+            self._tally.add_dead(*one)
+            self._notify()
+
+        change = partial(self._changes.bury, job, why, at_s, status)
+        await self._committer.run(change, durable=False, then=buried)
+
+    # -- dead letters ----------------------------------------------------------------------------
+
+    async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
+        """Dead letters, lowest number first."""
+        return await self._committer.run(
+            partial(self._changes.dead_letters, after, limit), durable=False
+        )
+
+    async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
+        """One dead letter with the body of its call."""
+        find = partial(self._changes.dead_letter, number)
+        letter, kept = await self._committer.run(find, durable=False)
+        return letter, self._body(kept)
+
+    async def replay(self, number: JobNumber, now_s: float) -> None:
+        """Turn a dead letter into a waiting job."""
+
+        def replayed(one: LiveJob) -> None:
+            self._tally.remove_dead(number)
+            self._add(one)
+
+        change = partial(self._changes.replay, number, now_s)
+        await self._committer.run(change, durable=True, then=replayed)
+
+    async def discard(self, number: JobNumber) -> None:
+        """Remove a dead letter."""
+        change = partial(self._changes.discard, number)
+        uncount = self._tally.remove_dead
+        await self._committer.run(change, durable=True, then=lambda _: uncount(number))
+
+    async def expire(self, now_s: float) -> int:
+        """Remove dead letters beyond the limits."""
+        gone = 0
+        for number in self._tally.expired(now_s):
+            with suppress(UnknownJob):  # it was discarded or replayed meanwhile
+                await self.discard(JobNumber(number))
+                gone += 1
+        return gone
+
+    async def close(self) -> None:
+        """Close the database; stored jobs stay."""
+        await self._committer.close()
+
+    # -- in the event loop -----------------------------------------------------------------------
+
+    def _prepare(self, turn: Transaction) -> None:
+        self._found = self._changes.prepare(self.now_s(), turn)
+
+    def _file(self, kept: KeptBody) -> Path | None:
+        return None if kept.file is None else self._bodies / kept.file
+
+    def _add(self, one: LiveJob) -> None:
+        self._tally.add(*one)
+        self._notify()
+
+    def _notify(self) -> None:
+        for notify in self._watchers:
+            notify()
+
+    def _body(self, kept: KeptBody) -> MemoryBody | FileBody:
+        path = self._file(kept)
+        return MemoryBody(kept.content or b"") if path is None else FileBody(path, kept.size_bytes)
+
+    async def _with_body(self, found: ClaimedRow) -> Job | None:
+        row, body = found.row, self._body(found.body)
+        try:
+            if isinstance(body, FileBody):
+                await body.check()
+            return job_rows.job(row, body)
+        except (BodyLost, ValueError) as error:
+            why = f"it cannot be read: {error}"
+            self._log.error("job %d: %s", row["number"], why)
+            try:
+                await self.bury(JobNumber(row["number"]), why, row["due_at_s"])
+            except QueueFailed as failure:
+                # The next start releases it; the other jobs of this claim continue.
+                self._log.error("job %d stays claimed: %s", row["number"], failure)
+            return None
+
+
+async def sqlite_queue(folder: Path, limits: QueueLimits, log: Logger) -> SqliteQueue:
+    """Open the queue in this folder; QueueFailed where another process has it open."""
+    queue = SqliteQueue(folder, limits, log)
+    try:
+        await queue.open()
+    except BaseException:
+        await queue.close()
+        raise
+    return queue
+
+
+async def _kept(body: BodySpool) -> KeptBody:
+    assert isinstance(body, FileSpool)  # a queue accepts its own spools only
+    return await body.keep()
+
+
+class SteadyClock:
+    """The wall clock as it was at first, going on at the pace of a clock that nobody sets.
+
+    What waits until a moment is neither put off nor hurried by a correction of the time.
+    """
+
+    def __init__(self) -> None:
+        self._boot_s = time.time() - _since_boot_s()
+
+    def now_s(self) -> float:
+        """Seconds since 1970."""
+        return self._boot_s + _since_boot_s()
+
+
+def _since_boot_s() -> float:
+    """Unlike the monotonic clock it goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

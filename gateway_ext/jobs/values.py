@@ -1,0 +1,167 @@
+"""Values of the job queue: a call, its body, its result, its lane, a dead letter. All frozen."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, NewType, Protocol
+
+from common.http.asgi import Header
+from common.numerals import natural
+from gateway_ext.errors import UnknownJob
+from gateway_ext.model import FunctionId
+
+JobNumber = NewType("JobNumber", int)  # never assigned twice
+
+
+def job_number(text: str) -> JobNumber:
+    """The number in a path; UnknownJob if the text is none."""
+    number = natural(text)
+    if number is None:
+        raise UnknownJob(text)
+    return JobNumber(number)
+
+
+class JobKind(IntEnum):
+    """What a job waits for: its call, or the callback with the result."""
+
+    CALL = 0
+    CALLBACK = 1
+
+
+class JobLane(NamedTuple):
+    """Jobs that share a concurrency limit: calls of one function, or callbacks to one host."""
+
+    kind: JobKind
+    key: str
+
+
+class LaneHead(NamedTuple):
+    """A lane with waiting jobs, and when the first of them is due."""
+
+    lane: JobLane
+    due_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncCall:
+    """A call as the client requested it, without its body."""
+
+    id: str
+    function: FunctionId
+    method: str
+    path: bytes
+    query: bytes
+    headers: Sequence[Header]
+    queued_at_s: float
+    callback_url: str = ""
+
+    @property
+    def head_bytes(self) -> int:
+        """The size of path, query and headers."""
+        headers = sum(len(name) + len(value) for name, value in self.headers)
+        return len(self.path) + len(self.query) + headers
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """The result of a call; with a `failure` the job becomes a dead letter after its callback."""
+
+    status: int
+    headers: Sequence[Header]
+    duration_s: float
+    failure: str = ""
+
+
+class StoredBody(Protocol):
+    """A body that a queue stores; it can be read repeatedly."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of the body."""
+        ...
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """The whole body in order; QueueFailed where it cannot be read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBody:
+    """A small body, completely in memory."""
+
+    content: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of the body."""
+        return len(self.content)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The whole body in one piece."""
+        if self.content:
+            yield self.content
+
+
+async def whole(body: StoredBody) -> bytes:
+    """The complete body in memory."""
+    if isinstance(body, MemoryBody):
+        return body.content
+    return b"".join([piece async for piece in body.pieces()])
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One claimed job; `body` is the call's body, or the result's where the callback is due.
+
+    `lane` is the one that it waited in, which another version may have named otherwise.
+
+    `attempts` counts failed attempts, `deferrals` the times at which the function was busy and was
+    not called.
+    """
+
+    number: JobNumber
+    call: AsyncCall
+    body: StoredBody
+    lane: JobLane
+    attempts: int = 0
+    deferrals: int = 0
+    result: CallResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A job that will not be tried again, and why."""
+
+    number: JobNumber
+    call: AsyncCall
+    kind: JobKind
+    attempts: int
+    why: str
+    died_at_s: float
+    result: CallResult | None = None
+    size_bytes: int = 0
+    last_status: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobCounts:
+    """The numbers of jobs, by what they wait for."""
+
+    calls: Mapping[FunctionId, int]
+    callbacks: int
+    dead: int
+
+
+def call_lane(function: FunctionId) -> JobLane:
+    """The lane of a function's calls."""
+    return JobLane(JobKind.CALL, function.for_scheduler)
+
+
+def headers_as_text(headers: Sequence[Header]) -> list[list[str]]:
+    """Headers with every byte as the character of the same number."""
+    return [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
+
+
+def headers_from_text(pairs: Sequence[Sequence[str]]) -> tuple[Header, ...]:
+    """The headers that `headers_as_text` returned the text of."""
+    return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs)

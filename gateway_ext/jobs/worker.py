@@ -1,0 +1,374 @@
+"""Runs the jobs of one gateway: calls and callbacks, each with a concurrency of their own."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+from logging import Logger
+from random import Random
+from typing import Self, assert_never
+
+import aiohttp
+
+from common.telemetry.stranger_log import StrangerLog
+from common.time_limits import time_limit
+from gateway_ext.errors import ClaimLost, GatewayError, QueueFailed
+from gateway_ext.jobs.attempts import (
+    BackOff,
+    CallAnswered,
+    JobDead,
+    JobDone,
+    JobEnding,
+    RetryPolicy,
+    TryAgain,
+)
+from gateway_ext.jobs.callbacks import CallbackRule, CallbackSender, callback_session
+from gateway_ext.jobs.caller import FunctionCalls, JobCaller
+from gateway_ext.jobs.queue import JobQueue
+from gateway_ext.jobs.values import Job, JobKind, JobLane, LaneHead
+from gateway_ext.model import FunctionId
+from gateway_ext.tracing.tracer import CallTracer
+
+Handle = Callable[[Job], Awaitable[JobEnding]]
+
+# How soon a failed request to the queue is repeated, for example while the disk is full.
+_QUEUE_RETRY = BackOff(first_s=0.5, most_s=10.0, jitter=0.0)
+# Jobs of a shared queue are due by the wall clock, which may be set: so often it is looked at.
+_LOOK_S = 10.0
+# A job that meets a defect of the gateway may meet it every time: attempts are bounded.
+_DEFECT_ATTEMPTS = 10
+# So long a dispatcher that closes waits for its jobs.
+_RECORDED_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLimits:
+    """How many jobs run at once, over all lanes and in one lane."""
+
+    overall: int = 64
+    per_lane: int = 16
+
+    @property
+    def reserve(self) -> int:
+        """Places reserved for lanes in which nothing runs."""
+        return self.overall // 4
+
+
+def choose(
+    heads: Sequence[LaneHead], running: Mapping[JobLane, int], limits: LaneLimits, now_s: float
+) -> list[JobLane]:
+    """The lanes to claim jobs from, one entry for each job.
+
+    The next place goes to the lane with the fewest running jobs, among equals to the lane whose
+    first job has waited longest. A lane may be named more often than it has jobs.
+    """
+    free = limits.overall - sum(running.values())
+    chosen: list[JobLane] = []
+    waiting = [(running.get(h.lane, 0), h.due_at_s, h.lane) for h in heads if h.due_at_s <= now_s]
+    heapify(waiting)
+    while waiting and free > 0:
+        has, due_at_s, lane = waiting[0]
+        if has >= limits.per_lane or (has and free <= limits.reserve):
+            heappop(waiting)
+            continue
+        chosen.append(lane)
+        free -= 1
+        heapreplace(waiting, (has + 1, due_at_s, lane))
+    return chosen
+
+
+class JobDispatcher:
+    """Runs the jobs of one kind within limits, fairly among lanes.
+
+    `now_s` is the wall clock; `defect_s` is the wait after an attempt that met a defect of the
+    gateway.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        kind: JobKind,
+        limits: LaneLimits,
+        handle: Handle,
+        now_s: Callable[[], float],
+        log: logging.Logger,
+        defect_s: float = 30.0,
+    ) -> None:
+        self._queue = queue
+        self.kind = kind
+        self.endings: Counter[str] = Counter()
+        self._limits = limits
+        self._handle = handle
+        self._now_s = now_s
+        self._log = log
+        self._endings_log = StrangerLog(log)
+        self._defect_s = defect_s
+        self._running: Counter[JobLane] = Counter()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order of their starts
+        self._handling: set[asyncio.Future[JobEnding]] = set()
+        self._changed = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+        queue.watch(self._changed.set)
+
+    def start(self) -> None:
+        """Run jobs until `close`."""
+        self._loop = asyncio.create_task(self._dispatch(), name=f"jobs {self.kind.name}")
+        self._loop.add_done_callback(self._stopped)
+
+    async def close(self) -> None:
+        """Stop; running jobs are cancelled and return to the queue.
+
+        Those that have ended get some time to be recorded, or they would be run again.
+        """
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+        for handling in self._handling:
+            handling.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_RECORDED_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def running(self) -> int:
+        """The number of jobs that run now."""
+        return self._running.total()
+
+    async def _dispatch(self) -> None:
+        failures = 0
+        while True:
+            self._changed.clear()
+            try:
+                wait_s = await self._round()
+                failures = 0
+            except QueueFailed as error:
+                failures += 1
+                wait_s = _QUEUE_RETRY.wait_s(failures, 1.0)
+                self._log.error("jobs wait: %s; next try in %.1f s", error, wait_s)
+                await asyncio.sleep(wait_s)
+                continue
+            await self._wait(wait_s)
+
+    async def _round(self) -> float | None:
+        """Start every job with a place; the time until the next is due, None where none waits."""
+        while True:
+            heads = await self._queue.heads(self.kind)
+            now_s = self._now_s()
+            lanes = choose(heads, self._running, self._limits, now_s)
+            jobs = await self._queue.claim(lanes, now_s) if lanes else ()
+            for job in jobs:
+                self._begin(job)
+            if not jobs:
+                if lanes:  # another gateway has claimed what was due: others come first now
+                    heads = await self._queue.heads(self.kind)
+                # A due job without a place waits for a running job to end, not for time.
+                return min((h.due_at_s - now_s for h in heads if h.due_at_s > now_s), default=None)
+
+    def _stopped(self, loop: asyncio.Task[None]) -> None:
+        """Report an end of the loop other than by `close`, which is a defect."""
+        if not loop.cancelled():
+            self._log.critical("the dispatcher of jobs has stopped", exc_info=loop.exception())
+
+    async def _wait(self, wait_s: float | None) -> None:
+        try:
+            async with time_limit(None if wait_s is None else min(wait_s, _LOOK_S)):
+                await self._changed.wait()
+        except TimeoutError:
+            return  # a job is due, or may be by now
+
+    def _begin(self, job: Job) -> None:
+        lane = job.lane
+        self._running[lane] += 1
+        handling = asyncio.ensure_future(self._handle(job))
+        self._handling.add(handling)
+        handling.add_done_callback(self._handling.discard)
+        task = asyncio.create_task(self._run(job, handling), name=f"job {job.number}")
+        self._tasks[task] = None
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.pop(task, None)
+            self._running[lane] -= 1
+            if not self._running[lane]:
+                del self._running[lane]
+            self._changed.set()
+            if not task.cancelled():
+                self._report_unrecorded(job, task.exception())
+
+        task.add_done_callback(ended)
+
+    def _report_unrecorded(self, job: Job, error: BaseException | None) -> None:
+        """Log a job whose end could not be recorded: it stays claimed until the next start."""
+        if error is not None:
+            trace = None if isinstance(error, GatewayError) else error
+            self._log.error("call %s stays claimed: %r", job.call.id, error, exc_info=trace)
+
+    async def _run(self, job: Job, handling: asyncio.Future[JobEnding]) -> None:
+        try:
+            await asyncio.wait([handling])
+        finally:
+            handling.cancel()  # where this task was cancelled: else it has ended
+        if handling.cancelled():
+            await self._queue.reschedule(job.number, self._now_s(), "broken off", counts=False)
+            return
+        error = handling.exception()
+        if error is None:
+            await self._end(job, handling.result())
+        else:
+            self._log.error("call %s: handling failed", job.call.id, exc_info=error)
+            why = f"a fault of the gateway: {error!r}"
+            last = job.attempts >= _DEFECT_ATTEMPTS
+            await self._end(job, JobDead(why) if last else TryAgain(self._defect_s, why))
+
+    async def _end(self, job: Job, ending: JobEnding) -> None:
+        """Record the end, for as long as it takes: only this task knows how the job ended."""
+        try:
+            await self._record(job, ending)
+        finally:
+            if isinstance(ending, CallAnswered):
+                await ending.body.discard()
+
+    async def _record(self, job: Job, ending: JobEnding) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._conclude(job, ending)
+            except ClaimLost as error:
+                # The end was recorded before, or another gateway considered this one dead.
+                self._log.warning("call %s: %s", job.call.id, error)
+                self.endings["lost"] += 1
+                return
+            except QueueFailed as error:
+                failures += 1
+                wait_s = _QUEUE_RETRY.wait_s(failures, 1.0)
+                self._log.error("call %s: %s; next try in %.1f s", job.call.id, error, wait_s)
+                await asyncio.sleep(wait_s)
+            else:
+                self.endings[ending.outcome] += 1
+                return
+
+    async def _conclude(self, job: Job, ending: JobEnding) -> None:
+        number, now_s = job.number, self._now_s()
+        match ending:
+            case JobDone():
+                await self._queue.finish(number)
+            case TryAgain(after_s, why, counts):
+                self._tell(logging.INFO, job, ending, f"again in {after_s:.1f} s: {why}")
+                await self._queue.reschedule(number, now_s + after_s, why, counts=counts)
+            case CallAnswered(result, body, lane):
+                await self._queue.store_result(number, result, body, lane, now_s)
+            case JobDead(why, status):
+                self._tell(logging.WARNING, job, ending, f"it is dead: {why}")
+                await self._queue.bury(number, why, now_s, status)
+            case _:
+                assert_never(ending)
+
+    def _tell(self, level: int, job: Job, ending: TryAgain | JobDead, text: str) -> None:
+        function = job.call.function
+        cause = f"{ending.outcome} {function}"
+        self._endings_log.log(level, cause, "call %s to %s: %s", job.call.id, function, text)
+
+
+_CALLS = LaneLimits()
+_CALLBACKS = LaneLimits(overall=32, per_lane=4)
+_PATIENCE = RetryPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class JobWorkerSettings:
+    """Concurrency, retry policies, and which callback addresses are permitted.
+
+    A receiver has `callback_s` for its answer. `defect_s` is the wait after an attempt that met a
+    defect of the gateway.
+    """
+
+    calls: LaneLimits = _CALLS
+    callbacks: LaneLimits = _CALLBACKS
+    patience: RetryPolicy = _PATIENCE
+    callback_patience: RetryPolicy = _PATIENCE
+    callback_s: float = 30.0
+    callback_rule: CallbackRule = field(default_factory=CallbackRule)
+    defect_s: float = 30.0
+
+
+class JobWorker:
+    """Runs the jobs of a queue until it is closed; jobs under way then go back to the queue."""
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        calls: FunctionCalls,
+        attempts_of: Callable[[FunctionId], int | None],
+        settings: JobWorkerSettings,
+        log: Logger,
+        tracer: CallTracer | None = None,
+    ) -> None:
+        """`attempts_of` gives the attempts in a function's options; None for the default."""
+        self._tracer = tracer
+        self._queue = queue
+        self._calls = calls
+        self._attempts_of = attempts_of
+        self._settings = settings
+        self._log = log
+        self._session: aiohttp.ClientSession | None = None
+        self._dispatchers: list[JobDispatcher] = []
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def start(self) -> None:
+        """Start running jobs."""
+        settings, chance, rule = self._settings, Random(), self._settings.callback_rule
+        now_s = self._queue.now_s
+        self._session = callback_session(rule)
+        caller = JobCaller(self._calls, self._queue, self._policy_of, now_s, chance)
+        patience = settings.callback_patience
+        answer_s = settings.callback_s
+        sender = CallbackSender(
+            self._session, rule, patience, answer_s, now_s, chance, self._tracer
+        )
+        self._dispatchers = [
+            JobDispatcher(
+                *(self._queue, JobKind.CALL, settings.calls, caller.handle),
+                now_s=now_s,
+                log=self._log,
+                defect_s=settings.defect_s,
+            ),
+            JobDispatcher(
+                *(self._queue, JobKind.CALLBACK, settings.callbacks, sender.handle),
+                now_s=now_s,
+                log=self._log,
+                defect_s=settings.defect_s,
+            ),
+        ]
+        for dispatcher in self._dispatchers:
+            dispatcher.start()
+
+    def endings(self) -> Mapping[tuple[JobKind, str], int]:
+        """The number of attempts by kind and outcome."""
+        return {
+            (dispatcher.kind, ending): count
+            for dispatcher in self._dispatchers
+            for ending, count in dispatcher.endings.items()
+        }
+
+    async def close(self) -> None:
+        """Cancel running jobs and return them to the queue."""
+        await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def running(self) -> int:
+        """The number of calls and callbacks under way."""
+        return sum(dispatcher.running for dispatcher in self._dispatchers)
+
+    def _policy_of(self, function: FunctionId) -> RetryPolicy:
+        return self._settings.patience.of(self._attempts_of(function))

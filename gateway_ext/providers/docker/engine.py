@@ -1,0 +1,650 @@
+"""The Docker Engine's HTTP API: a connection, requests with typed answers, its streams' lines."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import signal
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from common.liveness import signal_name
+from common.numerals import natural
+from common.time_limits import time_limit
+from gateway_ext.errors import BadRequest, ProviderFailed
+from gateway_ext.providers.managed.instance import exited_with
+
+OURS = "com.gpufaas.gateway"
+FUNCTION = "com.gpufaas.function"
+RELEASE = "com.gpufaas.release"
+TEMPLATE = "com.gpufaas.template"
+_FORBIDDEN, _GONE, _CONFLICT = 403, 404, 409
+_PULL_BEGINS_S, _SLACK_S = 120.0, 30.0
+_CHUNK = 1 << 16
+_NS = 1e9
+# A program may exit with 128 and more by itself, so only those that end programs are believed.
+_ENDING = frozenset(
+    {
+        *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
+        *(signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM),
+    }
+)
+
+
+class EngineImage(NamedTuple):
+    """An image on the Engine."""
+
+    id: str
+    has_our_template: bool
+
+
+class ListedContainer(NamedTuple):
+    """A container of this gateway, running or not."""
+
+    name: str
+    function: str
+    release: str
+    running: bool
+
+
+class ContainerState(NamedTuple):
+    """State of a container; `address` is that in its network, `why` the reason of its end."""
+
+    running: bool
+    address: str
+    why: str
+
+
+class ContainerEnd(NamedTuple):
+    """The event that a container has ended."""
+
+    name: str
+    status: str
+
+
+class ContainerUsage(NamedTuple):
+    """Resources of a container: processor seconds since its start, memory now."""
+
+    cpu_s: float
+    memory_bytes: int
+
+
+# HTTP to a Docker Engine: over its socket or TCP, in an API version that both sides support.
+#
+# ProviderFailed
+# ├── EngineAway      it cannot be reached, or the connection broke
+# └── EngineRefused   it answered with an error
+
+# Docker 20.10 supports 1.41; 1.47 is the newest version that was tested.
+_OLDEST, _NEWEST = (1, 41), (1, 47)
+_CONNECT_S, _ANSWER_S = 5.0, 60.0
+_BAD = 400
+_LONGEST_MESSAGE = 1000
+
+
+class EngineAway(ProviderFailed):
+    """The Engine cannot be reached, or the connection broke."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"the Docker Engine at {url} cannot be reached: {why}")
+
+
+class EngineRefused(ProviderFailed):
+    """The Engine answered with an error; `status` is 0 within a stream."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class EngineTransport:
+    """Connections to one Engine, made when they are needed."""
+
+    def __init__(self, url: str, tls: Path | None = None) -> None:
+        self.url = url
+        self._base, self._socket = _parsed(url, private=tls is not None)
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+        self._version = ""
+
+    def open(self) -> None:
+        """Allow requests; needs a running event loop."""
+        self._session = aiohttp.ClientSession(
+            connector=self._connector(),
+            timeout=aiohttp.ClientTimeout(None, sock_connect=_CONNECT_S),
+            auto_decompress=False,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        within_s: float = _ANSWER_S,
+    ) -> Any:
+        """The answer, read as JSON; None if it is empty."""
+        async with self.stream(method, path, query, body, within_s=within_s) as content:
+            try:
+                async with time_limit(within_s):
+                    text = await content.read()
+            except TimeoutError as error:
+                raise EngineAway(self.url, f"no answer within {within_s:g} s") from error
+        try:
+            return json.loads(text) if text.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise ProviderFailed(f"the Docker Engine at {self.url} does not answer JSON") from error
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        within_s: float = _ANSWER_S,
+    ) -> AsyncIterator[aiohttp.StreamReader]:
+        """The body of the answer as it arrives; `within_s` bounds the time until it begins."""
+        version = self._version or await self._negotiated(within_s)
+        with self._translated(within_s):
+            content = await self._response(
+                f"/v{version}{path}", method, query, body, headers, within_s
+            )
+        try:
+            with self._translated(within_s):
+                yield content.content
+        finally:
+            content.close()
+
+    async def _negotiated(self, within_s: float) -> str:
+        with self._translated(within_s):
+            found = await self._response("/_ping", "GET", None, None, None, within_s)
+            found.release()
+        version = found.headers.get("API-Version", "")
+        try:
+            theirs = tuple(int(part) for part in version.split("."))
+        except ValueError:
+            raise ProviderFailed(f"{self.url} is no Docker Engine: it names no version") from None
+        if theirs < _OLDEST:
+            least = ".".join(map(str, _OLDEST))
+            raise ProviderFailed(
+                f"the Docker Engine at {self.url} speaks {version} of its API;"
+                f" {least} (Docker 20.10) is the least that is needed"
+            )
+        self._version = ".".join(map(str, min(theirs, _NEWEST)))
+        return self._version
+
+    async def _response(
+        self,
+        path: str,
+        method: str,
+        query: Mapping[str, str] | None,
+        body: object,
+        headers: Mapping[str, str] | None,
+        within_s: float,
+    ) -> aiohttp.ClientResponse:
+        assert self._session is not None, "opened before"
+        raw = body if isinstance(body, bytes) else None
+        sent = headers or ({"Content-Type": "application/x-tar"} if raw else {})
+        async with time_limit(within_s):
+            found = await self._session.request(
+                *(method, f"{self._base}{path}"),
+                params=query,
+                data=raw,
+                json=None if raw is not None else body,
+                headers=sent,
+            )
+            if found.status >= _BAD:
+                raise EngineRefused(found.status, _message(await found.read()))
+        return found
+
+    @contextlib.contextmanager
+    def _translated(self, within_s: float) -> Iterator[None]:
+        """Raise EngineAway for errors of the connection."""
+        try:
+            yield
+        except TimeoutError as error:
+            raise self._away(f"no answer within {within_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._away(str(error) or type(error).__name__) from error
+
+    def _away(self, why: str) -> EngineAway:
+        self._version = ""  # it may come back as another release
+        return EngineAway(self.url, why)
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        if self._socket:
+            return aiohttp.UnixConnector(self._socket, limit=0)
+        return aiohttp.TCPConnector(limit=0, ssl=self._secured() if self._tls else True)
+
+    def _secured(self) -> ssl.SSLContext:
+        """The folder holds ca.pem, cert.pem and key.pem, as DOCKER_CERT_PATH does."""
+        assert self._tls is not None, "called only with a folder of certificates"
+        try:
+            context = ssl.create_default_context(cafile=self._tls / "ca.pem")
+            context.load_cert_chain(self._tls / "cert.pem", self._tls / "key.pem")
+        except OSError as error:
+            raise BadRequest(f"docker_tls_dir: {self._tls}: {error}") from error
+        return context
+
+
+def _parsed(url: str, *, private: bool) -> tuple[str, str]:
+    """The base URL of requests, and the path of the socket if there is one."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix" and parts.path and not parts.netloc:
+        return "http://docker", parts.path
+    if parts.scheme == "tcp" and parts.netloc and parts.path in {"", "/"}:
+        return f"{'https' if private else 'http'}://{parts.netloc}", ""
+    raise BadRequest(f"docker_url: {url!r}: unix:///path or tcp://host:port is expected")
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"]).strip()[:_LONGEST_MESSAGE]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return body.decode(errors="replace").strip()[:_LONGEST_MESSAGE] or "no reason given"
+
+
+class EngineClient:
+    """One Engine; lists what is labelled with the name of this gateway.
+
+    A pull fails when the Engine reports no progress for `pull_quiet_s`.
+    """
+
+    def __init__(
+        self, transport: EngineTransport, gateway: str, pull_quiet_s: float = 600.0
+    ) -> None:
+        self._transport = transport
+        self._gateway = gateway
+        self._pull_quiet_s = pull_quiet_s
+
+    @property
+    def url(self) -> str:
+        """The URL of the Engine."""
+        return self._transport.url
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Labels that mark containers, volumes and networks as this gateway's."""
+        return {OURS: self._gateway}
+
+    # -- containers -----------------------------------------------------------------------------
+
+    async def containers(self) -> list[ListedContainer]:
+        """All containers of this gateway."""
+        found = await self._transport.call(
+            "GET", "/containers/json", {"all": "1", **self._filter()}
+        )
+        return [_container(one) for one in found]
+
+    async def create(self, name: str, body: Mapping[str, object]) -> None:
+        """Create a container without starting it."""
+        await self._transport.call("POST", "/containers/create", {"name": name}, body)
+
+    async def start(self, name: str) -> None:
+        """Start a container; nothing happens if it runs already."""
+        await self._transport.call("POST", f"/containers/{name}/start")
+
+    async def stop(self, name: str, within_s: float) -> None:
+        """Send SIGTERM, and SIGKILL after `within_s`; returns when the container has ended."""
+        query = {"t": str(round(within_s))}
+        await self._transport.call(
+            *("POST", f"/containers/{name}/stop", query), within_s=within_s + _SLACK_S
+        )
+
+    async def kill(self, name: str) -> None:
+        """Send SIGKILL."""
+        await self._transport.call("POST", f"/containers/{name}/kill")
+
+    async def remove(self, name: str) -> None:
+        """Remove a container and its anonymous volumes, running or not; none is fine too."""
+        try:
+            await self._transport.call("DELETE", f"/containers/{name}", {"force": "1", "v": "1"})
+        except EngineRefused as refused:
+            if refused.status not in {_GONE, _CONFLICT}:
+                raise  # a conflict: it is being removed already
+
+    async def inspect(self, name: str, network: str) -> ContainerState | None:
+        """The state of a container; None if there is none of this name."""
+        found = await self._found(f"/containers/{name}/json")
+        return None if found is None else _inspected(found, network)
+
+    async def put(self, name: str, folder: str, archive: bytes) -> None:
+        """Unpack a tar archive in a folder of a container."""
+        await self._transport.call("PUT", f"/containers/{name}/archive", {"path": folder}, archive)
+
+    async def usage(self, name: str) -> ContainerUsage:
+        """Resources of a container; zero if it has ended."""
+        query = {"stream": "0", "one-shot": "1"}
+        try:
+            found = await self._transport.call("GET", f"/containers/{name}/stats", query)
+        except EngineRefused as refused:
+            if refused.status in {_GONE, _CONFLICT}:
+                return ContainerUsage(0.0, 0)
+            raise
+        return _usage(found)
+
+    # -- images ---------------------------------------------------------------------------------
+
+    async def image(self, name: str) -> EngineImage | None:
+        """The image of this name or id; None if it is not on the Engine."""
+        found = await self._found(f"/images/{name}/json")
+        if found is None:
+            return None
+        labels = (found.get("Config") or {}).get("Labels") or {}
+        return EngineImage(found["Id"], TEMPLATE in labels)
+
+    async def pull(self, name: str, credentials: str) -> None:
+        """Pull an image from its registry; EngineRefused has the reason of a failure."""
+        headers = {"X-Registry-Auth": credentials} if credentials else {}
+        query = {"fromImage": name if _has_tag(name) else f"{name}:latest"}
+        begun = self._transport.stream(
+            *("POST", "/images/create", query), headers=headers, within_s=_PULL_BEGINS_S
+        )
+        async with begun as content, _progress_within(self._pull_quiet_s) as until:
+            async for step in json_objects(content):
+                if "error" in step:
+                    raise EngineRefused(0, str(step["error"]).strip())
+                until.reschedule(asyncio.get_running_loop().time() + self._pull_quiet_s)
+
+    async def usual_registry(self) -> str:
+        """The registry of images whose name has no registry, as `docker login` calls it."""
+        return str((await self._transport.call("GET", "/info")).get("IndexServerAddress", ""))
+
+    async def cores(self) -> int:
+        """The number of processors that the Engine has."""
+        return max(1, int((await self._transport.call("GET", "/info")).get("NCPU", 1)))
+
+    # -- networks and volumes -------------------------------------------------------------------
+
+    async def has_network(self, name: str) -> bool:
+        """Whether there is one of this name."""
+        return await self._found(f"/networks/{name}") is not None
+
+    async def remove_network(self, name: str) -> None:
+        """Remove a network, if this gateway made it and no container is in it."""
+        found = await self._found(f"/networks/{name}")
+        if found is None or (found.get("Labels") or {}).get(OURS) != self._gateway:
+            return
+        try:
+            await self._transport.call("DELETE", f"/networks/{name}")
+        except EngineRefused as refused:
+            if refused.status not in {_GONE, _FORBIDDEN, _CONFLICT}:
+                raise
+
+    async def make_network(self, body: Mapping[str, object]) -> None:
+        """Create a network; nothing happens if one of its name was made meanwhile."""
+        try:
+            await self._transport.call(
+                "POST", "/networks/create", None, {**body, "CheckDuplicate": True}
+            )
+        except EngineRefused as refused:
+            if refused.status != _CONFLICT:
+                raise
+
+    async def volumes(self) -> Mapping[str, Mapping[str, str]]:
+        """Names and labels of this gateway's volumes."""
+        found = await self._transport.call("GET", "/volumes", self._filter())
+        return {one["Name"]: one.get("Labels") or {} for one in found.get("Volumes") or ()}
+
+    async def has_volume(self, name: str) -> bool:
+        """Whether there is one of this name."""
+        return await self._found(f"/volumes/{name}") is not None
+
+    async def make_volume(self, name: str, labels: Mapping[str, str]) -> None:
+        """Create a volume; nothing happens if it exists."""
+        await self._transport.call(
+            "POST", "/volumes/create", None, {"Name": name, "Labels": dict(labels)}
+        )
+
+    async def remove_volume(self, name: str) -> bool:
+        """Delete a volume; False if a container still has it."""
+        try:
+            await self._transport.call("DELETE", f"/volumes/{name}")
+        except EngineRefused as refused:
+            if refused.status not in {_GONE, _CONFLICT}:
+                raise
+            return refused.status == _GONE
+        return True
+
+    # -- streams --------------------------------------------------------------------------------
+
+    async def endings(self, listening: asyncio.Event) -> AsyncGenerator[ContainerEnd, None]:
+        """Yield the ends of this gateway's containers from the time when `listening` is set."""
+        filters = {"type": ["container"], "event": ["die"], "label": self._label()}
+        query = {"filters": json.dumps(filters)}
+        async with self._transport.stream("GET", "/events", query) as content:
+            listening.set()
+            async for event in json_objects(content):
+                actor = event.get("Actor", {}).get("Attributes", {})
+                yield ContainerEnd(actor.get("name", ""), actor.get("exitCode", ""))
+
+    async def output(self, name: str, since: datetime | None) -> AsyncGenerator[bytes, None]:
+        """Yield the output of a container since then, in frames, until it ends."""
+        query = {"follow": "1", "stdout": "1", "stderr": "1", "timestamps": "1"}
+        if since is not None:
+            query["since"] = f"{since.timestamp():.6f}"
+        async with self._transport.stream("GET", f"/containers/{name}/logs", query) as content:
+            async for data in content.iter_chunked(_CHUNK):
+                yield data
+
+    async def _found(self, path: str) -> dict[str, Any] | None:
+        try:
+            found = await self._transport.call("GET", path)
+        except EngineRefused as refused:
+            if refused.status == _GONE:
+                return None
+            raise
+        return dict(found)
+
+    def _filter(self) -> dict[str, str]:
+        return {"filters": json.dumps({"label": self._label()})}
+
+    def _label(self) -> Sequence[str]:
+        return [f"{OURS}={self._gateway}"]
+
+
+@contextlib.asynccontextmanager
+async def _progress_within(quiet_s: float) -> AsyncIterator[asyncio.Timeout]:
+    """Raise EngineRefused after `quiet_s`, unless the time-out is rescheduled before."""
+    try:
+        async with time_limit(quiet_s) as until:
+            yield until
+    except TimeoutError as error:
+        raise EngineRefused(0, f"no progress for {quiet_s:g} s") from error
+
+
+def _container(answer: Mapping[str, Any]) -> ListedContainer:
+    labels = answer.get("Labels") or {}
+    return ListedContainer(
+        name=answer["Names"][0].removeprefix("/"),
+        function=labels.get(FUNCTION, ""),
+        release=labels.get(RELEASE, ""),
+        running=answer.get("State") == "running",
+    )
+
+
+def _inspected(answer: Mapping[str, Any], network: str) -> ContainerState:
+    state = answer["State"]
+    networks = answer.get("NetworkSettings", {}).get("Networks") or {}
+    return ContainerState(
+        running=bool(state.get("Running")),
+        address=(networks.get(network) or {}).get("IPAddress", ""),
+        why=_why(state),
+    )
+
+
+def _why(state: Mapping[str, Any]) -> str:
+    if state.get("OOMKilled"):
+        return "was killed: it took more memory than it may"
+    return ended_with(str(state.get("ExitCode", "")), state.get("Error", ""))
+
+
+def ended_with(status: str, error: str = "") -> str:
+    """Describe how a container ended."""
+    code = natural(status) or 0
+    signal_number = code - 128
+    if signal_number in _ENDING:
+        text = f"was ended by {signal_name(signal_number)}"
+    else:
+        text = exited_with(status or "unknown")
+    return f"{text}: {error}" if error else text
+
+
+def _usage(answer: Mapping[str, Any]) -> ContainerUsage:
+    memory = answer.get("memory_stats") or {}
+    details = memory.get("stats") or {}
+    # Without the file cache, which the kernel frees under pressure; cgroups v1 and v2 differ.
+    cached = details.get("total_inactive_file", details.get("inactive_file", 0))
+    total = ((answer.get("cpu_stats") or {}).get("cpu_usage") or {}).get("total_usage", 0)
+    return ContainerUsage(total / _NS, max(0, memory.get("usage", 0) - cached))
+
+
+def _has_tag(name: str) -> bool:
+    return ":" in name.rpartition("/")[2]
+
+
+log = logging.getLogger(__name__)
+
+_LONGEST_LINE_BYTES = 1 << 20
+
+
+async def json_objects(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
+    """Yield the object of each line; a line above _LONGEST_LINE_BYTES is skipped.
+
+    `readline` of the HTTP library fails at half of that, and the stream cannot be read further.
+    """
+    held = bytearray()
+    async for data in content.iter_any():
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            _add(held, end)
+            if _is_complete(held) and held.strip():
+                yield _read(held)
+            held.clear()
+        _add(held, rest)
+    if _is_complete(held) and held.strip():
+        yield _read(held)
+
+
+def _add(held: bytearray, part: bytes) -> None:
+    """Append up to one byte more than the bound, which marks the line as too long."""
+    held += part[: _LONGEST_LINE_BYTES + 1 - len(held)]
+
+
+def _is_complete(line: bytearray) -> bool:
+    if len(line) <= _LONGEST_LINE_BYTES:
+        return True
+    log.warning(
+        "a line of the Docker Engine is skipped: it has more than %d bytes", _LONGEST_LINE_BYTES
+    )
+    return False
+
+
+def _read(line: bytearray) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ProviderFailed("the Docker Engine sends a line that is no JSON") from error
+    if not isinstance(found, dict):
+        raise ProviderFailed("the Docker Engine sends a line that is no JSON object")
+    return found
+
+
+# Splits the Engine's stream of a container's output into lines with their times. Pure.
+
+_HEADER = 8
+# Of one entry: the Engine's own are of 16 KiB. The content of a larger one is dropped as it comes.
+_MOST_ENTRY_BYTES = 1 << 20
+_TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?Z ")
+
+
+class OutputLine(NamedTuple):
+    """One line of standard output or standard error."""
+
+    at: datetime
+    text: str
+
+
+class OutputFrames:
+    """A decoder: output and errors are frames of one stream, whose headers name which it is.
+
+    The Engine splits lines at 16 KiB; they are joined again up to `longest_bytes`.
+    """
+
+    def __init__(self, longest_bytes: int) -> None:
+        self._longest_bytes = longest_bytes
+        self._rest = b""
+        self._dropped_bytes = 0  # that are still to come of an entry that is too large
+        self._begun: dict[int, tuple[datetime, bytes]] = {}
+
+    def feed(self, data: bytes) -> list[OutputLine]:
+        """The lines that are complete with this data."""
+        self._rest += data
+        found: list[OutputLine] = []
+        at = self._drop(0)
+        while len(self._rest) - at >= _HEADER:
+            size = int.from_bytes(self._rest[at + 4 : at + _HEADER], "big")
+            end = at + _HEADER + size
+            if size > _MOST_ENTRY_BYTES:
+                self._dropped_bytes = size
+                at = self._drop(at + _HEADER)
+                continue
+            if len(self._rest) < end:
+                break
+            found += self._entry_lines(self._rest[at], self._rest[at + _HEADER : end])
+            at = end
+        self._rest = self._rest[at:]
+        return found
+
+    def end(self) -> list[OutputLine]:
+        """The incomplete lines at the end of the stream."""
+        found = [_line(at, text) for at, text in self._begun.values()]
+        self._begun.clear()
+        return found
+
+    def _drop(self, at: int) -> int:
+        """Where what follows an entry that is too large begins, as far as it has come."""
+        count = min(self._dropped_bytes, len(self._rest) - at)
+        self._dropped_bytes -= count
+        return at + count
+
+    def _entry_lines(self, stream: int, entry: bytes) -> list[OutputLine]:
+        match = _TIME.match(entry)
+        time = None if match is None else _time(match)
+        if match is None or time is None:
+            return []  # no log driver writes an entry without a time
+        at, text = self._begun.pop(stream, (time, b""))
+        text += entry[match.end() :]
+        if text.endswith(b"\n") or len(text) >= self._longest_bytes:
+            return [_line(at, text[: self._longest_bytes])]
+        self._begun[stream] = (at, text)
+        return []
+
+
+def _line(at: datetime, text: bytes) -> OutputLine:
+    return OutputLine(at, text.decode(errors="replace").rstrip("\r\n"))
+
+
+def _time(match: re.Match[bytes]) -> datetime | None:
+    micros = int((match[2] or b"0")[:6].ljust(6, b"0"))
+    try:
+        at = datetime.fromisoformat(match[1].decode())
+    except ValueError:  # a month of 99 days
+        return None
+    return at.replace(microsecond=micros, tzinfo=UTC)

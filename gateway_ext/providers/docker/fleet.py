@@ -1,0 +1,209 @@
+"""All containers of this gateway: starts, adopts and watches them, also across Engine failures."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from secrets import token_hex
+
+from gateway_ext.errors import GatewayError, ProviderFailed
+from gateway_ext.providers.docker.container_spec import network
+from gateway_ext.providers.docker.engine import (
+    ContainerState,
+    EngineAway,
+    EngineClient,
+    ListedContainer,
+    ended_with,
+)
+from gateway_ext.providers.docker.instance import ContainerInstance, ContainerPlace
+from gateway_ext.providers.docker.settings import DockerSettings
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0
+_COMPARE_EVERY_S = 15.0
+Reconcile = Callable[[Sequence[ListedContainer]], Awaitable[None]]
+
+
+class ContainerFleet:
+    """Instances by name, from before the creation of their container to its removal."""
+
+    def __init__(self, engine: EngineClient, settings: DockerSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._instances: dict[str, ContainerInstance] = {}
+        self._compared = asyncio.Event()
+        self._network = asyncio.Lock()
+
+    async def start(self, body: Mapping[str, object], place: ContainerPlace) -> ContainerInstance:
+        """Create and start a container; it is removed again if that fails."""
+        name = f"{self._settings.name}-{place.function.name[:40]}-{token_hex(4)}"
+        instance = self._instances[name] = ContainerInstance(name, self._engine, place, self.forget)
+        try:
+            await self.make_network()
+            await self._engine.create(name, body)
+            await self._engine.start(name)
+            await self._set_started(instance)
+        except BaseException:
+            await asyncio.shield(self._give_up(name))
+            raise
+        return instance
+
+    async def adopt(
+        self, container: ListedContainer, place: ContainerPlace
+    ) -> ContainerInstance | None:
+        """Watch a container that runs already; None if it has ended meanwhile."""
+        name = container.name
+        instance = self._instances[name] = ContainerInstance(name, self._engine, place, self.forget)
+        try:
+            await instance.adopt_output()
+            await self._set_started(instance)
+        except BaseException:
+            self.forget(name)
+            raise
+        if instance.exited.done():
+            self.forget(name)
+            return None
+        return instance
+
+    async def make_network(self) -> None:
+        """Create the network of functions unless one of its name exists."""
+        name = self._settings.network
+        async with self._network:  # concurrent requests would create two networks of one name
+            if not await self._engine.has_network(name):
+                await self._engine.make_network(network(name, self._engine.labels))
+
+    async def remove_network(self) -> None:
+        """Remove the network of functions, if this gateway made it and it is empty."""
+        try:
+            await self._engine.remove_network(self._settings.network)
+        except ProviderFailed as error:
+            log.warning("the network %s is still there: %s", self._settings.network, error)
+
+    async def watch(self, reconcile: Reconcile) -> None:
+        """Follow the Engine's events, and compare its containers with the instances regularly.
+
+        `reconcile` is given the containers that no instance here stands for.
+        """
+        try:
+            await self._watch(reconcile)
+        finally:
+            self._compared.set()  # releases those who wait for the first comparison
+
+    def has(self, name: str) -> bool:
+        """Whether an instance stands for this container."""
+        return name in self._instances
+
+    def forget(self, name: str) -> None:
+        """Drop the instance of this container."""
+        self._instances.pop(name, None)
+
+    async def first_comparison(self) -> None:
+        """Wait until the Engine was asked once, whether it answered or not."""
+        await self._compared.wait()
+
+    async def _watch(self, reconcile: Reconcile) -> None:
+        pause_s = _FIRST_PAUSE_S
+        away = False
+        while True:
+            try:
+                async with self._events() as events:
+                    await self._compare(reconcile)
+                    if away:
+                        log.info("the Docker Engine at %s answers again", self._engine.url)
+                    away, pause_s = False, _FIRST_PAUSE_S
+                    self._compared.set()
+                    while not (await asyncio.wait([events], timeout=_COMPARE_EVERY_S))[0]:
+                        await self._compare(reconcile)  # also notices what events did not report
+                    await events
+            except EngineAway as error:
+                if not away:
+                    log.error("%s; retrying", error)
+                away = True
+            except GatewayError as error:
+                log.error("the Docker Engine at %s: %s", self._engine.url, error)
+            except (OSError, ValueError, LookupError, TypeError, AttributeError):
+                # An unexpected answer or a full disk must not end the watch: the ends of containers
+                # would not be noticed any more.
+                log.exception("watching the Docker Engine at %s failed; retrying", self._engine.url)
+            self._compared.set()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    @contextlib.asynccontextmanager
+    async def _events(self) -> AsyncIterator[asyncio.Task[None]]:
+        """A task that handles events from now on; it ends when the Engine closes the stream."""
+        listening = asyncio.Event()
+        task = asyncio.create_task(self._follow_events(listening))
+        listened = asyncio.create_task(listening.wait())
+        try:
+            await asyncio.wait([task, listened], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                await task
+            yield task
+        finally:
+            for one in (task, listened):
+                one.cancel()
+            await asyncio.gather(task, listened, return_exceptions=True)
+
+    async def _follow_events(self, listening: asyncio.Event) -> None:
+        async with contextlib.aclosing(self._engine.endings(listening)) as endings:
+            async for name, status in endings:
+                if (instance := self._instances.get(name)) is not None:
+                    await self._handle_end(instance, ended_with(status))
+        raise EngineAway(self._engine.url, "it closed the stream of events")
+
+    async def _handle_end(self, instance: ContainerInstance, why: str) -> None:
+        """An event has the exit status alone: ask whether memory was lacking."""
+        instance.ready = False
+        found = await self._inspected(instance)
+        if found is not None and not found.running:
+            why = found.why
+        instance.set_ended(why)
+
+    async def _compare(self, reconcile: Reconcile) -> None:
+        # Read before the Engine is asked: its answer misses containers that start meanwhile.
+        known = [one for one in self._instances.values() if one.started]
+        present = {one.name: one for one in await self._engine.containers()}
+        for instance in known:
+            container = present.get(instance.name)
+            if container is None:
+                instance.set_ended("is gone: another program removed it")
+            elif not container.running:
+                await self._handle_listed_as_ended(instance)
+        await reconcile([one for one in present.values() if one.name not in self._instances])
+
+    async def _handle_listed_as_ended(self, instance: ContainerInstance) -> None:
+        """The list may be older than the container's start."""
+        found = await self._inspected(instance)
+        if found is None or not found.running:
+            instance.set_ended("is stopped" if found is None else found.why)
+
+    async def _inspected(self, instance: ContainerInstance) -> ContainerState | None:
+        """None also if the Engine does not answer: its end is known already."""
+        try:
+            return await self._engine.inspect(instance.name, self._settings.network)
+        except ProviderFailed:
+            return None
+
+    async def _set_started(self, instance: ContainerInstance) -> None:
+        found = await self._engine.inspect(instance.name, self._settings.network)
+        if found is None:
+            instance.set_ended("is gone: another program removed it")
+        elif not found.running:
+            instance.set_ended(found.why)
+        else:
+            self._check_address(found.address)
+            instance.set_started(found.address)
+
+    def _check_address(self, address: str) -> None:
+        if not address:
+            raise ProviderFailed(f"it has no address in the network {self._settings.network}")
+
+    async def _give_up(self, name: str) -> None:
+        try:
+            await self._engine.remove(name)
+        except ProviderFailed as error:
+            log.warning("container %s is removed later: %s", name, error)
+        finally:
+            self.forget(name)

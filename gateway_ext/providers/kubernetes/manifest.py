@@ -1,0 +1,267 @@
+"""What a function is in the cluster: its Deployment as it is sent, and as it is read. Pure."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from gateway_ext import model
+from gateway_ext.errors import BadDeployment
+from gateway_ext.model import Deployment, FunctionId, Resources
+from gateway_ext.openfaas import function_options, quantities
+from gateway_ext.providers.function_environment import container_environment, injected_digest
+from gateway_ext.providers.kubernetes.client import Json
+from gateway_ext.providers.kubernetes.settings import KubernetesSettings
+
+FUNCTION, GATEWAY, LIFE = "faas_function", "com.gpufaas.gateway", "com.gpufaas.life"
+_STORED, _INJECTED = "com.gpufaas.deployment", "com.gpufaas.injected"
+_RELEASE = "com.gpufaas.release"
+_READY_PATH = "com.openfaas.ready.http.path"
+_SECRETS = "/var/openfaas/secrets"
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_CONSTRAINT = re.compile(r"\s*([^\s=!]+)\s*==?\s*([^\s=]+)\s*")
+
+
+class ReleaseMarks(NamedTuple):
+    """Tells lives of a name and deployments within a life apart.
+
+    A pod of an earlier life of the name is none of this function; each release replaces all pods.
+    """
+
+    life: str
+    release: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFunction:
+    """A function as the cluster keeps it; `trouble` is why it takes no pod of it, or empty."""
+
+    deployment: Deployment
+    wanted: int
+    created_at: datetime
+    marks: ReleaseMarks
+    injected: str
+    trouble: str
+
+
+def check(deployment: Deployment) -> None:
+    """BadDeployment if no Deployment of a cluster can be made of it."""
+    if not _NAME.fullmatch(deployment.id.name):
+        raise BadDeployment(
+            f"{deployment.id.name!r}: a name of lower case letters, digits and - is expected"
+        )
+    _resources(deployment)
+    _node_selector(deployment)
+
+
+def selector(settings: KubernetesSettings) -> str:
+    """The labels of everything that belongs to this gateway."""
+    return f"{GATEWAY}={settings.name},{FUNCTION}"
+
+
+def manifest(
+    deployment: Deployment,
+    settings: KubernetesSettings,
+    injected: Mapping[str, str],
+    marks: ReleaseMarks,
+    replicas: int,
+) -> Json:
+    """The Deployment of a function with so many replicas."""
+    chosen = {FUNCTION: deployment.id.name, GATEWAY: settings.name, LIFE: marks.life}
+    labels = {**deployment.labels, **chosen}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": deployment.id.name,
+            "namespace": deployment.id.namespace,
+            "labels": labels,
+            "annotations": {
+                **deployment.annotations,
+                _STORED: json.dumps(model.written_deployment(deployment)),
+                _INJECTED: injected_digest(injected),
+                _RELEASE: marks.release,
+            },
+        },
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": chosen},
+            "revisionHistoryLimit": 1,
+            # A new instance is ready before an old one is asked to end.
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
+            },
+            "template": {
+                "metadata": {
+                    "labels": labels,
+                    "annotations": {**deployment.annotations, _RELEASE: marks.release},
+                },
+                "spec": _pod(deployment, settings, injected),
+            },
+        },
+    }
+
+
+def stored_function(found: Json) -> StoredFunction | None:
+    """The inverse of `manifest`; None if somebody else has changed what was stored in it."""
+    try:
+        metadata, spec = found["metadata"], found["spec"]
+        annotations, labels = metadata["annotations"], metadata["labels"]
+        deployment = model.read_deployment(json.loads(annotations[_STORED]))
+        if deployment.id != FunctionId(str(metadata["namespace"]), str(metadata["name"])):
+            return None  # a copy under another name
+        return StoredFunction(
+            deployment=deployment,
+            wanted=int(spec["replicas"]),
+            created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
+            marks=ReleaseMarks(str(labels[LIFE]), str(annotations[_RELEASE])),
+            injected=str(annotations[_INJECTED]),
+            trouble=_refused_pods(found),
+        )
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def _refused_pods(found: Json) -> str:
+    """Why the cluster takes no pod of it, as when a quota is used up."""
+    for condition in found.get("status", {}).get("conditions") or []:
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            return str(condition.get("message", ""))
+    return ""
+
+
+def _pod(
+    deployment: Deployment, settings: KubernetesSettings, injected: Mapping[str, str]
+) -> dict[str, Any]:
+    options = function_options.of(deployment)
+    further = dict(settings.further_gpu_fields()) if injected else {}
+    mounts, volumes = _volumes(deployment, injected)
+    found = {
+        **further,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        # A call may take as long after the instance was asked to end.
+        "terminationGracePeriodSeconds": math.ceil(options.timeout_s) + settings.leave_s + 1,
+        "containers": [_container(deployment, settings, injected, mounts)],
+        "volumes": volumes,
+    }
+    if settings.pull_secrets:
+        found["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
+    if chosen := {**(further.get("nodeSelector") or {}), **_node_selector(deployment)}:
+        found["nodeSelector"] = chosen
+    return found
+
+
+def _container(
+    deployment: Deployment,
+    settings: KubernetesSettings,
+    injected: Mapping[str, str],
+    mounts: list[Json],
+) -> Json:
+    variables = container_environment(deployment, injected)
+    return {
+        "name": deployment.id.name,
+        "image": deployment.image,
+        "imagePullPolicy": settings.pull,
+        # The kubelet would put other variables in the place of $(NAME), and one $ in that of two.
+        "env": [
+            {"name": name, "value": value.replace("$", "$$")} for name, value in variables.items()
+        ],
+        "ports": [{"name": "http", "containerPort": settings.port}],
+        "resources": _resources(deployment),
+        "volumeMounts": mounts,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": deployment.read_only,
+        },
+        # Gateways hear that it is to end, and send it no more, before it is asked to.
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(settings.leave_s)]}}},
+        **_probes(deployment, settings),
+    }
+
+
+def _probes(deployment: Deployment, settings: KubernetesSettings) -> Json:
+    """Of an image of our template its runtime is asked; of another one an open port is enough."""
+    ours = function_options.GPU_FLAG in deployment.process.split()
+    path = "/_/ready" if ours else deployment.annotations.get(_READY_PATH, "")
+    asked: Json = {"tcpSocket": {"port": settings.port}}
+    if path:
+        asked = {"httpGet": {"path": path, "port": settings.port}}
+    found = {
+        "readinessProbe": {**asked, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 3}
+    }
+    if ours:
+        health = {"httpGet": {"path": "/_/health", "port": settings.port}}
+        found["livenessProbe"] = {
+            **health,
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        }
+    return found
+
+
+def _volumes(deployment: Deployment, injected: Mapping[str, str]) -> tuple[list[Json], list[Json]]:
+    """What is mounted, and what is there to be mounted."""
+    mounts: list[Json] = []
+    volumes: list[Json] = []
+    if deployment.secrets:
+        sources = [
+            {"secret": {"name": name, "items": [{"key": name, "path": name}]}}
+            for name in deployment.secrets
+        ]
+        volumes.append({"name": "secrets", "projected": {"sources": sources}})
+        mounts.append({"name": "secrets", "mountPath": _SECRETS, "readOnly": True})
+    if deployment.read_only:
+        volumes.append({"name": "tmp", "emptyDir": {}})
+        mounts.append({"name": "tmp", "mountPath": "/tmp"})
+    kind, _, path = injected.get("GPUFAAS_ADDRESS", "").partition(":")
+    if kind == "unix" and path.startswith("/"):
+        # The folder is mounted, as each start of the GPU manager makes a new socket in it.
+        folder = str(PurePosixPath(path).parent)
+        volumes.append({"name": "gpus", "hostPath": {"path": folder, "type": "Directory"}})
+        mounts.append({"name": "gpus", "mountPath": folder, "readOnly": True})
+    return mounts, volumes
+
+
+def _resources(deployment: Deployment) -> Json:
+    """Limits and requests but for GPUs, which GPU managers share out."""
+    found = {}
+    for key, amounts in (("limits", deployment.limits), ("requests", deployment.requests)):
+        if read := _amounts(key, amounts):
+            found[key] = read
+    return found
+
+
+def _amounts(key: str, amounts: Resources | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if amounts is None:
+        return found
+    try:
+        if amounts.memory:
+            found["memory"] = str(quantities.memory_bytes(amounts.memory))
+        if amounts.cpu:
+            found["cpu"] = f"{max(1, round(quantities.cpus(amounts.cpu) * 1000))}m"
+    except ValueError as error:
+        raise BadDeployment(f"{key}: {error}") from error
+    return found
+
+
+def _node_selector(deployment: Deployment) -> dict[str, str]:
+    """Constraints such as `zone=a`; those about GPUs are for GPU managers' nodes."""
+    found = {}
+    for constraint in deployment.constraints:
+        if function_options.is_gpu_constraint(constraint):
+            continue
+        match = _CONSTRAINT.fullmatch(constraint)
+        if match is None:
+            raise BadDeployment(f"constraint {constraint!r}: LABEL=VALUE is expected")
+        found[match[1]] = match[2]
+    return found

@@ -1,0 +1,392 @@
+"""What the functions of the docker and the process provider share, updates among it."""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from common.tasks import error_of, until_first
+from gateway_ext.errors import BadDeployment, GatewayError
+from gateway_ext.model import Deployment, FunctionStatus, Troubles, Usage
+from gateway_ext.ports import FunctionListener
+from gateway_ext.providers.managed.instance import ManagedSettings
+from gateway_ext.providers.managed.logs import FunctionLog
+from gateway_ext.providers.managed.records import R, RecordStore
+from gateway_ext.providers.managed.replicas import Replica, ReplicaSet
+
+log = logging.getLogger(__name__)
+
+V = TypeVar("V", bound=ReplicaSet[Any])
+
+
+class InstanceUsage(NamedTuple):
+    """Resources of instances: processor seconds since their start, memory now."""
+
+    cpu_s: float
+    memory_bytes: int
+
+
+class ManagedFunction(ABC, Generic[R, V]):
+    """A deployed function; every change is stored first and carried out in the background."""
+
+    note_suffix: str  # of the name under which lines about the deployment are logged
+    usage_over_s: float  # how long processor use is measured
+
+    def __init__(
+        self,
+        record: R,
+        store: RecordStore[R],
+        settings: ManagedSettings,
+        listener: FunctionListener,
+    ) -> None:
+        self.record = record
+        self.log = FunctionLog(record.deployment.id, record.folder, settings.log_bytes)
+        self._store = store
+        self._rollout: Rollout[V] = Rollout(self, listener, settings.drain_s)
+
+    @property
+    @abstractmethod
+    def secrets(self) -> set[str]:
+        """Names of the secrets that running or coming instances read."""
+
+    @abstractmethod
+    def took_over(self, version: V) -> None:
+        """Called when this version serves instead of the one before it."""
+
+    @abstractmethod
+    def instances_ended(self, version: V) -> None:
+        """Called when instances of a version have ended, perhaps its last ones."""
+
+    @abstractmethod
+    async def _measure(self) -> InstanceUsage:
+        """Sum over all instances of the current and the coming version."""
+
+    def template_text(self, *, usage: bool) -> str:
+        """The state of what its instances are forked from, for people; empty if there is none."""
+        del usage
+        return ""
+
+    @property
+    def template_trouble(self) -> str:
+        """Why what its instances are forked from is not warm; empty if nothing is wrong."""
+        return ""
+
+    @property
+    def template_bytes(self) -> int:
+        """The memory of what its instances are forked from."""
+        return 0
+
+    @property
+    def deployment(self) -> Deployment:
+        """The deployment that was accepted last."""
+        return self.record.deployment
+
+    @property
+    def wanted(self) -> int:
+        """The number of replicas."""
+        return self.record.wanted
+
+    def scale(self, wanted: int) -> None:
+        """Store and apply another number of replicas."""
+        self.record = replace(self.record, wanted=wanted)
+        self._store.save(self.record)
+        self._rollout.resize()
+
+    async def stop(self, *, drain: bool) -> None:
+        """End all instances; with `drain` they may finish their calls first."""
+        try:
+            await self._rollout.stop(drain=drain)
+        finally:
+            self.log.close()
+
+    def hurry(self) -> None:
+        """Have a `stop` that is under way wait for no call any more."""
+        self._rollout.hurry()
+
+    async def status(self, *, usage: bool) -> FunctionStatus:
+        """The current status; with `usage` it takes `usage_over_s` to measure."""
+        return FunctionStatus(
+            deployment=self.deployment,
+            replicas=self.wanted,
+            available_replicas=self._rollout.available,
+            created_at=self.record.created_at,
+            usage=await self._usage() if usage else None,
+            trouble=self._rollout.trouble or self.template_trouble,
+            template=self.template_text(usage=usage),
+        )
+
+    def note(self, text: str) -> None:
+        """Write a line about the deployment to the function's log."""
+        self.log.write(f"{self.deployment.id.name}-{self.note_suffix}", text)
+
+    async def _usage(self) -> Usage:
+        before = await self._measure()
+        await asyncio.sleep(self.usage_over_s)
+        after = await self._measure()
+        busy = max(0.0, after.cpu_s - before.cpu_s) / self.usage_over_s
+        return Usage(round(busy * 1000, 1), after.memory_bytes)
+
+
+class Rollout(Generic[V]):
+    """The version that serves and the one that is to replace it: both run until that is ready."""
+
+    def __init__(
+        self, owner: ManagedFunction[Any, V], listener: FunctionListener, drain_s: float
+    ) -> None:
+        self.current: V | None = None
+        self.coming: V | None = None
+        self._owner = owner
+        self._listener = listener
+        self._drain_s = drain_s
+        self._failed = ""  # why there is no version to start replicas of
+        self._unserved = ""  # why what an earlier gateway accepted cannot be served
+        self._stopped = False
+        self._changed = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._making: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._retiring: dict[asyncio.Task[None], V] = {}
+
+    def begin(self, make: Callable[[], Awaitable[V]]) -> None:
+        """Make another version and replace the current one once the new one is ready."""
+        before = self._making
+        self._failed = ""
+        self._making = asyncio.create_task(self._replace(make, before))
+        self.notify()
+        self._making.add_done_callback(self._made)
+
+    def start_with(self, version: V) -> None:
+        """Serve this version at once; some of its replicas may run already."""
+        leaving = version.resize(self._owner.wanted)
+        self.current = version
+        self.notify()
+        self._end_surplus(leaving, version)
+
+    def resize(self) -> None:
+        """Apply the owner's number of replicas to all versions."""
+        leaving = [(one.resize(self._owner.wanted), one) for one in self.versions]
+        self.notify()
+        for replicas, version in leaving:
+            self._retire(replicas, version)
+        self._changed.set()
+
+    def report_failure(self, why: str) -> None:
+        """Show why a version cannot be made yet; making it continues."""
+        self._failed = why
+        self._owner.note(why)
+        log.warning("%s: %s", self._owner.deployment.id, why)
+        self.notify()
+
+    async def stop(self, *, drain: bool) -> None:
+        """End all instances; with `drain` they may finish their calls first."""
+        await self._stop_making()
+        leaving = [replica for one in self.versions for replica in one.resize(0)]
+        self.current = self.coming = None
+        if not drain:
+            self.hurry()
+        await self._drain_and_stop(leaving, drain=drain)
+        if self._retiring:
+            await asyncio.wait(list(self._retiring))
+
+    def hurry(self) -> None:
+        """End all instances that leave, and those that will, without a wait for their calls."""
+        self._hurried.set()
+
+    async def detach(self) -> None:
+        """Stop watching all instances; they continue to run."""
+        await self._stop_making()
+        self.hurry()
+        await asyncio.gather(*(one.detach() for v in self.versions for one in v.replicas))
+        if self._retiring:
+            await asyncio.wait(list(self._retiring))
+
+    @property
+    def versions(self) -> list[V]:
+        """The current version and the coming one, if they exist."""
+        return [one for one in (self.current, self.coming) if one is not None]
+
+    @property
+    def present(self) -> list[V]:
+        """All versions that have instances, retiring ones too."""
+        return [*self.versions, *self._retiring.values()]
+
+    @property
+    def settled(self) -> bool:
+        """Whether no version is coming and none is retiring."""
+        return not self._retiring and self.coming is None
+
+    @property
+    def available(self) -> int:
+        """The number of replicas that can be called."""
+        return len(self.current.endpoints) if self.current else 0
+
+    @property
+    def trouble(self) -> str:
+        """The problem to show; empty if there is none."""
+        if self._unserved or self._failed:
+            return self._unserved or self._failed
+        coming = self.coming.trouble if self.coming else ""
+        return coming or (self.current.trouble if self.current else "")
+
+    @property
+    def troubles(self) -> Troubles:
+        """Calls are refused only if neither the current version nor the newest may serve them."""
+        template = self._owner.template_trouble
+        newest = self.coming or (None if self._makes else self.current)
+        broken = self._failed or (newest.broken if newest else "")
+        if broken and (self.current is None or self.current.broken):
+            return Troubles(broken, template)
+        newest_first = list(reversed(self.versions))
+        return Troubles(
+            "",
+            template,
+            broken or next(filter(None, (one.partly_broken for one in newest_first)), ""),
+            next(filter(None, (one.dying for one in newest_first)), ""),
+            next(filter(None, (one.slow for one in newest_first)), None),
+        )
+
+    @property
+    def _makes(self) -> bool:
+        return self._making is not None and not self._making.done()
+
+    def changed(self) -> None:
+        """Called when an instance became ready or stopped being so, or could not be started."""
+        self._changed.set()
+        if not self._stopped:
+            self.notify()
+            self._renew_outdated()
+
+    def notify(self) -> None:
+        """Report deployment, endpoints and wanted replicas to the listener."""
+        current = self.current
+        unserved = ""
+        try:
+            self._listener.function_is(
+                self._owner.deployment if current is None else current.deployment,
+                [] if current is None else current.endpoints,
+                wanted=self._owner.wanted,
+                troubles=self.troubles,
+            )
+        except BadDeployment as error:  # an earlier gateway took it; the others go on
+            unserved = f"it is not served: {error}; deploy it again"
+        if unserved and unserved != self._unserved:
+            log.error("%s: %s", self._owner.deployment.id, unserved)
+        self._unserved = unserved
+
+    async def _stop_making(self) -> None:
+        self._stopped = True
+        for task in (self._making, self._renewing):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+
+    async def _replace(
+        self, make: Callable[[], Awaitable[V]], before: asyncio.Task[None] | None
+    ) -> None:
+        if before is not None:
+            before.cancel()
+            await asyncio.wait([before])
+        if self.coming is not None:
+            self._abandon(self.coming)
+        self._failed = ""
+        try:
+            coming = await make()
+        except (GatewayError, OSError) as error:
+            self.report_failure(str(error))
+            return
+        self._failed = ""
+        leaving = coming.resize(self._owner.wanted)
+        if self.current is None:
+            self.current = coming
+            self.notify()
+            self._end_surplus(leaving, coming)
+            return
+        self.coming = coming
+        self.notify()
+        self._end_surplus(leaving, coming)
+        await self._until_ready(coming)
+        self._swap(self.current, coming)
+
+    def _made(self, task: asyncio.Task[None]) -> None:
+        if (error := error_of(task)) is not None:
+            self._failed = f"it could not be started: {error}"
+            log.error("%s could not be started", self._owner.deployment.id, exc_info=error)
+            self.changed()
+
+    async def _until_ready(self, coming: V) -> None:
+        while len(coming.endpoints) < self._owner.wanted:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _renew_outdated(self) -> None:
+        if self._renewing is not None and not self._renewing.done():
+            return
+        outdated = ((one, replica) for one in self.versions for replica in one.outdated)
+        if (found := next(outdated, None)) is not None:
+            self._renewing = asyncio.create_task(self._renew(*found))
+            self._renewing.add_done_callback(self._renewed)
+
+    async def _renew(self, version: V, old: Replica[Any]) -> None:
+        """Have another replica take the place of this one, which ends its calls first."""
+        if old not in version.replicas:
+            return  # it left before this task's first turn, perhaps with its whole version
+        new = version.add()
+        while {old, new} <= set(version.replicas) and not new.ready:  # it is started until it is
+            self._changed.clear()
+            await self._changed.wait()
+        if version not in self.versions:
+            return  # none of its replicas is left
+        leaving = []
+        if new.ready and old in version.replicas:
+            version.replicas.remove(old)
+            old.leave()
+            leaving.append(old)
+        leaving += version.resize(self._owner.wanted)
+        self.notify()
+        self._end_surplus(leaving, version)
+
+    def _renewed(self, task: asyncio.Task[None]) -> None:
+        if (error := error_of(task)) is not None:
+            log.error("%s: an instance is not renewed", self._owner.deployment.id, exc_info=error)
+        elif not self._stopped:
+            self._renew_outdated()  # the next one
+
+    def _swap(self, old: V, coming: V) -> None:
+        self.current, self.coming = coming, None
+        leaving = old.resize(0)
+        self.notify()
+        self._retire(leaving, old)  # before the owner is called, which may fail
+        self._owner.took_over(coming)
+
+    def _abandon(self, coming: V) -> None:
+        """Retire a version that was superseded before it was ready."""
+        self.coming = None
+        self._retire(coming.resize(0), coming)
+
+    def _end_surplus(self, leaving: Sequence[Replica[Any]], version: V) -> None:
+        if leaving:
+            self._retire(leaving, version)
+
+    def _retire(self, leaving: Sequence[Replica[Any]], version: V) -> None:
+        task = asyncio.create_task(self._drain_and_stop(leaving, drain=True))
+        self._retiring[task] = version
+        task.add_done_callback(self._retired)
+
+    def _retired(self, task: asyncio.Task[None]) -> None:
+        version = self._retiring.pop(task)
+        if (error := error_of(task)) is not None:
+            log.error("%s: ending instances failed", version.deployment.id, exc_info=error)
+        if not self._stopped:
+            self._owner.instances_ended(version)
+
+    async def _drain_and_stop(self, leaving: Iterable[Replica[Any]], *, drain: bool) -> None:
+        replicas = list(leaving)
+        names = [one.instance.name for one in replicas if one.instance is not None]
+        try:
+            if drain and names:
+                drained = self._listener.drained(names, self._drain_s)
+                await until_first(drained, self._hurried.wait())
+        finally:
+            await asyncio.gather(*(replica.stop() for replica in replicas))

@@ -1,0 +1,297 @@
+"""The part of a provider that does not depend on the kind of its instances."""
+
+import asyncio
+import json
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from common.tasks import error_of
+from gateway_ext.errors import (
+    BadDeployment,
+    BadRequest,
+    NamespaceExists,
+    ProviderFailed,
+    SecretExists,
+    SecretInUse,
+    UnknownFunction,
+    UnknownNamespace,
+    UnknownSecret,
+)
+from gateway_ext.model import (
+    DEFAULT_NAMESPACE,
+    Deployment,
+    FunctionId,
+    FunctionStatus,
+    LogLine,
+    Namespace,
+)
+from gateway_ext.ports import FunctionListener, LogQuery
+from gateway_ext.providers.disk import put_file
+from gateway_ext.providers.managed.function import ManagedFunction
+from gateway_ext.providers.managed.records import R, RecordStore
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=ManagedFunction[Any, Any])
+
+
+class ManagedProvider(ABC, Generic[F, R]):
+    """Implements `gateway_ext.ports.Provider` except starting and ending instances."""
+
+    def __init__(self, store: RecordStore[R]) -> None:
+        """Secrets and namespaces are stored in the state folder too."""
+        self._records = store
+        self._secrets = SecretFiles(store.folder / "secrets")
+        self._namespaces = NamespaceFile(store.folder / "namespaces.json")
+        self._functions: dict[FunctionId, F] = {}
+        self._leaving: dict[asyncio.Task[None], F] = {}
+        self._deploying = asyncio.Lock()
+        self._listener: FunctionListener
+
+    @abstractmethod
+    async def _take_down(self, function: F) -> None:
+        """End all instances of a removed function, and delete what it had."""
+
+    async def remove(self, function: FunctionId) -> None:
+        """Forget the function at once; its instances end in the background, after their calls."""
+        async with self._deploying:
+            self._remove(function)
+
+    async def scale(self, function: FunctionId, replicas: int) -> None:
+        """Ask for this many replicas."""
+        self._found(function).scale(replicas)
+
+    async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
+        """All functions of a namespace, by name."""
+        self._namespaces.check(namespace)
+        ids = sorted(one for one in self._functions if one.namespace == namespace)
+        return [await self._functions[one].status(usage=False) for one in ids]
+
+    async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
+        """One function; UnknownFunction if there is none of that name."""
+        return await self._found(function).status(usage=usage)
+
+    def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
+        """Log lines, oldest first."""
+        return self._found(query.function).log.read(query)
+
+    def template_bytes(self) -> Mapping[FunctionId, int]:
+        """The memory of each function's template."""
+        return {id_: one.template_bytes for id_, one in self._functions.items()}
+
+    async def secrets(self, namespace: str) -> Sequence[str]:
+        """Names of the secrets of a namespace."""
+        self._namespaces.check(namespace)
+        return self._secrets.names(namespace)
+
+    async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
+        """SecretExists if there is one of that name."""
+        self._namespaces.check(namespace)
+        self._secrets.create(namespace, name, value)
+
+    async def remove_secret(self, namespace: str, name: str) -> None:
+        """SecretInUse if a function has it mounted."""
+        if name not in self._secrets.names(namespace):
+            raise UnknownSecret(namespace, name)
+        for function in self._using(namespace, name):
+            raise SecretInUse(name, function.deployment.id)
+        self._secrets.remove(namespace, name)
+
+    async def namespaces(self) -> Sequence[Namespace]:
+        """All namespaces, the default one among them."""
+        return self._namespaces.all()
+
+    async def create_namespace(self, namespace: Namespace) -> None:
+        """NamespaceExists if there is one of that name."""
+        self._namespaces.create(namespace)
+
+    async def update_namespace(self, namespace: Namespace) -> None:
+        """UnknownNamespace if there is none of that name."""
+        self._namespaces.update(namespace)
+
+    async def remove_namespace(self, name: str) -> None:
+        """Remove a namespace with all its functions and secrets."""
+        async with self._deploying:  # else a function whose deployment is under way would stay
+            self._namespaces.check_removable(name)
+            for function in [one for one in self._functions if one.namespace == name]:
+                self._remove(function)
+            for secret in self._secrets.names(name):
+                self._secrets.remove(name, secret)
+            self._namespaces.remove(name)
+
+    async def _opened(self, listener: FunctionListener) -> list[R]:
+        """Take the state folder; returns the stored functions."""
+        self._listener = listener
+        records = await asyncio.to_thread(self._records.open)
+        self._namespaces.open()
+        return records
+
+    def _remove(self, function: FunctionId) -> None:
+        """Forget a function, while nothing is deployed; the rest is done in the background."""
+        found = self._functions.pop(function, None)
+        if found is None:
+            raise UnknownFunction(function)
+        self._forget(found)
+        self._listener.function_gone(function)
+        task = asyncio.create_task(self._take_down(found))
+        self._leaving[task] = found
+        task.add_done_callback(self._taken_down)
+
+    def _forget(self, function: F) -> None:
+        self._records.forget(function.record)
+
+    def _found(self, function: FunctionId) -> F:
+        found = self._functions.get(function)
+        if found is None:
+            raise UnknownFunction(function)
+        return found
+
+    def _using(self, namespace: str, secret: str) -> list[F]:
+        return [
+            function
+            for id_, function in list(self._functions.items())
+            if id_.namespace == namespace and secret in function.secrets
+        ]
+
+    def _check(self, deployment: Deployment, *, update: bool) -> None:
+        """Refuse a deployment whose namespace, function or secret does not exist."""
+        namespace = deployment.id.namespace
+        self._namespaces.check(namespace)
+        if update:
+            self._found(deployment.id)
+        known = self._secrets.names(namespace)
+        missing = [name for name in deployment.secrets if name not in known]
+        if missing:
+            raise BadDeployment(f"there is no secret {', '.join(missing)} in {namespace}")
+
+    def _taken_down(self, task: asyncio.Task[None]) -> None:
+        function = self._leaving.pop(task)
+        if (error := error_of(task)) is not None:
+            details = None if isinstance(error, ProviderFailed) else error
+            text = "%s was not removed completely: %s"
+            log.error(text, function.deployment.id, error, exc_info=details)
+
+
+class NamespaceFile:
+    """All namespaces; a change is on disk when the call returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._made: dict[str, Namespace] = {}
+
+    def open(self) -> None:
+        """Read the file, if there is one."""
+        if not self._path.exists():
+            return
+        try:
+            read = json.loads(self._path.read_bytes())
+            self._made = {name: Namespace(name, *map(dict, maps)) for name, maps in read.items()}
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise ProviderFailed(f"{self._path} is damaged: {error}") from error
+
+    def all(self) -> Sequence[Namespace]:
+        """All namespaces, by name."""
+        found = {DEFAULT_NAMESPACE: Namespace(DEFAULT_NAMESPACE), **self._made}
+        return [found[name] for name in sorted(found)]
+
+    def check(self, name: str) -> None:
+        """UnknownNamespace if there is none of that name."""
+        if name not in self._made and name != DEFAULT_NAMESPACE:
+            raise UnknownNamespace(name)
+
+    def create(self, namespace: Namespace) -> None:
+        """NamespaceExists if there is one of that name."""
+        if namespace.name in self._made or namespace.name == DEFAULT_NAMESPACE:
+            raise NamespaceExists(namespace.name)
+        self._set(namespace)
+
+    def update(self, namespace: Namespace) -> None:
+        """UnknownNamespace if there is none of that name."""
+        self.check(namespace.name)
+        self._set(namespace)
+
+    def check_removable(self, name: str) -> None:
+        """UnknownNamespace if there is none; BadRequest for the default namespace."""
+        self.check(name)
+        if name == DEFAULT_NAMESPACE:
+            raise BadRequest(f"the namespace {name} cannot be removed")
+
+    def remove(self, name: str) -> None:
+        """Remove a namespace; it raises what `check_removable` raises."""
+        self.check_removable(name)
+        del self._made[name]
+        self._save()
+
+    def _set(self, namespace: Namespace) -> None:
+        self._made[namespace.name] = namespace
+        self._save()
+
+    def _save(self) -> None:
+        maps = {one.name: [dict(one.labels), dict(one.annotations)] for one in self._made.values()}
+        put_file(self._path, json.dumps(maps).encode(), 0o600)
+
+
+class SecretFiles:
+    """All secrets of all namespaces, readable for the gateway only."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def names(self, namespace: str) -> list[str]:
+        """Names of the secrets of a namespace."""
+        folder = self._folder / namespace
+        if not folder.is_dir():
+            return []
+        return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+    def value(self, namespace: str, name: str) -> bytes:
+        """The content of a secret."""
+        try:
+            return self._path(namespace, name).read_bytes()
+        except FileNotFoundError as error:
+            raise UnknownSecret(namespace, name) from error
+
+    def create(self, namespace: str, name: str, value: bytes) -> None:
+        """SecretExists if there is one of that name."""
+        if name in self.names(namespace):
+            raise SecretExists(namespace, name)
+        self._put(namespace, name, value)
+
+    def update(self, namespace: str, name: str, value: bytes) -> None:
+        """UnknownSecret if there is none of that name."""
+        self._require(namespace, name)
+        self._put(namespace, name, value)
+
+    def remove(self, namespace: str, name: str) -> None:
+        """UnknownSecret if there is none of that name."""
+        self._require(namespace, name)
+        self._path(namespace, name).unlink()
+
+    def show(self, namespace: str, names: Iterable[str], folder: Path, gid: int | None) -> None:
+        """Write these secrets, and no others, to a function's folder, for its group to read."""
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o750)
+        if gid is not None:
+            os.chown(folder, 0, gid)
+        wanted = set(names)
+        for path in folder.iterdir():
+            if path.name not in wanted:
+                path.unlink()
+        for name in sorted(wanted):
+            put_file(folder / name, self.value(namespace, name), 0o440, gid)
+
+    def _require(self, namespace: str, name: str) -> None:
+        if name not in self.names(namespace):
+            raise UnknownSecret(namespace, name)
+
+    def _put(self, namespace: str, name: str, value: bytes) -> None:
+        folder = self._folder / namespace
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        put_file(folder / name, value, 0o600)
+
+    def _path(self, namespace: str, name: str) -> Path:
+        return self._folder / namespace / name

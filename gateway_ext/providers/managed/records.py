@@ -1,0 +1,141 @@
+"""The state folder of a provider: a folder for each function, with its record as JSON."""
+
+import fcntl
+import json
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import Field
+from datetime import datetime
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, ClassVar, Generic, Protocol, TextIO, TypeVar
+
+from gateway_ext.errors import ProviderFailed
+from gateway_ext.model import Deployment, FunctionId
+from gateway_ext.providers import disk
+from gateway_ext.providers.disk import put_file
+
+log = logging.getLogger(__name__)
+
+_RECORD = "record.json"
+
+
+class FunctionRecord(Protocol):
+    """A deployed function as it is stored, a frozen dataclass; `folder` belongs to it alone."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def deployment(self) -> Deployment:
+        """The deployment that was accepted last."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """Made again when a function of this name is deployed for the first time."""
+        ...
+
+    @property
+    def created_at(self) -> datetime:
+        """The time of the first deployment."""
+        ...
+
+    @property
+    def wanted(self) -> int:
+        """The number of replicas."""
+        ...
+
+
+R = TypeVar("R", bound=FunctionRecord)
+
+
+class RecordStore(ABC, Generic[R]):
+    """Records of all functions in a state folder, which one gateway at a time uses."""
+
+    folder_mode = 0o700  # of a function's folder
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.lock = StateLock(self.folder)
+        self.functions_folder = self.folder / "functions"
+
+    def open(self) -> list[R]:
+        """All records; ProviderFailed if another gateway uses the folder or a record is damaged."""
+        for folder in (self.folder, self.functions_folder):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.lock.take()
+        return list(self._records())
+
+    def new_folder(self, function: FunctionId, gid: int | None = None) -> Path:
+        """Make the folder of a function that is deployed for the first time."""
+        folder = self.functions_folder / f"{function}.{token_hex(4)}"
+        folder.mkdir(mode=0o700)
+        folder.chmod(self.folder_mode)
+        if gid is not None:
+            os.chown(folder, 0, gid)
+        return folder
+
+    def save(self, record: R) -> None:
+        """Write the record; it is on disk when this returns."""
+        put_file(record.folder / _RECORD, json.dumps(self._written(record)).encode(), 0o600)
+
+    def forget(self, record: R) -> None:
+        """Delete the record; its folder stays until `discard`."""
+        (record.folder / _RECORD).unlink(missing_ok=True)
+
+    def discard(self, folder: Path) -> None:
+        """Delete a function's folder, or a folder in it; a new gateway deletes what cannot be."""
+        try:
+            disk.remove(folder)
+        except OSError as error:
+            log.warning("%s is removed later: %s", folder, error)
+
+    @abstractmethod
+    def _written(self, record: R) -> dict[str, Any]:
+        """The record as JSON, without its folder."""
+
+    @abstractmethod
+    def _read(self, written: dict[str, Any], folder: Path) -> R:
+        """The inverse of `_written`."""
+
+    def _records(self) -> Iterator[R]:
+        for folder in sorted(self.functions_folder.iterdir()):
+            path = folder / _RECORD
+            if not path.exists():  # the gateway ended during a deployment or a removal
+                self.discard(folder)
+                continue
+            try:
+                yield self._read(json.loads(path.read_bytes()), folder)
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+                raise ProviderFailed(f"{path} is damaged: {error}") from error
+
+
+class StateLock:
+    """A file lock, which the system releases if the gateway dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock: TextIO | None = None
+
+    def take(self) -> None:
+        """ProviderFailed if another gateway has it."""
+        lock = (self._folder / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise ProviderFailed(f"another gateway has its state in {self._folder}") from error
+        self._lock = lock
+
+    @property
+    def ours(self) -> bool:
+        """Whether this gateway has it."""
+        return self._lock is not None
+
+    def give_back(self) -> None:
+        """Release the lock, if this gateway has it."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

@@ -1,0 +1,342 @@
+"""One function of the process provider: its build, its environment, and the processes of both."""
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.tasks import BackgroundTasks
+from gateway_ext.model import Deployment
+from gateway_ext.openfaas import function_options, quantities
+from gateway_ext.ports import FunctionListener, Injection
+from gateway_ext.providers.function_environment import (
+    gpu_environment,
+    runtime_defaults,
+    runtime_settings,
+)
+from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
+from gateway_ext.providers.managed.logs import FunctionLog
+from gateway_ext.providers.managed.replicas import Replica, ReplicaContext, ReplicaSet
+from gateway_ext.providers.process import builds, processes
+from gateway_ext.providers.process.builds import BuildRecord, BuildStore
+from gateway_ext.providers.process.instance import ChildInstance, ChildPlace
+from gateway_ext.providers.process.launch import RUNTIME, LaunchOrders, interpreter_folders
+from gateway_ext.providers.process.python_environments import PythonEnvironments
+from gateway_ext.providers.process.settings import ProcessProviderSettings
+from gateway_ext.providers.process.template.function_template import FunctionTemplate
+from gateway_ext.providers.process.template.template_bounds import BoundedTemplate
+from gateway_ext.providers.process.template.template_run import TemplatePlace
+
+log = logging.getLogger(__name__)
+
+
+_NAME_LENGTH = 40
+# Calls for the template, beside the handler; the runtime reads the file.
+_EXAMPLES = "example.json"
+# Only for a user of its own: other processes of the gateway's user would count, too.
+_LIMITS = {"RLIMIT_CORE": 0, "RLIMIT_NPROC": 4096}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessParts:
+    """What all functions of a process provider share; `leaders` are ids of running instances."""
+
+    settings: ProcessProviderSettings
+    sockets: Path
+    injection: Injection | None
+    mark: str
+    leaders: set[int] = field(default_factory=set)
+
+
+class ProcessVersion(ReplicaSet[ChildInstance]):
+    """Replicas that run one build in one environment."""
+
+    def __init__(
+        self,
+        record: BuildRecord,
+        python: Path,
+        parts: ProcessParts,
+        log: FunctionLog,
+        changed: Callable[[], None],
+    ) -> None:
+        super().__init__(ReplicaContext(changed, log, parts.settings))
+        self.record = record
+        self._orders = _orders(record, python, parts)
+        memory = memory_limit_bytes(record.deployment)
+        options = function_options.of(record.deployment)
+        name = record.deployment.id.name[:_NAME_LENGTH]
+        processes = TemplatePlace(name, log, parts.mark, parts.leaders)
+        self._place = ChildPlace(changed, parts.sockets, processes, memory, options.timeout_s)
+        examples = builds.handler_of(record.build) / _EXAMPLES
+        self.template = FunctionTemplate(
+            self._orders,
+            processes,
+            changed,
+            start_s=parts.settings.start_timeout_s,
+            has_examples=examples.is_file(),
+            refused=_template_refused(options, parts.settings),
+        )
+
+    @property
+    def deployment(self) -> Deployment:
+        """The deployment that they run."""
+        return self.record.deployment
+
+    @property
+    def outdated(self) -> list[Replica[ChildInstance]]:
+        """Replicas without what the example calls have traced since they were started."""
+        if not (self.template.alive and self.template.warm):
+            return []
+        return [
+            replica
+            for replica in self.replicas
+            if replica.ready and replica.instance is not None and not replica.instance.is_warm
+        ]
+
+    async def _make(self) -> ChildInstance:
+        return await ChildInstance.start(self._orders, self.template, self._place)
+
+
+def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrders:
+    deployment = record.deployment
+    shows_errors = parts.settings.shows_errors
+    options = function_options.of(deployment, default_shows_errors=shows_errors)
+    injected = gpu_environment(parts.injection, deployment)
+    cpus = _cpus(deployment)
+    shim = [path for path in injected.get("PYTHONPATH", "").split(os.pathsep) if path]
+    visible = [
+        *interpreter_folders(parts.settings.base_python),
+        *map(str, parts.settings.visible),
+        *(str(Path(path).parent) for path in shim),
+        str(python.parents[1]),
+        str(record.folder),
+    ]
+    return LaunchOrders(
+        command=[str(python), str(RUNTIME)],
+        environment=_environment(record, python, injected, options) | _threads(cpus),
+        cwd=str(record.build),
+        uid=record.uid,
+        cpus=cpus,
+        secrets=str(secrets_folder(record)),
+        visible=visible,
+        limits=_LIMITS if record.uid is not None else {},
+    )
+
+
+def _template_refused(
+    options: function_options.FunctionOptions, settings: ProcessProviderSettings
+) -> str:
+    if not settings.template_bytes:
+        return "the gateway keeps none"
+    if not options.template:
+        return "the function wants none"
+    return "its workers are processes that it starts itself" if options.workers > 1 else ""
+
+
+def secrets_folder(record: BuildRecord) -> Path:
+    """The folder in which its instances find their secrets."""
+    return record.folder / "secrets"
+
+
+def home_folder(record: BuildRecord) -> Path:
+    """The folder that its instances may write to."""
+    return record.folder / "home"
+
+
+def _environment(
+    record: BuildRecord,
+    python: Path,
+    injected: Mapping[str, str],
+    options: function_options.FunctionOptions,
+) -> dict[str, str]:
+    own = dict(record.deployment.environment)
+    home, secrets = str(home_folder(record)), str(secrets_folder(record))
+    defaults = {
+        "LANG": "C.UTF-8",
+        "HOME": home,
+        "TMPDIR": home,
+        "PYTHONDONTWRITEBYTECODE": "1",  # functions may not write to the build
+        **runtime_defaults(options),
+    }
+    ours = {
+        "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
+        "OPENFAAS_SECRETS_DIR": secrets,
+        "secret_mount_path": secrets,
+        "GPUFAAS_HANDLER": str(builds.handler_of(record.build)),
+        **runtime_settings(record.deployment.id, options),
+    }
+    paths = [one for one in (injected.get("PYTHONPATH"), own.get("PYTHONPATH")) if one]
+    joined = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
+    return {**defaults, **own, **ours, **injected, **joined}
+
+
+def _threads(cpus: list[int]) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(len(cpus))} if cpus else {}
+
+
+def memory_limit_bytes(deployment: Deployment) -> int | None:
+    """The most memory of one instance; None if there is no limit."""
+    limits = deployment.limits
+    return quantities.memory_bytes(limits.memory) if limits and limits.memory else None
+
+
+def _cpus(deployment: Deployment) -> list[int]:
+    """Whole processors for a limit in fractions; the first one depends on the function's name."""
+    limits = deployment.limits
+    allowed = sorted(os.sched_getaffinity(0))
+    if not limits or not limits.cpu:
+        return []
+    count = math.ceil(quantities.cpus(limits.cpu))
+    if count >= len(allowed):
+        return []
+    first = sum(map(ord, str(deployment.id)))
+    return [allowed[(first + number) % len(allowed)] for number in range(count)]
+
+
+class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
+    """A deployed function; `prune` and `show_secrets` are the provider's."""
+
+    note_suffix = "build"
+    usage_over_s = 0.2
+
+    def __init__(
+        self,
+        record: BuildRecord,
+        parts: ProcessParts,
+        store: BuildStore,
+        environments: PythonEnvironments,
+        listener: FunctionListener,
+        prune: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        show_secrets: Callable[[BuildRecord, Iterable[str]], None],
+    ) -> None:
+        super().__init__(record, store, parts.settings, listener)
+        self._parts = parts
+        self._environments = environments
+        self._prune = prune
+        self._show_secrets = show_secrets
+        self._shows_old_secrets = False  # those that the previous version may still read
+        self._pruning: asyncio.Task[None] | None = None
+        self._made: list[ProcessVersion] = []  # those whose templates are not closed
+        self._closing = BackgroundTasks(log, "ending templates")
+
+    def begin(self) -> None:
+        """Store the record and start its build; the current version serves until it is ready."""
+        self._store.save(self.record)
+        record = self.record
+        self._rollout.begin(lambda: self._make(record))
+
+    def update(self, record: BuildRecord) -> None:
+        """Replace the current version by that of another record."""
+        before, self.record = self.record, record
+        self._shows_old_secrets = True
+        self.begin()
+        if before.build not in self.builds:
+            self._store.discard(before.build)
+
+    @property
+    def builds(self) -> set[Path]:
+        """Builds that instances run in, now or soon."""
+        return {self.record.build, *(one.record.build for one in self._rollout.present)}
+
+    @property
+    def secrets(self) -> set[str]:
+        """Names of the secrets that running or coming instances read."""
+        records = [self.record, *(one.record for one in self._rollout.versions)]
+        return {name for record in records for name in record.deployment.secrets}
+
+    @property
+    def instances(self) -> list[ChildInstance]:
+        """Instances that are alive, of the current and the coming version."""
+        return [instance for one in self._rollout.versions for instance in one.instances]
+
+    @property
+    def templates(self) -> list[BoundedTemplate]:
+        """The templates that are alive."""
+        return [
+            BoundedTemplate(one.template, bool(one.replicas))
+            for one in self._made
+            if one.template.alive
+        ]
+
+    @property
+    def template_bytes(self) -> int:
+        """The memory of the templates of all its versions."""
+        return sum(one.template.memory_bytes for one in self._made)
+
+    def renew_templates(self, why: str) -> None:
+        """Have later instances import the handler anew."""
+        for version in self._made:
+            version.template.renew(why)
+
+    def template_text(self, *, usage: bool) -> str:
+        """The state of the current version's template, for people."""
+        current = self._rollout.current
+        if current is None:
+            return ""
+        template = current.template
+        memory = f", {template.memory_bytes >> 20} MiB" if usage and template.alive else ""
+        return f"{template.text}{memory}"
+
+    @property
+    def template_trouble(self) -> str:
+        """Why the current version's template is not warm although it has example calls."""
+        current = self._rollout.current
+        return "" if current is None else current.template.bad_examples
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The most memory of one instance; None if there is no limit."""
+        return memory_limit_bytes(self.record.deployment)
+
+    def enforce_memory_limit_outside(self, pids: Collection[int], used_bytes: int) -> None:
+        """Kill processes that left their instances if they take more than an instance may."""
+        limit_bytes = self.memory_bytes
+        if limit_bytes is not None and used_bytes > limit_bytes:
+            processes.kill(pids)
+            self.note(
+                f"processes that left their instance were killed: they took {used_bytes >> 20} MiB"
+                f" of memory, the limit is {limit_bytes >> 20} MiB"
+            )
+
+    def took_over(self, version: ProcessVersion) -> None:
+        """Nothing to do: what the previous version had is deleted when its instances end."""
+
+    async def stop(self, *, drain: bool) -> None:
+        """End all instances and templates."""
+        try:
+            await super().stop(drain=drain)
+        finally:
+            await asyncio.gather(*(one.template.close() for one in self._made))
+            await self._closing.wait()
+
+    def instances_ended(self, version: ProcessVersion) -> None:
+        """End the template, and delete secrets, build and environment that nothing needs."""
+        if version not in self._rollout.present and version in self._made:
+            self._made.remove(version)
+            self._closing.start(version.template.close())
+        if self._shows_old_secrets and self._rollout.settled:
+            self._show_secrets(self.record, self.secrets)
+            # The next version may still be in the making, and the previous one serve meanwhile.
+            self._shows_old_secrets = self.secrets != set(self.record.deployment.secrets)
+        if version.record.build not in self.builds:
+            self._store.discard(version.record.build)
+            self._pruning = asyncio.create_task(self._prune())
+
+    async def _make(self, record: BuildRecord) -> ProcessVersion:
+        requirements = await asyncio.to_thread(builds.requirements_of, record.build)
+        namespace = record.deployment.id.namespace
+        python = await self._environments.ready(namespace, requirements, self.note)
+        made = ProcessVersion(record, python, self._parts, self.log, self._rollout.changed)
+        self._made.append(made)
+        return made
+
+    async def _measure(self) -> InstanceUsage:
+        each = await asyncio.to_thread(lambda: [one.usage() for one in self.instances])
+        return InstanceUsage(
+            sum(one.cpu_s for one in each), sum(one.resident_bytes for one in each)
+        )

@@ -1,0 +1,138 @@
+"""Finds, measures and kills the processes of instances, by way of /proc. Linux only."""
+
+import logging
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway_ext.providers.process.launch import MARK
+
+log = logging.getLogger(__name__)
+
+_PROC = Path("/proc")
+_SESSION, _UTIME, _STIME = 3, 11, 12  # positions in /proc/PID/stat after the name
+_ZOMBIE = ("State:\tZ", "State:\tX")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class ProcessUsage(NamedTuple):
+    """Resources of processes; `own_bytes` excludes memory shared with other processes."""
+
+    cpu_s: float
+    resident_bytes: int
+    own_bytes: int
+
+
+def sessions() -> dict[int, list[int]]:
+    """Process ids by the leader of their session."""
+    found: dict[int, list[int]] = {}
+    for pid in _pids():
+        stat = _stat(pid)
+        if stat is not None:
+            found.setdefault(int(stat[_SESSION]), []).append(pid)
+    return found
+
+
+def usage(pids: Iterable[int]) -> ProcessUsage:
+    """The sum over these processes."""
+    cpu_s, resident_bytes, own_bytes = 0.0, 0, 0
+    for pid in pids:
+        stat, status = _stat(pid), _status(pid)
+        if stat is None:
+            continue
+        cpu_s += (int(stat[_UTIME]) + int(stat[_STIME])) / _TICKS
+        resident_bytes += status.get("VmRSS", 0)
+        own_bytes += status.get("RssAnon", 0) + status.get("VmSwap", 0)
+    return ProcessUsage(cpu_s, resident_bytes, own_bytes)
+
+
+def end_marked(mark: str) -> int:
+    """Kill all processes whose mark begins with this; returns their number."""
+    wanted = f"{MARK}={mark}".encode()
+    count = 0
+    for pid in _pids():
+        if pid != os.getpid() and any(part.startswith(wanted) for part in _environment(pid)):
+            count += _kill(pid)
+    return count
+
+
+def by_user() -> dict[int, list[int]]:
+    """Process ids by the user that they have; what has ended and waits for its parent has none."""
+    found: dict[int, list[int]] = {}
+    for pid in _pids():
+        for uid in _uids(pid):
+            found.setdefault(uid, []).append(pid)
+    return found
+
+
+def users() -> set[int]:
+    """The ids of all users that have a process."""
+    return set(by_user())
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Kill these processes, as far as they are still there."""
+    for pid in pids:
+        _kill(pid)
+
+
+def kill_session(leader: int) -> None:
+    """Kill all processes of a session, as far as /proc can be read now."""
+    try:
+        members = sessions().get(leader, [])
+    except OSError as error:  # such as too many open files
+        log.warning("the processes of session %d were not found: %s", leader, error)
+        return
+    for pid in members:
+        _kill(pid)
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _pids() -> Iterator[int]:
+    for path in _PROC.iterdir():
+        if path.name.isdecimal():
+            yield int(path.name)
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None  # the process has ended
+    return text.rpartition(")")[2].split()
+
+
+def _status(pid: int) -> dict[str, int]:
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = [line.split(":", 1) for line in lines if line.endswith(" kB")]
+    return {name: int(value.split()[0]) << 10 for name, value in pairs}
+
+
+def _uids(pid: int) -> set[int]:
+    """Real, effective, saved and file system user; the owner of /proc/PID may be another one."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return set()
+    if any(line.startswith(_ZOMBIE) for line in lines):
+        return set()
+    return {int(uid) for line in lines if line.startswith("Uid:") for uid in line.split()[1:]}
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # it has ended, or may not be inspected

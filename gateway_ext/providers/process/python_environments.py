@@ -1,0 +1,368 @@
+"""Python environments of functions: one for each content of requirements.txt, cached.
+
+An environment sees its own packages first, then those of the gateway (torch among them), through a
+.pth file with plain paths. A package that the gateway has is not installed again unless another
+version is pinned, and pip is not started if no package is missing. A gateway that runs from a
+source tree does not offer its own packages. Namespaces share only the environment without packages
+of its own: what an installation did is seen by those alone who asked for it.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import sysconfig
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from common.time_limits import time_limit
+from gateway_ext.errors import ProviderFailed
+from gateway_ext.providers import disk
+from gateway_ext.providers.disk import TreeRefused
+from gateway_ext.providers.managed.logs import OutputPipe
+from gateway_ext.providers.process import processes
+from gateway_ext.providers.process.builds import requirements_of
+from gateway_ext.providers.process.instance_process import StartedProcess
+from gateway_ext.providers.process.launch import (
+    MARK,
+    LaunchOrders,
+    interpreter_folders,
+    launch,
+)
+from gateway_ext.providers.process.settings import ProcessProviderSettings
+from gateway_ext.providers.process.users import MachineUsers
+
+log = logging.getLogger(__name__)
+
+_MADE = ".made"  # a file in an environment that is complete
+_BARE_NAME = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class BuildOfNamespace(NamedTuple):
+    """The copied build of a function, whose requirements.txt is meant."""
+
+    namespace: str
+    build: Path
+
+
+# One build of an environment: a user of its own, limits, and an end that leaves nothing running.
+#
+# A build runs what packages bring with them, so it is as hostile as a function. Root writes into
+# its folder only before its first process and after its last one has ended.
+
+Note = Callable[[str], None]
+
+_PROGRAM = Path(__file__).with_name("environment_program.py")
+_SCRATCH = "tmp"
+_CHECK_EVERY_S = 1.0
+# Its folder is measured less often, and for a small share of the time, however many files it has.
+_MEASURE_EVERY_S, _MEASURE_SHARE = 5.0, 20
+_DRAIN_OUTPUT_S = 0.5
+_MOST_OPEN_FILES = 4096
+
+
+class EnvironmentFailed(ProviderFailed):
+    """The environment cannot be made; the text says why, perhaps by the last line of output."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedEnvironment:
+    """What a build makes: `shared` are folders of packages that the environment sees, too."""
+
+    folder: Path
+    requirements: bytes
+    shared: tuple[str, ...]
+
+
+class EnvironmentBuilds:
+    """Makes environments; without `users` as the gateway's own user."""
+
+    def __init__(
+        self, settings: ProcessProviderSettings, users: MachineUsers | None, mark: str
+    ) -> None:
+        self._settings = settings
+        self._limits = settings.build
+        self._users = users
+        self._mark = mark
+
+    async def make(self, wanted: WantedEnvironment, note: Note) -> None:
+        """Fill the environment's folder, or leave nothing. It is root's afterwards."""
+        await asyncio.to_thread(disk.remove, wanted.folder)
+        uid = None if self._users is None else await asyncio.to_thread(self._users.builds.take)
+        try:
+            await asyncio.to_thread(_prepare, wanted, uid)
+            await self._run(wanted, uid, note)
+            await asyncio.to_thread(self._close, wanted.folder, uid)
+        except BaseException:
+            await asyncio.to_thread(disk.remove, wanted.folder)
+            raise
+        finally:
+            if uid is not None and self._users is not None:
+                self._users.builds.give_back(uid)
+
+    async def _run(self, wanted: WantedEnvironment, uid: int | None, note: Note) -> None:
+        last = ""
+
+        def store(lines: list[str]) -> None:
+            nonlocal last
+            for line in filter(None, map(str.rstrip, lines)):
+                note(line)
+                last = line
+
+        if wanted.requirements:
+            note("installing what requirements.txt asks for")
+        started = StartedProcess(launch(self._orders(wanted, uid)))
+        pipe = OutputPipe(started.output, store)
+        try:
+            async with time_limit(self._limits.timeout_s):
+                await self._watch(wanted, uid, started)
+        except TimeoutError as error:
+            raise EnvironmentFailed(
+                f"its environment takes longer than {self._limits.timeout_s:g} s"
+            ) from error
+        finally:
+            try:
+                if not started.exited.done():
+                    os.killpg(started.pid, signal.SIGKILL)
+                status = await asyncio.shield(started.exited)
+                await asyncio.to_thread(self._end_all, wanted, uid)
+                with contextlib.suppress(TimeoutError):  # without users something may be left
+                    await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
+            finally:
+                pipe.close()
+        if status:
+            raise EnvironmentFailed(f"its environment cannot be made ({status}): {last}")
+
+    async def _watch(
+        self, wanted: WantedEnvironment, uid: int | None, started: StartedProcess
+    ) -> None:
+        """Wait for the end of the program; EnvironmentFailed if it uses too much."""
+        now_s = asyncio.get_running_loop().time
+        measured_s = now_s() + _MEASURE_EVERY_S
+        while not started.exited.done():
+            await asyncio.wait([started.exited], timeout=_CHECK_EVERY_S)
+            used = await asyncio.to_thread(_memory_bytes, uid, started.pid)
+            _check_amount("memory", used, self._limits.memory_bytes)
+            begun_s = now_s()
+            if begun_s >= measured_s:
+                await asyncio.to_thread(self._check_size, wanted.folder)
+                took_s = now_s() - begun_s
+                measured_s = now_s() + max(_MEASURE_EVERY_S, took_s * _MEASURE_SHARE)
+
+    def _end_all(self, wanted: WantedEnvironment, uid: int | None) -> None:
+        """Kill every process of the build, also those that left its session and environment."""
+        if uid is not None and self._users is not None:
+            self._users.end([uid])
+        else:
+            processes.end_marked(self._mark_of(wanted))
+
+    def _check_size(self, folder: Path) -> None:
+        try:
+            size = disk.size_bytes(folder)
+        except TreeRefused as error:
+            raise EnvironmentFailed(f"its environment cannot be used: {error}") from error
+        _check_amount("disk", size, self._limits.disk_bytes)
+
+    def _close(self, folder: Path, uid: int | None) -> None:
+        """Leave the environment as root's own, for all to read."""
+        disk.remove(folder / _SCRATCH)
+        self._check_size(folder)
+        if uid is None:
+            return
+        try:
+            disk.close_for_others(folder, made_by=uid)
+        except TreeRefused as error:
+            raise EnvironmentFailed(f"its environment cannot be used: {error}") from error
+
+    def _orders(self, wanted: WantedEnvironment, uid: int | None) -> LaunchOrders:
+        settings, folder = self._settings, str(wanted.folder)
+        scratch = str(wanted.folder / _SCRATCH)
+        orders = {
+            "folder": folder,
+            "shared": wanted.shared,
+            "install": bool(wanted.requirements),
+            "own_pip": bool(wanted.requirements) and not _has_pip(wanted.shared),
+        }
+        program = _PROGRAM.read_text(encoding="utf-8")
+        visible = [*interpreter_folders(settings.base_python), *map(str, settings.visible), folder]
+        return LaunchOrders(
+            command=[str(settings.base_python), "-I", "-c", program, json.dumps(orders)],
+            environment={
+                **settings.pip_environment,
+                "PATH": "/usr/local/bin:/usr/bin:/bin",
+                "LANG": "C.UTF-8",
+                "HOME": scratch,
+                "TMPDIR": scratch,
+                MARK: self._mark_of(wanted),
+            },
+            cwd=folder,
+            uid=uid,
+            visible=visible,
+            scratch=scratch,
+            network=self._limits.network,
+            background=True,
+            limits=self._resource_limits(uid),
+        )
+
+    def _resource_limits(self, uid: int | None) -> dict[str, int]:
+        found = {
+            "RLIMIT_CORE": 0,
+            "RLIMIT_DATA": self._limits.memory_bytes,
+            "RLIMIT_FSIZE": self._limits.disk_bytes,
+            "RLIMIT_NOFILE": _MOST_OPEN_FILES,
+        }
+        if uid is not None:  # else all processes of the gateway's user would count
+            found["RLIMIT_NPROC"] = self._limits.processes
+        return found
+
+    def _mark_of(self, wanted: WantedEnvironment) -> str:
+        return f"{self._mark}/env-{wanted.folder.name}"
+
+
+def _prepare(wanted: WantedEnvironment, uid: int | None) -> None:
+    """Make the folder, before anybody else can reach it."""
+    wanted.folder.mkdir(mode=0o700)
+    scratch, asked = wanted.folder / _SCRATCH, wanted.folder / "requirements.txt"
+    scratch.mkdir()
+    scratch.chmod(0o711)  # it takes the place of /tmp, in which others are looked up
+    asked.write_bytes(wanted.requirements)
+    if uid is not None:
+        for path in (scratch, asked, wanted.folder):
+            os.chown(path, uid, uid)
+
+
+def _has_pip(folders: Sequence[str]) -> bool:
+    return next(iter(distributions(name="pip", path=list(folders))), None) is not None
+
+
+def _memory_bytes(uid: int | None, leader: int) -> int:
+    found = processes.sessions().get(leader) if uid is None else processes.by_user().get(uid)
+    return processes.usage(found or []).own_bytes
+
+
+def _check_amount(what: str, used: int, limit: int) -> None:
+    if used > limit:
+        raise EnvironmentFailed(
+            f"its environment takes {used >> 20} MiB of {what}, {limit >> 20} MiB are the most"
+        )
+
+
+class PythonEnvironments:
+    """The environments of a provider, in one folder; builds have users of their own if `users`."""
+
+    def __init__(
+        self, settings: ProcessProviderSettings, users: MachineUsers | None, mark: str
+    ) -> None:
+        self._settings = settings
+        self._folder = settings.state / "envs"
+        self._users = users
+        self._builds = EnvironmentBuilds(settings, users, mark)
+        self._requested: set[str] = set()  # since the last pruning began
+        # Of both only those that somebody has or waits for: names and namespaces come and go.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = asyncio.Semaphore(settings.build.at_once)
+        self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def name_of(self, namespace: str, requirements: bytes) -> str:
+        """The name of the environment for these requirements."""
+        missing = self._missing(requirements)
+        base = os.path.realpath(self._settings.base_python)
+        identity = f"{sys.version} {base} {self._gateway_packages()}\n".encode()
+        owner = f"{namespace}\n".encode() if missing else b""
+        return hashlib.sha256(identity + owner + missing).hexdigest()[:16]
+
+    async def ready(self, namespace: str, requirements: bytes, note: Note) -> Path:
+        """The Python of an environment, which is made if there is none; progress goes to `note`."""
+        name = self.name_of(namespace, requirements)
+        self._requested.add(name)
+        folder = self._folder / name
+        async with self._lock(name):
+            if not (folder / _MADE).exists():
+                async with self._turn(namespace, note):
+                    await self._make(folder, requirements, note)
+        return folder / "bin" / "python"
+
+    async def prune(self, builds: Collection[BuildOfNamespace]) -> None:
+        """Delete environments that none of these builds needs."""
+        self._requested.clear()
+        used = {
+            self.name_of(one.namespace, await asyncio.to_thread(requirements_of, one.build))
+            for one in builds
+        }
+        for folder in list(self._folder.iterdir()):
+            if folder.name in used | self._requested:
+                continue
+            async with self._lock(folder.name):
+                await asyncio.to_thread(_remove, folder)
+
+    def remove_unfinished(self) -> None:
+        """Delete environments that an earlier gateway did not complete, and end their builds."""
+        for folder in self._folder.iterdir():
+            owner = folder.lstat().st_uid
+            if owner == os.geteuid() and (folder / _MADE).exists():
+                continue
+            if self._users is not None and self._users.builds.keep(owner):
+                self._users.end([owner])
+                self._users.builds.give_back(owner)
+            _remove(folder)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, namespace: str, note: Note) -> AsyncIterator[None]:
+        """Wait until a build of this namespace may run; another's builds take only some turns."""
+        most = self._settings.build.at_once_of_one
+        own = self._turns_of.setdefault(namespace, asyncio.Semaphore(most))
+        if own.locked() or self._turns.locked():
+            note("waiting for other builds to end")
+        async with own, self._turns:
+            yield
+
+    async def _make(self, folder: Path, requirements: bytes, note: Note) -> None:
+        missing, shared = self._missing(requirements), tuple(self._gateway_packages())
+        wanted = WantedEnvironment(folder, requirements if missing else b"", shared)
+        await self._builds.make(wanted, note)
+        _mark_as_made(folder)
+
+    def _missing(self, requirements: bytes) -> bytes:
+        """The lines that pip must install: a package of the gateway satisfies a bare name."""
+        lines = [line.split(b" #")[0].strip() for line in requirements.splitlines()]
+        asked = [line for line in lines if line and not line.startswith(b"#")]
+        return b"\n".join(line for line in asked if not self._is_met(line))
+
+    def _is_met(self, line: bytes) -> bool:
+        if not _BARE_NAME.fullmatch(line):
+            return False
+        found = distributions(name=line.decode(), path=self._gateway_packages())
+        return next(iter(found), None) is not None
+
+    def _gateway_packages(self) -> list[str]:
+        """Empty for another Python than the gateway's, as compiled packages would not load."""
+        if os.path.realpath(self._settings.base_python) != os.path.realpath(sys.executable):
+            return []
+        paths = sysconfig.get_paths()
+        return list(dict.fromkeys([paths["purelib"], paths["platlib"]]))
+
+
+def _mark_as_made(folder: Path) -> None:
+    """Write the mark anew: the build may have left anything in its place."""
+    mark = folder / _MADE
+    mark.unlink(missing_ok=True)
+    os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644))
+
+
+def _remove(folder: Path) -> None:
+    try:
+        disk.remove(folder)
+    except OSError as error:
+        log.warning("environment %s is removed later: %s", folder.name, error)

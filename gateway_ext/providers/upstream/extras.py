@@ -1,0 +1,165 @@
+"""The part of a deployment that is not forwarded: its file, and answers completed with it."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from gateway_ext.bounded_json import MOST_OF_PROVIDERS, Fields
+from gateway_ext.errors import BadRequest, ProviderFailed, TooLarge
+from gateway_ext.model import Deployment, FunctionId, Resources
+from gateway_ext.providers.disk import put_file
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """The part of one deployment that stays with this gateway.
+
+    `injected` names the variables that were added, `replaced` has the function's own variables of
+    the same names, and `digest` differs when other variables would be added today.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    limits_gpu: str = ""
+    requests_gpu: str = ""
+    injected: tuple[str, ...] = ()
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    digest: str = ""
+
+
+NOTHING = Extras()
+
+
+def parted(
+    wanted: Deployment, strip: Collection[str], injected: Mapping[str, str]
+) -> tuple[Deployment, Extras]:
+    """Split a deployment: keys that begin with one of `strip`, and amounts of GPUs, stay here."""
+    prefixes = tuple(strip)
+    environment = wanted.environment
+    extras = Extras(
+        labels=_beginning(wanted.labels, prefixes),
+        annotations=_beginning(wanted.annotations, prefixes),
+        limits_gpu=wanted.limits.gpu if wanted.limits else "",
+        requests_gpu=wanted.requests.gpu if wanted.requests else "",
+        injected=tuple(sorted(injected)),
+        replaced={name: environment[name] for name in sorted(injected) if name in environment},
+        digest=digest(injected),
+    )
+    forwarded = replace(
+        wanted,
+        labels=_without(wanted.labels, extras.labels),
+        annotations=_without(wanted.annotations, extras.annotations),
+        limits=_with_gpu(wanted.limits, ""),
+        requests=_with_gpu(wanted.requests, ""),
+        environment={**environment, **injected},
+    )
+    return forwarded, extras
+
+
+def merged(found: Deployment, extras: Extras) -> Deployment:
+    """The inverse of `parted`: the deployment as it was sent to this gateway."""
+    own = _without(found.environment, dict.fromkeys(extras.injected, ""))
+    return replace(
+        found,
+        labels={**found.labels, **extras.labels},
+        annotations={**found.annotations, **extras.annotations},
+        limits=_with_gpu(found.limits, extras.limits_gpu),
+        requests=_with_gpu(found.requests, extras.requests_gpu),
+        environment={**own, **extras.replaced},
+    )
+
+
+def digest(injected: Mapping[str, str]) -> str:
+    """A digest of the injected variables, which hides the credentials in them."""
+    if not injected:
+        return ""
+    return hashlib.sha256(json.dumps(sorted(injected.items())).encode()).hexdigest()
+
+
+def extras_json(extras: Extras) -> dict[str, object]:
+    """The extras as a JSON object, without empty fields."""
+    return {name: value for name, value in asdict(extras).items() if value}
+
+
+def extras_of(sent: Fields) -> Extras:
+    """The inverse of `extras_json`; BadRequest if the object is not of that form."""
+    return Extras(
+        labels=sent.mapping("labels"),
+        annotations=sent.mapping("annotations"),
+        limits_gpu=sent.text("limits_gpu"),
+        requests_gpu=sent.text("requests_gpu"),
+        injected=sent.texts("injected"),
+        replaced=sent.mapping("replaced"),
+        digest=sent.text("digest"),
+    )
+
+
+def _beginning(values: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {key: value for key, value in values.items() if key.startswith(prefixes)}
+
+
+def _without(values: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in values.items() if key not in others}
+
+
+def _with_gpu(amounts: Resources | None, gpu: str) -> Resources | None:
+    found = replace(amounts or Resources(), gpu=gpu)
+    return found if found != Resources() else None
+
+
+class ExtrasFile:
+    """Extras by function; a change is on disk when `put` returns.
+
+    `put` waits for the disk, so it is called in threads; a lock orders the writes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writing = threading.Lock()
+        self._extras = _read(path)
+
+    def __getitem__(self, function: FunctionId) -> Extras:
+        return self._extras.get(function, NOTHING)
+
+    def functions(self) -> list[FunctionId]:
+        """Functions that have extras."""
+        return sorted(self._extras)
+
+    def put(self, function: FunctionId, extras: Extras) -> None:
+        """Store the extras of a function; empty extras delete its entry."""
+        with self._writing:
+            if self[function] == extras:
+                return
+            changed = dict(self._extras)
+            changed.pop(function, None)
+            if extras != NOTHING:
+                changed[function] = extras
+            _write(self._path, changed)
+            self._extras = changed
+
+
+def _read(path: Path) -> dict[FunctionId, Extras]:
+    try:
+        sent = Fields.of(path.read_bytes(), MOST_OF_PROVIDERS)
+        found = {}
+        for each in sent.many("functions"):
+            fields = Fields(each)
+            function = FunctionId(fields.required("namespace"), fields.required("name"))
+            found[function] = extras_of(fields)
+    except FileNotFoundError:
+        return {}
+    except (BadRequest, TooLarge, AttributeError) as error:
+        raise ProviderFailed(f"{path} is damaged: {error}; move it away to continue") from error
+    return found
+
+
+def _write(path: Path, extras: dict[FunctionId, Extras]) -> None:
+    functions = [
+        {"namespace": id_.namespace, "name": id_.name, **extras_json(extras[id_])}
+        for id_ in sorted(extras)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    put_file(path, json.dumps({"functions": functions}, indent=1).encode(), 0o600)

@@ -1,0 +1,462 @@
+"""Runs functions on another faas-provider: forwards requests to it, and polls what it has."""
+
+import asyncio
+import contextlib
+import logging
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from common.time_limits import time_limit
+from gateway_ext import bounded_json
+from gateway_ext.bounded_json import MOST_OF_PROVIDERS
+from gateway_ext.errors import (
+    BadDeployment,
+    BadRequest,
+    GatewayError,
+    NamespaceExists,
+    ProviderFailed,
+    SecretExists,
+    TooLarge,
+    UnknownFunction,
+    UnknownNamespace,
+    UnknownSecret,
+    Unsupported,
+)
+from gateway_ext.model import (
+    DEFAULT_NAMESPACE,
+    Deployment,
+    Endpoint,
+    FunctionId,
+    FunctionStatus,
+    LogLine,
+    Namespace,
+)
+from gateway_ext.openfaas import function_options, wire
+from gateway_ext.ports import FunctionListener, Injection, LogQuery
+from gateway_ext.providers.function_environment import (
+    batch_settings,
+    gpu_environment,
+    without_shim_path,
+)
+from gateway_ext.providers.upstream.client import ProviderHttp, ProviderSite, provider_site
+from gateway_ext.providers.upstream.extras import (
+    NOTHING,
+    Extras,
+    ExtrasFile,
+    digest,
+    merged,
+    parted,
+)
+from gateway_ext.settings import GatewaySettings
+
+_log = logging.getLogger(__name__)
+
+_FILE = "upstream.json"
+# Labels and annotations with these prefixes are ours, and not sent to the other provider.
+_KEPT_HERE = (function_options.OURS, function_options.SCALING)
+
+
+class UpstreamProvider:
+    """Functions of the provider at `upstream_url`; their extras are stored in the state folder.
+
+    All its functions are looked at every `poll_s`.
+    """
+
+    name = "upstream"
+
+    def __init__(
+        self, settings: GatewaySettings, injection: Injection | None = None, *, poll_s: float = 5.0
+    ) -> None:
+        site = provider_site(settings.upstream_url)
+        self._http = ProviderHttp(
+            site, settings.upstream_user, _password(settings), settings.upstream_timeout_s
+        )
+        self._extras = ExtrasFile(Path(settings.state_dir) / _FILE)
+        self._injection = injection
+        # One caller at a time changes the extras and the forwarded part of a function.
+        self._locks: WeakValueDictionary[FunctionId, asyncio.Lock] = WeakValueDictionary()
+        self._poll = FunctionPoll(site, self._everything, poll_s)
+
+    async def start(self, listener: FunctionListener) -> None:
+        """Poll for the first time; ProviderFailed if the other provider cannot be reached."""
+        await self._http.open()
+        try:
+            await self._forget_removed()
+            await self._renew_injected()
+            await self._poll.start(listener)
+        except BaseException:
+            await self._http.close()
+            raise
+
+    async def close(self) -> None:
+        """Stop polling; the other provider's functions continue to run."""
+        await self._poll.close()
+        await self._http.close()
+
+    async def deploy(self, deployment: Deployment, *, update: bool) -> None:
+        id_ = deployment.id
+        async with self._locks.setdefault(id_, asyncio.Lock()):
+            if not update:
+                update = await self._is_there(id_)
+            await self._send(deployment, update=update)
+        await self._poll.poll_now()
+
+    async def remove(self, function: FunctionId) -> None:
+        body = {"functionName": function.name, "namespace": function.namespace}
+        missing = UnknownFunction(function)
+        query = _in(function.namespace)
+        async with self._locks.setdefault(function, asyncio.Lock()):
+            try:
+                await self._http.call("DELETE", "/system/functions", query, body, missing=missing)
+            except UnknownFunction:
+                await self._store(function, NOTHING)
+                raise
+            await self._store(function, NOTHING)
+        await self._poll.poll_now()
+
+    async def scale(self, function: FunctionId, replicas: int) -> None:
+        name, namespace = function.name, function.namespace
+        body = {"serviceName": name, "replicas": replicas, "namespace": namespace}
+        path, missing = f"/system/scale-function/{name}", UnknownFunction(function)
+        # Orders arrive there in the order in which they were given here.
+        async with self._locks.setdefault(function, asyncio.Lock()):
+            await self._http.call("POST", path, _in(namespace), body, missing=missing)
+        await self._poll.poll_now()
+
+    async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
+        missing = UnknownNamespace(namespace)
+        answer = await self._http.call("GET", "/system/functions", _in(namespace), missing=missing)
+        with _upstream_fault("its functions"):
+            found = wire.objects(_list(answer), "functions")
+            statuses = [wire.status_of(sent, namespace) for sent in found]
+        statuses = [self._completed(status) for status in statuses]
+        return sorted(statuses, key=lambda status: status.deployment.id)
+
+    async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
+        query = _in(function.namespace) | ({"usage": "1"} if usage else {})
+        path, missing = f"/system/function/{function.name}", UnknownFunction(function)
+        answer = await self._http.call("GET", path, query, missing=missing)
+        with _upstream_fault("its function"):
+            status = wire.status_of(bounded_json.Fields.of(answer), function.namespace)
+        return self._completed(status)
+
+    async def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
+        function = query.function
+        sent = {"name": function.name} | _in(function.namespace)
+        if query.instance:
+            sent["instance"] = query.instance
+        if query.tail is not None:
+            sent["tail"] = str(query.tail)
+        if query.since is not None:
+            sent["since"] = wire.timestamp(query.since)
+        if query.follow:
+            sent["follow"] = "1"
+        lines = self._http.lines("/system/logs", sent, UnknownFunction(function))
+        async with aclosing(lines):
+            async for line in lines:
+                if line.strip():
+                    with _upstream_fault("a line of its log"):
+                        found = wire.log_line_of(bounded_json.Fields.of(line), function)
+                    yield found
+
+    # -- secrets and namespaces ------------------------------------------------------------------
+
+    def template_bytes(self) -> Mapping[FunctionId, int]:
+        """Nothing: an upstream provider has no templates."""
+        return {}
+
+    async def secrets(self, namespace: str) -> Sequence[str]:
+        answer = await self._http.call("GET", "/system/secrets", _in(namespace))
+        with _upstream_fault("its secrets"):
+            found = wire.objects(_list(answer), "secrets")
+            return sorted(each.required("name") for each in found)
+
+    async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
+        exists = SecretExists(namespace, name)
+        await self._secret("POST", namespace, name, value, exists=exists)
+
+    async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
+        missing = UnknownSecret(namespace, name)
+        await self._secret("PUT", namespace, name, value, missing=missing)
+
+    async def remove_secret(self, namespace: str, name: str) -> None:
+        missing = UnknownSecret(namespace, name)
+        await self._secret("DELETE", namespace, name, None, missing=missing)
+
+    async def namespaces(self) -> Sequence[Namespace]:
+        """All namespaces, by name; labels and annotations take one more request for each."""
+        return [await self._namespace(name) for name in await self._namespace_names()]
+
+    async def create_namespace(self, namespace: Namespace) -> None:
+        body, exists = wire.namespace_json(namespace), NamespaceExists(namespace.name)
+        await self._http.call("POST", "/system/namespace/", body=body, exists=exists)
+
+    async def update_namespace(self, namespace: Namespace) -> None:
+        body, missing = wire.namespace_json(namespace), UnknownNamespace(namespace.name)
+        path = f"/system/namespace/{namespace.name}"
+        await self._http.call("PUT", path, body=body, missing=missing)
+
+    async def remove_namespace(self, name: str) -> None:
+        path, missing = f"/system/namespace/{name}", UnknownNamespace(name)
+        await self._http.call("DELETE", path, body={"name": name}, missing=missing)
+        for function in self._extras.functions():
+            if function.namespace == name:
+                await self._store(function, NOTHING)
+        await self._poll.poll_now()
+
+    async def _secret(
+        self, method: str, namespace: str, name: str, value: bytes | None, **means: Any
+    ) -> None:
+        body = {"name": name, "namespace": namespace}
+        if value is not None:
+            # Older providers read the text only; newer ones prefer the bytes.
+            body["rawValue"] = b64encode(value).decode()
+            body["value"] = value.decode("utf-8", "replace")
+        await self._http.call(method, "/system/secrets", _in(namespace), body, **means)
+
+    async def _namespace(self, name: str) -> Namespace:
+        try:
+            answer = await self._http.call(
+                "GET", f"/system/namespace/{name}", missing=UnknownNamespace(name)
+            )
+            with _upstream_fault("its namespace"):
+                sent = bounded_json.Fields.of(answer)
+                return Namespace(name, sent.mapping("labels"), sent.mapping("annotations"))
+        except (Unsupported, UnknownNamespace):
+            return Namespace(name)
+
+    async def _namespace_names(self) -> list[str]:
+        """The default namespace alone if the provider does not have this route."""
+        try:
+            answer = await self._http.call(
+                "GET", "/system/namespaces", missing=UnknownNamespace(DEFAULT_NAMESPACE)
+            )
+        except (Unsupported, UnknownNamespace):
+            return [DEFAULT_NAMESPACE]
+        with _upstream_fault("its namespaces"):
+            found = _list(answer)
+            if not all(isinstance(name, str) for name in found):
+                raise BadRequest("namespaces must be texts")
+            return sorted({*found, DEFAULT_NAMESPACE})
+
+    # -- the part of a deployment that stays here ------------------------------------------------
+
+    async def _send(self, deployment: Deployment, *, update: bool) -> None:
+        """Store the extras, then forward the rest; the extras are restored if that is refused."""
+        id_ = deployment.id
+        forwarded, extras = parted(deployment, _KEPT_HERE, self._injected(deployment))
+        before = self._extras[id_]
+        await self._store(id_, extras)
+        try:
+            await self._http.call(
+                "PUT" if update else "POST",
+                "/system/functions",
+                _in(id_.namespace),
+                wire.deployment_json(forwarded),
+                missing=UnknownFunction(id_) if update else UnknownNamespace(id_.namespace),
+            )
+        except GatewayError:
+            await self._store(id_, before)
+            raise
+
+    async def _store(self, function: FunctionId, extras: Extras) -> None:
+        await asyncio.to_thread(self._extras.put, function, extras)
+
+    def _injected(self, deployment: Deployment) -> Mapping[str, str]:
+        """Variables that activate the shim, whose path is set in the image, and lists of calls."""
+        shim = without_shim_path(gpu_environment(self._injection, deployment))
+        return shim | batch_settings(function_options.of(deployment))
+
+    def _completed(self, status: FunctionStatus) -> FunctionStatus:
+        """The status with the extras; `trouble` says what another client wrote wrongly."""
+        deployment = merged(status.deployment, self._extras[status.deployment.id])
+        try:
+            function_options.of(deployment)
+        except BadDeployment as error:
+            return replace(status, deployment=deployment, trouble=str(error))
+        return replace(status, deployment=deployment)
+
+    async def _is_there(self, function: FunctionId) -> bool:
+        try:
+            await self.function(function, usage=False)
+        except UnknownFunction:
+            return False
+        return True
+
+    async def _everything(self) -> list[FunctionStatus]:
+        found: list[FunctionStatus] = []
+        for namespace in await self._namespace_names():
+            try:
+                found += await self.functions(namespace)
+            except UnknownNamespace:
+                _log.info("the namespace %s was removed during a poll", namespace)
+        return found
+
+    async def _forget_removed(self) -> None:
+        """Delete the extras of functions that were removed while this gateway did not run."""
+        present = {status.deployment.id for status in await self._everything()}
+        for function in self._extras.functions():
+            if function not in present:
+                await self._store(function, NOTHING)
+
+    async def _renew_injected(self) -> None:
+        """Deploy GPU functions again whose injected addresses or credentials have changed."""
+        for status in await self._everything():
+            deployment = status.deployment
+            try:
+                injected = self._injected(deployment)
+                if digest(injected) == self._extras[deployment.id].digest:
+                    continue
+                _log.info("%s is deployed again: its injected variables changed", deployment.id)
+                await self._send(deployment, update=True)
+            except GatewayError as error:
+                _log.warning("%s keeps its injected variables: %s", deployment.id, error)
+
+
+@contextmanager
+def _upstream_fault(what: str) -> Iterator[None]:
+    """Raise ProviderFailed for a bad answer: the other provider's fault, not the caller's."""
+    try:
+        yield
+    except (BadRequest, TooLarge) as error:
+        raise ProviderFailed(f"the upstream provider does not give {what}: {error}") from error
+
+
+def _in(namespace: str) -> dict[str, str]:
+    return {"namespace": namespace}
+
+
+def _list(answer: bytes) -> list[Any]:
+    """The list in an answer; Go writes null for an empty one."""
+    value = bounded_json.parsed(answer, MOST_OF_PROVIDERS)
+    if not isinstance(value, list | None):
+        raise BadRequest("a list is expected")
+    return value or []
+
+
+def _password(settings: GatewaySettings) -> str:
+    if not settings.upstream_password_file:
+        return ""
+    path = Path(settings.upstream_password_file)
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ProviderFailed(f"upstream_password_file {path}: {error.strerror}") from error
+
+
+# The short interval, used while replicas are missing, and for how long it is used.
+_SOON_S, _PATIENCE_S = 0.2, 60.0
+
+
+class _ReportedFunction(NamedTuple):
+    """What was reported of a function last."""
+
+    deployment: Deployment
+    available: int
+    wanted: int
+
+
+class FunctionPoll:
+    """Keeps one listener up to date about all functions; polls never overlap."""
+
+    def __init__(
+        self,
+        site: ProviderSite,
+        everything: Callable[[], Awaitable[Sequence[FunctionStatus]]],
+        every_s: float,
+    ) -> None:
+        self._site = site
+        self._everything = everything
+        self._every_s = every_s
+        self._listener: FunctionListener | None = None
+        self._reported: dict[FunctionId, _ReportedFunction] = {}
+        self._unsettled = False
+        self._short_until_s = 0.0
+        self._polling = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._failed = False
+
+    async def start(self, listener: FunctionListener) -> None:
+        """Poll once, then regularly; a failure of the first poll is raised."""
+        self._listener = listener
+        self._shorten_interval()
+        await self._poll()
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop polling."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def poll_now(self) -> None:
+        """Poll after a change; unless that fails, the listener knows of it when this returns."""
+        self._shorten_interval()
+        await self._try_to_poll()
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            near = self._unsettled and asyncio.get_running_loop().time() < self._short_until_s
+            with contextlib.suppress(TimeoutError):
+                async with time_limit(min(_SOON_S, self._every_s) if near else self._every_s):
+                    await self._wake.wait()
+            self._wake.clear()
+            await self._try_to_poll()
+
+    async def _try_to_poll(self) -> None:
+        """While the other provider cannot be reached, the listener keeps what was reported."""
+        try:
+            await self._poll()
+        except GatewayError as error:
+            if not self._failed:
+                _log.warning("the upstream provider cannot be asked: %s", error)
+            self._failed = True
+            return
+        if self._failed:
+            _log.info("the upstream provider answers again")
+        self._failed = False
+
+    async def _poll(self) -> None:
+        async with self._polling:
+            found = {status.deployment.id: status for status in await self._everything()}
+            assert self._listener is not None, "polled only after the start"
+            for function in [id_ for id_ in self._reported if id_ not in found]:
+                del self._reported[function]
+                self._listener.function_gone(function)
+            for status in found.values():
+                self._report(self._listener, status)
+            self._unsettled = any(
+                status.available_replicas < status.replicas for status in found.values()
+            )
+
+    def _report(self, listener: FunctionListener, status: FunctionStatus) -> None:
+        id_ = status.deployment.id
+        now = _ReportedFunction(status.deployment, status.available_replicas, status.replicas)
+        if self._reported.get(id_) == now:
+            return
+        self._reported[id_] = now
+        endpoints = [self._endpoint(id_, number) for number in range(now.available)]
+        try:
+            listener.function_is(status.deployment, endpoints, wanted=now.wanted)
+        except BadDeployment as error:
+            _log.warning("%s was deployed elsewhere, and is not served: %s", id_, error)
+
+    def _endpoint(self, function: FunctionId, number: int) -> Endpoint:
+        """One endpoint for each replica, so that limits for each instance apply as they should.
+
+        The endpoints differ in their names only: the other provider chooses the replica of a call.
+        """
+        host = f"[{self._site.host}]" if ":" in self._site.host else self._site.host
+        address = f"tcp:{host}:{self._site.port}"
+        return Endpoint(f"{function}/{number}", address, f"{self._site.path}/function/{function}")
+
+    def _shorten_interval(self) -> None:
+        self._short_until_s = asyncio.get_running_loop().time() + _PATIENCE_S

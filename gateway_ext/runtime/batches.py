@@ -1,0 +1,309 @@
+"""Handlers that take a list: which calls they get together, and each call's own answer.
+
+A batch has a thread until its last answer is out, also where the handler is a coroutine, which runs
+in the loop. The calls of a batch share a lease: that of the first one.
+"""
+
+import asyncio
+import base64
+import functools
+import json
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial
+from itertools import islice
+
+from gateway_ext.runtime.calls import HandlerCall, HandlerCalls
+from gateway_ext.runtime.deadlines import CallDeadline, seconds_until
+from gateway_ext.runtime.handler_event import HandlerContext
+from gateway_ext.runtime.handler_module import HandleList, ListHandler
+from gateway_ext.runtime.handler_response import (
+    BadResponse,
+    HandlerResponse,
+    answer_of,
+    answers_in,
+    is_awaitable,
+    is_whole,
+)
+from gateway_ext.runtime.settings import BatchSettings
+
+
+class BatchRun:
+    """The calls that the handler is given together."""
+
+    def __init__(
+        self,
+        services: HandlerCalls,
+        handle: HandleList,
+        settings: BatchSettings,
+        members: Sequence[HandlerCall],
+        ended: Callable[[], None],
+    ) -> None:
+        """`ended` is called once, in the loop, when the next batch may begin."""
+        self._services = services
+        self._handle = handle
+        self._settings = settings
+        self._members = members
+        self._ended: Callable[[], None] | None = ended
+        self._deadline: CallDeadline
+        self._stuck = False
+        self._coroutine: Future[object] | None = None
+        for member in members:
+            member.holder = self
+
+    def start(self) -> None:
+        """Begin, in the loop: the batch's own time runs from now on."""
+        self._deadline = self._services.deadlines.add(self)
+        self._services.threads.run(partial(copy_context().run, self._in_thread))
+
+    def left(self, call: HandlerCall) -> None:
+        """A client has left; nobody needs the results of a coroutine that all have left."""
+        del call
+        if all(member.over for member in self._members):
+            self._cancel()
+
+    def time_out(self) -> None:
+        """The batch holds its thread beyond the time limit; its calls were all answered 504."""
+        if self._ended is None:
+            return
+        self._cancel()
+        self._stuck = True
+        self._let_next_begin()
+        self._services.stuck(+1)
+
+    def _cancel(self) -> None:
+        coroutine = self._coroutine  # its thread may take it away meanwhile
+        if coroutine is not None:
+            coroutine.cancel()
+
+    # --- in the batch's thread ----------------------------------------------------------------
+
+    def _in_thread(self) -> None:
+        self._services.in_threads.add(self)
+        try:
+            members = [member for member in self._members if not member.over]
+            if members and not self._is_served(members):
+                for member in members:
+                    if not member.over:
+                        self._is_served([member])
+        finally:
+            self._services.in_threads.discard(self)
+            self._services.mailbox.post(self._left_thread)
+
+    def _is_served(self, members: Sequence[HandlerCall]) -> bool:
+        """Call the handler; False if each of the calls has to be made once more, alone."""
+        services = self._services
+        for member in members:
+            member.begins_in_batch(len(members))
+        error: BaseException | None = None
+        answers: Sequence[HandlerResponse | BaseException] = ()
+        repeated = False
+        left_s = partial(self._left_s, members)
+        with services.gpu.given(members[0].event.headers, left_s):
+            try:
+                returned = self._called(members)
+            except BaseException as raised:  # noqa: BLE001 - every error of a handler is answered
+                error, repeated = raised, self._settings.repeats and len(members) > 1
+            else:
+                answers = self._answers(members, returned)
+            below = list(services.gpu.timing_entries())
+            services.data.settle()
+            reported = services.gpu.used()
+        if error is not None:
+            answers = [error] * len(members)
+        if repeated and error is not None:
+            self._log_repeated(members, error)
+            return False
+        for member, answer in zip(members, answers, strict=True):
+            member.ends_in_batch(below)
+            if isinstance(answer, BaseException):
+                member.fail_in_batch(answer)
+            else:
+                answer.headers += reported
+                member.answer_from_batch(answer)
+        return True
+
+    def _left_s(self, members: Sequence[HandlerCall]) -> float | None:
+        """The seconds for which somebody waits for one of these; None without a limit."""
+        awaited = (member.deadline.until_s for member in members if not member.over)
+        until_s = min(self._deadline.due_s, max(awaited, default=-math.inf))
+        return seconds_until(until_s, self._services.loop)
+
+    def _called(self, members: Sequence[HandlerCall]) -> object:
+        services = self._services
+        context = HandlerContext(services.hostname, services.data)
+        returned = self._handle([member.event for member in members], context)
+        if not is_awaitable(returned):
+            return returned
+        self._coroutine = asyncio.run_coroutine_threadsafe(_awaited(returned), services.loop)
+        try:
+            return self._coroutine.result()
+        finally:
+            self._coroutine = None
+
+    def _answers(
+        self, members: Sequence[HandlerCall], returned: object
+    ) -> Sequence[HandlerResponse | BaseException]:
+        """Each call's answer, or its error; what is no list of so many is every call's error."""
+        try:
+            found = answers_in(returned, len(members))
+        except BadResponse as error:
+            return [error] * len(members)
+        return [self._answer(*pair) for pair in zip(members, found, strict=True)]
+
+    def _answer(self, member: HandlerCall, returned: object) -> HandlerResponse | BaseException:
+        if isinstance(returned, BaseException):
+            return returned
+        try:
+            if not is_whole(returned):
+                raise BadResponse(f"a call in a batch is answered with {type(returned).__name__}")
+            if self._services.data.wanted(member.event.headers):
+                returned = self._services.data.exchanged(returned)
+            answer = answer_of(returned)
+            if answer.pieces is not None or answer.pieces_async is not None:
+                raise BadResponse("a call in a batch cannot be answered with a stream")
+        except BaseException as error:  # noqa: BLE001 - one call's error is not that of the others
+            return error
+        return answer
+
+    def _log_repeated(self, members: Sequence[HandlerCall], error: BaseException) -> None:
+        text = self._services.errors.raised(error)
+        members[0].log_line(
+            f"raised in a batch of {len(members)} calls; each is made once more, alone\n{text}"
+        )
+
+    # --- in the loop --------------------------------------------------------------------------
+
+    def _left_thread(self) -> None:
+        self._services.threads.left()
+        self._services.deadlines.remove(self)
+        if self._stuck:
+            self._services.stuck(-1)
+        self._let_next_begin()
+
+    def _let_next_begin(self) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended()
+
+
+_LEASE = "x-gpu-lease"
+# Calls that wait, and some that came with the same leases before.
+_MOST_TOKENS = 256
+
+# Starts a batch of these calls; calls back in the loop once the next one may begin.
+Start = Callable[[Sequence[HandlerCall], Callable[[], None]], None]
+
+
+class _Group:
+    """The calls of one lease: when each came, and whether a batch of them is under way."""
+
+    __slots__ = ("look", "runs", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[HandlerCall, float] = {}
+        self.runs = False
+        self.look: asyncio.Handle | None = None
+
+
+class GatheredCalls:
+    """Gathers calls for batches; all of it runs in the loop.
+
+    One batch of a lease is under way at a time, while the next one gathers. A lease is for one GPU,
+    so batches of two leases are for two. Calls without a lease are one group. Those that share a
+    lease may each have a token of their own, which names it.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, settings: BatchSettings, start: Start
+    ) -> None:
+        self._loop = loop
+        self._most = settings.most
+        self._wait_s = settings.wait_s
+        self._start = start
+        self._groups: dict[str, _Group] = {}
+
+    def add(self, call: HandlerCall) -> None:
+        """Let the call wait for its batch."""
+        lease = _lease_of(call)
+        group = self._groups.setdefault(lease, _Group())
+        group.waiting[call] = self._loop.time()
+        call.holder = self
+        if group.runs:
+            return
+        if group.look is None or len(group.waiting) >= self._most:
+            self._look_at(lease, group, 0.0)
+
+    def left(self, call: HandlerCall) -> None:
+        """The call waits no more: its client has left, or its time is up."""
+        group = self._groups.get(_lease_of(call))
+        if group is not None:
+            group.waiting.pop(call, None)
+
+    def hurry(self) -> None:
+        """Let no call wait for further ones: the process is to end."""
+        self._wait_s = 0.0
+        for lease, group in self._groups.items():
+            if not group.runs:
+                self._look_at(lease, group, 0.0)
+
+    def _look_at(self, lease: str, group: _Group, after_s: float) -> None:
+        """Look in the loop's next round, so that what has arrived by then comes along, or later."""
+        if group.look is not None:
+            group.look.cancel()
+        if after_s > 0:
+            group.look = self._loop.call_later(after_s, self._look, lease, group)
+        else:
+            group.look = self._loop.call_soon(self._look, lease, group)
+
+    def _look(self, lease: str, group: _Group) -> None:
+        group.look = None
+        if not group.waiting:
+            del self._groups[lease]
+            return
+        most, came_s = self._most, next(iter(group.waiting.values()))
+        left_s = came_s + self._wait_s - self._loop.time()
+        if len(group.waiting) < most and left_s > 0:
+            self._look_at(lease, group, left_s)
+            return
+        members = list(islice(group.waiting, most))
+        for call in members:
+            del group.waiting[call]
+        group.runs = True
+        self._start(members, partial(self._next, lease, group))
+
+    def _next(self, lease: str, group: _Group) -> None:
+        group.runs = False
+        self._look(lease, group)
+
+
+def _lease_of(call: HandlerCall) -> str:
+    """The call's lease, by its number and node; what is no token stands for itself."""
+    token = call.event.headers.get(_LEASE, "")
+    return _named_by(token) if token else ""
+
+
+@functools.lru_cache(maxsize=_MOST_TOKENS)
+def _named_by(token: str) -> str:
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(token.rpartition(".")[0] + "=="))
+        return f"{claims['node']} {claims['lease']} {claims['function']}"
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return token
+
+
+def batches_of(
+    handler: ListHandler, settings: BatchSettings, services: HandlerCalls
+) -> GatheredCalls:
+    """Gather calls, and give them to this handler."""
+
+    def start(members: Sequence[HandlerCall], ended: Callable[[], None]) -> None:
+        BatchRun(services, handler.handle, settings, members, ended).start()
+
+    return GatheredCalls(services.loop, settings, start)
+
+
+async def _awaited(returned: Awaitable[object]) -> object:
+    return await returned

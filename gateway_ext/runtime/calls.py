@@ -1,0 +1,490 @@
+"""Calls of the handler: in a thread or in the loop, whole or streamed, within their time.
+
+A generator runs in one thread from its first piece to its last: what torch keeps for each thread
+(`no_grad`, autocast) would otherwise not hold from one piece to the next.
+"""
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextvars import copy_context
+from datetime import UTC, datetime
+from functools import partial
+from typing import Protocol
+
+from gateway_ext.runtime.connection import ServerConnection
+from gateway_ext.runtime.deadlines import CallDeadlines
+from gateway_ext.runtime.gpu_placement import MODELS, NoPlacements
+from gateway_ext.runtime.handler_event import HandlerContext, HandlerEvent, Headers
+from gateway_ext.runtime.handler_module import Handle, Handler, ListHandler, runs_in_loop
+from gateway_ext.runtime.handler_response import (
+    HandlerResponse,
+    answer_of,
+    is_awaitable,
+    is_whole,
+    piece_of,
+)
+from gateway_ext.runtime.settings import RuntimeSettings
+from gateway_ext.runtime.threads import HandlerThreads, LoopMailbox
+
+_PIECES_AHEAD = 16
+
+
+# Logs a text about a call: the call's id, its trace's id, the text.
+LogLine = Callable[[str, str, str], None]
+
+
+def write_plainly(text: str, call_id: str, trace_id: str) -> None:
+    """A plain line."""
+    del trace_id
+    _write(f"[{''.join(filter(str.isprintable, call_id))}] {text}")
+
+
+def write_as_json(text: str, call_id: str, trace_id: str) -> None:
+    """A line of JSON, in the format of our other processes."""
+    at = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
+    fields = {"time": f"{at}Z", "level": "error", "logger": "runtime", "message": text}
+    found = {"call_id": call_id, "trace_id": trace_id}
+    _write(json.dumps(fields | {name: value for name, value in found.items() if value}))
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+class HandlerCalls:
+    """All calls in progress, and the threads that serve them."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        settings: RuntimeSettings,
+        *,
+        gpu: NoPlacements,
+        exhausted: Callable[[], None],
+        log_line: LogLine,
+    ) -> None:
+        self.hostname = settings.hostname
+        self.gpu = gpu
+        self.data = gpu.data
+        self.log_line = log_line
+        self.errors = settings.errors
+        self.loop = asyncio.get_running_loop()
+        self.mailbox = LoopMailbox(self.loop)
+        self.deadlines = CallDeadlines(self.loop, settings.exec_timeout_s)
+        self.threads = HandlerThreads(settings.threads)
+        # Who takes a call out of these ends it: a dictionary, since only one thread can do so.
+        self.live: dict[HandlerCall, bool] = {}
+        self.in_threads: set[object] = set()  # calls, also those whose client has left; batches
+        self._exhausted = exhausted
+        self._threads = settings.threads
+        self._stuck = 0
+        self.handle: Handle
+        self._in_loop = self._in_thread = False
+        if isinstance(handler, ListHandler):
+            at_a_time = settings.batches.most
+        else:
+            self.handle = handler
+            self._in_loop = runs_in_loop(handler)
+            self._in_thread = not self._in_loop
+            at_a_time = 0 if self._in_loop else settings.threads
+        # The calls that all processes behind this socket serve at a time; 0 for any number.
+        self.at_a_time = at_a_time * settings.workers
+
+    def begin(self, event: HandlerEvent, connection: ServerConnection) -> "HandlerCall":
+        """Start a call whose answer goes to this connection; batches start those of a list."""
+        call = HandlerCall(self, event, connection)
+        self.live[call] = True
+        if self._in_thread:
+            call.run_in_thread()
+        elif self._in_loop:
+            call.run_in_loop()
+        return call
+
+    def left_thread(self, connection: ServerConnection) -> None:
+        """A call has left its thread, which has sent the answer to this connection."""
+        self.threads.left()
+        connection.answered()
+
+    def stuck(self, count: int) -> None:
+        """Note that a call whose client has left holds a thread, or no longer does.
+
+        Once all threads are held, no call can be served any more.
+        """
+        self._stuck += count
+        if self._stuck >= self._threads:
+            self._exhausted()
+
+
+class BatchHolder(Protocol):
+    """Whoever has a call: those that wait, or the batch that it is in."""
+
+    def left(self, call: "HandlerCall") -> None:
+        """The call is over before it was answered; called in the loop."""
+        ...
+
+
+# A call's times for its trace, in the header X-Gpu-Trace.
+#
+# The gateway reads it (`reported_trace.py`, docs/tracing.md) and sends it to no caller.
+
+_TRACE_HEADER = "X-Gpu-Trace"
+_VERSION = "1"
+
+Pairs = list[tuple[str, str]]
+
+
+class Timing:
+    """The times of one call, from its arrival on; reported only if the request names its trace."""
+
+    __slots__ = (
+        "trace", "_arrived", "_began", "_began_ns", "_ended", "_below", "_at_a_time", "_batch",
+    )  # fmt: skip
+
+    def __init__(self, headers: Headers, at_a_time: int = 0) -> None:
+        """`at_a_time` is the number of calls that are served at a time, or 0 for any number."""
+        self.trace = headers.get("traceparent", "")
+        self._at_a_time = at_a_time
+        self._arrived = self._began = time.perf_counter_ns()
+        self._began_ns = 0
+        self._ended = 0
+        self._below: Sequence[str] = ()
+        self._batch = 0
+
+    @property
+    def trace_id(self) -> str:
+        """The trace's id, or an empty text."""
+        parts = self.trace.split("-")
+        return parts[1] if len(parts) > 1 else ""
+
+    def begins(self, batch: int = 0) -> None:
+        """The handler is called, with a list of so many calls: the call's wait ends."""
+        self._batch = batch
+        self._began = time.perf_counter_ns()
+        self._began_ns = time.time_ns()
+
+    def ends(self, below: Sequence[str]) -> None:
+        """The handler has answered; `below` are the times of its graph calls."""
+        self._ended = time.perf_counter_ns()
+        self._below = below
+
+    @property
+    def trailers(self) -> tuple[str, ...]:
+        """The names that a stream announces."""
+        return (_TRACE_HEADER,) if self.trace else ()
+
+    def header(self) -> Pairs:
+        """The header, or trailer."""
+        if not self.trace:
+            return []
+        took_us = ((self._ended or time.perf_counter_ns()) - self._began) // 1_000
+        queued_us = (self._began - self._arrived) // 1_000
+        handler = f"{_VERSION} h;{self._began_ns // 1_000};{took_us};q={queued_us}"
+        if self._at_a_time:
+            handler = f"{handler};t={self._at_a_time}"
+        if self._batch:
+            handler = f"{handler};b={self._batch}"
+        return [(_TRACE_HEADER, " ".join((handler, *self._below)) if self._below else handler)]
+
+
+class HandlerCall:
+    """One call of the handler, from the request to the last byte of its answer."""
+
+    def __init__(
+        self, calls: HandlerCalls, event: HandlerEvent, connection: ServerConnection
+    ) -> None:
+        self._calls = calls
+        self.event = event
+        self.holder: BatchHolder | None = None  # of a call that the handler is given with others
+        awaited_s = calls.gpu.awaited_s(event.headers)
+        self.deadline = calls.deadlines.add(self, connection.asked_s + awaited_s)
+        self._connection = connection
+        self._timing = Timing(event.headers, calls.at_a_time)
+        self._context = copy_context()
+        self._over = False  # answered, given up or broken off: later results are dropped
+        self._started = False  # a stream's head is out
+        self._head: HandlerResponse | None = None  # of a stream, from its first piece on
+        self._stuck = False
+        self._task: asyncio.Task[None] | None = None
+        self._room: threading.Semaphore | None = None  # of a stream's pieces, in a thread
+
+    def run_in_thread(self) -> None:
+        """Run a plain function as the handler."""
+        self._calls.threads.run(partial(self._context.run, self._in_thread))
+
+    def run_in_loop(self, returned: object = None) -> None:
+        """Run an asynchronous handler, or an asynchronous result (`returned`)."""
+        context = self._context.copy()  # a thread that is about to leave it may still be in it
+        self._task = context.run(self._calls.loop.create_task, self._in_loop(returned))
+
+    def cancel(self) -> None:
+        """The client has left."""
+        self.deadline.nobody_waits()
+        self._end(keep_deadline=self in self._calls.in_threads)
+        self._stop()
+
+    def time_out(self) -> None:
+        """The call has taken too long, or a call whose client has left still holds its thread."""
+        ended, in_thread = self._end(), self in self._calls.in_threads
+        if not ended and not in_thread:
+            return
+        self.log_line(f"took longer than {self._calls.deadlines.limit_s:g} s")
+        if ended:
+            if self._started:
+                self._connection.break_off()
+            else:
+                self._connection.refuse(504, "the function took too long")
+            self._stop()
+        if in_thread:
+            self._stuck = True
+            self._calls.stuck(+1)
+
+    def _stop(self) -> None:
+        if self.holder is not None:
+            self.holder.left(self)
+        if self._task is not None:
+            self._task.cancel()
+        if self._room is not None:
+            self._room.release(_PIECES_AHEAD)
+
+    def _end(self, *, keep_deadline: bool = False) -> bool:
+        """True for the first caller, who ends the call; any thread may call this."""
+        if not self._calls.live.pop(self, False):
+            return False
+        self._over = True
+        if not keep_deadline:
+            self._calls.deadlines.remove(self)
+        return True
+
+    # --- in a batch ---------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether the call needs no answer any more; any thread may ask."""
+        return self._over
+
+    def begins_in_batch(self, members: int) -> None:
+        """The handler is called with so many calls, this one among them."""
+        self._timing.begins(members)
+
+    def ends_in_batch(self, below: list[str]) -> None:
+        """The handler has returned; `below` are the times of the batch's graph calls."""
+        self._timing.ends(below)
+
+    def answer_from_batch(self, answer: HandlerResponse) -> None:
+        """Send the whole answer from the batch's thread, unless the call is over."""
+        answer.headers += self._timing.header()
+        data = self._connection.encoded(answer)
+        if self._end():
+            self._send_from_thread(data, self._connection.answered)
+
+    def fail_in_batch(self, error: BaseException) -> None:
+        """Have the loop answer 500; called in the batch's thread."""
+        self._calls.mailbox.post(self._fail, error)
+
+    # --- in a thread of the pool --------------------------------------------------------------
+
+    def _in_thread(self) -> None:
+        last: Callable[[], object] = _nothing
+        data: bytes | None = None
+        self._calls.in_threads.add(self)
+        try:
+            if self._over:  # the client left while the call waited for a thread
+                return
+            self._timing.begins()
+            with self._calls.gpu.given(self.event.headers, self.deadline.left_s):
+                answer = self._called_in_thread()
+            if answer is not None:
+                data = self._connection.encoded(answer)
+        except BaseException as error:  # noqa: BLE001 - every error of a handler becomes its response
+            last = partial(self._fail, error)
+        finally:
+            self._calls.in_threads.discard(self)
+            if data is not None and self._end():
+                left = partial(self._calls.left_thread, self._connection)
+                self._send_from_thread(data, left)
+            else:
+                self._calls.mailbox.post(self._left_thread, last)
+
+    def _send_from_thread(self, data: bytes, sent: Callable[[], None]) -> None:
+        """Send the answer without the loop, which learns of it when it is woken for another reason.
+
+        It then calls `sent`; nothing here keeps the call until then. The connection is looked at
+        once more after the step is left: for a request that came meanwhile the loop still saw a
+        call in progress.
+        """
+        mailbox, connection = self._calls.mailbox, self._connection
+        is_sent = connection.answer_from_thread(data)
+        mailbox.leave(sent)
+        if not is_sent or connection.has_read_ahead:
+            mailbox.wake()
+
+    def _called_in_thread(self) -> HandlerResponse | None:
+        """Call the handler; its whole response, or None where it goes out in another way."""
+        try:
+            calls, event = self._calls, self.event
+            returned = calls.handle(event, HandlerContext(calls.hostname, calls.data))
+            if calls.data.wanted(event.headers) and is_whole(returned):
+                returned = calls.data.exchanged(returned)
+            answer = None if is_awaitable(returned) else answer_of(returned)
+            if answer is None or answer.pieces_async is not None:
+                self._calls.mailbox.post(self.run_in_loop, returned)
+                return None
+            if answer.pieces is not None:
+                self._pump(answer, answer.pieces)
+                return None
+        except BaseException:
+            self._note_end()
+            raise
+        answer.headers += self._report_headers()
+        return answer
+
+    def _note_end(self) -> None:
+        """The call's times are complete; noted while the GPU's are still at hand."""
+        self._timing.ends(self._calls.gpu.timing_entries())
+        self._calls.data.settle()
+
+    def _report_headers(self) -> Pairs:
+        """The headers for the gateway beside a whole response."""
+        self._note_end()
+        return self._calls.gpu.used() + self._timing.header()
+
+    def _trailers(self) -> Pairs:
+        """The trailers for the gateway behind a stream: what its head did not say."""
+        self._note_end()
+        said = self._head is not None and MODELS in dict(self._head.headers)
+        used = self._calls.gpu.used()
+        return self._timing.header() + [pair for pair in used if not (said and pair[0] == MODELS)]
+
+    def _pump(self, answer: HandlerResponse, pieces: Iterator[object]) -> None:
+        room = self._room = threading.Semaphore(_PIECES_AHEAD)
+        try:
+            for piece in pieces:
+                data = piece_of(piece)
+                room.acquire()
+                if self._over:
+                    return
+                self._calls.mailbox.post(self._send, self._stream_head(answer), data)
+        finally:
+            getattr(pieces, "close", _nothing)()
+        self._calls.mailbox.post(self._finish_stream, self._stream_head(answer), self._trailers())
+
+    def _stream_head(self, answer: HandlerResponse) -> HandlerResponse:
+        """The stream's head, with what the gateway is told at its first piece."""
+        if self._head is None:
+            names = ", ".join(self._timing.trailers + self._calls.gpu.trailers)
+            announced = [("Trailer", names)] if names else []
+            more = self._calls.gpu.used() + announced
+            self._head = HandlerResponse(answer.status, answer.headers + more)
+        return self._head
+
+    # --- in the loop --------------------------------------------------------------------------
+
+    async def _in_loop(self, returned: object) -> None:
+        try:
+            self._timing.begins()
+            with self._calls.gpu.given(self.event.headers, self.deadline.left_s):
+                await self._called_in_loop(returned)
+        except asyncio.CancelledError as error:
+            # The runtime cancels when the client left or the time is up; else the handler failed.
+            self._fail(error)
+        except BaseException as error:  # noqa: BLE001 - every error of a handler becomes its response
+            self._fail(error)
+
+    async def _called_in_loop(self, returned: object) -> None:
+        try:
+            if returned is None:
+                context = HandlerContext(self._calls.hostname, self._calls.data)
+                returned = self._calls.handle(self.event, context)
+            if is_awaitable(returned):
+                returned = await returned
+            if self._calls.data.wanted(self.event.headers) and is_whole(returned):
+                returned = await asyncio.to_thread(self._calls.data.exchanged, returned)
+            answer = answer_of(returned)
+            if answer.pieces_async is not None:
+                await self._pump_async(answer, answer.pieces_async)
+            elif answer.pieces is not None:
+                await asyncio.to_thread(self._pump, answer, answer.pieces)
+            else:
+                answer.headers += self._report_headers()
+                self._reply(answer)
+        except BaseException:
+            self._note_end()
+            raise
+
+    async def _pump_async(self, answer: HandlerResponse, pieces: AsyncIterator[object]) -> None:
+        try:
+            async for piece in pieces:
+                data = piece_of(piece)
+                self._send(self._stream_head(answer), data)
+                if self._over:
+                    return
+                if not self._connection.room.is_set():
+                    room = asyncio.Event()
+                    self._connection.when_room(room.set)
+                    await room.wait()
+        finally:
+            close = getattr(pieces, "aclose", None)
+            if close is not None:
+                await close()
+        self._finish_stream(self._stream_head(answer), self._trailers())
+
+    def _send(self, head: HandlerResponse, data: bytes) -> None:
+        if self._over:
+            return
+        self._start(head)
+        self._connection.piece(data)
+        if self._room is not None:
+            self._connection.when_room(self._room.release)
+
+    def _finish_stream(self, head: HandlerResponse, trailers: Pairs) -> None:
+        if not self._over:
+            self._start(head)
+            self._end()
+            self._connection.end_stream(trailers)
+
+    def _start(self, head: HandlerResponse) -> None:
+        if not self._started:
+            self._started = True
+            self._connection.start_stream(head.status, head.headers)
+
+    def _reply(self, answer: HandlerResponse) -> None:
+        if self._end():
+            self._connection.answer(answer)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._end():
+            return
+        call_id = self.event.headers.get("x-call-id", "")
+        status, why, logged = self._calls.errors.failure(error, call_id)
+        self.log_line(logged)
+        if self._started:
+            self._connection.break_off()
+        else:
+            self._connection.refuse(status, why, headers=self._timing.header())
+
+    def _left_thread(self, last: Callable[[], object]) -> None:
+        """The thread is free; with its last word on the call, which costs one wake-up so."""
+        try:
+            last()
+        finally:
+            self._calls.threads.left()
+            if self._over:
+                self._calls.deadlines.remove(self)  # the client left before: no thread is held
+            if self._stuck:
+                self._stuck = False
+                self._calls.stuck(-1)
+
+    def log_line(self, what: str) -> None:
+        """Log what happened to the call, with its id."""
+        call_id = self.event.headers.get("x-call-id", "-")
+        text = f"{self.event.method} {self.event.path} {what}"
+        self._calls.log_line(text, call_id, self._timing.trace_id)
+
+
+def _nothing() -> None:
+    """The call has its answer already, or its pieces need no end."""

@@ -1,0 +1,357 @@
+"""One HTTP/1.1 connection: serves a request at a time, with whole or streamed responses."""
+
+import asyncio
+import http
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gateway_ext.runtime.handler_response import HandlerResponse
+from gateway_ext.runtime.request_parser import BodyParser, Malformed, RequestHead, head_in
+
+_MAX_AHEAD_BYTES = 256 << 10  # received before the last response is sent
+_MOST_AT_ONCE_BYTES = 64 << 10  # of a response that the thread of its call sends
+_FIRST_REQUEST_S = 1.0  # from a client that connected while the server stops
+_HEAD_S = 30.0  # for a request's headers, where no other time limit is set
+_IDLE_S = 75.0  # without a request; the gateway keeps an unused connection for less
+_REASONS = {status.value: status.phrase for status in http.HTTPStatus}
+_NO_BODY = {204, 304}
+
+Pair = tuple[str, str]
+Pairs = list[Pair]
+
+
+ClientLeft = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSite:
+    """What all connections of one server share."""
+
+    # Serves a request; returns what to call if its client leaves, None if it is answered already.
+    begin: Callable[[RequestHead, bytes, "ServerConnection"], ClientLeft | None]
+    # Calls `answered` where a thread has answered since: before what depends on it.
+    catch_up: Callable[[], None]
+    max_connections: int
+    max_body_bytes: int
+    read_timeout_s: float
+    # The one that has waited the longest comes first.
+    connections: dict["ServerConnection", None] = field(default_factory=dict)
+
+
+class ServerConnection(asyncio.Protocol):
+    """The server's end of a connection; methods are called in the event loop, or say so."""
+
+    def __init__(self, site: ConnectionSite) -> None:
+        self.busy = False
+        self.lost = False
+        self.room = threading.Event()  # set while a stream may be written, and after its end
+        self.room.set()
+        self.asked_s = 0.0  # when the head of the last request was here
+        self._site = site
+        self._loop = asyncio.get_running_loop()
+        self._made_s = self._loop.time()
+        self._answered = False
+        self._transport: asyncio.Transport
+        self._descriptor = -1
+        self._sending = threading.Lock()  # held by a thread that sends; until then nothing closes
+        self._unsent = b""  # what such a thread leaves to the loop
+        self._buffer = bytearray()
+        self._head: RequestHead | None = None
+        self._body: BodyParser | None = None
+        self._client_left: ClientLeft | None = None
+        self._last = False  # the connection closes after this answer
+        self._chunked = False
+        self._mute = False  # the answer has no body (HEAD, 204)
+        self._slow: asyncio.TimerHandle | None = None
+        self._unused: asyncio.TimerHandle | None = None
+        self._unused_since_s: float | None = None
+        self._waiters: list[Callable[[], None]] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._descriptor = transport.get_extra_info("socket").fileno()
+        self._site.catch_up()
+        if len(self._site.connections) >= self._site.max_connections:
+            self._make_room()
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is lost: its call's client has left."""
+        del exc
+        self._site.catch_up()
+        with self._sending:  # the transport closes its socket after this
+            self.lost = True
+        self._site.connections.pop(self, None)
+        self._watch_slowness(on=False)
+        if self._unused is not None:
+            self._unused.cancel()
+        self._let_go()
+
+    def eof_received(self) -> bool:
+        """The client has closed its side: it has left."""
+        self._site.catch_up()
+        if self.busy:
+            self._transport.abort()
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a part of a request, or of the next one."""
+        self._site.catch_up()
+        self._buffer += data
+        self._unused_since_s = None
+        if self.busy:
+            self._site.catch_up()  # a thread that answered just now may not have seen the data
+        if not self.busy:
+            self._read_on()
+        elif len(self._buffer) > _MAX_AHEAD_BYTES:
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than the handler writes."""
+        self.room.clear()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self.room.set()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter()
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Call back as soon as more may be written, at once if that is now."""
+        if self.room.is_set():
+            callback()
+        else:
+            self._waiters.append(callback)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether no request has begun."""
+        return not self.busy and self._head is None
+
+    def drop(self) -> None:
+        """Close at once."""
+        self._site.connections.pop(self, None)
+        self._transport.abort()
+
+    def answer(self, answer: HandlerResponse) -> None:
+        """Send a whole response."""
+        if self.lost:
+            return
+        self._transport.write(self.encoded(answer))
+        self._done()
+
+    def encoded(self, answer: HandlerResponse) -> bytes:
+        """Return a whole response as it is sent; the thread of its call may ask."""
+        has_body = answer.status not in _NO_BODY
+        framing = f"Content-Length: {len(answer.body)}\r\n" if has_body else ""
+        head = self._head_bytes(answer.status, answer.headers, framing)
+        return head if self._silent(answer.status) else head + answer.body
+
+    def answer_from_thread(self, data: bytes) -> bool:
+        """Send what can be sent at once of a whole response; called in the thread of its call.
+
+        `answered` has to follow in the loop, soon if this returns False.
+        """
+        sent = 0
+        with self._sending:
+            self._client_left = None
+            if len(data) <= _MOST_AT_ONCE_BYTES and self._takes_at_once():
+                sent = self._sent_at_once(data)
+        self._unsent = data[sent:]
+        return not self._unsent and not self._last
+
+    def answered(self) -> None:
+        """A thread has sent the response, or left a part of it."""
+        unsent, self._unsent = self._unsent, b""
+        if self.lost:
+            return
+        if unsent:
+            self._transport.write(unsent)
+        self._done()
+
+    @property
+    def has_read_ahead(self) -> bool:
+        """Whether a part of the next request is here; any thread may ask."""
+        return bool(self._buffer)
+
+    def start_stream(self, status: int, headers: Pairs) -> None:
+        """Send the head of a response whose pieces follow."""
+        if self.lost:
+            return
+        self._mute = self._silent(status)
+        self._chunked = self._head is not None and self._head.chunks_allowed
+        framing = ""
+        if self._chunked and status not in _NO_BODY:
+            framing = "Transfer-Encoding: chunked\r\n"
+        elif not self._chunked:
+            self._last = True
+        self._transport.write(self._head_bytes(status, headers, framing))
+
+    def piece(self, data: bytes) -> None:
+        """Send a piece of a stream at once."""
+        if self.lost or self._mute or not data:
+            return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self._transport.write(data)
+
+    def end_stream(self, trailers: Pairs) -> None:
+        """End a stream, with trailers if the client can read them."""
+        if self.lost:
+            return
+        if self._chunked and not self._mute:
+            lines = "".join(f"{name}: {value}\r\n" for name, value in trailers)
+            self._transport.write(f"0\r\n{lines}\r\n".encode("latin-1"))
+        self._done()
+
+    def break_off(self) -> None:
+        """Close in the middle of a stream, so that the client sees that it is incomplete."""
+        self._client_left = None
+        self._transport.abort()
+
+    def refuse(
+        self, status: int, why: str, *, last: bool = False, headers: Sequence[Pair] = ()
+    ) -> None:
+        """Send a short response of the runtime itself."""
+        self._last = self._last or last
+        retry = [("Retry-After", "1")] if status in (429, 503) else []
+        text = ("Content-Type", "text/plain; charset=utf-8")
+        body = f"{why}\n".encode(errors="backslashreplace")  # an error's text may be of any letters
+        self.answer(HandlerResponse(status, [text, *retry, *headers], body))
+
+    def finish(self) -> None:
+        """Close, unless a response is due; the server calls this until the connection is closed.
+
+        A response is due to a request that has begun, and for a moment to a client that has just
+        connected: closing before its request is read would reset the connection.
+        """
+        self._last = True
+        begun = self.busy or self._head is not None or bool(self._buffer)
+        awaited = not self._answered and self._loop.time() < self._made_s + _FIRST_REQUEST_S
+        if not begun and not awaited:
+            self._transport.close()
+
+    def _read_on(self) -> None:
+        try:
+            while not self.busy and not self.lost and self._read_request():
+                pass
+        except Malformed as error:
+            self._buffer.clear()
+            self._watch_slowness(on=False)
+            self.refuse(error.status, str(error), last=True)
+            return
+        if not self.busy and not self.lost:
+            begun = bool(self._buffer) or self._head is not None
+            self._watch_slowness(on=begun and (self._head is None or self._limits_body()))
+            if not begun:
+                self._await_request()
+
+    def _read_request(self) -> bool:
+        if self._head is None:
+            self._head = head_in(self._buffer)
+            if self._head is None:
+                return False
+            self.asked_s = self._loop.time()
+            self._body = BodyParser(self._head.length, self._site.max_body_bytes)
+            if self._head.expects_continue and not self._buffer and self._head.length != 0:
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert self._body is not None
+        if not self._body.take(self._buffer):
+            return False
+        content, self._body = self._body.content(), None
+        if self._slow is not None:
+            self._watch_slowness(on=False)
+        self._unused_since_s = None
+        self.busy = True
+        self._last = self._last or not self._head.keep_alive
+        self._client_left = self._site.begin(self._head, content, self)
+        return True
+
+    def _done(self) -> None:
+        self._answered = True
+        self._client_left = None
+        self._head = self._body = None
+        self.busy = self._chunked = self._mute = False
+        if self._last:
+            self._transport.close()
+            return
+        self._await_request()
+        if self._buffer:
+            self._transport.resume_reading()
+            # In a later step: immediate responses would recurse once for each pipelined request.
+            self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if not self.busy and not self.lost:
+            self._read_on()
+
+    def _let_go(self) -> None:
+        client_left, self._client_left = self._client_left, None
+        if client_left is not None:
+            client_left()
+        self.resume_writing()
+
+    def _silent(self, status: int) -> bool:
+        return status in _NO_BODY or (self._head is not None and self._head.method == "HEAD")
+
+    def _head_bytes(self, status: int, headers: Pairs, framing: str) -> bytes:
+        first = f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\n"
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        end = "Connection: close\r\n\r\n" if self._last else "\r\n"
+        return f"{first}{lines}{framing}{end}".encode("latin-1")
+
+    def _takes_at_once(self) -> bool:
+        """Whether a thread may send past the transport, which has nothing to send itself."""
+        transport = self._transport
+        return not (self.lost or transport.is_closing() or transport.get_write_buffer_size())
+
+    def _sent_at_once(self, data: bytes) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except OSError:
+            return 0  # the transport will meet the same error
+
+    def _watch_slowness(self, *, on: bool) -> None:
+        if not on and self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+        elif on and self._slow is None:
+            limit_s = self._site.read_timeout_s or _HEAD_S
+            self._slow = self._loop.call_later(limit_s, self._too_slow)
+
+    def _limits_body(self) -> bool:
+        """Whether the whole request, and not only its headers, has a time limit."""
+        return self._site.read_timeout_s > 0
+
+    def _await_request(self) -> None:
+        """Wait for a request, behind the connections that have waited for longer."""
+        self._site.connections.pop(self, None)
+        self._site.connections[self] = None
+        self._unused_since_s = self._loop.time()
+        if self._unused is None:
+            self._unused = self._loop.call_later(_IDLE_S, self._close_if_unused)
+
+    def _close_if_unused(self) -> None:
+        """The timer stays when a request comes, so that not each of them makes a new one."""
+        self._site.catch_up()
+        since_s, now_s = self._unused_since_s, self._loop.time()
+        if since_s is not None and since_s + _IDLE_S <= now_s:
+            self._unused = None
+            self._transport.close()
+        else:
+            # A thread may just have answered, and the loop not know it yet.
+            due_s = _IDLE_S + (now_s if since_s is None else since_s)
+            self._unused = self._loop.call_at(due_s, self._close_if_unused)
+
+    def _make_room(self) -> None:
+        """Close the connection that has waited the longest; this one, if all have a request."""
+        next((each for each in self._site.connections if each.waiting), self).drop()
+
+    def _too_slow(self) -> None:
+        self._slow = None
+        self.refuse(408, "the request did not arrive in time", last=True)

@@ -1,0 +1,280 @@
+"""The arguments of a handler: the event and the context of the python3-http template."""
+
+import importlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Protocol, TypeGuard, TypeVar, overload
+from urllib.parse import parse_qsl, unquote
+
+_Default = TypeVar("_Default")
+
+
+# Data that functions pass to each other by handles: `context.put`, `event.data`, X-Gpu-Data.
+#
+# The header of a request lists handles, whose values `event.data` gives, and the word `handle`
+# where the caller wants a handle of what the handler returns instead of its bytes.
+
+_DATA_HEADER = "X-Gpu-Data"
+_HEADER = _DATA_HEADER.lower()
+_WISH = "handle"
+_OURS = {"content-type", _HEADER}
+_REFUSED_FROM = 400  # a status from here on is no result
+
+
+class NoPassedData(RuntimeError):
+    """The function cannot pass data: it has no GPU, or not the shim."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            f"data cannot be put or got here: {detail}. Functions that are deployed with "
+            "`com.gpufaas.enabled: true` can, and those that import torch under the shim"
+        )
+
+
+class SentHeaders(Protocol):
+    """The headers of a request."""
+
+    def get(self, key: str, /) -> str | None:
+        """The first value of a header."""
+        ...
+
+    def getlist(self, name: str) -> list[str]:
+        """Every value of a header."""
+        ...
+
+
+class HandlerData:
+    """Data in a function without a GPU: there is none."""
+
+    def put(self, value: object, lifetime_s: float | None = None, *, wished: bool = False) -> str:
+        """Put a value for other functions, or as the caller wished; return its handle."""
+        del value, lifetime_s, wished
+        raise NoPassedData("this function has no GPU")
+
+    def get(self, handle: str) -> object:
+        """Return the value of a handle."""
+        del handle
+        raise NoPassedData("this function has no GPU")
+
+    def drop(self, handle: str) -> None:
+        """End data before its time."""
+        del handle
+        raise NoPassedData("this function has no GPU")
+
+    def settle(self) -> None:
+        """A call has ended: tell the manager what of its data is needed no more."""
+
+    def named(self, headers: SentHeaders) -> object:
+        """Return the value of the handle that a request names: of several a list, None of none."""
+        handles = [item for item in _items(headers) if item != _WISH]
+        if not handles:
+            return None
+        values = [self.get(handle) for handle in handles]
+        return values[0] if len(values) == 1 else values
+
+    def wanted(self, headers: SentHeaders) -> bool:
+        """Whether the caller wants a handle instead of the result's bytes."""
+        del headers
+        return False
+
+    def exchanged(self, returned: object) -> object:
+        """Put a handler's result, and return what is answered instead: its handle."""
+        if not _is_shaped(returned):
+            return self._answer(200, None, returned)
+        status = returned.get("statusCode", 200)
+        if not isinstance(status, int) or status >= _REFUSED_FROM:
+            return returned
+        return self._answer(status, returned.get("headers"), returned.get("body"))
+
+    def _answer(self, status: int, headers: object, body: object) -> object:
+        handle = self.put(body, wished=True)
+        given = headers.items() if isinstance(headers, Mapping) else headers
+        pairs = list(given) if isinstance(given, Iterable) else []
+        kept = [pair for pair in pairs if str(pair[0]).lower() not in _OURS]
+        more = [(_DATA_HEADER, handle), ("Content-Type", "application/json")]
+        return {
+            "statusCode": status,
+            "headers": kept + more,
+            "body": json.dumps({"data": handle}),
+        }
+
+
+class ShimData(HandlerData):
+    """Uses the shim's own module, with which torch is imported at the first put or get."""
+
+    def __init__(self) -> None:
+        self._module: ModuleType | None = None
+
+    def put(self, value: object, lifetime_s: float | None = None, *, wished: bool = False) -> str:
+        """Put a value for other functions, or as the caller wished; return its handle."""
+        handle: str = self._shim().put(value, lifetime_s, wished=wished)
+        return handle
+
+    def get(self, handle: str) -> object:
+        """Return the value of a handle."""
+        value: object = self._shim().get(handle)
+        return value
+
+    def drop(self, handle: str) -> None:
+        """End data before its time."""
+        self._shim().drop(handle)
+
+    def settle(self) -> None:
+        """A call has ended: tell the manager what of its data is needed no more."""
+        if self._module is not None:
+            self._module.settle()
+
+    def wanted(self, headers: SentHeaders) -> bool:
+        """Whether the caller wants a handle instead of the result's bytes."""
+        return headers.get(_HEADER) is not None and _WISH in _items(headers)
+
+    def _shim(self) -> ModuleType:
+        module = self._module
+        if module is None:
+            try:
+                importlib.import_module("torch")  # the shim is installed with it
+                module = importlib.import_module("torch_shim.data.function_data")
+            except ImportError as error:
+                raise NoPassedData(str(error)) from error
+            self._module = module
+        return module
+
+
+def _items(headers: SentHeaders) -> list[str]:
+    found = [item.strip() for value in headers.getlist(_HEADER) for item in value.split(",")]
+    return [item for item in found if item]
+
+
+def _is_shaped(returned: object) -> TypeGuard[Mapping[object, object]]:
+    """Whether a result has a status, a body or headers of its own."""
+    shape = {"statusCode", "body", "headers"}
+    return isinstance(returned, Mapping) and bool(returned) and set(returned) <= shape
+
+
+NO_DATA = HandlerData()
+
+
+class Multi(Mapping[str, str]):
+    """Names with one value or more: `[]` and `get` give the first, `getlist` all of them."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        key = self.key
+        self._pairs = pairs
+        # Of several values the first one is written last.
+        self._firsts = {key(name): value for name, value in reversed(pairs)}
+
+    @staticmethod
+    def key(name: str) -> str:
+        """The form in which two spellings of a name are equal."""
+        return name
+
+    def __getitem__(self, name: str) -> str:
+        return self._firsts[self.key(name)]
+
+    def __iter__(self) -> Iterator[str]:
+        seen = set()
+        for name, _ in self._pairs:
+            if self.key(name) not in seen:
+                seen.add(self.key(name))
+                yield name
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.key(name) in self._firsts
+
+    @overload
+    def get(self, key: str, /) -> str | None: ...
+    @overload
+    def get(self, key: str, /, default: str) -> str: ...
+    @overload
+    def get(self, key: str, /, default: _Default) -> str | _Default: ...
+    def get(self, key: str, default: object = None) -> object:
+        """The first value, or the default; without the exception that a mapping's own one costs."""
+        return self._firsts.get(self.key(key), default)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._pairs!r})"
+
+    def getlist(self, name: str) -> list[str]:
+        """Every value of this name, in the order they came."""
+        wanted = self.key(name)
+        if wanted not in self._firsts:
+            return []
+        if len(self._firsts) == len(self._pairs):  # every name has one value
+            return [self._firsts[wanted]]
+        return [value for each, value in self._pairs if self.key(each) == wanted]
+
+    def to_dict(self, flat: bool = True) -> dict[str, str] | dict[str, list[str]]:  # noqa: FBT001, FBT002 - as Werkzeug's, which handlers call so
+        """A plain dictionary: of first values, or of lists where not `flat`."""
+        return dict(self.items()) if flat else {name: self.getlist(name) for name in self}
+
+
+class Headers(Multi):
+    """A request's headers; case does not matter."""
+
+    key = staticmethod(str.lower)  # type: ignore[assignment]  # mypy binds it, Python does not
+
+
+class QueryParameters(Multi):
+    """The parameters of the query string."""
+
+
+class HandlerEvent:
+    """One call: body, headers, method, query, path."""
+
+    def __init__(
+        self,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: bytes,
+        passed: HandlerData = NO_DATA,
+    ) -> None:
+        """`passed` has the data of other functions, where this one can have it."""
+        path, _, query = target.partition("?")
+        self.body = body
+        self.headers = headers
+        self.method = method
+        self.path = unquote(path) if "%" in path else path
+        self._query_text = query
+        self._query: QueryParameters | None = None
+        self._passed = passed
+
+    @property
+    def query(self) -> QueryParameters:
+        """Names and values of the query string."""
+        if self._query is None:
+            self._query = QueryParameters(parse_qsl(self._query_text, keep_blank_values=True))
+        return self._query
+
+    @property
+    def data(self) -> object:
+        """The value that the caller named by its handle, in X-Gpu-Data; of several a list."""
+        return self._passed.named(self.headers)
+
+
+class HandlerContext:
+    """The host that the handler runs on, and the data that functions pass to each other."""
+
+    def __init__(self, hostname: str, data: HandlerData = NO_DATA) -> None:
+        self.hostname = hostname
+        self._data = data
+
+    def put(self, value: object, lifetime_s: float | None = None) -> str:
+        """Put a value for functions of this namespace; return the handle by which they get it.
+
+        A value is a tensor, bytes, text, a number, None, or a list, tuple or dictionary of values.
+        It is put as it is now, and ends after its lifetime: five minutes, if none is given.
+        """
+        return self._data.put(value, lifetime_s)
+
+    def get(self, handle: str) -> object:
+        """Return the value of a handle: bytes as a read-only memoryview, all else as it was put."""
+        return self._data.get(handle)
+
+    def drop(self, handle: str) -> None:
+        """End data before its time is over."""
+        self._data.drop(handle)

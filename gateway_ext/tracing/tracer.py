@@ -1,0 +1,281 @@
+"""Records of calls: begun and ended, the last ones kept and shown, sampled ones exported."""
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from random import getrandbits, random
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from common.http.asgi import Header, Receive, Scope, Send, send_response, send_text
+from common.telemetry.metrics import MetricFamily, gauge
+from common.telemetry.traces import (
+    NO_COUNTS,
+    TRACEPARENT,
+    TRACESTATE,
+    Sink,
+    Span,
+    SpanKind,
+    TraceContext,
+    plain_span,
+    trace_of,
+)
+from common.telemetry.work_context import ABOUT, Work
+from gateway_ext import metrics
+from gateway_ext.tracing.journey import Journey
+from gateway_ext.tracing.spans import GATEWAY, Facts, spans_of
+
+_SERVER_ERROR = 500
+# The bits of a random UUID: version 4, and the variant of its standard.
+_NOT_OURS = ~((0xF << 76) | (0b11 << 62))
+_UUID = (4 << 76) | (0b10 << 62)
+_PARENT, _STATE = TRACEPARENT.encode(), TRACESTATE.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class TracerSettings:
+    """How many calls are remembered, and which share of calls without a trace is sampled.
+
+    `keep` is for plain calls that succeeded, and once more for all others: calls of GPU functions,
+    async calls and failures are not displaced by plain successful calls.
+    """
+
+    keep: int = 2_000
+    ratio: float = 1.0
+
+
+def _now_s() -> float:
+    return time.monotonic()  # the function of the moment: a simulation has a clock of its own
+
+
+def _unix_ns() -> int:
+    return time.time_ns()
+
+
+@dataclass(slots=True)
+class TracedStep:
+    """A step of work for a call, outside the call itself; its caller sets `facts` and `error`."""
+
+    call_id: str
+    name: str
+    trace: TraceContext
+    parent: str
+    kind: SpanKind
+    begin_ns: int = field(default_factory=_unix_ns)
+    began_s: float = field(default_factory=_now_s)
+    end_ns: int = 0
+    facts: Facts = field(default_factory=dict)
+    error: str = ""
+
+    def span(self) -> Span:
+        """The step as a span; a step in progress ends now."""
+        return Span(
+            trace_id=self.trace.trace_id,
+            span_id=self.trace.span_id,
+            parent_id=self.parent,
+            name=self.name,
+            service=GATEWAY,
+            begin_ns=self.begin_ns,
+            end_ns=self.end_ns or time.time_ns(),
+            kind=self.kind,
+            attributes={"gpufaas.call_id": self.call_id} | self.facts,
+            error=self.error,
+        )
+
+
+class Remembered(NamedTuple):
+    """How many calls are remembered, and the age of the oldest in seconds; None without one."""
+
+    calls: int
+    most: int
+    since_s: float | None
+
+
+class CallTracer:
+    """The traces of one gateway; `sink` receives the sampled ones, if there is a sink."""
+
+    def __init__(self, settings: TracerSettings, sink: Sink | None = None) -> None:
+        self._settings = settings
+        self._sink = sink
+        self._plain: deque[Journey] = deque(maxlen=settings.keep)
+        self._others: deque[Journey | TracedStep] = deque(maxlen=settings.keep)
+
+    def begin(
+        self, call_id: str, function: str, method: str, headers: tuple[bytes, bytes], *, gpu: bool
+    ) -> Journey:
+        """Begin the record of a call; `headers` are its traceparent and tracestate.
+
+        A call without an id gets one: a UUID, whose digits also name its trace if it has none.
+        """
+        context = _context_of(headers) if headers[0] else None
+        own = f"{getrandbits(128) & _NOT_OURS | _UUID:032x}"
+        if not call_id:
+            call_id = f"{own[:8]}-{own[8:12]}-{own[12:16]}-{own[16:20]}-{own[20:]}"
+        trace_id = own if context is None else context.trace_id
+        sampled = self._chosen() if context is None else context.sampled
+        seed = getrandbits(64)
+        journey = Journey(call_id, function, method, trace_id, seed, gpu=gpu, sampled=sampled)
+        if context is not None:
+            journey.parent, journey.state = context.span_id, context.state
+        (self._others if gpu else self._plain).append(journey)
+        return journey
+
+    def ended(self, journey: Journey, status: int, error: str = "") -> None:
+        """Record the end of a call; only the first call of this method counts."""
+        if journey.ended_s:
+            return
+        journey.ended_s = time.monotonic()
+        journey.status, journey.error = status, error
+        failed = bool(error) or status >= _SERVER_ERROR
+        if failed and not journey.gpu:
+            self._others.append(journey)
+        if journey.sampled and self._sink is not None:
+            self._sink.add(partial(spans_of, journey, journey.ended_s))
+
+    @contextmanager
+    def step(
+        self, call_id: str, name: str, headers: tuple[bytes, bytes], kind: SpanKind
+    ) -> Iterator[TracedStep]:
+        """Trace a step of work for a call, below the given context."""
+        context = _context_of(headers) if headers[0] else None
+        span_id = f"{getrandbits(64) or 1:016x}"
+        if context is None:
+            trace = TraceContext(f"{getrandbits(128) or 1:032x}", span_id, self._chosen())
+            step = TracedStep(call_id, name, trace, "", kind)
+        else:
+            step = TracedStep(
+                call_id, name, context._replace(span_id=span_id), context.span_id, kind
+            )
+        self._others.append(step)
+        before = ABOUT.set(Work(step.trace, call_id))
+        try:
+            yield step
+        except BaseException as error:
+            step.error = str(error) or type(error).__name__
+            raise
+        finally:
+            ABOUT.reset(before)
+            step.end_ns = step.begin_ns + round((time.monotonic() - step.began_s) * 1e9)
+            if step.trace.sampled and self._sink is not None:
+                self._sink.add(lambda: [step.span()])
+
+    def spans(self, call_id: str) -> list[Span]:
+        """All remembered spans of a call, in the order in which they began."""
+        found: list[Span] = []
+        seen: set[int] = set()
+        for noted in (*self._plain, *self._others):
+            if noted.call_id != call_id or id(noted) in seen:
+                continue
+            seen.add(id(noted))
+            found += (
+                spans_of(noted, time.monotonic()) if isinstance(noted, Journey) else [noted.span()]
+            )
+        return sorted(found, key=lambda span: span.begin_ns)
+
+    def latest(self, most: int) -> list[Mapping[str, str | int | float | bool]]:
+        """The calls that arrived last, the latest first."""
+        calls = [*self._plain, *(each for each in self._others if isinstance(each, Journey))]
+        unique = {id(each): each for each in calls}.values()
+        newest = sorted(unique, key=lambda each: -each.began_s)[:most]
+        return [
+            {
+                "call_id": each.call_id,
+                "trace_id": each.trace_id,
+                "function": each.function,
+                "status": each.status,
+                "took_s": round((each.ended_s or time.monotonic()) - each.began_s, 6),
+                "running": not each.ended_s,
+                "failed": bool(each.error),
+            }
+            for each in newest
+        ]
+
+    def families(self) -> Iterator[MetricFamily]:
+        """The metrics of spans for the collector."""
+        counts = NO_COUNTS if self._sink is None else self._sink.counts()
+        yield gauge(metrics.TRACE_SPANS, [((name,), count) for name, count in counts.items()])
+
+    def remembered(self) -> Remembered:
+        """How many calls are remembered, and since when."""
+        oldest = min(
+            (ring[0].began_s for ring in (self._plain, self._others) if ring), default=None
+        )
+        since_s = None if oldest is None else time.monotonic() - oldest
+        calls = len(self._plain) + len(self._others)
+        return Remembered(calls, self._settings.keep, since_s)
+
+    def _chosen(self) -> bool:
+        """Whether a trace that begins here is sampled; never without a collector."""
+        if self._sink is None:
+            return False
+        return self._settings.ratio >= 1 or random() < self._settings.ratio
+
+
+def trace_headers_in(headers: Iterable[Header]) -> tuple[bytes, bytes]:
+    """The trace context in the headers of a request."""
+    found = dict(headers)
+    return found.get(_PARENT, b""), found.get(_STATE, b"")
+
+
+def carrying(headers: Iterable[Header], trace: TraceContext) -> list[Header]:
+    """The headers, with this trace in place of any other."""
+    kept = [header for header in headers if header[0] not in {_PARENT, _STATE}]
+    kept.append((_PARENT, trace.header.encode()))
+    return [*kept, (_STATE, trace.state.encode("latin-1"))] if trace.state else kept
+
+
+def _context_of(headers: tuple[bytes, bytes]) -> TraceContext | None:
+    return trace_of(headers[0].decode("latin-1"), headers[1].decode("latin-1"))
+
+
+_TRACES_PATH = "/system/traces"
+
+_JSON = ((b"content-type", b"application/json"),)
+_LATEST = 100
+_NOT_ALLOWED, _NOT_FOUND = 405, 404
+
+
+class TraceRoutes:
+    """The ASGI application of both routes."""
+
+    def __init__(self, tracer: CallTracer) -> None:
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        del receive
+        if scope["method"] not in {"GET", "HEAD"}:
+            await send_text(send, _NOT_ALLOWED, "GET is expected", [(b"allow", b"GET, HEAD")])
+            return
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        call_id = unquote(raw.decode("latin-1").removeprefix(_TRACES_PATH).strip("/"))
+        if not call_id:
+            latest = {"calls": self._tracer.latest(_LATEST)}
+            await send_response(send, 200, _json(latest | self._memory()), _JSON)
+            return
+        spans = self._tracer.spans(call_id)
+        if not spans:
+            await send_response(send, _NOT_FOUND, _json(self._unknown(call_id)), _JSON)
+            return
+        found = {"call_id": call_id, "spans": [plain_span(span) for span in spans]}
+        await send_response(send, 200, _json(found | self._memory()), _JSON)
+
+    def _memory(self) -> dict[str, Any]:
+        return {"memory": self._tracer.remembered()._asdict()}
+
+    def _unknown(self, call_id: str) -> Mapping[str, Any]:
+        calls, most, since_s = self._tracer.remembered()
+        ago = "" if since_s is None else f", the oldest of which came {since_s:.0f} s ago"
+        message = (
+            f"call {call_id} is unknown: this gateway remembers {calls} calls{ago} "
+            f"(at most {most} plain ones and {most} others), and none from before its start"
+        )
+        return {"error": "unknown", "message": message} | self._memory()
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields).encode()

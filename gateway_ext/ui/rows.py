@@ -1,0 +1,295 @@
+"""Functions, workflows and dead letters as the page shows them: made anew only on a change."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from gateway_ext.calls.function_table import Function
+from gateway_ext.errors import QueueFailed
+from gateway_ext.jobs.queue import JobQueue
+from gateway_ext.jobs.values import DeadLetter, JobNumber
+from gateway_ext.metrics import BOUNDS_S, GatewayMeters
+from gateway_ext.model import Deployment, Endpoint, Troubles
+from gateway_ext.ui.shown_names import in_order
+from gateway_ext.ui.state import Json
+from gateway_ext.workflows.history import RunHistory
+from gateway_ext.workflows.plan import WorkflowPlan
+from gateway_ext.workflows.table import Workflows
+
+# A rate is that of the last looks, which are about a second apart.
+_LOOKS = 10
+_P95 = 0.95
+# A function that has no instance for longer starts late.
+_LATE_S = 60.0
+
+
+class Billed(NamedTuple):
+    """What a function pays for: GPU memory over time, and the cost of all if there are prices."""
+
+    gib_seconds: float = 0.0
+    cost: str | None = None
+
+
+_SHOWN_LETTERS = 100
+
+
+class DeadLetterRows:
+    """The dead letters of one queue; `why` is the reason when the queue cannot be read."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+        self._seen: tuple[int, int] | None = None
+        self._shown: Json = {"count": 0, "items": [], "why": ""}
+
+    async def look(self) -> Json:
+        """The number of dead letters, and the first of them."""
+        tally = self._queue.tally
+        now = (tally.dead, tally.dead_bytes)
+        if now == self._seen:
+            return self._shown
+        try:
+            found = await self._queue.dead_letters(0, _SHOWN_LETTERS) if tally.dead else ()
+        except QueueFailed as error:
+            self._seen = None
+            return {**self._shown, "count": tally.dead, "why": str(error)}
+        self._seen = now
+        items = [_letter(letter) for letter in found]
+        self._shown = {"count": tally.dead, "items": items, "why": ""}
+        return self._shown
+
+    async def replay(self, letter: int) -> None:
+        """Try the letter again."""
+        self._seen = None
+        await self._queue.replay(JobNumber(letter), self._queue.now_s())
+
+    async def discard(self, letter: int) -> None:
+        """Delete the letter."""
+        self._seen = None
+        await self._queue.discard(JobNumber(letter))
+
+
+def _letter(letter: DeadLetter) -> Json:
+    return {
+        "id": letter.number,
+        "call": letter.call.id,
+        "function": str(letter.call.function),
+        "at": letter.died_at_s,
+        "tries": letter.attempts,
+        "why": letter.why,
+    }
+
+
+_SHOWN_WORKFLOWS = 50
+
+
+class WorkflowRows:
+    """The workflows of one gateway, with what their last runs took."""
+
+    def __init__(self, workflows: Workflows, history: RunHistory) -> None:
+        self._workflows = workflows
+        self._history = history
+        self._seen = (-1, -1)
+        self._shown: Sequence[Json] = ()
+
+    def look(self) -> Sequence[Json]:
+        """The first workflows by name; the same object while nothing has changed."""
+        now = (self._workflows.changes, self._history.changes)
+        if now != self._seen:
+            self._seen = now
+            plans = [
+                plan for plan, _ in zip(self._workflows, range(_SHOWN_WORKFLOWS), strict=False)
+            ]
+            self._shown = [self._row(plan) for plan in plans]
+        return self._shown
+
+    def _row(self, plan: WorkflowPlan) -> Json:
+        runs = list(self._history.runs(plan.id))
+        ended = [run for run in runs if run.ended_s]
+        took_s = sorted(run.ended_s - run.began_s for run in ended)
+        return {
+            "id": str(plan.id),
+            "name": plan.id.name,
+            "namespace": plan.id.namespace,
+            "slo_s": plan.slo_s,
+            "runs": len(ended),
+            "running": len(runs) - len(ended),
+            "missed": sum(run.slo == "missed" for run in ended),
+            "median_s": took_s[len(took_s) // 2] if took_s else None,
+            "last": ended[0].status if ended else None,
+            "why": ended[0].why if ended else "",
+            "stages": self._stages(plan),
+        }
+
+    def _stages(self, plan: WorkflowPlan) -> Sequence[Json]:
+        """In an order in which each comes after those it waits for; `level` is its column."""
+        mean_s = self._history.mean_s(plan)
+        total_s = sum(mean_s.values())
+        level: dict[str, int] = {}
+        found = []
+        for name in plan.graph.order:
+            before = plan.graph.before(name)
+            level[name] = 1 + max((level[each] for each in before), default=-1)
+            known_s = mean_s.get(name)
+            found.append(
+                {
+                    "name": name,
+                    "function": plan.stages[name].function.name,
+                    "after": list(before),
+                    "level": level[name],
+                    "mean_s": known_s,
+                    "share": None if known_s is None or not total_s else known_s / total_s,
+                }
+            )
+        return found
+
+
+_NO_BILL = Billed()
+
+
+class _SeenFunction(NamedTuple):
+    """The values of a row: while they stay equal, so does the row."""
+
+    calls: int
+    lately: int
+    in_flight: int
+    waiting: int
+    endpoints: tuple[Endpoint, ...]
+    wanted: int
+    troubles: Troubles
+    late: bool
+    deployment: Deployment
+    models: tuple[str, ...]
+    local: tuple[str, ...]
+    gpu_s: float
+    billed: Billed
+
+
+class FunctionRows:
+    """Makes the rows; `meters` counts the gateway's answers."""
+
+    def __init__(self, functions: Iterable[Function], meters: GatewayMeters) -> None:
+        self._functions = functions
+        self._meters = meters
+        self._seen: dict[str, _SeenFunction] = {}
+        self._rows: dict[str, Json] = {}
+        self._absent_since_s: dict[str, float] = {}  # those that want an instance and have none
+        self._calls: deque[tuple[float, dict[str, int]]] = deque(maxlen=_LOOKS)
+
+    def look(
+        self, gpu_seconds: Mapping[str, float], billed: Mapping[str, Billed], now_s: float
+    ) -> dict[str, Json]:
+        """A row for each function by its id, in the ids' order; the others are by id too."""
+        before_s, before = self._calls[0] if self._calls else (now_s, {})
+        functions = list(self._functions)
+        kept = self._seen
+        seen: dict[str, _SeenFunction] = {}
+        absent = [one.label for one in functions if one.wanted and not one.endpoints]
+        self._absent_since_s = {name: self._absent_since_s.get(name, now_s) for name in absent}
+        changed: list[Function] = []
+        for function in functions:
+            label = function.label
+            past, gpu_s = kept.get(label), gpu_seconds.get(label, 0.0)
+            bill = billed.get(label, _NO_BILL)
+            late = now_s - self._absent_since_s.get(label, now_s) > _LATE_S
+            rests = past is not None and past.late == late and past.billed == bill
+            if past is not None and rests and _rests(function, past, gpu_s):
+                seen[label] = past
+                continue
+            found = seen[label] = _seen(function, before.get(label), gpu_s, bill, late=late)
+            if found != past:
+                changed.append(function)
+        self._calls.append((now_s, {label: one.calls for label, one in seen.items()}))
+        rows = {label: row for label, row in self._rows.items() if label in seen}
+        if changed:
+            seconds = self._meters.seconds({function.label for function in changed})
+            failures = self._meters.failures()
+            for function in changed:
+                label = function.label
+                one = seen[label]
+                rate = one.lately / (now_s - before_s) if now_s > before_s else 0.0
+                p95_s = percentile(seconds.get(label, ()), _P95)
+                rows[label] = _row(function, one, rate, failures[label], p95_s)
+        if rows.keys() != self._rows.keys():
+            rows = in_order(rows)
+        self._seen, self._rows = seen, rows
+        return rows
+
+
+def _rests(function: Function, past: _SeenFunction, gpu_s: float) -> bool:
+    """Whether nothing can have changed since the last row; most functions rest at most times."""
+    return (
+        past.calls == function.calls
+        and not (past.lately or past.in_flight or past.waiting or function.inflight)
+        and past.gpu_s == gpu_s
+        and past.endpoints is function.endpoints
+        and past.wanted == function.wanted
+        and past.troubles == function.troubles
+        and past.deployment is function.deployment
+        and past.models is function.learned.models
+        and past.local is function.local.lines
+    )
+
+
+def _seen(
+    function: Function, calls_before: int | None, gpu_s: float, billed: Billed, *, late: bool
+) -> _SeenFunction:
+    calls = function.calls
+    return _SeenFunction(
+        calls,
+        0 if calls_before is None else max(0, calls - calls_before),
+        function.inflight,
+        function.waiting,
+        function.endpoints,
+        function.wanted,
+        function.troubles,
+        late,
+        function.deployment,
+        function.learned.models,
+        function.local.lines,
+        gpu_s,
+        billed,
+    )
+
+
+def _row(
+    function: Function, seen: _SeenFunction, rate: float, errors: int, p95_s: float | None
+) -> Json:
+    return {
+        "id": function.label,
+        "name": function.id.name,
+        "namespace": function.id.namespace,
+        "gpu": function.options.gpu,
+        "models": seen.models,
+        "local": seen.local,
+        "replicas": len(seen.endpoints),
+        "wanted": seen.wanted,
+        "trouble": seen.troubles.start,
+        "part_trouble": seen.troubles.partly,
+        "dying": seen.troubles.dying,
+        "late": seen.late,
+        "template_trouble": seen.troubles.template,
+        "log_command": function.id.log_command,
+        "in_flight": seen.in_flight,
+        "waiting": seen.waiting,
+        "calls": seen.calls,
+        "errors": errors,
+        "rate": round(rate, 2),
+        "p95_s": p95_s,
+        "gpu_seconds": seen.gpu_s,
+        "gpu_gib_seconds": seen.billed.gib_seconds,
+        "cost": seen.billed.cost,
+        "image": seen.deployment.image,
+    }
+
+
+def percentile(counts: Sequence[int], share: float) -> float | None:
+    """The quantile of the response times, within the histogram's resolution."""
+    rank = share * sum(counts)
+    if not rank:
+        return None
+    below, least_s = 0, 0.0
+    for bound_s, count in zip(BOUNDS_S, counts, strict=False):
+        if below + count >= rank:
+            return round(least_s + (bound_s - least_s) * (rank - below) / count, 4)
+        below, least_s = below + count, bound_s
+    return float(BOUNDS_S[-1])

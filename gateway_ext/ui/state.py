@@ -1,0 +1,106 @@
+"""The page's state in sections, the changes between two states, the charts' points; its port."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# One JSON object; states are compared by value, so an object is never changed.
+Json = Mapping[str, Any]
+
+# The series of the charts; an unknown point is None.
+SERIES = ("throughput", "hit_ratio", "p50", "p95", "p99", "queue")
+Point = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PageState:
+    """Everything at one moment.
+
+    `whole` are sections that are replaced as a whole, `items` are sections whose items are replaced
+    one by one, by id. `spent_s` is the processor time of the look, here and at the scheduler.
+    """
+
+    whole: Mapping[str, Any]
+    items: Mapping[str, Mapping[str, Json]]
+    spent_s: float = 0.0
+
+
+@dataclass(slots=True)
+class PageChanges:
+    """What differs between two looks: sections, and by section items that are new or gone."""
+
+    whole: dict[str, Any] = field(default_factory=dict)
+    replaced: dict[str, list[Json]] = field(default_factory=dict)
+    removed: dict[str, list[str]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.whole or self.replaced or self.removed)
+
+
+class Series:
+    """The last `points` points, `step_s` apart; steps without a measurement are empty."""
+
+    def __init__(self, step_s: float = 5.0, points: int = 120) -> None:
+        self.step_s = step_s
+        self._points = points
+        self._kept: deque[Point] = deque(maxlen=points)
+        self._due_s: float | None = None
+
+    def due(self, now_s: float) -> bool:
+        """Whether it is time for the next point."""
+        return self._due_s is None or now_s >= self._due_s
+
+    def add(self, point: Point, now_s: float) -> list[Point]:
+        """Add a point; returns the added points, with empty ones for missed steps."""
+        missed = 0
+        if self._due_s is not None:
+            missed = int((now_s - self._due_s) / self.step_s)
+        added: list[Point] = [_NOTHING] * min(self._points, missed)
+        added.append(point)
+        self._kept.extend(added)
+        due_s = now_s if self._due_s is None else self._due_s + missed * self.step_s
+        self._due_s = due_s + self.step_s
+        return added
+
+    def shown(self) -> Mapping[str, object]:
+        """All points, by kind, the oldest first."""
+        return {"step_s": self.step_s, "points": self._points, "series": by_kind(self._kept)}
+
+
+def by_kind(points: "deque[Point] | list[Point]") -> dict[str, list[float | None]]:
+    """These points, split by kind."""
+    return {kind: [point.get(kind) for point in points] for kind in SERIES}
+
+
+_NOTHING: Point = dict.fromkeys(SERIES)
+
+
+def changes(old: PageState, new: PageState) -> PageChanges:
+    """The changes that lead from the old state to the new one."""
+    found = PageChanges()
+    for section, value in new.whole.items():
+        before = old.whole.get(section)
+        if before is not value and before != value:
+            found.whole[section] = value
+    for section, items in new.items.items():
+        before_items = old.items.get(section, {})
+        replaced = _replaced(before_items, items)
+        if replaced:
+            found.replaced[section] = replaced
+        removed = [key for key in before_items if key not in items]
+        if removed:
+            found.removed[section] = removed
+    return found
+
+
+def _replaced(old: Mapping[str, Json], new: Mapping[str, Json]) -> list[Json]:
+    """Items that are new or changed; the same object need not be compared."""
+    if old is new:
+        return []
+    found = []
+    for key, item in new.items():
+        before = old.get(key)
+        if before is not item and before != item:
+            found.append(item)
+    return found

@@ -1,0 +1,169 @@
+"""Builds the workflows of one gateway: their table, their runs, their routes, and jobs of them."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from logging import Logger
+from pathlib import Path
+
+from common.http.asgi import App
+from gateway_ext.calls.function_table import Functions
+from gateway_ext.calls.invoke import Invoke
+from gateway_ext.errors import TooLarge, UnknownWorkflow
+from gateway_ext.jobs.caller import FunctionAnswer, FunctionCalls, InvokeCalls
+from gateway_ext.jobs.parts import JobTargets, jetstream_settings
+from gateway_ext.jobs.values import AsyncCall, StoredBody, whole
+from gateway_ext.metrics import GatewayMeters
+from gateway_ext.model import FunctionId
+from gateway_ext.openfaas.system_routes import NamespaceRemoved
+from gateway_ext.settings import GatewaySettings
+from gateway_ext.workflows.history import RunHistory, WorkflowMeters
+from gateway_ext.workflows.intake import WorkflowIntake
+from gateway_ext.workflows.limits import RunLimits
+from gateway_ext.workflows.plan import WorkflowId
+from gateway_ext.workflows.routes import WorkflowChanges, make_workflow_routes
+from gateway_ext.workflows.runs import WorkflowCalls
+from gateway_ext.workflows.stream import WorkflowStream
+from gateway_ext.workflows.table import Workflows
+
+_FOLDER = "workflows"
+# Names the stream of which the folder is a copy; without it the folder is this gateway's own.
+_COPIED = "workflows.copied"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowParts:
+    """`app` serves /workflow, `routes` what is below /system; `targets` is what jobs may call.
+
+    `namespace_removed` removes the workflows of a namespace.
+    """
+
+    app: App
+    routes: App
+    targets: JobTargets
+    workflows: Workflows
+    history: RunHistory
+    namespace_removed: NamespaceRemoved
+
+
+@asynccontextmanager
+async def workflow_parts(
+    settings: GatewaySettings,
+    functions: Functions,
+    invoke: Invoke,
+    meters: GatewayMeters,
+    log: Logger,
+) -> AsyncIterator[WorkflowParts]:
+    """Read the stored workflows, and make the parts that run them; the context ends them."""
+    limits = RunLimits(
+        settings.workflow_runs,
+        settings.workflow_held_bytes,
+        settings.workflow_answer_bytes,
+        settings.workflow_json_bytes,
+    )
+    history = RunHistory()
+
+    def changed(workflow: WorkflowId) -> None:
+        history.forget(workflow)
+        counts.gone(str(workflow))
+
+    workflows = Workflows(Path(settings.state_dir) / _FOLDER, changed)
+    counts = WorkflowMeters(limits, settings.metric_names, workflows.get)
+    workflows.open()
+    meters.add(counts.families)
+    calls = WorkflowCalls(invoke, limits, history, counts)
+    targets = WorkflowTargets(workflows)
+    async with _changes(settings, workflows, log) as changes:
+
+        async def namespace_removed(namespace: str) -> None:
+            for plan in workflows.of_namespace(namespace):
+                with suppress(UnknownWorkflow):  # somebody else has removed it meanwhile
+                    await changes.remove(plan.id)
+
+        yield WorkflowParts(
+            app=WorkflowIntake(workflows, calls, invoke.guard, settings.timeout_s),
+            routes=make_workflow_routes(workflows, changes, functions, history, meters),
+            workflows=workflows,
+            history=history,
+            namespace_removed=namespace_removed,
+            targets=JobTargets(
+                function_by_path=functions.id_by_path,
+                workflow_by_path=targets.by_path,
+                calls=JobTargetCalls(InvokeCalls(invoke), workflows, calls),
+            ),
+        )
+
+
+@asynccontextmanager
+async def _changes(
+    settings: GatewaySettings, workflows: Workflows, log: Logger
+) -> AsyncIterator[WorkflowChanges]:
+    """Workflows are shared with the gateways with which this one shares its jobs."""
+    copied = Path(settings.state_dir) / _COPIED
+    shared = jetstream_settings(settings)
+    if shared is None:
+        copied.unlink(missing_ok=True)
+        yield workflows
+        return
+    stream = WorkflowStream(shared, workflows, copied, log)
+    try:
+        await stream.open()
+        yield stream
+    finally:
+        await stream.close()
+
+
+# Workflows as the targets of jobs: /async-workflow/NAME, by the queue that functions' calls have.
+#
+# A job's target is a function's id. That of a workflow has a name that no function can have.
+
+_MARK = "workflow:"
+
+
+class WorkflowTargets:
+    """Finds workflows as targets of jobs."""
+
+    def __init__(self, workflows: Workflows) -> None:
+        self._workflows = workflows
+
+    def by_path(self, name: bytes) -> FunctionId | None:
+        """What stands in jobs for the workflow that a path names."""
+        plan = self._workflows.by_path(name)
+        if plan is None:
+            return None
+        return FunctionId(plan.id.namespace, _MARK + plan.id.name)
+
+
+class JobTargetCalls:
+    """See `FunctionCalls`: runs the workflow that a job names, or calls its function."""
+
+    def __init__(
+        self, functions: FunctionCalls, workflows: Workflows, calls: WorkflowCalls
+    ) -> None:
+        self._functions = functions
+        self._workflows = workflows
+        self._calls = calls
+
+    def call(
+        self, call: AsyncCall, body: StoredBody
+    ) -> AbstractAsyncContextManager[FunctionAnswer]:
+        """The answer, while the context lasts."""
+        if call.function.name.startswith(_MARK):
+            return self._run(call, body)
+        return self._functions.call(call, body)
+
+    @asynccontextmanager
+    async def _run(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[FunctionAnswer]:
+        namespace, name = call.function
+        plan = self._workflows.by_id(WorkflowId(namespace, name.removeprefix(_MARK)))
+        most_bytes = self._calls.limits.answer_bytes
+        if body.size_bytes > most_bytes:
+            raise TooLarge(most_bytes)
+        with self._calls.limits.share() as share:
+            share.hold(body.size_bytes)
+            content = await whole(body)
+            running = self._calls.call(plan, call.id, call.headers, call.query, content, share)
+            async with running as answer:
+                yield FunctionAnswer(
+                    *(answer.status, answer.headers, answer.body, answer.refused, answer.called)
+                )

@@ -1,1 +1,0 @@
-"""What a workflow is: its file, its stages, their conditions and inputs. Pure."""

@@ -1,0 +1,213 @@
+"""The routes /system/workflows and /system/workflow/NAME: deploy, list, describe, remove, runs."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+
+from common.http.asgi import App
+from gateway_ext.bounded_json import Fields
+from gateway_ext.calls.function_table import Functions
+from gateway_ext.errors import BadRequest, BadWorkflowFile, GatewayError
+from gateway_ext.metrics import BOUNDS_S, GatewayMeters
+from gateway_ext.openfaas import valid_names
+from gateway_ext.openfaas.json_answers import body_of, disk_failed, done, failed, route, shown
+from gateway_ext.workflows.history import RunHistory
+from gateway_ext.workflows.plan import PlannedStage, WorkflowId, WorkflowPlan, read_workflow
+from gateway_ext.workflows.table import Workflows
+
+_log = logging.getLogger(__name__)
+
+
+class WorkflowChanges(Protocol):
+    """Changes the workflows: those of one gateway, or of all that share them."""
+
+    async def deploy(self, plan: WorkflowPlan, *, update: bool) -> None:
+        """Store a workflow, and replace one of that name, which must exist with `update`."""
+        ...
+
+    async def remove(self, workflow: WorkflowId) -> None:
+        """Remove a workflow; its runs under way go on."""
+        ...
+
+
+def make_workflow_routes(
+    workflows: Workflows,
+    changes: WorkflowChanges,
+    functions: Functions,
+    history: RunHistory,
+    times: GatewayMeters,
+) -> App:
+    """The application for all paths of workflows below /system; it checks no credentials."""
+    routes = _Routes(workflows, changes, functions, history, times)
+    app = Starlette(
+        routes=[
+            route("/system/workflows", GET=routes.list, POST=routes.create,
+                   PUT=routes.update, DELETE=routes.remove),
+            route("/system/workflow/{name}", GET=routes.show),
+            route("/system/workflow/{name}/runs", GET=routes.runs),
+        ],
+        exception_handlers={GatewayError: failed, OSError: disk_failed},
+    )  # fmt: skip
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Routes:
+    def __init__(
+        self,
+        workflows: Workflows,
+        changes: WorkflowChanges,
+        functions: Functions,
+        history: RunHistory,
+        times: GatewayMeters,
+    ) -> None:
+        self._workflows = workflows
+        self._changes = changes
+        self._functions = functions
+        self._history = history
+        self._times = times
+
+    async def list(self, request: Request) -> Response:
+        namespace = valid_names.namespace_or_default(request.query_params.get("namespace", ""))
+        found = self._workflows.of_namespace(namespace)
+        return shown([summary(plan) for plan in found])
+
+    async def show(self, request: Request) -> Response:
+        plan = self._workflows.by_id(_workflow(request))
+        possible_s = fastest_s(plan, self._least_s(plan))
+        return shown(description(plan, self._history.mean_s(plan), possible_s))
+
+    async def runs(self, request: Request) -> Response:
+        workflow = self._workflows.by_id(_workflow(request)).id
+        return shown({"runs": [run.shown() for run in self._history.runs(workflow)]})
+
+    async def create(self, request: Request) -> Response:
+        return await self._deploy(request, update=False)
+
+    async def update(self, request: Request) -> Response:
+        return await self._deploy(request, update=True)
+
+    async def _deploy(self, request: Request, *, update: bool) -> Response:
+        try:
+            text = (await body_of(request)).decode()
+        except UnicodeDecodeError as error:
+            raise BadRequest(f"the file is not UTF-8: {error}") from error
+        known = frozenset(function.id for function in self._functions)
+        plan = await asyncio.to_thread(read_workflow, text, known.__contains__)
+        require_slo(plan, self._least_s(plan))
+        await self._changes.deploy(plan, update=update)
+        _log.info("%s the workflow %s", "updated" if update else "deployed", plan.id)
+        return done()
+
+    async def remove(self, request: Request) -> Response:
+        fields = Fields.of(await body_of(request))
+        namespace = request.query_params.get("namespace", "") or fields.text("namespace")
+        workflow = valid_names.function_id(fields.required("workflowName"), namespace)
+        await self._changes.remove(WorkflowId(*workflow))
+        _log.info("removed the workflow %s", workflow)
+        return done()
+
+    def _least_s(self, plan: WorkflowPlan) -> Mapping[str, float]:
+        names = {str(stage.function) for stage in plan.stages.values()}
+        return least_times(self._times.seconds(names), BOUNDS_S)
+
+
+def _workflow(request: Request) -> WorkflowId:
+    namespace = request.query_params.get("namespace", "")
+    return WorkflowId(*valid_names.function_id(request.path_params["name"], namespace))
+
+
+# Whether a workflow can keep its SLO, by the fastest calls of its functions so far; pure.
+#
+# Times are known as buckets of a histogram: a function has never been faster than the lower bound
+# of the first bucket that is not empty. Of few calls too little is known.
+
+LEAST_CALLS = 20
+
+
+def fastest_s(plan: WorkflowPlan, least_s: Mapping[str, float]) -> float:
+    """The shortest time that the workflow can take; functions without a known time take none.
+
+    `least_s` has the shortest time of functions, by their names. Stages that have a condition may
+    be skipped, and take none either.
+    """
+    weights = {
+        name: 0.0 if stage.when is not None else least_s.get(str(stage.function), 0.0)
+        for name, stage in plan.stages.items()
+    }
+    return max(plan.graph.longest(weights).values())
+
+
+def require_slo(plan: WorkflowPlan, least_s: Mapping[str, float]) -> None:
+    """BadWorkflowFile with the shortest possible time, if it exceeds the SLO."""
+    possible_s = fastest_s(plan, least_s)
+    if plan.slo_s is not None and possible_s > plan.slo_s:
+        raise BadWorkflowFile(
+            f"workflow {plan.id} cannot end within {plan.slo_s:g} s: the fastest calls of its "
+            f"functions took more than {possible_s:g} s together"
+        )
+
+
+def least_times(
+    counts: Mapping[str, Sequence[int]], bounds_s: Sequence[float]
+) -> Mapping[str, float]:
+    """The time below which no call of a function has ever been, of functions with enough calls."""
+    found = {}
+    for function, numbers in counts.items():
+        if sum(numbers) >= LEAST_CALLS:
+            first = next(at for at, number in enumerate(numbers) if number)
+            found[function] = bounds_s[first - 1] if first else 0.0
+    return found
+
+
+def summary(plan: WorkflowPlan) -> dict[str, Any]:
+    """A workflow in a list."""
+    return {
+        "name": plan.id.name,
+        "namespace": plan.id.namespace,
+        "stages": len(plan.stages),
+        "sloMs": _ms(plan.slo_s),
+    }
+
+
+def description(
+    plan: WorkflowPlan, mean_s: Mapping[str, float], fastest_s: float
+) -> dict[str, Any]:
+    """All that is known of a workflow; `share` is a stage's part of the time of all of them."""
+    total_s = sum(mean_s.values())
+    return {
+        "name": plan.id.name,
+        "namespace": plan.id.namespace,
+        "sloMs": _ms(plan.slo_s),
+        "timeoutMs": _ms(plan.timeout_s),
+        "fastestMs": _ms(fastest_s),
+        "text": plan.text,
+        "stages": [
+            _stage(plan.stages[name], mean_s.get(name), total_s) for name in plan.graph.order
+        ],
+    }
+
+
+def _stage(stage: PlannedStage, mean_s: float | None, total_s: float) -> dict[str, Any]:
+    return {
+        "name": stage.name,
+        "function": stage.function.name,
+        "after": list(stage.sources),
+        "when": "" if stage.when is None else stage.when.text,
+        "retries": stage.retries,
+        "timeoutMs": _ms(stage.timeout_s),
+        "optional": stage.optional,
+        "byHandle": stage.by_handle,
+        "each": stage.each,
+        "meanMs": _ms(mean_s),
+        "share": None if mean_s is None or not total_s else round(mean_s / total_s, 4),
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

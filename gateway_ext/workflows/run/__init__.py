@@ -1,1 +1,0 @@
-"""Runs of workflows under way, their bounds, and what is remembered of them."""

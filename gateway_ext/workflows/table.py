@@ -1,0 +1,182 @@
+"""The deployed workflows, each in a file of its own: its workflow.yml as it was sent."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gateway_ext.errors import (
+    BadRequest,
+    BadWorkflowFile,
+    QueueAway,
+    UnknownWorkflow,
+)
+from gateway_ext.model import DEFAULT_NAMESPACE
+from gateway_ext.openfaas import valid_names
+from gateway_ext.providers.disk import put_file
+from gateway_ext.workflows.plan import WorkflowId, WorkflowPlan, read_workflow
+from gateway_ext.workflows.yaml_lines import MOST_BYTES
+
+MOST_WORKFLOWS = 1_000
+_SUFFIX = ".yml"
+_log = logging.getLogger(__name__)
+
+
+class Workflows:
+    """All workflows that a gateway knows; a change is on disk when its call returns.
+
+    `on_change` is called with the name of every workflow that is added, replaced or removed.
+    Gateways that share their workflows change these in their stream (`shared/`), which this table
+    then follows. While one that is missing here may be in the stream, `unread` says why.
+    `refused` has the stored ones that these rules refuse, each with the reason and its path.
+    """
+
+    def __init__(
+        self, folder: Path, on_change: Callable[[WorkflowId], None] = lambda _: None
+    ) -> None:
+        self._folder = folder
+        self._on_change = on_change
+        self._plans: dict[WorkflowId, WorkflowPlan] = {}
+        self._by_path: dict[bytes, WorkflowPlan] = {}
+        self._changing = asyncio.Lock()
+        self.changes = 0  # how often a workflow was added, replaced or removed
+        self.unread = ""
+        self.refused: dict[str, str] = {}
+        self._refused_texts: dict[WorkflowId, str] = {}
+
+    def __iter__(self) -> Iterator[WorkflowPlan]:
+        return iter([self._plans[each] for each in sorted(self._plans)])
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def open(self) -> None:
+        """Read what is stored; what these rules refuse stays on the disk, and is left out."""
+        if not self._folder.is_dir():
+            return
+        for path in sorted(self._folder.iterdir()):
+            if not path.is_file():
+                continue
+            if path.name.startswith("."):  # the gateway ended while it wrote
+                path.unlink(missing_ok=True)
+            elif path.suffix == _SUFFIX:
+                self._read(path)
+
+    def texts(self) -> dict[WorkflowId, str]:
+        """The files of all workflows, and of the refused ones where gateways can share them."""
+        return self._refused_texts | {plan.id: plan.text for plan in self}
+
+    def by_path(self, name: bytes) -> WorkflowPlan | None:
+        """The workflow of the path segment `name` or `name.namespace`."""
+        found = self._by_path.get(name)
+        if found is None and name and self.unread:
+            raise QueueAway(self.unread)
+        return found
+
+    def by_id(self, workflow: WorkflowId) -> WorkflowPlan:
+        """The workflow of this name; UnknownWorkflow if there is none."""
+        found = self._plans.get(workflow)
+        if found is None:
+            raise QueueAway(self.unread) if self.unread else UnknownWorkflow(*workflow)
+        return found
+
+    def check_stored(self, workflow: WorkflowId) -> None:
+        """Raise UnknownWorkflow if it is neither known nor stored and refused."""
+        if str(workflow) not in self.refused:
+            self.by_id(workflow)
+
+    def get(self, workflow: WorkflowId) -> WorkflowPlan | None:
+        """The workflow of this name, if it is known here."""
+        return self._plans.get(workflow)
+
+    def of_namespace(self, namespace: str) -> list[WorkflowPlan]:
+        """The workflows of a namespace, by name."""
+        return [plan for plan in self if plan.id.namespace == namespace]
+
+    def check_new(self, plan: WorkflowPlan, *, update: bool) -> None:
+        """Raise if it may not be deployed: with `update` it must exist, and there is a bound."""
+        if update:
+            self.check_stored(plan.id)
+        if plan.id not in self._plans and len(self._plans) >= MOST_WORKFLOWS:
+            raise BadRequest(f"there are {MOST_WORKFLOWS} workflows, as many as may be")
+
+    async def deploy(self, plan: WorkflowPlan, *, update: bool) -> None:
+        """Store a workflow, and replace one of that name, which must exist with `update`."""
+        async with self._changing:
+            self.check_new(plan, update=update)
+            await asyncio.to_thread(self._write, plan)
+            self._keep(plan)
+
+    async def remove(self, workflow: WorkflowId) -> None:
+        """Remove a workflow; its runs under way go on."""
+        async with self._changing:
+            self.check_stored(workflow)
+            await asyncio.to_thread(self._unlink, workflow)
+            self._drop(workflow)
+
+    async def follow(self, workflow: WorkflowId, plan: WorkflowPlan | None) -> None:
+        """Know this workflow from now on, or that there is none; then copy that to the disk."""
+        async with self._changing:
+            if plan is not None:
+                self._keep(plan)
+                await asyncio.to_thread(self._write, plan)
+            elif workflow in self._plans or str(workflow) in self.refused:
+                self._drop(workflow)
+                await asyncio.to_thread(self._unlink, workflow)
+
+    def _read(self, path: Path) -> None:
+        text = ""
+        try:
+            text = path.read_text(encoding="utf-8")
+            self._keep(read_workflow(text))
+        except (BadWorkflowFile, UnicodeDecodeError) as error:
+            why = f"{'; '.join(str(error).splitlines())} ({path})"
+            self.refused[path.stem] = why
+            _log.error("the workflow %s is left out: %s", path.stem, why)
+            workflow = _stored_as(path)
+            if workflow is not None and 0 < len(text.encode()) <= MOST_BYTES:
+                self._refused_texts[workflow] = text
+
+    def _keep(self, plan: WorkflowPlan) -> None:
+        self._plans[plan.id] = plan
+        self._forget_refused(plan.id)
+        self.changes += 1
+        self._by_path.update(dict.fromkeys(_paths(plan.id), plan))
+        self._on_change(plan.id)
+
+    def _drop(self, workflow: WorkflowId) -> None:
+        self._plans.pop(workflow, None)
+        self._forget_refused(workflow)
+        self.changes += 1
+        for path in _paths(workflow):
+            self._by_path.pop(path, None)
+        self._on_change(workflow)
+
+    def _forget_refused(self, workflow: WorkflowId) -> None:
+        self.refused.pop(str(workflow), None)
+        self._refused_texts.pop(workflow, None)
+
+    def _write(self, plan: WorkflowPlan) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        put_file(self._path(plan.id), plan.text.encode(), 0o600)
+
+    def _unlink(self, workflow: WorkflowId) -> None:
+        self._path(workflow).unlink(missing_ok=True)
+
+    def _path(self, workflow: WorkflowId) -> Path:
+        return self._folder / f"{workflow}{_SUFFIX}"
+
+
+def _stored_as(path: Path) -> WorkflowId | None:
+    """The workflow whose file this table writes there."""
+    try:
+        named = valid_names.function_id(path.stem)
+    except BadRequest:
+        return None
+    workflow = WorkflowId(named.namespace, named.name)
+    return workflow if str(workflow) == path.stem else None
+
+
+def _paths(workflow: WorkflowId) -> tuple[bytes, ...]:
+    full, short = str(workflow).encode(), workflow.name.encode()
+    return (full, short) if workflow.namespace == DEFAULT_NAMESPACE else (full,)
