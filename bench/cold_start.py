@@ -21,9 +21,9 @@ from cache_manager.model.ids import MIB
 from common.addresses import UnixAddress
 from gpu_manager.api import EmulatedTimes, NodeSettings
 from gpu_manager.devices.gpu_device import GpuDevice
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
+from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import LoadSpan, Observer, Runtime
-from gpu_manager.runtimes.workers.worker_pool import PoolSettings
+from gpu_manager.runtimes.worker_pool import PoolSettings
 from tests.kit.nodes.manager_client import SealedWeights, weights
 from tests.kit.nodes.node_thread import NodeThread
 from tests.kit.nodes.worker_client import FunctionClient

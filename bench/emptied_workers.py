@@ -16,11 +16,16 @@ from statistics import median
 from typing import NamedTuple
 
 from bench.measure.report import BenchReport, MeasurementFailed, load_average
-from gpu_manager.runtimes.merged_sums import MergedSums
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
-from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
-from gpu_manager.runtimes.staying_data import NoStayingData
-from gpu_manager.runtimes.workers.worker_pool import PoolSettings
+from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
+from gpu_manager.runtimes.runtime import (
+    EmptyHost,
+    HostedModel,
+    LoadOrder,
+    MergedSums,
+    NoStayingData,
+    PressureAnswer,
+)
+from gpu_manager.runtimes.worker_pool import PoolSettings
 
 _MIB = 1 << 20
 _SEALS = 0xF

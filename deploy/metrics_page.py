@@ -10,7 +10,7 @@ import yaml
 
 from common.telemetry.metrics import Metric, MetricKind
 from gateway_ext import metrics as of_gateway
-from gpu_manager.metrics import manager_metrics as of_node
+from gpu_manager import metrics as of_node
 from gpufaas.output.generated_blocks import with_blocks
 from scheduler.service.metrics import declared as of_scheduler
 

@@ -1,6 +1,7 @@
 """The GPU manager's lifecycle: builds its parts in order, starts them, drains and stops them."""
 
 import logging
+import resource
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
@@ -11,43 +12,37 @@ from cache_manager.tier_index import TierIndex
 from common.addresses import Address
 from common.telemetry import process_metrics
 from common.telemetry.metrics import MetricFamily, gauge, page
-from gpu_manager import open_files
+from gpu_manager import metrics
 from gpu_manager.attachment.scheduling import Neighbours, Scheduling
 from gpu_manager.credentials import FunctionCredentials, fresh_secret, load_secret
-from gpu_manager.data.data_limits import DataLimits
-from gpu_manager.data.data_room import DataRoom
-from gpu_manager.data.data_spill import DataSpill
-from gpu_manager.data.data_table import DataTable
-from gpu_manager.data.worker_data import WorkerData
-from gpu_manager.devices.device_choice import choose
+from gpu_manager.data.items import DataSpill
+from gpu_manager.data.room import DataLimits, DataRoom
+from gpu_manager.data.staying import WorkerData
+from gpu_manager.data.table import DataTable
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.devices.host_memory import available_bytes
 from gpu_manager.errors import BadSetting
-from gpu_manager.metrics import manager_metrics
-from gpu_manager.metrics.exporter import Exporter
+from gpu_manager.node.counts import of_gpus, of_weights
+from gpu_manager.node.device_watch import DeviceWatch
+from gpu_manager.node.host_gpus import choose_devices, host_gpu
 from gpu_manager.node.node import GpuNode
-from gpu_manager.node.node_counts import of_gpus, of_weights
 from gpu_manager.node.settings import NodeSettings
-from gpu_manager.node.slots.host_gpus import host_gpu
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.node.watch.device_watch import DeviceWatch
-from gpu_manager.runtimes.preparation import Preparation
-from gpu_manager.runtimes.runtime import Observer, Runtime
+from gpu_manager.runtimes.runtime import Observer, Preparation, Runtime
 from gpu_manager.server.connection_limits import ConnectionLimits
-from gpu_manager.server.manager_server import ManagerServer
-from gpu_manager.server.services import Services
-from gpu_manager.server.tls_termination import Certificate
+from gpu_manager.server.exporter import Exporter
+from gpu_manager.server.listening import Certificate, ManagerServer
+from gpu_manager.server.requests import Services
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
 from gpu_manager.sessions.data_requests import NodeData
-from gpu_manager.sessions.leases_elsewhere import LeasesElsewhere
-from gpu_manager.sessions.presented_leases import PresentedLeases
+from gpu_manager.sessions.leases import LeasesElsewhere, PresentedLeases
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.transfers.gpu_paths import SharedGates
-from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath, disk_speed
+from gpu_manager.transfers.path import PathSpeed, TransferPath, disk_speed
 from gpu_manager.weights.spill_directory import SpillDirectory
-from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.weights.store import WeightStore
 from scheduler.api import LeaseTokens
 
 log = logging.getLogger(__name__)
@@ -80,8 +75,8 @@ class GpuManager:
         self.credentials, tokens = FunctionCredentials(secret), LeaseTokens(secret)
         node = NodeId(settings.node)
         limit = settings.gpu_memory_bytes
-        self.devices = choose(settings.devices, node, limit, settings.visible_devices)
-        descriptors = open_files.raise_limit()
+        self.devices = choose_devices(settings.devices, node, limit, settings.visible_devices)
+        descriptors = raise_open_files_limit()
         self._store = _store(settings, max(_LEAST_IMAGES, descriptors // _IMAGES_SHARE))
         catalogue = Catalogue()
         self._gates = _gates(self.devices, settings)
@@ -179,15 +174,15 @@ class GpuManager:
         self.data.end_session(session)
 
     def _families(self) -> Iterator[MetricFamily]:
-        yield gauge(manager_metrics.ATTACHED, [((), float(self._scheduling.connected))])
-        yield gauge(manager_metrics.SESSIONS, [((), len(self._sessions))])
-        yield gauge(manager_metrics.LEASES, [((), len(self.node.leases))])
+        yield gauge(metrics.ATTACHED, [((), float(self._scheduling.connected))])
+        yield gauge(metrics.SESSIONS, [((), len(self._sessions))])
+        yield gauge(metrics.LEASES, [((), len(self.node.leases))])
         yield from self.node.meters.families()
         yield from of_gpus(self.node.gpus.values())
         yield from of_weights(self._store.status())
         kinds = self.data.table.bytes_by_place().items()
-        yield gauge(manager_metrics.DATA, [((kind,), float(size)) for kind, size in kinds])
-        yield gauge(manager_metrics.DATA_PIECES, [((), len(self.data.table))])
+        yield gauge(metrics.DATA, [((kind,), float(size)) for kind, size in kinds])
+        yield gauge(metrics.DATA_PIECES, [((), len(self.data.table))])
 
     def _not_ready_reason(self) -> str:
         """Return why no call can be served now; empty if calls can be served."""
@@ -271,3 +266,26 @@ def _store(settings: NodeSettings, most_images: int) -> WeightStore:
     disk = TransferPath(disk_speed(settings.emulation.disk_bytes_per_s))
     spill = SpillDirectory(settings.spill, settings.spill_bytes)
     return WeightStore(index, spill, disk=disk)
+
+
+# More is of no use to one manager, and some systems allow a thousand million.
+_MOST_OPEN_FILES = 1 << 16
+
+
+def raise_open_files_limit() -> int:
+    """Raise the soft limit as far as the hard limit allows, and return the limit now in force.
+
+    Connections and images in memory hold descriptors; the usual soft limit of 1024 is for programs
+    that use `select`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    wanted = _MOST_OPEN_FILES if hard == unlimited else min(hard, _MOST_OPEN_FILES)
+    if soft != unlimited and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            log.warning("the limit of open files stays at %d: %s", soft, error)
+            return soft
+        return wanted
+    return _MOST_OPEN_FILES if soft == unlimited else min(soft, _MOST_OPEN_FILES)

@@ -29,7 +29,7 @@ from bench.gpu.parts.suspend import EMULATED, Case, measure
 from bench.gpu.results_file import Row
 from bench.gpu.suspended_process import Outputs, ProcessLost, Rights, SuspendedProcess
 from bench.measure.report import MeasurementFailed
-from gpu_manager.worker.device.driver_account import DriverAccount
+from gpu_manager.cuda.context import DriverAccount
 
 MIB = 1 << 20
 

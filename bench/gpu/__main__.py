@@ -21,8 +21,8 @@ from bench.gpu.part_process import PartProcess
 from bench.gpu.results_file import ResultsFile, Row
 from bench.measure.report import RESULTS
 from cache_manager.model.ids import NodeId
-from gpu_manager.devices.device_choice import choose
 from gpu_manager.errors import NoDriver, NoSuchDevice
+from gpu_manager.node.host_gpus import choose_devices
 
 WITHIN_S = 1500.0
 
@@ -206,7 +206,9 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
 
 def _gpu_type(devices: str, visible: str | None) -> str:
     """The first word of the GPU's name (`h200`); `emulated` where it is."""
-    found = choose(devices, NodeId("bench"), 1 << 30 if devices == "cpu:1" else None, visible)
+    found = choose_devices(
+        devices, NodeId("bench"), 1 << 30 if devices == "cpu:1" else None, visible
+    )
     try:
         return found[0].gpu_type.split("-")[0]
     finally:

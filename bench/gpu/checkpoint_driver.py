@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpu_manager.worker.device.driver_account import DriverAccount, read_account
+from gpu_manager.cuda.context import DriverAccount, read_account
 
 NOT_SUPPORTED = "CUDA_ERROR_NOT_SUPPORTED"
 _SUCCESS = 0

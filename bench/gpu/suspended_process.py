@@ -149,9 +149,9 @@ def main(arguments: Sequence[str]) -> None:
 
 def _warm_context(uuid: str) -> Any:
     """A worker's context on the GPU, which needs rights to be made."""
-    devices = "gpu_manager.worker.device"
-    importlib.import_module(f"{devices}.cuda_libraries").open_libraries()
-    context = importlib.import_module(f"{devices}.cuda_context").CudaContext(uuid)
+    cuda = "gpu_manager.cuda"
+    importlib.import_module(f"{cuda}.libraries").open_libraries()
+    context = importlib.import_module(f"{cuda}.context").CudaContext(uuid)
     context.warm()
     return context
 
@@ -194,7 +194,7 @@ def _weights(torch: Any, context: Any) -> Any:
     made = torch.linspace(-1, 1, _WIDTH * _WIDTH).view(_WIDTH, _WIDTH)
     if context is None:
         return made
-    images = importlib.import_module("gpu_manager.worker.device.image_file")
+    images = importlib.import_module("gpu_manager.devices.image_file")
     descriptor = os.memfd_create("suspended-weights")
     size = os.write(descriptor, made.numpy().tobytes())
     (storage,) = context.load(images.ImageFile("weights", [[0, size]], size, descriptor))

@@ -12,11 +12,11 @@ from bench.measure.report import MeasurementFailed
 from cache_manager.model.ids import ModelId
 from common.addresses import UnixAddress
 from common.telemetry.metrics import Values
+from gpu_manager import metrics
 from gpu_manager.api import NodeSettings
 from gpu_manager.devices.gpu_device import GpuDevice
-from gpu_manager.metrics import manager_metrics
-from gpu_manager.node.leases_in_force import LeaseTimes
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
+from gpu_manager.node.leases import LeaseTimes
+from gpu_manager.runtimes.process import ProcessRuntime
 from gpu_manager.runtimes.runtime import HostedModel, LoadSpan, Observer, Runtime
 from gpufaas.daemons.embedded_node import EmbeddedNode
 from tests.kit.nodes.node_thread import NodeThread
@@ -88,7 +88,7 @@ class WorkerNode:
 
         def found(node: EmbeddedNode) -> dict[str, float]:
             counters = list(node.manager.node.meters.families())
-            (phases,) = (each for each in counters if each.metric is manager_metrics.LOAD_PHASES)
+            (phases,) = (each for each in counters if each.metric is metrics.LOAD_PHASES)
             assert isinstance(phases, Values)
             return {phase: spent_s for (phase,), spent_s in phases.values.items()}
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 from bench.measure.report import BenchReport
-from gpu_manager.worker.calls.channel_call import ChannelCall
+from gpu_manager.worker.calls.call import ChannelCall
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
-from gpu_manager.worker.merging.comparison_pace import ComparisonPace, checked_places
-from gpu_manager.worker.merging.merge_records import USUAL_MOST, MergeRecords, Plan
+from gpu_manager.worker.merging.merged_calls import ComparisonPace, checked_places
+from gpu_manager.worker.merging.records import USUAL_MOST, MergeRecords, Plan
 
 _TOKENS, _LENGTHS = 48, 8  # of a text; different prompts
 _STEP = 0

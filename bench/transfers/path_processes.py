@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
+from gpu_manager.transfers.path import PathSpeed, TransferAbandoned, TransferPath
 from gpu_manager.transfers.process_gate import ProcessGate, make_gate
-from gpu_manager.transfers.transfer_path import PathSpeed, TransferAbandoned, TransferPath
-from gpu_manager.transfers.transfer_schedule import TransferRank
+from gpu_manager.transfers.schedule import TransferRank
 
 
 @dataclass(frozen=True, slots=True)

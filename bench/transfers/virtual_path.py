@@ -3,8 +3,8 @@
 import random
 
 from bench.transfers.path_processes import Tail
-from gpu_manager.transfers.transfer_path import PathTimes
-from gpu_manager.transfers.transfer_schedule import TransferRank, TransferSchedule
+from gpu_manager.transfers.path import PathTimes
+from gpu_manager.transfers.schedule import TransferRank, TransferSchedule
 
 
 def calls_beside_a_load(

@@ -6,16 +6,13 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from types import TracebackType
 from typing import Self
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from common.time_limits import time_limit, time_limit_at
-from gpu_manager.attachment.leader_dialing import Dialer
-from gpu_manager.attachment.leader_stream import LeaderStream
-from gpu_manager.attachment.node_addresses import NodeAddresses
-from gpu_manager.attachment.pending_calls import Call, PendingCalls
+from gpu_manager.attachment.leader_stream import Dialer, LeaderStream
 from gpu_manager.attachment.scheduling import OrderTaker
 from gpu_manager.errors import BadSetting, NoScheduler
 from scheduler.api import (
@@ -60,6 +57,7 @@ from scheduler.wire.node_stream import (
     is_node_name,
     stream_key,
 )
+from scheduler.wire.refusals import error_of
 from scheduler.wire.request_times import relative
 
 log = logging.getLogger(__name__)
@@ -73,6 +71,80 @@ _MOST_STORED = 5_000
 _LATE_S = 1.0
 # Questions and orders are answered at once, or after another scheduler has come to lead.
 _ANSWERED_S = 10.0
+
+
+Call = Acquire | Wanted | Ask | Survey | Locate
+
+
+class PendingCall:
+    """One call and its future; `make_call` creates the message, for a stream at some time."""
+
+    def __init__(
+        self, make_call: Callable[[int, float], Call], number: int, request: RequestId | None
+    ) -> None:
+        self.make_call = make_call
+        self.number = number
+        self.request = request
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+
+class PendingCalls:
+    """Every call from its first message to its answer, over successive streams."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._waiting: dict[int, PendingCall] = {}
+        self._by_request: dict[RequestId, list[PendingCall]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Call]:
+        """Iterate over the unanswered calls, with times relative to now.
+
+        Now is one time for all: a hold-up between two calls would change their order.
+        """
+        now_s = asyncio.get_running_loop().time()
+        return iter([found.make_call(found.number, now_s) for found in self._waiting.values()])
+
+    def add(
+        self, make_call: Callable[[int, float], Call], request: RequestId | None = None
+    ) -> PendingCall:
+        """Add a call, and return it with its number."""
+        found = PendingCall(make_call, next(self._numbers), request)
+        self._waiting[found.number] = found
+        if request is not None:
+            self._by_request.setdefault(request, []).append(found)
+        return found
+
+    def set_answer(self, answer: Answer) -> None:
+        """Complete a call with its answer, unless the call was cancelled."""
+        found = self._waiting.pop(answer.call, None)
+        if found is None or found.answer.done():
+            return
+        if answer.refusal is None:
+            found.answer.set_result(answer)
+        else:
+            found.answer.set_exception(error_of(answer.refusal))
+
+    def set_placement(self, request: RequestId, placement: Placement) -> None:
+        """Complete the calls of a request that was granted a lease on this node.
+
+        The scheduler's own answer comes later, and may be lost with the scheduler.
+        """
+        for found in self._by_request.get(request, ()):
+            self.set_answer(Answer(found.number, placement))
+
+    def remove(self, found: PendingCall, *, given_up: bool) -> bool:
+        """Remove a call; return whether its request must be cancelled now."""
+        self._waiting.pop(found.number, None)
+        if found.request is None:
+            return False
+        same_request = self._by_request[found.request]
+        same_request.remove(found)
+        if not same_request:
+            del self._by_request[found.request]
+        return given_up and not same_request
 
 
 class Attachment:
@@ -389,3 +461,24 @@ def _with_known(event: ModelRegistered, before: ModelRegistered | None) -> Model
         features=spec.features or known.features,
     )
     return ModelRegistered(found)
+
+
+MOST_NODES = 4_096
+
+
+class NodeAddresses:
+    """The addresses of the nodes that were named last: nobody says that a node is gone."""
+
+    def __init__(self) -> None:
+        self._addresses: dict[NodeId, tuple[str, ...]] = {}
+
+    def of(self, node: NodeId) -> tuple[str, ...]:
+        """The addresses of a node; none if it was not named lately."""
+        return self._addresses.get(node, ())
+
+    def learn(self, node: NodeId, addresses: tuple[str, ...]) -> None:
+        """The node has these from now on."""
+        self._addresses.pop(node, None)
+        self._addresses[node] = addresses
+        if len(self._addresses) > MOST_NODES:
+            del self._addresses[next(iter(self._addresses))]

@@ -1,1 +1,1 @@
-"""The GPUs of a node, real or emulated, behind one interface."""
+"""What a node and its workers know of any GPU; `cuda/` is the real one, `emulated/` the other."""

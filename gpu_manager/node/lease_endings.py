@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from common.tasks import BackgroundTasks
-from gpu_manager.node.leases_in_force import EndReason, LeaseInForce, LeasesInForce, SessionKey
-from gpu_manager.node.node_counts import NodeMeters
+from gpu_manager.node.counts import NodeMeters
+from gpu_manager.node.leases import EndReason, LeaseInForce, LeasesInForce, SessionKey
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.run_reports import RunReports
 from gpu_manager.runtimes.runtime import HostedModel

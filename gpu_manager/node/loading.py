@@ -7,27 +7,25 @@ from collections.abc import Callable, Iterable
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from common.gpu_wishes import STREAM
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
+from gpu_manager.node.counts import NodeMeters
 from gpu_manager.node.lease_endings import WaitingLeases
-from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
-from gpu_manager.node.stepping_down.emptied_processes import EmptiedProcesses
-from gpu_manager.node.stepping_down.tier_reports import TierReports
+from gpu_manager.node.stepping_down import EmptiedProcesses, TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.runtimes.load_phases import LoadPhases
 from gpu_manager.runtimes.runtime import (
     Emulation,
     HostedModel,
     LoadOrder,
+    LoadPhases,
     LoadSpan,
     Runtime,
     StayingData,
 )
 from gpu_manager.transfers.gpu_paths import GpuPaths
-from gpu_manager.transfers.moved_sums import MovedSums
-from gpu_manager.weights.image_feeds import ImageFeed
-from gpu_manager.weights.image_requests import ImageRequest
-from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.transfers.path import MovedSums
+from gpu_manager.weights.image_requests import ImageFeed, ImageRequest
+from gpu_manager.weights.store import WeightStore
 from scheduler.api import (
     AfterLoss,
     LeaseId,

@@ -6,35 +6,34 @@ always reflect the orders given so far; tasks do the actual work.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
-from cache_manager.model.ids import ModelId, NodeId
+from cache_manager.model.ids import ModelId, NodeId, Tier
+from common.gpu_wishes import WHOLE
 from gpu_manager.errors import NoWorker
 from gpu_manager.node.change_signal import ChangeSignal
-from gpu_manager.node.claims.claiming import Claiming
+from gpu_manager.node.claims import Claiming
+from gpu_manager.node.counts import NodeMeters
 from gpu_manager.node.lease_endings import LeaseEndings, WaitingLeases
-from gpu_manager.node.leases_in_force import EndReason, LeaseInForce, LeasesInForce, SessionKey
+from gpu_manager.node.leases import EndReason, LeaseInForce, LeasesInForce, SessionKey
 from gpu_manager.node.loading import Loader
-from gpu_manager.node.losses import Losses
-from gpu_manager.node.memory_relief import MemoryRelief
-from gpu_manager.node.node_counts import NodeMeters
-from gpu_manager.node.node_snapshots import lasting_shortages, node_snapshot
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.run_reports import RunKind, RunReports, UsageReports
 from gpu_manager.node.settings import NodeSettings
-from gpu_manager.node.stepping_down.weight_steps import WeightSteps
+from gpu_manager.node.stepping_down import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.runtimes.runtime import (
     EmptyHost,
     HostedId,
     HostedModel,
+    MergedSums,
+    NoStayingData,
     PressureAnswer,
     Runtime,
     StayingData,
 )
-from gpu_manager.runtimes.staying_data import NoStayingData
-from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.weights.store import WeightStore
 from scheduler.api import (
     Demote,
     DemoteStored,
@@ -42,15 +41,19 @@ from scheduler.api import (
     EndContext,
     EndLease,
     GpuId,
+    GpuSnapshot,
     LeaseComputed,
     LeaseId,
+    LiveLease,
     MemoryPressure,
     NodeReports,
     NodeSnapshot,
     Placement,
     Prepare,
     RequestId,
+    RunFailed,
     SlotFreed,
+    SlotId,
 )
 
 log = logging.getLogger(__name__)
@@ -409,3 +412,142 @@ class GpuNode:
 
 def _ignore_end(_holder: SessionKey, _lease: LeaseId) -> None:
     """Do nothing: without a server no session claims a lease."""
+
+
+class Losses:
+    """Ends the leases of what was lost, and reports it."""
+
+    def __init__(
+        self,
+        gpus: Mapping[GpuId, HostGpu],
+        leases: LeasesInForce,
+        loader: Loader,
+        endings: LeaseEndings,
+        meters: NodeMeters,
+        reports: NodeReports,
+        resync: Callable[[], None],
+    ) -> None:
+        """`resync` reports the whole state."""
+        self._gpus = gpus
+        self._leases = leases
+        self._loader = loader
+        self._endings = endings
+        self._meters = meters
+        self._reports = reports
+        self._resync = resync
+
+    def model_died(self, hosted: HostedModel, cause: str) -> None:
+        """End every lease that may call a model that has ended unexpectedly."""
+        gpu = self._gpus[GpuId(hosted.order.gpu)]
+        resident = gpu.resident_of(hosted)
+        if resident is None:
+            return
+        del gpu.residents[resident.model]
+        self._meters.died(gpu.id)
+        self._loader.report_lost(gpu, resident, cause)
+        for lease in self._leases.using(gpu.id, resident.model):
+            if lease.ending is None:
+                self._reports.report(RunFailed(lease.id, f"{resident.model}: {cause}"))
+            self._endings.end(lease, EndReason.WORKER_LOST)
+
+    def context_lost(self, host: EmptyHost, cause: str) -> None:
+        """Count the unexpected end of a process that a model had left."""
+        for gpu in self._gpus.values():
+            if self._loader.processes.lost(gpu, host, cause):
+                self._meters.died(gpu.id)
+
+    def gpu_lost(self, gpu: HostGpu, cause: str) -> None:
+        """Mark a GPU as unusable, and end its leases and residents."""
+        gpu.lost = True
+        for lease in self._leases:
+            if lease.gpu == gpu.id:
+                self._endings.end(lease, EndReason.GPU_LOST)
+        for resident in gpu.by_use():
+            log.error("%s is lost with %s: %s", resident.model, gpu.id, cause)
+            self._loader.unload(gpu, resident.model)
+        for model in list(gpu.contexts):
+            self._loader.processes.end(gpu, model)
+        self._resync()
+
+
+class MemoryRelief:
+    """Reports a shortage to the scheduler, which picks victims, and waits for their memory."""
+
+    def __init__(self, reports: NodeReports, wait_s: float, resync: Callable[[], None]) -> None:
+        """`resync` is called after a reported shortage has ended."""
+        self._reports = reports
+        self._wait_s = wait_s
+        self._resync = resync
+
+    async def relieve(self, gpu: HostGpu, hosted: HostedModel, need_bytes: int) -> bool:
+        """Grant the model this many bytes; return False if impossible or if it takes too long."""
+        resident = gpu.resident_of(hosted)
+        if resident is None:
+            return False
+        need_bytes -= gpu.for_calls_bytes(resident)
+        if not gpu.ledger.ever_fits(need_bytes):
+            return False
+        model = ModelId(hosted.order.model)
+        short_bytes = gpu.ledger.grow(model, need_bytes)
+        if not short_bytes:
+            return True
+        self._reports.report(MemoryPressure(gpu.id, short_bytes))
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._wait_s
+        while gpu.resident_of(hosted) is not None:
+            if not gpu.ledger.grow(model, need_bytes):
+                break
+            if not await gpu.change.wait(deadline_s - loop.time()):
+                break
+        self._resync()
+        return gpu.resident_of(hosted) is not None and not gpu.ledger.grow(model, need_bytes)
+
+
+def node_snapshot(
+    now_s: float,
+    node: NodeId,
+    gpus: Iterable[HostGpu],
+    leases: LeasesInForce,
+    store: WeightStore,
+    catalogue: Catalogue,
+) -> NodeSnapshot:
+    """Return the node's GPUs, residents and leases, and the tier of every model's weights."""
+    found = tuple(_gpu_snapshot(now_s, gpu, leases) for gpu in gpus if not gpu.lost)
+    tiers = tuple((model.id, store.tier(model.digest)) for model in catalogue)
+    return NodeSnapshot(node, found, tuple(each for each in tiers if each[1] is not Tier.ABSENT))
+
+
+def lasting_shortages(gpus: Iterable[HostGpu]) -> list[MemoryPressure]:
+    """Return the shortages caused by other programs, which a snapshot does not contain."""
+    return [
+        MemoryPressure(gpu.id, 0, withheld_bytes=gpu.foreign_bytes)
+        for gpu in gpus
+        if gpu.foreign_bytes and not gpu.lost
+    ]
+
+
+def _gpu_snapshot(now_s: float, gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
+    residents = tuple((found.model, gpu.size_bytes(found)) for found in gpu.by_use())
+    loading = tuple(found.model for found in gpu.by_use() if found.hosted is None)
+    live = tuple(
+        LiveLease(
+            lease.id,
+            SlotId(lease.slot),
+            lease.models,
+            lease.requests,
+            lease.more_slots,
+            lease.configuration,
+            lease.own,
+        )
+        for lease in leases
+        if lease.gpu == gpu.id
+    )
+    contexts = tuple((found.model, gpu.ledger.of_context(found)) for found in gpu.contexts.values())
+    spec = replace(gpu.spec, context_bytes=gpu.ledger.context_bytes)
+    calls = gpu.calls_at_once
+    shared = tuple((each.bytes(calls), gpu.sharing(tenant)) for tenant, each in gpu.shared.items())
+    gpu_shares = tuple(
+        (found.model, found.gpu_share) for found in gpu.by_use() if found.gpu_share != WHOLE
+    )
+    stuck = tuple((model, now_s - since_s) for model, since_s in gpu.stuck_loads().items())
+    return GpuSnapshot(spec, residents, live, contexts, shared, loading, gpu_shares, stuck=stuck)

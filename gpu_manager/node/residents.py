@@ -11,11 +11,9 @@ from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.ledger import Ledger, ProcessUse, SharedContext
-from gpu_manager.runtimes.merged_sums import MergedSums
-from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan
+from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan, MergedSums
 from gpu_manager.transfers.gpu_paths import GpuPaths
-from gpu_manager.transfers.load_progress import LoadProgress
-from gpu_manager.transfers.load_urgency import LoadUrgency
+from gpu_manager.transfers.loads import LoadProgress, LoadUrgency
 from gpu_manager.weights.host_images import ImageHold
 from scheduler.api import GpuSpec, SlotId
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
-from gpu_manager.node.leases_in_force import LeaseInForce, LeasesInForce
+from gpu_manager.node.leases import LeaseInForce, LeasesInForce
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.runtimes.runtime import HostedModel
 from scheduler.api import (

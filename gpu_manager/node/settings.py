@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.addresses import Address
 from common.gpu_wishes import PROCESS
-from gpu_manager.node.leases_in_force import LeaseTimes
+from gpu_manager.node.leases import LeaseTimes
 
 GIB = 1 << 30
 MOST_SLOTS = 64  # of a GPU

@@ -1,1 +1,1 @@
-"""The interface by which a node hosts models, and one folder for each implementation."""
+"""The interface by which a node hosts models, and what does so with worker processes."""

@@ -6,15 +6,14 @@ opaque id, and see processes only as far as a runtime describes them (`HostProce
 
 import socket
 from asyncio import Future
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, NewType, Protocol
 
-from gpu_manager.runtimes.merged_sums import MergedSums
 from gpu_manager.transfers.gpu_paths import WorkerLink
-from gpu_manager.transfers.load_progress import LoadProgress
-from gpu_manager.transfers.load_urgency import LoadUrgency
-from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
+from gpu_manager.transfers.loads import LoadProgress, LoadUrgency
+from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
 
 HostedId = NewType("HostedId", str)
 
@@ -31,7 +30,7 @@ class ArrivingWeights(Protocol):
     """An image that is still on its way to host memory."""
 
     def follow(self) -> int:
-        """Return the end of a pipe that tells what is there (`worker/device/arrival.py`).
+        """Return the end of a pipe that tells what is there (`devices/image_file.py`).
 
         Each call begins anew; the caller closes the pipe.
         """
@@ -64,7 +63,7 @@ class LoadOrder:
     unless the model shares it with others, by the `runtime` of streams; all of those may use
     `together_bytes` at once. `turns` is a descriptor of
     the lock by which runtimes run one call at a time on the GPU, or on each of its `slots`
-    (`worker/device/gpu_turns.py`); without it calls of several processes run at the same time. The
+    (`devices/gpu_turns.py`); without it calls of several processes run at the same time. The
     caller keeps both descriptors.
     `emptied` is the process that takes the model, left there by another model of the tenant;
     without one, or if it has ended, a process that was prepared does. `link` are the paths that
@@ -248,7 +247,7 @@ class HostedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LentData:
-    """How a process opens data that another one lends it: `worker/lending/lent_storage.py`.
+    """How a process opens data that another one lends it: `devices/lent_memory.py`.
 
     The descriptor is None where the driver has a `token` for the memory.
     """
@@ -309,6 +308,30 @@ class UsageObserver(Protocol):
 
     def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
         """Handle the 13 metrics of a model (`METRICS`), which have changed."""
+
+
+class MergedSums(NamedTuple):
+    """Calls that waited together: how many groups ran as one, and the calls in these; how many
+    ran both ways to be compared; how many ran singly, by the reason. `never` has the digests of
+    programs that must not be merged again, with the reasons."""
+
+    groups: int = 0
+    calls: int = 0
+    compared: int = 0
+    singly: Mapping[str, int] = MappingProxyType({})
+    never: Mapping[str, str] = MappingProxyType({})
+
+    def plus(self, other: "MergedSums") -> "MergedSums":
+        """Return the sums of both."""
+        reasons = {**self.singly, **other.singly}
+        singly = {why: self.singly.get(why, 0) + other.singly.get(why, 0) for why in reasons}
+        return MergedSums(
+            self.groups + other.groups,
+            self.calls + other.calls,
+            self.compared + other.compared,
+            singly,
+            {**self.never, **other.never},
+        )
 
 
 class Observer(Protocol):
@@ -394,3 +417,134 @@ class Runtime(Protocol):
 
     async def close(self) -> None:
         """Unload all models, and end all processes."""
+
+
+# What a load waits for before it begins; the others take place side by side.
+_WAITS = ("room", "weights")
+
+
+class LoadPhases:
+    """When each phase of a load began and ended."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._before_s = now_s()
+        self._spans: list[LoadSpan] = []
+        self._other_s = 0.0
+
+    @property
+    def spans(self) -> tuple[LoadSpan, ...]:
+        """The phases so far, in the order of their beginnings."""
+        return tuple(sorted(self._spans, key=lambda span: (span.begin_s, span.end_s)))
+
+    def end(self, phase: str) -> None:
+        """End this phase, and begin the next."""
+        before_s, self._before_s = self._before_s, self._now_s()
+        self._spans.append(LoadSpan(phase, before_s, self._before_s))
+
+    def add(self, spans: Iterable[LoadSpan]) -> None:
+        """Add what others have measured since the last phase ended; what was before is cut off."""
+        begin_s = self._before_s
+        self._spans += [
+            LoadSpan(phase, max(begin_s, first_s), last_s)
+            for phase, first_s, last_s in spans
+            if last_s > begin_s
+        ]
+
+    def finish(self) -> None:
+        """The load is over: the time that no phase covers is the phase `other`."""
+        beside = [span for span in self._spans if span.phase not in _WAITS]
+        self._other_s = max(0.0, self._now_s() - self._before_s - _covered_s(beside))
+
+    def took_s(self) -> dict[str, float]:
+        """Return the duration of each phase."""
+        found = {"other": self._other_s} if self._other_s else {}
+        for span in self._spans:
+            found[span.phase] = found.get(span.phase, 0.0) + span.end_s - span.begin_s
+        return found
+
+    def __str__(self) -> str:
+        begin_s = min((span.begin_s for span in self._spans), default=0.0)
+        return ", ".join(
+            f"{phase} {first_s - begin_s:.3f}-{last_s - begin_s:.3f}"
+            for phase, first_s, last_s in self.spans
+        )
+
+
+def hidden_s(spans: Sequence[LoadSpan]) -> float:
+    """Return by how much a load of these phases would be longer if they took place in sequence.
+
+    A transfer counts from the end of reading only: what it did before, it did between waits for
+    what is read. So this is a lower bound.
+    """
+    read_s = max((span.end_s for span in spans if span.phase == "read"), default=float("-inf"))
+    beside = [_without_waiting(span, read_s) for span in spans if span.phase not in _WAITS]
+    whole_s = sum(span.end_s - span.begin_s for span in beside)
+    return whole_s - _covered_s(beside)
+
+
+def _without_waiting(span: LoadSpan, read_s: float) -> LoadSpan:
+    if span.phase != "transfer" or read_s < span.begin_s:
+        return span
+    return span._replace(begin_s=min(read_s, span.end_s))
+
+
+def _covered_s(spans: Iterable[LoadSpan]) -> float:
+    """Return the time in which at least one of the spans was under way."""
+    covered_s, end_s = 0.0, float("-inf")
+    for span in sorted(spans, key=lambda found: found.begin_s):
+        covered_s += max(0.0, span.end_s - max(end_s, span.begin_s))
+        end_s = max(end_s, span.end_s)
+    return covered_s
+
+
+# When a runtime prepares: at the node's start, or for the first program that may use a GPU.
+
+
+class Preparation:
+    """Prepares the runtime as soon as there is one and somebody needs it."""
+
+    def __init__(self, *, at_start: bool) -> None:
+        self._needed = at_start
+        self._runtime: Runtime | None = None
+
+    def start(self, runtime: Runtime) -> None:
+        """Prepare this runtime, now or when it is needed."""
+        self._runtime = runtime
+        if self._needed:
+            runtime.prepare()
+
+    def need(self) -> None:
+        """Prepare for a program that may use a GPU soon; without effect if that was done."""
+        if self._needed:
+            return
+        self._needed = True
+        if self._runtime is not None:
+            self._runtime.prepare()
+
+
+class NoStayingData:
+    """Knows no data: no worker has any, and none is lent."""
+
+    async def rescue(self, hosted: HostedModel) -> None:
+        """Nothing: no worker has any."""
+
+    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
+        """Nothing: none was asked for."""
+
+    def was_put(self, hosted: HostedModel, put: PutByWorker) -> None:
+        """None is kept: nothing was granted."""
+        hosted.withdraw(put.handle)
+
+    def grant_left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
+        """Nothing: nothing was granted."""
+
+    def wanted(self, hosted: HostedModel, handle: str) -> None:
+        """There is none."""
+        hosted.borrowed(handle, None)
+
+    def lent(self, hosted: HostedModel, handle: str, lent: LentData | None) -> None:
+        """Nothing: none was asked for."""
+
+    def given_back(self, hosted: HostedModel, handle: str) -> None:
+        """Nothing: none was lent."""

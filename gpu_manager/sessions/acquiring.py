@@ -11,16 +11,19 @@ from common.telemetry.work_context import ABOUT, Work
 from gpu_manager.attachment.scheduling import Scheduling
 from gpu_manager.errors import LeaseOver, NoWorker, UnknownImage
 from gpu_manager.node.lease_endings import sign_of_life
-from gpu_manager.node.leases_in_force import EndReason, LeaseInForce
+from gpu_manager.node.leases import EndReason, LeaseInForce
 from gpu_manager.node.node import GpuNode
 from gpu_manager.runtimes.runtime import HostedModel
-from gpu_manager.sessions.leases_elsewhere import LeasesElsewhere
-from gpu_manager.sessions.presented_leases import PresentedLeases
+from gpu_manager.sessions import request_fields as read
+from gpu_manager.sessions.leases import (
+    LeasesElsewhere,
+    PresentedLeases,
+    TakenLease,
+    UnclaimedLeases,
+)
+from gpu_manager.sessions.request_fields import Fields
 from gpu_manager.sessions.sessions import ClientSession, fresh_request_id
-from gpu_manager.sessions.unclaimed_leases import TakenLease, UnclaimedLeases
 from gpu_manager.sessions.weight_requests import Library
-from gpu_manager.wire import request_fields as read
-from gpu_manager.wire.request_fields import Fields
 from scheduler.api import (
     Estimate,
     EventRefused,

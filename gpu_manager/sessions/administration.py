@@ -12,10 +12,10 @@ from gpu_manager.errors import ClientNotAllowed, UnknownImage
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.tenant_models import Catalogue
+from gpu_manager.sessions import request_fields as read
+from gpu_manager.sessions.request_fields import Fields
 from gpu_manager.transfers.gpu_paths import GpuPaths
-from gpu_manager.weights.weight_store import WeightStore
-from gpu_manager.wire import request_fields as read
-from gpu_manager.wire.request_fields import Fields
+from gpu_manager.weights.store import WeightStore
 
 Row = dict[str, Any]
 

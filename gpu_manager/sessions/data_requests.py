@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 from cache_manager.model.ids import NodeId
 from common.data_handles import LONGEST, node_of
-from gpu_manager.data.data_item import DataItem
-from gpu_manager.data.data_table import DataTable, NewData
-from gpu_manager.data.worker_data import WorkerData
+from gpu_manager.data.items import DataItem
+from gpu_manager.data.staying import WorkerData
+from gpu_manager.data.table import DataTable, NewData
 from gpu_manager.errors import ClientNotAllowed, NoRoomForData, NoScheduler, NoSuchData
 from gpu_manager.node.node import GpuNode
 from gpu_manager.runtimes.runtime import HostedId, HostedModel
+from gpu_manager.sessions import request_fields as read
+from gpu_manager.sessions.request_fields import Fields
 from gpu_manager.sessions.sessions import ClientSession
-from gpu_manager.wire import request_fields as read
-from gpu_manager.wire.request_fields import Fields
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.protocol import MAX_PIECE_BYTES, MOST_ABOUT_BYTES, MOST_PARTS

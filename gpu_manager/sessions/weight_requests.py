@@ -1,24 +1,24 @@
 """Handles a session's requests about weights: offer, proof, upload, forget."""
 
 import asyncio
+import logging
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from cache_manager.model.ids import MIB, ModelId, Tier
-from gpu_manager.errors import UnknownImage
-from gpu_manager.node.stepping_down.tier_reports import TierReports
+from gpu_manager.errors import ClientNotAllowed, UnknownImage
+from gpu_manager.node.stepping_down import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.sessions.incoming_images import IncomingImages
+from gpu_manager.sessions import request_fields as read
+from gpu_manager.sessions.request_fields import Fields
 from gpu_manager.sessions.sessions import ClientSession
-from gpu_manager.sessions.tenant_turns import TenantTurns
-from gpu_manager.weights.sealed_images import read_sizes
-from gpu_manager.weights.uploads import WeightsUpload
-from gpu_manager.weights.weight_store import WeightStore
-from gpu_manager.wire import request_fields as read
-from gpu_manager.wire.request_fields import Fields
+from gpu_manager.weights.sealed_images import WeightsUpload, read_sizes
+from gpu_manager.weights.store import WeightStore
 from scheduler.api import ModelRegistered, ModelSpec, NodeId, NodeReports
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
@@ -31,6 +31,188 @@ _LEAST_ACTIVATIONS_BYTES = 64 * MIB
 
 Answer = dict[str, Any]
 T = TypeVar("T")
+
+
+# Images that arrive in pieces: how many, and how long each may take between two pieces.
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingLimits:
+    """The most incomplete uploads of a connection and of a tenant, and the time without a piece.
+
+    Every upload reserves room for the whole image, which others then cannot use.
+    """
+
+    of_a_connection: int = 4
+    of_a_tenant: int = 64
+    silence_s: float = 120.0
+
+
+class IncomingImages:
+    """The incomplete uploads of all tenants."""
+
+    def __init__(self) -> None:
+        self.limits = IncomingLimits()
+        self.counts: Counter[str] = Counter()  # by tenant
+
+    def connection(self, tenant: str, catalogue: Catalogue) -> "ConnectionUploads":
+        """Return the uploads of a new connection; the catalogue is told what is being sent."""
+        return ConnectionUploads(self, tenant, catalogue)
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """One upload, once it has begun; `silence` ends it, unless a piece is being written."""
+
+    upload: WeightsUpload | None = None
+    silence: asyncio.TimerHandle | None = None
+
+
+class ConnectionUploads:
+    """The incomplete uploads of one connection, by digest. `close` ends them."""
+
+    def __init__(self, images: IncomingImages, tenant: str, catalogue: Catalogue) -> None:
+        self._images = images
+        self._tenant = tenant
+        self._catalogue = catalogue
+        self._incoming: dict[str, _Incoming] = {}
+
+    def __len__(self) -> int:
+        return len(self._incoming)
+
+    def reserve(self, digest: str) -> None:
+        """Count an upload that is to begin; raise ClientNotAllowed if there are too many."""
+        limits = self._images.limits
+        if digest in self._incoming:
+            raise ClientNotAllowed("these weights are being uploaded already")
+        if len(self._incoming) >= limits.of_a_connection:
+            raise ClientNotAllowed(f"{limits.of_a_connection} uploads have not ended")
+        if self._images.counts[self._tenant] >= limits.of_a_tenant:
+            raise ClientNotAllowed(f"{limits.of_a_tenant} uploads of {self._tenant} have not ended")
+        self._incoming[digest] = _Incoming()
+        self._images.counts[self._tenant] += 1
+        self._catalogue.sending_begins(self._tenant, digest)
+
+    def begun(self, digest: str, upload: WeightsUpload) -> None:
+        """Take ownership of an upload that has begun, after `reserve`."""
+        self._incoming[digest].upload = upload
+        self._wait(digest)
+
+    @contextmanager
+    def piece(self, digest: str, *, last: bool) -> Iterator[WeightsUpload | None]:
+        """Give the upload to the block, which writes a piece; end the upload after the last one.
+
+        An upload of which a piece cannot be written has ended too.
+        """
+        found = self._incoming.get(digest)
+        if found is None:
+            yield None
+            return
+        if found.silence is not None:
+            found.silence.cancel()
+        try:
+            yield found.upload
+        except BaseException:
+            self.end(digest)
+            raise
+        if last:
+            self.end(digest)
+        else:
+            self._wait(digest)
+
+    def close(self) -> None:
+        """End every upload."""
+        for digest in list(self._incoming):
+            self.end(digest)
+
+    def end(self, digest: str) -> None:
+        """End an upload, and discard what has arrived."""
+        found = self._incoming.pop(digest)
+        if found.silence is not None:
+            found.silence.cancel()
+        if found.upload is not None:
+            found.upload.close()
+        self._images.counts[self._tenant] -= 1
+        if not self._images.counts[self._tenant]:
+            del self._images.counts[self._tenant]
+        self._catalogue.sending_ends(self._tenant, digest)
+
+    def _wait(self, digest: str) -> None:
+        loop, silence_s = asyncio.get_running_loop(), self._images.limits.silence_s
+        self._incoming[digest].silence = loop.call_later(silence_s, self._give_up, digest)
+
+    def _give_up(self, digest: str) -> None:
+        log.warning("an upload of %s ended: no piece came for a while", self._tenant)
+        self.end(digest)
+
+
+# Shares the threads that hash weights among tenants, and paces a tenant's new images.
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLimits:
+    """How many images one tenant may have hashed at once, and how fast it may add images.
+
+    After `burst` new images at any speed, a tenant adds `images_per_s`; faster uploads wait.
+    """
+
+    at_once: int = 2
+    burst: int = 4096
+    images_per_s: float = 50.0
+
+
+class _Turns:
+    """The turns of one tenant, with the number of requests that have or await one."""
+
+    __slots__ = ("free", "users")
+
+    def __init__(self, at_once: int) -> None:
+        self.free = asyncio.Semaphore(at_once)
+        self.users = 0
+
+
+class TenantTurns:
+    """The turns of every tenant."""
+
+    def __init__(
+        self, limits: TurnLimits = TurnLimits(), now_s: Callable[[], float] | None = None
+    ) -> None:
+        """`now_s` is the clock; by default that of the running event loop."""
+        self.limits = limits
+        self._now_s = now_s or asyncio.get_running_loop().time
+        self._turns: dict[str, _Turns] = {}
+        # When the tenant's last image would have been added at the steady rate; those that added
+        # none for the longest time are first, and a time that has passed says nothing.
+        self._paced_s: dict[str, float] = {}
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for one of the tenant's turns, and hold it until the end of the block."""
+        turns = self._turns.setdefault(tenant, _Turns(self.limits.at_once))
+        turns.users += 1
+        try:
+            async with turns.free:
+                yield
+        finally:
+            turns.users -= 1
+            if not turns.users:
+                del self._turns[tenant]
+
+    async def pace(self, tenant: str) -> None:
+        """Count one new image of the tenant, and wait if it adds images too fast."""
+        every_s, now_s = 1.0 / self.limits.images_per_s, self._now_s()
+        paced_s = max(self._paced_s.pop(tenant, 0.0), now_s) + every_s
+        self._forget_paced(now_s)
+        self._paced_s[tenant] = paced_s
+        early_s = paced_s - self.limits.burst * every_s - now_s
+        if early_s > 0.0:
+            await asyncio.sleep(early_s)
+
+    def _forget_paced(self, now_s: float) -> None:
+        while self._paced_s and self._paced_s[oldest := next(iter(self._paced_s))] <= now_s:
+            del self._paced_s[oldest]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from gpu_manager.transfers.load_urgency import LoadUrgency
-from gpu_manager.transfers.moved_sums import Moved, MovedSums
+from gpu_manager.transfers.loads import LoadUrgency
+from gpu_manager.transfers.path import Moved, MovedSums, PathSpeed, TransferPath
 from gpu_manager.transfers.process_gate import ProcessGate
-from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath
-from gpu_manager.transfers.transfer_schedule import TransferRank
+from gpu_manager.transfers.schedule import TransferRank
 
 _NOTHING = nullcontext()
 _REPORT_S = 0.2  # between two reports of what was moved

@@ -1,15 +1,16 @@
 """The two directions of a GPU's PCIe: the gates that workers get, and the manager's own paths."""
 
+import contextlib
 import os
+import threading
+import time
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from gpu_manager.transfers.moved_sums import Moved, MovedSums
-from gpu_manager.transfers.path_watch import PathWatch
-from gpu_manager.transfers.process_gate import ProcessGate, make_gate
-from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath
-from gpu_manager.transfers.transfer_schedule import TransferRank
+from gpu_manager.transfers.path import Moved, MovedSums, PathSpeed, TransferAbandoned, TransferPath
+from gpu_manager.transfers.process_gate import ProcessGate, kill_path_holder, make_gate, path_holder
+from gpu_manager.transfers.schedule import TransferRank
 
 
 class Direction(StrEnum):
@@ -80,3 +81,50 @@ class GpuPaths:
         for direction, sums in zip(Direction, self.sums, strict=True):
             for rank in TransferRank:
                 yield direction, rank, sums.of(rank)
+
+
+# Finds a process that keeps an emulated path, which only one process has at a time.
+#
+# A worker belongs to a tenant and may be hostile. The manager moves a byte now and then: if the
+# byte does not pass in seconds, who has the path has it for much longer than a block.
+
+_PATIENCE_S = 2.0
+_BLOCKS = 200  # that may pass first; more than workers that wait at once
+
+
+class PathWatch:
+    """Watches one path; used by one thread."""
+
+    def __init__(self, path: TransferPath, gate: int, patience_s: float = _PATIENCE_S) -> None:
+        self._path = path
+        self._gate = gate
+        self._patience_s = max(patience_s, _BLOCKS * path.block_s)
+        self._probe: threading.Thread | None = None
+        self._since_s = 0.0
+        self._suspect: int | None = None
+
+    def check(self) -> int | None:
+        """Look once; kill who keeps the path since the last look, and return its number."""
+        if self._probe is None or not self._probe.is_alive():
+            self._suspect = None
+            self._begin()
+            return None
+        if time.monotonic() - self._since_s < self._patience_s:
+            return None
+        before, self._suspect = self._suspect, path_holder(self._gate)
+        if self._suspect is None or self._suspect != before:
+            return None
+        kill_path_holder(self._gate, self._suspect)
+        return self._suspect
+
+    def _begin(self) -> None:
+        """Move a byte, if another process has the path or waits for it."""
+        self._probe = None
+        if path_holder(self._gate) is not None:
+            self._since_s = time.monotonic()
+            self._probe = threading.Thread(target=self._move, name="watch-path", daemon=True)
+            self._probe.start()
+
+    def _move(self) -> None:
+        with contextlib.suppress(TransferAbandoned):  # the path is closed
+            self._path.transfer("watch", TransferRank.BACKGROUND).move(1)

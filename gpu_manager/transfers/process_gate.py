@@ -18,7 +18,7 @@ from gpu_manager.kernel_locks import (
     try_share_lock,
     unlock,
 )
-from gpu_manager.transfers.transfer_schedule import TransferRank
+from gpu_manager.transfers.schedule import TransferRank
 
 # The bytes that are locked: the place next in line, the path, and one for each rank.
 _NEXT, _PATH, _RANKS = 0, 1, 2

@@ -4,17 +4,17 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpu_manager.worker import worker_orders
-from gpu_manager.worker.calls.channel_call import CallAnswer
-from gpu_manager.worker.merging.merge_records import MergeCounts
-from gpu_manager.worker.usage.model_usage import ModelUsage
+from gpu_manager.worker import orders
+from gpu_manager.worker.calls.call import CallAnswer
+from gpu_manager.worker.merging.records import MergeCounts
+from gpu_manager.worker.usage import ModelUsage
 
 _INTERVAL_S = 0.02  # between two reports about calls of one lease
 _MERGES_INTERVAL_S = 0.5
 _MOST_NEVER = 512  # programs and reasons why they are never merged, in one report: as below
 _PATIENCE_S = 10.0  # for an answer to pressure: the manager's own patience is shorter
 
-Tell = Callable[[worker_orders.WorkerOrder], None]
+Tell = Callable[[orders.WorkerOrder], None]
 
 
 class CallSums:
@@ -26,7 +26,7 @@ class CallSums:
         self._tell = tell
         self._lock = threading.Lock()
         self._told_s = 0.0
-        self._pending: worker_orders.CallsRan | None = None
+        self._pending: orders.CallsRan | None = None
 
     def add(
         self,
@@ -52,7 +52,7 @@ class CallSums:
             news = self._usage.news(peak_bytes, held_bytes or kept_bytes)
             metrics = news or ([] if before is None else before.metrics)
             mean_s = run_s if before is None else before.run_s + (run_s - before.run_s) / calls
-            self._pending = worker_orders.CallsRan(
+            self._pending = orders.CallsRan(
                 *(self._model, lease, calls, batch, mean_s, peak_bytes, held_bytes, together),
                 metrics,
                 session,
@@ -72,7 +72,7 @@ class CallSums:
             self._pending = None
 
 
-def _is_like(before: worker_orders.CallsRan, lease: int, session: str, answer: CallAnswer) -> bool:
+def _is_like(before: orders.CallsRan, lease: int, session: str, answer: CallAnswer) -> bool:
     found = before.lease, before.session, before.batch, before.together
     return found == (lease, session, answer.batch, answer.together)
 
@@ -106,10 +106,10 @@ class MergeSums:
             sums = added.groups, added.calls, added.compared
             reasons, singly = list(map(str, added.singly)), list(added.singly.values())
             some, more = never[:_MOST_NEVER], never[_MOST_NEVER:]
-            self._tell(worker_orders.CallsMerged(self._model, *sums, reasons, singly, some))
+            self._tell(orders.CallsMerged(self._model, *sums, reasons, singly, some))
             for begin in range(0, len(more), _MOST_NEVER):
                 some = more[begin : begin + _MOST_NEVER]
-                self._tell(worker_orders.CallsMerged(self._model, 0, 0, 0, [], [], some))
+                self._tell(orders.CallsMerged(self._model, 0, 0, 0, [], [], some))
 
 
 class MemoryRequests:
@@ -120,7 +120,7 @@ class MemoryRequests:
         self._tell = tell
         self._number = 0
         self._answered = threading.Condition()
-        self._answers: dict[int, worker_orders.SetLimit] = {}
+        self._answers: dict[int, orders.SetLimit] = {}
 
     def ask(self, lease: int, need_bytes: int) -> tuple[int | None, bool]:
         """The limit from now on, and whether the call may go on; no answer is a no."""
@@ -128,12 +128,12 @@ class MemoryRequests:
             self._number += 1
             number = self._number
             self._answers.clear()
-            self._tell(worker_orders.Pressure(self._model, number, lease, need_bytes))
+            self._tell(orders.Pressure(self._model, number, lease, need_bytes))
             self._answered.wait_for(lambda: number in self._answers, _PATIENCE_S)
             answer = self._answers.get(number)
         return (None, False) if answer is None else (answer.limit_bytes, answer.retry)
 
-    def answer(self, order: worker_orders.SetLimit) -> None:
+    def answer(self, order: orders.SetLimit) -> None:
         """The manager has answered."""
         with self._answered:
             self._answers[order.answers] = order

@@ -18,12 +18,12 @@ from typing import NoReturn
 
 import torch
 
-from gpu_manager.worker import worker_orders
-from gpu_manager.worker.device.cuda_libraries import open_libraries
-from gpu_manager.worker.device.pool.memory_pool import MemoryPool
+from gpu_manager.cuda.libraries import open_libraries
+from gpu_manager.emulated.memory_pool import MemoryPool
+from gpu_manager.worker import orders
+from gpu_manager.worker.life import live
 from gpu_manager.worker.program.allowed_operators import preload
 from gpu_manager.worker.sandbox import die_with, separate
-from gpu_manager.worker.worker_life import live
 from torch_shim.errors import BadFrame, WireError
 from torch_shim.wire.frame_socket import FrameSocket
 from torch_shim.wire.protocol import FrameKind
@@ -39,8 +39,8 @@ def serve(
     parent = os.getpid()
     while True:
         frame = manager.receive()
-        order = worker_orders.read(frame.kind, frame.meta)
-        if not isinstance(order, worker_orders.Fork) or len(frame.descriptors) != 1:
+        order = orders.read(frame.kind, frame.meta)
+        if not isinstance(order, orders.Fork) or len(frame.descriptors) != 1:
             raise BadFrame(f"{frame.kind.name} to the fork server")
         with _nothing_reaped():
             pid = os.fork()
@@ -48,7 +48,7 @@ def serve(
                 _begin(frame.descriptors[0], parent, missing, pool, keeps_stderr=keeps_stderr)
             pidfd = os.pidfd_open(pid)
         os.close(frame.descriptors[0])
-        manager.send(FrameKind.FORKED, list(worker_orders.Forked(order.number, pid)), (), [pidfd])
+        manager.send(FrameKind.FORKED, list(orders.Forked(order.number, pid)), (), [pidfd])
         os.close(pidfd)
 
 
@@ -89,7 +89,7 @@ def main(descriptors: list[int], missing: list[str], *, emulated: bool, keeps_st
     if emulated:
         _page_out_cuda()
     signal.signal(signal.SIGCHLD, _reap)
-    manager.send(FrameKind.READY, list(worker_orders.Ready(missing, 0)))
+    manager.send(FrameKind.READY, list(orders.Ready(missing, 0)))
     with contextlib.suppress(WireError):
         serve(manager, missing, pool, keeps_stderr=keeps_stderr)
 

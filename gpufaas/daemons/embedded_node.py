@@ -10,12 +10,12 @@ from pathlib import Path
 from common.addresses import Address
 from gpu_manager.api import FunctionIdentity, GpuManager, MakeRuntime, NodeSettings
 from gpu_manager.devices.gpu_device import GpuDevice
-from gpu_manager.runtimes.chosen_runtime import ChosenRuntime
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
+from gpu_manager.emulated.pool_build import PoolNotBuilt, pool_library
+from gpu_manager.runtimes.chosen import ChosenRuntime
+from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import Observer, Runtime
-from gpu_manager.runtimes.stream.process_breaks import FILE, ProcessBreaks
-from gpu_manager.runtimes.workers.worker_pool import PoolSettings
-from gpu_manager.worker.device.pool.pool_build import PoolNotBuilt, pool_library
+from gpu_manager.runtimes.stream import BREAKS_FILE, ProcessBreaks
+from gpu_manager.runtimes.worker_pool import PoolSettings
 from gpufaas.options.gpu_node import POLICY
 from scheduler.api import Status
 from scheduler.core.core import Core, make_core
@@ -79,7 +79,7 @@ def worker_processes(settings: NodeSettings) -> MakeRuntime:
         emulated = all(device.kind == "cpu" for device in devices)
         library = await asyncio.to_thread(_built_pool) if emulated else None
         processes = ProcessSettings(pool=pool, pool_library=library)
-        breaks = ProcessBreaks(None if settings.spill is None else settings.spill / FILE)
+        breaks = ProcessBreaks(None if settings.spill is None else settings.spill / BREAKS_FILE)
         return ChosenRuntime(ProcessRuntime(observer, kinds, processes), settings.runtime, breaks)
 
     return make

@@ -12,7 +12,7 @@ from common.errors import BadSize
 from common.gpu_wishes import PROCESS, RUNTIMES
 from common.numerals import parse_size
 from gpu_manager.api import MOST_SLOTS, EmulatedTimes, NodeSettings
-from gpu_manager.devices.device_choice import check_named
+from gpu_manager.node.host_gpus import check_named
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import StackNode
 from scheduler import policies

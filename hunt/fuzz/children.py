@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.call_errors import CallRefused
+from gpu_manager.worker.calls.call import leave_modes
 from gpu_manager.worker.calls.model_memory import OPERATOR_ERRORS
-from gpu_manager.worker.calls.thread_modes import leave_modes
 from hunt.fuzz.arguments import NotStorable
 from hunt.fuzz.cases import Case, Cases
 from hunt.fuzz.merged_cases import Differs

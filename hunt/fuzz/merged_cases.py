@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from gpu_manager.worker.merging.attention_rules import attention_rules
 from gpu_manager.worker.merging.group_runs import GroupRuns
+from gpu_manager.worker.merging.merged_calls import REFUSALS
 from gpu_manager.worker.merging.merged_run import (
     OtherOutputs,
+    attention_rules,
     differs,
     inputs_in_outputs,
     layouts_of,
 )
-from gpu_manager.worker.merging.unmerged_reasons import REFUSALS
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import InputStorage, TensorInput
 from gpu_manager.worker.program.inputs import Inputs

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from cache_manager.model.ids import NodeId
-from gpu_manager.devices.device_choice import choose
 from gpu_manager.errors import NoDriver, NoSuchDevice
+from gpu_manager.node.host_gpus import choose_devices
 from tests.kit.places import ROOT
 
 
@@ -14,7 +14,7 @@ from tests.kit.places import ROOT
 def uuid() -> str:
     """The driver's name for the first card."""
     try:
-        devices = choose("cuda:0", NodeId("here"))
+        devices = choose_devices("cuda:0", NodeId("here"))
     except (NoDriver, NoSuchDevice) as error:
         pytest.skip(f"needs an NVIDIA GPU: {error}")
     found = devices[0].worker_device.removeprefix("cuda:")

@@ -9,10 +9,10 @@ from statistics import median
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import OutOfMemory, ShareRefused
-from gpu_manager.worker.device.cuda_context import CudaContext
-from gpu_manager.worker.device.cuda_stream import CudaStream
-from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.call_errors import OutOfMemory, ShareRefused
+from gpu_manager.cuda.context import CudaContext
+from gpu_manager.cuda.stream import CudaStream
+from gpu_manager.devices.image_file import ImageFile
 
 pytestmark = [
     pytest.mark.gpu,

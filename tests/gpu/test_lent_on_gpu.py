@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import CannotBorrow, OutOfMemory
-from gpu_manager.worker.device.cuda_context import CudaContext
-from gpu_manager.worker.lending.lent_storage import LentStorage
+from gpu_manager.call_errors import CannotBorrow, OutOfMemory
+from gpu_manager.cuda.context import CudaContext
+from gpu_manager.devices.lent_memory import LentStorage
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,7 +21,7 @@ SIZE = 3 << 20
 # Lends what is not at the beginning of an allocation, until it hears something.
 LENDER = """
 import sys, torch
-from gpu_manager.worker.device.cuda_context import CudaContext
+from gpu_manager.cuda.context import CudaContext
 device = CudaContext(sys.argv[1])
 device.warm()
 before = torch.zeros(1 << 20, dtype=torch.uint8, device=device.device)
@@ -109,10 +109,10 @@ import os, sys
 from gpu_manager.worker.sandbox import give_up_rights, isolate, separate
 missing = isolate()
 import torch
-from gpu_manager.worker.call_errors import CannotBorrow
-from gpu_manager.worker.device.cuda_context import CudaContext
-from gpu_manager.worker.device.cuda_libraries import open_libraries
-from gpu_manager.worker.lending.lent_storage import LentStorage
+from gpu_manager.call_errors import CannotBorrow
+from gpu_manager.cuda.context import CudaContext
+from gpu_manager.cuda.libraries import open_libraries
+from gpu_manager.devices.lent_memory import LentStorage
 open_libraries()
 server = os.getpid()
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from cache_manager.model.ids import NodeId
-from gpu_manager.devices.device_choice import choose
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import NoDriver, NoSuchDevice
+from gpu_manager.node.host_gpus import choose_devices
 
 pytestmark = pytest.mark.gpu
 MIB = 1 << 20
@@ -18,7 +18,7 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def card() -> Iterator[GpuDevice]:
     try:
-        devices = choose("cuda", NodeId("here"))
+        devices = choose_devices("cuda", NodeId("here"))
     except (NoDriver, NoSuchDevice) as error:
         pytest.skip(f"needs an NVIDIA GPU: {error}")
     yield devices[0]
@@ -52,7 +52,7 @@ def test_use_of_the_card_grows_by_what_a_process_takes(card: GpuDevice) -> None:
 
 def test_watch_of_the_card_ends_when_it_is_closed(card: GpuDevice) -> None:
     assert not any(event.fatal for event in card.health())
-    again = choose("cuda", NodeId("here"))
+    again = choose_devices("cuda", NodeId("here"))
     for device in again:
         device.close()
     assert pynvml.nvmlDeviceGetCount() >= 1

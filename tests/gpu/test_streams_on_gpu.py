@@ -9,11 +9,10 @@ from statistics import median
 import pytest
 import torch
 
-from gpu_manager.worker.device.cuda_context import CudaContext
-from gpu_manager.worker.device.cuda_stream import CudaStream
-from gpu_manager.worker.device.device_image import DeviceImage
-from gpu_manager.worker.device.driver_account import read_account
-from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.cuda.context import CudaContext, read_account
+from gpu_manager.cuda.stream import CudaStream
+from gpu_manager.devices.image_file import ImageFile
+from gpu_manager.devices.worker_device import DeviceImage
 
 pytestmark = [
     pytest.mark.gpu,

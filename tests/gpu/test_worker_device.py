@@ -10,14 +10,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gpu_manager.call_errors import CannotRecord, ContextLost
+from gpu_manager.cuda.context import CudaContext, read_account
+from gpu_manager.cuda.libraries import READ_ONLY, loaded_runtime
+from gpu_manager.devices.image_file import ImageFile
+from gpu_manager.devices.worker_device import DeviceImage
+from gpu_manager.transfers.path import PathSpeed
 from gpu_manager.transfers.process_gate import make_gate
-from gpu_manager.transfers.transfer_path import PathSpeed
-from gpu_manager.worker.call_errors import CannotRecord, ContextLost
-from gpu_manager.worker.device.cuda_context import CudaContext
-from gpu_manager.worker.device.cuda_runtime import READ_ONLY, loaded_runtime
-from gpu_manager.worker.device.device_image import DeviceImage
-from gpu_manager.worker.device.driver_account import read_account
-from gpu_manager.worker.device.image_file import ImageFile
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,8 +36,8 @@ def device(uuid: str) -> Iterator[CudaContext]:
 # In a process of its own: a context is made once in a process, and stays.
 OVERHEAD = """
 import sys
-from gpu_manager.worker.device.cuda_context import CudaContext
-from gpu_manager.worker.device.driver_account import read_account
+from gpu_manager.cuda.context import CudaContext
+from gpu_manager.cuda.context import read_account
 before = read_account(sys.argv[1])
 device = CudaContext(sys.argv[1])
 device.warm()
@@ -173,9 +172,9 @@ import mmap, os, sys
 from gpu_manager.worker.sandbox import give_up_rights, isolate, separate
 missing = isolate()
 import torch
-from gpu_manager.worker.call_errors import OutOfMemory
-from gpu_manager.worker.device.cuda_context import CudaContext
-from gpu_manager.worker.device.cuda_libraries import open_libraries
+from gpu_manager.call_errors import OutOfMemory
+from gpu_manager.cuda.context import CudaContext
+from gpu_manager.cuda.libraries import open_libraries
 open_libraries()
 missing += separate(missing)
 device = CudaContext(sys.argv[1])
@@ -222,8 +221,8 @@ def test_account_has_this_process_or_a_new_one(uuid: str) -> None:
 
 ASSERTING = """
 import sys, torch
-from gpu_manager.worker.call_errors import ContextLost
-from gpu_manager.worker.device.cuda_context import CudaContext
+from gpu_manager.call_errors import ContextLost
+from gpu_manager.cuda.context import CudaContext
 device = CudaContext(sys.argv[1])
 device.warm()
 rows, wrong = torch.ones(4, 4, device="cuda"), torch.tensor([9], device="cuda")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.node.leases_in_force import LeaseTimes
+from gpu_manager.node.leases import LeaseTimes
 from tests.kit.processes.gateway_like import Answer, gateway_like
 from tests.kit.waiting import eventually, wait_until
 

@@ -17,18 +17,18 @@ import torch
 from cache_manager.model.ids import MIB, ModelId, NodeId, Tier
 from cache_manager.tier_index import TierIndex
 from gpu_manager.credentials import FunctionIdentity
-from gpu_manager.devices.emulated_gpu import EmulatedGpu
+from gpu_manager.emulated.gpu import EmulatedGpu
 from gpu_manager.errors import NoWorker
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
+from gpu_manager.runtimes.process import ProcessRuntime
 from gpu_manager.runtimes.runtime import HostedModel
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.sessions.weight_requests import Library
-from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.weights.store import WeightStore
 from scheduler.api import (
     ContextKept,
     Demote,

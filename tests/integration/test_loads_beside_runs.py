@@ -12,7 +12,7 @@ import pytest
 
 from cache_manager.model.ids import ModelId
 from common.gpu_wishes import PROCESS, STREAM
-from gpu_manager.node.leases_in_force import LeaseTimes
+from gpu_manager.node.leases import LeaseTimes
 from gpu_manager.node.settings import EmulatedTimes
 from gpufaas.daemons.embedded_node import EmbeddedNode
 from tests.kit.nodes.manager_client import SealedWeights, model

@@ -6,9 +6,9 @@ import pytest
 
 from cache_manager.model.ids import MIB
 from common.gpu_wishes import RUNTIMES, STREAM
+from gpu_manager.node.device_watch import process_uses
 from gpu_manager.node.ledger import ProcessUse
 from gpu_manager.node.settings import EmulatedTimes
-from gpu_manager.node.watch.memory_audit import process_uses
 from gpufaas.daemons.embedded_node import EmbeddedNode
 from tests.kit.nodes.manager_client import SealedWeights, weights
 from tests.kit.nodes.node_thread import node_thread

@@ -7,8 +7,8 @@ import pytest
 
 from common.gpu_wishes import AS_MEASURED, UNMERGED, USUAL, GpuWishes
 from common.telemetry.metrics import Values
+from gpu_manager import metrics
 from gpu_manager.credentials import FunctionIdentity
-from gpu_manager.metrics import manager_metrics
 from gpu_manager.node.settings import EmulatedTimes
 from tests.kit.nodes.manager_client import SealedWeights, model
 from tests.kit.nodes.node_thread import NodeThread, merges, node_thread
@@ -61,7 +61,7 @@ def test_calls_of_several_leases_run_as_one_and_are_counted(runtime: str) -> Non
         found, meters = node.run(lambda it: (merges(it), list(it.manager.node.meters.families())))
         assert found.calls >= 2 * found.groups
         assert found.compared >= 4
-        (calls,) = (each for each in meters if each.metric is manager_metrics.MERGED_CALLS)
+        (calls,) = (each for each in meters if each.metric is metrics.MERGED_CALLS)
         assert isinstance(calls, Values)
         assert sum(calls.values.values()) == found.calls
     image.close()

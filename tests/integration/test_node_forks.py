@@ -6,7 +6,7 @@ import pytest
 
 from common.liveness import LivenessTimes
 from common.time_limits import time_limit
-from gpu_manager.runtimes.workers.fork_client import ForkServer
+from gpu_manager.runtimes.fork_client import ForkServer
 from tests.kit.nodes.worker_client import alive
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import eventually, wait_until

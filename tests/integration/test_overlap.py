@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gpu_manager.node.leases_in_force import LeaseTimes
+from gpu_manager.node.leases import LeaseTimes
 from gpu_manager.node.settings import EmulatedTimes
 from gpufaas.daemons.embedded_node import EmbeddedNode
 from tests.kit.live.overlapping_leases import overlapped

@@ -13,10 +13,10 @@ import pytest
 
 from cache_manager import eviction
 from common.telemetry.metrics import Values
-from gpu_manager.node.leases_in_force import LeaseTimes
+from gpu_manager.node.claims import terms_of
+from gpu_manager.node.leases import LeaseTimes
 from gpu_manager.node.settings import EmulatedTimes
-from gpu_manager.node.slots.lease_slots import terms_of
-from gpu_manager.worker.calls.lease_terms import LeaseTerms
+from gpu_manager.worker.orders import LeaseTerms
 from gpufaas.daemons import embedded_node
 from gpufaas.daemons.embedded_node import EmbeddedNode
 from scheduler.core.core import Core

@@ -11,8 +11,8 @@ import torch
 from bench.gpu.gpu_bench import PartOptions, Say
 from bench.measure.report import load_average
 from cache_manager.model.ids import NodeId
-from gpu_manager.devices.device_choice import choose
 from gpu_manager.devices.host_memory import available_bytes
+from gpu_manager.node.host_gpus import choose_devices
 from gpufaas.commands.programs.doctor import examine
 
 _NODES = "/dev/nvidia*"
@@ -34,7 +34,9 @@ def measure(asked: PartOptions, say: Say) -> None:
     say({"fact": "cuDNN", "value": torch.backends.cudnn.version()})  # type: ignore[no-untyped-call]
     nodes = ", ".join(sorted(str(path) for path in Path("/").glob(_NODES[1:])))
     say({"fact": "device files", "value": nodes or "none"})
-    for device in choose(asked.devices, NodeId("bench"), 1 << 30 if asked.emulated else None):
+    for device in choose_devices(
+        asked.devices, NodeId("bench"), 1 << 30 if asked.emulated else None
+    ):
         say({"fact": f"{device.id}", "value": f"{device.name}, {device.device_bytes} bytes"})
         say({"fact": f"{device.id} used bytes", "value": device.used_bytes()})
         say({"fact": f"{device.id} bytes by process", "value": dict(device.process_bytes())})

@@ -15,7 +15,7 @@ from bench.measure.function_process import ROOT
 from bench.measure.report import MeasurementFailed
 from common.time_limits import time_limit
 from gpu_manager.api import GpuManagerError
-from gpu_manager.runtimes.workers.fork_client import ForkServer
+from gpu_manager.runtimes.fork_client import ForkServer
 
 _FORK_S, _EXEC_S = 70.0, 80.0
 _CALLS = 5

@@ -34,8 +34,8 @@ from bench.gpu.suspended_process import (
 )
 from bench.measure.report import MeasurementFailed
 from cache_manager.model.ids import NodeId
-from gpu_manager.devices.device_choice import choose
 from gpu_manager.devices.host_memory import available_bytes
+from gpu_manager.node.host_gpus import choose_devices
 
 _GB, _MIB = 10**9, 1 << 20
 _LOCK_MS = 5_000
@@ -352,7 +352,7 @@ def _emulated(device: str) -> CheckpointDriver:
 def _uuid(asked: PartOptions) -> str:
     """The driver's name for the GPU."""
     visible = asked.environment.get("CUDA_VISIBLE_DEVICES")
-    devices = choose(asked.devices, NodeId("bench"), visible=visible)
+    devices = choose_devices(asked.devices, NodeId("bench"), visible=visible)
     try:
         return devices[0].worker_device.removeprefix("cuda:")
     finally:

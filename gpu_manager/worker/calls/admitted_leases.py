@@ -1,18 +1,54 @@
 """Which leases are in force in this worker, and how many calls of each are under way."""
 
 import threading
-from collections import deque
+import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 
-from gpu_manager.worker.call_errors import CallRefused
-from gpu_manager.worker.calls.lease_clocks import LeaseClocks
-from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
+from gpu_manager.call_errors import CallRefused
+from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
 from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import FailureKind
 
 # A call may overtake the order that admits it, for they come over two sockets.
 _PATIENCE_S = 0.5
 _REMEMBERED = 256  # ended leases, whose calls are refused at once
+
+
+class LeaseClocks:
+    """A lease's clock runs while calls are under way; those at once count once. Thread-safe."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._under_way: defaultdict[int, int] = defaultdict(int)
+        self._since_s: dict[int, float] = {}  # of leases with calls under way: what is not counted
+        self._computed_s: defaultdict[int, float] = defaultdict(float)  # and what nobody has taken
+
+    def begin(self, lease: int) -> None:
+        """A call under this lease begins."""
+        with self._lock:
+            self._under_way[lease] += 1
+            self._since_s.setdefault(lease, self._now_s())
+
+    def end(self, lease: int) -> None:
+        """A call that has begun is over."""
+        with self._lock:
+            self._count(lease)
+            self._under_way[lease] -= 1
+            if not self._under_way[lease]:
+                del self._under_way[lease], self._since_s[lease]
+
+    def take(self, lease: int) -> float:
+        """For how long calls have run under a lease since this was last asked."""
+        with self._lock:
+            if lease in self._since_s:
+                self._count(lease)
+            return self._computed_s.pop(lease, 0.0)
+
+    def _count(self, lease: int) -> None:
+        since_s, self._since_s[lease] = self._since_s[lease], self._now_s()
+        self._computed_s[lease] += self._since_s[lease] - since_s
 
 
 class AdmittedLeases:

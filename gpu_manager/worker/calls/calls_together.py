@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from gpu_manager.worker.call_errors import CallRefused
-from gpu_manager.worker.calls.lease_clocks import LeaseClocks
-from gpu_manager.worker.device.gpu_turns import GpuTurns, NoTurns
-from gpu_manager.worker.device.shares.slot_turns import NoSlotTurns, SlotTurns
-from gpu_manager.worker.shared_memory.published_data import PublishedData
+from gpu_manager.call_errors import CallRefused
+from gpu_manager.devices.gpu_turns import GpuTurns, NoSlotTurns, NoTurns, SlotTurns
+from gpu_manager.worker.calls.admitted_leases import LeaseClocks
+from gpu_manager.worker.data import PublishedData
 from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force, use_arithmetic
 from torch_shim.wire.protocol import FailureKind
 

@@ -4,11 +4,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gpu_manager.worker.call_errors import CallRefused, OutOfMemory
+from gpu_manager.call_errors import CallRefused, OutOfMemory
+from gpu_manager.devices.worker_device import WorkerDevice
+from gpu_manager.worker.calls.call import GraphCall
 from gpu_manager.worker.calls.calls_together import CallNeeds, CallsTogether
-from gpu_manager.worker.calls.data_in_worker import DataInWorker
-from gpu_manager.worker.calls.graph_call import GraphCall
-from gpu_manager.worker.device.worker_device import WorkerDevice
+from gpu_manager.worker.data import DataInWorker
 from gpu_manager.worker.program.channel_state import SessionStorages
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import Graphs

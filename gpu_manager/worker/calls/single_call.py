@@ -6,21 +6,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from gpu_manager.worker.call_errors import CallRefused, OutOfMemory, ShareRefused
+from gpu_manager.call_errors import CallRefused, OutOfMemory, ShareRefused
+from gpu_manager.devices.worker_device import DeviceImage, WorkerDevice
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
-from gpu_manager.worker.calls.channel_call import CallAnswer, ChannelCall
-from gpu_manager.worker.calls.graph_call import GraphCall
-from gpu_manager.worker.calls.lease_terms import LeaseTerms
+from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, GraphCall, Packer, computing
 from gpu_manager.worker.calls.model_memory import ModelMemory
-from gpu_manager.worker.calls.results import Packer
-from gpu_manager.worker.calls.thread_modes import computing
-from gpu_manager.worker.device.device_image import DeviceImage
-from gpu_manager.worker.device.worker_device import WorkerDevice
+from gpu_manager.worker.orders import LeaseTerms
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import TensorInput
 from gpu_manager.worker.program.inputs import InputReader, Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun
-from gpu_manager.worker.usage.model_usage import ModelUsage
+from gpu_manager.worker.usage import ModelUsage
 from torch_shim.wire.protocol import FailureKind
 
 Found = TypeVar("Found")

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 
-from gpu_manager.worker.calls.channel_call import CallAnswer, ChannelCall
+from gpu_manager.worker.calls.call import CallAnswer, ChannelCall
 
 
 class CallInLine:

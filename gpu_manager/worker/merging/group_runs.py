@@ -17,19 +17,17 @@ from gpu_manager.worker.merging.merged_run import (
     run_merged,
     writes_to_shared,
 )
-from gpu_manager.worker.merging.step_plan import (
-    KnownSteps,
-    leaves_of,
-    made_for,
-    plan_steps,
-    users_of,
-)
 from gpu_manager.worker.merging.step_run import (
+    KnownSteps,
     StepFunctions,
     StepRun,
     Uneven,
     WritesElsewhere,
     WritesShared,
+    leaves_of,
+    made_for,
+    plan_steps,
+    users_of,
 )
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.inputs import Inputs

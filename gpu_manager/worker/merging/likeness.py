@@ -10,9 +10,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
 
-from gpu_manager.worker.calls.channel_call import ChannelCall
-from gpu_manager.worker.calls.graph_call import GraphCall
-from gpu_manager.worker.merging.merge_records import Singly
+from gpu_manager.worker.calls.call import ChannelCall, GraphCall
+from gpu_manager.worker.merging.records import Singly
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, TensorInput
 from gpu_manager.worker.program.inputs import AREA, IMAGE, KEPT

@@ -1,22 +1,21 @@
 """Answers the call that has the turn, and others in line with it where running as one pays."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
-from gpu_manager.worker.call_errors import CallRefused, ContextLost, OutOfMemory
-from gpu_manager.worker.calls.channel_call import CallAnswer
+from gpu_manager.call_errors import CallRefused, ContextLost, OutOfMemory
+from gpu_manager.worker.calls.call import CallAnswer, computing
 from gpu_manager.worker.calls.single_call import SingleCalls, refuse_reshaped, versions_of
-from gpu_manager.worker.calls.thread_modes import computing
 from gpu_manager.worker.merging import merged_run
-from gpu_manager.worker.merging.attention_rules import attention_rules
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
-from gpu_manager.worker.merging.comparison_pace import ComparisonPace, checked_places
 from gpu_manager.worker.merging.group_runs import Found, GroupRuns, OtherShapes
 from gpu_manager.worker.merging.likeness import why_singly
-from gpu_manager.worker.merging.merge_records import (
+from gpu_manager.worker.merging.merged_run import OtherOutputs, attention_rules, writes_to_shared
+from gpu_manager.worker.merging.records import (
     USUAL_MOST,
     MergeCounts,
     MergeRecord,
@@ -25,7 +24,6 @@ from gpu_manager.worker.merging.merge_records import (
     Singly,
 )
 from gpu_manager.worker.merging.step_run import WritesElsewhere
-from gpu_manager.worker.merging.unmerged_reasons import REFUSALS, reason_of
 from gpu_manager.worker.program.channel_state import TensorInput
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun
@@ -387,3 +385,70 @@ class MergedCalls:
 def _blameless(lost: ContextLost) -> ContextLost:
     """What calls are told whose worker ends: they are repeated in another one."""
     return ContextLost(str(lost), of_program=False)
+
+
+# When groups are compared with single calls, and which calls of a group: all others wait for it.
+#
+# Each size is compared, and each length of a text's first step has sizes of its own. One after the
+# other, those comparisons held up every stream of a model for seconds.
+
+_PAUSES = 3.0  # times as long as a comparison took: comparisons have a quarter of the time at most
+_MOST_CHECKED = 4  # calls of a group
+
+
+class ComparisonPace:
+    """Says when the next comparison may begin; for whoever has the model's turn."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.pauses = _PAUSES
+        self._clock = clock
+        self._from_s = 0.0
+
+    def is_due(self) -> bool:
+        """Whether a group may be compared now."""
+        return self._clock() >= self._from_s
+
+    @contextmanager
+    def comparing(self) -> Iterator[None]:
+        """A group is compared meanwhile."""
+        begun_s = self._clock()
+        try:
+            yield
+        finally:
+            end_s = self._clock()
+            self._from_s = end_s + self.pauses * (end_s - begun_s)
+
+
+def checked_places(size: int) -> list[int]:
+    """The places of the calls that run both ways, of so many: first, last, and some between."""
+    if size <= _MOST_CHECKED:
+        return list(range(size))
+    return [place * (size - 1) // (_MOST_CHECKED - 1) for place in range(_MOST_CHECKED)]
+
+
+# A group that failed so runs singly.
+REFUSALS = (CallRefused, OtherOutputs, OtherShapes, WritesElsewhere)
+
+_WHY = {
+    OtherOutputs: Singly.DIFFERS,
+    OtherShapes: Singly.SHAPES,
+    WritesElsewhere: Singly.WRITES,
+}
+_OF_VALUES = ("data-dependent control flow", ".item()", "dynamic shape")
+_OF_RULES = ("Batching rule not implemented", "batching rule")
+_OF_CHANCE = "randomness"
+
+
+def reason_of(error: Exception) -> Singly:
+    """Why a merged run failed, by what torch says."""
+    text = str(error)
+    for kind, why in _WHY.items():
+        if isinstance(error, kind):
+            return why
+    if any(words in text for words in _OF_VALUES):
+        return Singly.VALUES
+    if _OF_CHANCE in text:
+        return Singly.RANDOM
+    if writes_to_shared(error):
+        return Singly.WRITES
+    return Singly.NO_RULE if any(words in text for words in _OF_RULES) else Singly.FAILED

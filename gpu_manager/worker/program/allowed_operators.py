@@ -15,9 +15,9 @@ import torch
 from torch.overrides import get_overridable_functions
 
 import torch_shim.operators.padded_encoder  # noqa: F401 - it registers the operator
-from gpu_manager.worker.program import higher_order, numpy_functions
-from gpu_manager.worker.program.checks.argument_checks import checked
-from gpu_manager.worker.program.checks.plain_values import bounded
+from gpu_manager.worker.program import replacements
+from gpu_manager.worker.program.argument_checks import checked
+from gpu_manager.worker.program.plain_values import bounded
 from gpu_manager.worker.program.replacements import Replacements
 from gpu_manager.worker.program.reviewed_operators import OF_LIBRARIES, is_reviewed
 from gpu_manager.worker.program.written_tensors import noting_writes, operator_at
@@ -142,7 +142,9 @@ def preload() -> None:
 @functools.cache
 def _common() -> dict[str, Operator]:
     listed = {**dict(_listed()), **dict(_functions()), **dict(_methods())}
-    return _checked({**listed, **dict(numpy_functions.table())}) | higher_order.table()
+    return (
+        _checked({**listed, **dict(replacements.numpy_table())}) | replacements.higher_order_table()
+    )
 
 
 def _checked(operators: dict[str, Operator]) -> dict[str, Operator]:

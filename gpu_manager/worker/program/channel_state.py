@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpu_manager.worker.call_errors import CallRefused
-from gpu_manager.worker.device.device_image import DeviceImage
+from gpu_manager.call_errors import CallRefused
+from gpu_manager.devices.worker_device import DeviceImage
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.tensor_specs import TensorSpec, identity
-from gpu_manager.worker.shared_memory.function_blocks import FunctionBlocks
-from gpu_manager.worker.shared_memory.result_files import FileBudget, ResultFiles
+from gpu_manager.worker.shared_memory import FileBudget, FunctionBlocks, ResultFiles
 from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import MOST_BINDINGS, FailureKind
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from gpu_manager.worker.call_errors import CallRefused
-from gpu_manager.worker.device.device_image import DeviceImage
-from gpu_manager.worker.device.worker_device import Refill, WorkerDevice
+from gpu_manager.call_errors import CallRefused
+from gpu_manager.devices.worker_device import DeviceImage, Refill, WorkerDevice
 from gpu_manager.worker.program.channel_state import (
     Binding,
     InputStorage,

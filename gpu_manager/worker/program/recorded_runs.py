@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpu_manager.worker.call_errors import CannotRecord
-from gpu_manager.worker.device.worker_device import Recording, WorkerDevice
+from gpu_manager.call_errors import CannotRecord
+from gpu_manager.devices.worker_device import Recording, WorkerDevice
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, InputStorage, TensorInput
 from gpu_manager.worker.program.inputs import Inputs

@@ -1,11 +1,20 @@
 """Operators that mean something else in a worker than what torch itself does by that name."""
 
-from collections.abc import Callable
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch._numpy as numpy
+from torch._higher_order_ops.associative_scan import generic_associative_scan
+from torch._higher_order_ops.flex_attention import flex_attention
+from torch._numpy import _ufuncs
+from torch._numpy._ndarray import ndarray
 
-from gpu_manager.worker.program.checks.argument_checks import short_name
+from gpu_manager.worker.program.argument_checks import short_name
+from gpu_manager.worker.program.reviewed_operators import is_reviewed
 from torch_shim.missing_kernels import substitution
 
 Operator = Callable[..., Any]
@@ -172,3 +181,143 @@ def _products_one_by_one(
         for number, (start, end) in enumerate(groups):
             made[number] = first[:, start:end] @ second[start:end]
     return made
+
+
+# Operators that call parts of a program: loops, branches, scans, attention with own scores.
+#
+# They compute what torch's own of these names compute without gradients, over functions that were
+# made of the program's reviewed steps.
+
+Part = Callable[..., Any]
+
+# A loop without end would keep the GPU; one beyond this bound runs on the function's processor.
+_MOST_TURNS = 1 << 20
+
+
+def higher_order_table() -> dict[str, Callable[..., Any]]:
+    """The operators by their names in programs."""
+    return {
+        "h:cond": _cond,
+        "h:while_loop": _while_loop,
+        "h:scan": _scan,
+        "h:associative_scan": _associative_scan,
+        "h:map_impl": _map,
+        "h:flex_attention": flex_attention,
+    }
+
+
+def _cond(predicate: Any, if_true: Part, if_false: Part, operands: Sequence[Any]) -> Any:
+    return (if_true if predicate else if_false)(*operands)
+
+
+def _while_loop(
+    condition: Part, body: Part, carried: Sequence[Any], additional: Sequence[Any], **_: Any
+) -> tuple[Any, ...]:
+    turns = 0
+    while condition(*carried, *additional):
+        carried = body(*carried, *additional)
+        turns += 1
+        if turns > _MOST_TURNS:
+            raise RuntimeError(f"a loop of more than {_MOST_TURNS} turns")
+    return tuple(carried) if turns else tuple(map(_copied, carried))
+
+
+def _scan(
+    body: Part, first: Sequence[Any], rows: Sequence[Any], additional: Sequence[Any], **_: Any
+) -> tuple[Any, ...]:
+    carried, results = list(first), []
+    for row in _rows(rows):
+        found = body(*carried, *row, *additional)
+        carried = list(found[: len(first)])
+        results.append(found[len(first) :])
+    return (*carried, *_stacked(results))
+
+
+def _associative_scan(body: Part, leaves: Sequence[Any], additional: Sequence[Any]) -> list[Any]:
+    found: list[Any] = generic_associative_scan(body, leaves, additional_inputs=additional)  # type: ignore[no-untyped-call] # torch gives it no types
+    return found
+
+
+def _map(body: Part, rows: Sequence[Any], additional: Sequence[Any], **_: Any) -> tuple[Any, ...]:
+    return _stacked([body(*row, *additional) for row in _rows(rows)])
+
+
+def _rows(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+    """The tensors' rows beside each other; there is at least one, or torch would not say how many
+    results there are."""
+    if any(len(tensor) > _MOST_TURNS for tensor in tensors):
+        raise RuntimeError(f"a loop of more than {_MOST_TURNS} turns")
+    rows = list(zip(*(tensor.unbind(0) for tensor in tensors), strict=True))
+    if not rows:
+        raise ValueError("a loop over no rows")
+    return rows
+
+
+def _stacked(results: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+    columns = zip(*results, strict=True)
+    return tuple(None if column[0] is None else torch.stack(column) for column in columns)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+# NumPy in programs: PyTorch's own functions of these names, which compute with tensors.
+#
+# Dynamo puts them into graphs in the place of NumPy's. Here are those that compute number by
+# number, conversions of one number, and a few sums: each is made of operators that were reviewed.
+
+_CONVERSIONS = (
+    *("bool_", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8"),
+    *("complex64", "complex128"),
+)
+# Functions number by number that have another name in PyTorch; the others are reviewed by name.
+_OTHERWISE_NAMED = ("degrees", "fabs", "mod", "power", "radians", "rint")
+_FUNCTIONS = (
+    *("abs", "all", "amax", "amin", "any", "arange", "array", "asarray", "clip", "concatenate"),
+    *("cumsum", "full", "linspace", "max", "mean", "min", "ones", "prod", "reshape", "round"),
+    *("stack", "std", "sum", "transpose", "var", "where", "zeros"),
+)
+_OPERATORS = (
+    *("add", "and_", "eq", "floordiv", "ge", "gt", "invert", "le", "lt", "matmul", "mod", "mul"),
+    *("ne", "neg", "or_", "pos", "pow", "sub", "truediv", "xor"),
+)
+
+
+def numpy_table() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The functions by their names in programs."""
+    listed = (*_ufuncs._unary, *_ufuncs._binary)  # noqa: SLF001 - torch's own lists
+    ufuncs = (name for name in listed if hasattr(numpy, name) and is_reviewed(name))
+    for name in (*ufuncs, *_OTHERWISE_NAMED, *_CONVERSIONS, *_FUNCTIONS):
+        found = getattr(numpy, name)
+        yield f"n:{name}", functools.partial(_run, found, _place_of_out(found))
+    for name in _OPERATORS:
+        yield f"n:operator.{name}", functools.partial(_operate, getattr(operator, name))
+
+
+def _run(function: Callable[..., Any], place: int, *arguments: Any, **named: Any) -> Any:
+    """`place` is where the function takes an output that is given."""
+    if "out" in named or (place < len(arguments) and arguments[place] is not None):
+        raise ValueError("an output that is given")
+    return _as_tensor(function(*arguments, **named))
+
+
+def _place_of_out(function: Callable[..., Any]) -> int:
+    parameters = [*inspect.signature(function).parameters]
+    return parameters.index("out") if "out" in parameters else len(parameters)
+
+
+def _operate(function: Callable[..., Any], *arguments: Any) -> Any:
+    return _as_tensor(function(*map(_as_array, arguments)))
+
+
+def _as_array(value: Any) -> Any:
+    return ndarray(value) if isinstance(value, torch.Tensor) else value
+
+
+def _as_tensor(value: Any) -> Any:
+    if isinstance(value, ndarray):
+        return value.tensor
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_as_tensor, value))
+    return value

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.call_errors import CallRefused
 from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import FailureKind
 

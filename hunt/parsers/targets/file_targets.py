@@ -30,7 +30,7 @@ from gateway_ext.providers.upstream.extras import ExtrasFile
 from gateway_ext.runtime.template.example_calls import FILE, BadExample, examples_in
 from gateway_ext.runtime.template.fork_line import ForkReport, OrderLine, TemplateBroken
 from gpu_manager.errors import WeightsChanged
-from gpu_manager.runtimes.stream.process_breaks import ProcessBreaks
+from gpu_manager.runtimes.stream import ProcessBreaks
 from gpu_manager.weights import spill_directory
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import read_settings
@@ -162,7 +162,7 @@ def _of_managers() -> list[Target]:
         Target(
             "process-breaks", _as_file("breaks.json", lambda path: ProcessBreaks(path)["m"]), (),
             lambda: [b'{"m": [2, 1.5e9], "n": [1, 9e9]}'], InputForm.JSON,
-            ("gpu_manager/runtimes/stream/process_breaks.py",), ours, "4 MiB",
+            ("gpu_manager/runtimes/stream.py",), ours, "4 MiB",
             memory_bytes=6 << 20,
         ),
     ]  # fmt: skip

@@ -8,15 +8,15 @@ from typing import Any, cast
 import msgpack
 import torch
 
+from gpu_manager.call_errors import CallRefused
 from gpu_manager.credentials import FunctionCredentials, FunctionIdentity
 from gpu_manager.errors import BadImage, GpuManagerError
-from gpu_manager.server.greeting import admit
+from gpu_manager.frame_stream import FrameDecoder
+from gpu_manager.server.requests import admit
+from gpu_manager.sessions import request_fields
 from gpu_manager.weights.sealed_images import read_sizes
-from gpu_manager.wire import request_fields
-from gpu_manager.wire.frame_stream import FrameDecoder
-from gpu_manager.worker import worker_orders
-from gpu_manager.worker.call_errors import CallRefused
-from gpu_manager.worker.calls.graph_call import read_options
+from gpu_manager.worker import orders
+from gpu_manager.worker.calls.call import read_options
 from gpu_manager.worker.program.tensor_specs import read_spec
 from hunt.parsers.parser_target import InputForm, Target
 from torch_shim.data.value_layout import DescribedValue, Describer
@@ -86,7 +86,7 @@ def _frames() -> Target:
     return Target(
         "frames", decode, (BadFrame,), lambda: seeds, InputForm.FRAME,
         ("torch_shim/wire/protocol.py", "torch_shim/wire/bounded_msgpack.py",
-         "gpu_manager/wire/frame_stream.py", "torch_shim/wire/frame_socket.py"),
+         "gpu_manager/frame_stream.py", "torch_shim/wire/frame_socket.py"),
         "functions, workers and managers",
         "by kind: metadata of 16 KiB to 64 MiB, entries and longest list, bodies of 8 GiB at most, "
         "whose buffer grows as they arrive",
@@ -108,7 +108,7 @@ def _hello() -> Target:
     return _msgpack_target(
         "hello", parse, (BadFrame, GpuManagerError),
         [1, hello | {"worker": "w"}], [1, hello | {"role": "admin"}],
-        reads=("gpu_manager/server/greeting.py", "gpu_manager/credentials.py",
+        reads=("gpu_manager/server/requests.py", "gpu_manager/credentials.py",
                "common/gpu_wishes.py"),
         sender="whoever connects to a GPU manager", bound="16 KiB",
     )  # fmt: skip
@@ -133,7 +133,7 @@ def _request() -> Target:
 
     return _msgpack_target(
         "manager-request", parse, (BadFrame,), [1, fields],
-        reads=("gpu_manager/wire/request_fields.py",), bound="128 KiB, 4,096 entries",
+        reads=("gpu_manager/sessions/request_fields.py",), bound="128 KiB, 4,096 entries",
     )  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def _options() -> Target:
         "call-options", read_options, (CallRefused,),
         [["float16", True], b"\0" * 16, [1, 2], "float32", "00-ab", arithmetic, stays, True],
         [None, None, [], None, "", None, None, False],
-        reads=("gpu_manager/worker/calls/graph_call.py", "torch_shim/wire/arithmetic.py"),
+        reads=("gpu_manager/worker/calls/call.py", "torch_shim/wire/arithmetic.py"),
         bound="16 MiB, 1 million entries; in the tenant's own worker",
     )  # fmt: skip
 
@@ -205,18 +205,18 @@ def _report() -> Target:
     def parse(meta: Any) -> Any:
         match meta:
             case [int(number), fields] if number in FrameKind.__members__.values():
-                return worker_orders.read(FrameKind(number), fields)
+                return orders.read(FrameKind(number), fields)
             case _:
                 return None
 
     seeds = [
         [int(kind), [_sample(each) for each in order.__annotations__.values()]]
-        for order, kind in worker_orders.KINDS.items()
+        for order, kind in orders.KINDS.items()
         if kind >= FrameKind.READY
     ]
     return _msgpack_target(
         "worker-report", parse, (BadFrame,), *seeds,
-        reads=("gpu_manager/worker/worker_orders.py",), sender="workers, which tenants may rule",
+        reads=("gpu_manager/worker/orders.py",), sender="workers, which tenants may rule",
         bound="64 KiB, 1,024 entries",
     )  # fmt: skip
 

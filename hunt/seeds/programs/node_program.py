@@ -9,7 +9,7 @@ from cache_manager.model.ids import MIB, GpuId, NodeId
 from cache_manager.tier_index import TierIndex
 from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.credentials import FunctionIdentity
-from gpu_manager.devices.emulated_gpu import EmulatedGpu
+from gpu_manager.emulated.gpu import EmulatedGpu
 from gpu_manager.errors import LeaseOver, NoWorker
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.node import GpuNode
@@ -18,12 +18,11 @@ from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.runtime import HostedId, LoadOrder
 from gpu_manager.sessions.acquiring import Acquiring
-from gpu_manager.sessions.leases_elsewhere import LeasesElsewhere
-from gpu_manager.sessions.presented_leases import PresentedLeases
+from gpu_manager.sessions.leases import LeasesElsewhere, PresentedLeases
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
-from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.weights.store import WeightStore
 from hunt.seeds.scenarios.planned_functions import CONTEXT_MIB, PlannedFunction
 from hunt.seeds.scenarios.scenario import GpuShape
 from hunt.seeds.surroundings import SECRET, Surroundings

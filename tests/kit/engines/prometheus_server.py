@@ -15,11 +15,11 @@ import yaml
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from common.telemetry.metrics import page
-from gpu_manager.devices import nvidia_gpu
-from gpu_manager.metrics.exporter import Exporter
+from gpu_manager.cuda import nvidia_gpu
+from gpu_manager.node.counts import NodeMeters, of_gpus
 from gpu_manager.node.ledger import Ledger
-from gpu_manager.node.node_counts import NodeMeters, of_gpus
 from gpu_manager.node.residents import HostGpu
+from gpu_manager.server.exporter import Exporter
 from gpufaas.local.held_ports import HeldPort
 from scheduler.api import GpuSpec
 from tests.kit import needs

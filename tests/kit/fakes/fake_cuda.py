@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from gpu_manager.worker.device.driver_account import DriverAccount
+from gpu_manager.cuda.context import DriverAccount
 
 MIB = 1 << 20
 INVALID, NOT_SUPPORTED, ALREADY_PINNED, NOT_PINNED = 1, 801, 712, 713

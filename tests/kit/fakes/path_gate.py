@@ -2,7 +2,7 @@
 
 import threading
 
-from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath
+from gpu_manager.transfers.path import PathSpeed, TransferPath
 
 PIECE_BYTES = 64 << 10
 

@@ -25,7 +25,7 @@ from gpu_manager.runtimes.runtime import (
     PressureAnswer,
     PutByWorker,
 )
-from gpu_manager.worker.calls.lease_terms import USUAL_TERMS, LeaseTerms
+from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
 
 
 class InMemoryHosted:

@@ -14,9 +14,9 @@ from cache_manager.model.ids import MIB
 from common.addresses import UnixAddress
 from gpu_manager.api import NodeSettings
 from gpu_manager.devices.gpu_device import GpuDevice
+from gpu_manager.frame_stream import FrameStream
 from gpu_manager.runtimes.runtime import Observer, Runtime
 from gpu_manager.weights.sealed_images import ImageWriter
-from gpu_manager.wire.frame_stream import FrameStream
 from gpufaas.daemons.embedded_node import EmbeddedNode, embedded_node
 from tests.kit.nodes.in_memory_runtime import InMemoryRuntime
 from torch_shim.errors import ConnectionLost

@@ -12,8 +12,8 @@ import torch_shim
 from cache_manager.model.ids import MIB
 from common.addresses import UnixAddress
 from gpu_manager.api import MakeRuntime, NodeSettings
-from gpu_manager.runtimes.merged_sums import MergedSums
-from gpu_manager.worker.device.gpu_turns import turn_holder
+from gpu_manager.devices.gpu_turns import turn_holder
+from gpu_manager.runtimes.runtime import MergedSums
 from gpufaas.daemons.embedded_node import EmbeddedNode, embedded_node
 from gpufaas.options.gpu_node import POLICY
 

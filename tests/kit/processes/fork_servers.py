@@ -1,6 +1,6 @@
 """The process that forks a runtime's workers."""
 
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
+from gpu_manager.runtimes.process import ProcessRuntime
 
 
 def server_pid(runtime: ProcessRuntime) -> int | None:

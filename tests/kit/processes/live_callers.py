@@ -15,8 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from itertools import count
 from typing import NamedTuple
 
-from gpu_manager.node.leases_in_force import EndReason, LeaseTimes
-from gpu_manager.node.patience.claim_patience import MOST_HALVINGS
+from gpu_manager.node.leases import MOST_HALVINGS, EndReason, LeaseTimes
 from scheduler.client.lease_client import GrantedLease, LeaseClient
 from scheduler.model.values import Request, RequestId
 from tests.kit.engines.real_etcd import LOG

@@ -19,7 +19,7 @@ from unittest import mock
 
 import pytest
 
-from gpu_manager.runtimes.workers.fork_client import ForkServer
+from gpu_manager.runtimes.fork_client import ForkServer
 
 _FORKED = "tests.kit.programs.torch_process"
 

@@ -12,15 +12,15 @@ from typing import Any, Self
 
 import torch
 
+from gpu_manager.devices.image_file import ImageFile
+from gpu_manager.devices.worker_device import DeviceImage
+from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
+from gpu_manager.emulated.process_memory import trim_malloc
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.call import CallAnswer
 from gpu_manager.worker.calls.calls_together import CallsTogether
-from gpu_manager.worker.calls.channel_call import CallAnswer
-from gpu_manager.worker.channels.channel_server import CallObservers, ChannelServer, Programs
-from gpu_manager.worker.channels.executor import Executor
-from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
-from gpu_manager.worker.device.device_image import DeviceImage
-from gpu_manager.worker.device.image_file import ImageFile
-from gpu_manager.worker.device.process_memory import trim_malloc
+from gpu_manager.worker.channel_server import CallObservers, ChannelServer, Programs
+from gpu_manager.worker.executor import Executor
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.tensor_specs import DTYPES, NAMES
 from torch_shim.wire.frame_socket import Frame, FrameSocket

@@ -10,19 +10,19 @@ from typing import TypeVar
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId
 from cache_manager.tier_index import TierIndex
 from gpu_manager.credentials import FunctionIdentity
-from gpu_manager.devices.emulated_gpu import EmulatedGpu
 from gpu_manager.devices.gpu_device import HealthEvent
-from gpu_manager.node.leases_in_force import LeaseInForce, LeaseTimes, SessionKey
+from gpu_manager.emulated.gpu import EmulatedGpu
+from gpu_manager.node.device_watch import DeviceWatch
+from gpu_manager.node.leases import LeaseInForce, LeaseTimes, SessionKey
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import EmulatedTimes, NodeSettings
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.node.watch.device_watch import DeviceWatch
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
-from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.weights.store import WeightStore
 from scheduler.api import Event, GpuSpec, LeaseId, Placement, Request, RequestId
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.core import make_core

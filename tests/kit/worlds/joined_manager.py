@@ -15,7 +15,7 @@ from common.addresses import UnixAddress
 from gpu_manager.api import FunctionIdentity, GpuManager, NodeSettings
 from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.devices.gpu_device import GpuDevice
-from gpu_manager.node.leases_in_force import LeaseTimes
+from gpu_manager.node.leases import LeaseTimes
 from gpu_manager.node.tenant_models import model_id
 from gpu_manager.runtimes.runtime import Observer, Runtime
 from gpufaas.daemons.cluster_node import cluster_node

@@ -9,7 +9,7 @@ from typing import TypeVar
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
 from cache_manager.tier_index import TierIndex
 from common.gpu_wishes import STREAM, GpuWishes
-from gpu_manager.devices.emulated_gpu import EmulatedGpu
+from gpu_manager.emulated.gpu import EmulatedGpu
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
@@ -18,7 +18,7 @@ from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
-from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.weights.store import WeightStore
 from scheduler.api import (
     Demote,
     DemoteStored,

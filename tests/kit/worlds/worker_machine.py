@@ -11,13 +11,18 @@ from typing import Any, TypeVar
 import torch
 
 from common.liveness import LivenessTimes
-from gpu_manager.runtimes.chosen_runtime import ChosenRuntime
-from gpu_manager.runtimes.merged_sums import MergedSums
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
-from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
-from gpu_manager.runtimes.staying_data import NoStayingData
-from gpu_manager.runtimes.workers.worker_pool import PoolSettings
-from gpu_manager.worker.device.pool.pool_build import pool_library
+from gpu_manager.emulated.pool_build import pool_library
+from gpu_manager.runtimes.chosen import ChosenRuntime
+from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
+from gpu_manager.runtimes.runtime import (
+    EmptyHost,
+    HostedModel,
+    LoadOrder,
+    MergedSums,
+    NoStayingData,
+    PressureAnswer,
+)
+from gpu_manager.runtimes.worker_pool import PoolSettings
 from tests.kit.waiting import AsyncCondition, eventually
 from tests.kit.worlds.caller import (
     DIGEST,

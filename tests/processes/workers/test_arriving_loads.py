@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gpu_manager.devices.image_file import VERIFIED, packed
 from gpu_manager.errors import LoadFailure
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
+from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder
-from gpu_manager.runtimes.workers.worker_pool import PoolSettings
-from gpu_manager.worker.device.arrival import VERIFIED, packed
+from gpu_manager.runtimes.worker_pool import PoolSettings
 from tests.kit.processes.fork_servers import server_pid
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import eventually

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_manager.devices.gpu_turns import make_turns
+from gpu_manager.runtimes.process import EmptyProcess
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel
-from gpu_manager.runtimes.workers.empty_process import EmptyProcess
-from gpu_manager.worker.device.gpu_turns import make_turns
 from tests.kit.nodes.worker_client import alive
 from tests.kit.processes.fork_servers import server_pid
 from tests.kit.processes.stopped_process import stop

@@ -10,9 +10,9 @@ from functools import wraps
 import torch
 
 from cache_manager.model.ids import MIB
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
+from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder
-from gpu_manager.runtimes.workers.worker_pool import PoolSettings
+from gpu_manager.runtimes.worker_pool import PoolSettings
 from tests.kit.processes.fork_servers import server_pid
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import eventually

@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from gpu_manager.runtimes.workers.fork_client import ForkedWorker, read_forked
-from gpu_manager.wire.frame_stream import FrameStream
-from gpu_manager.worker import worker_orders
+from gpu_manager.frame_stream import FrameStream
+from gpu_manager.runtimes.fork_client import ForkedWorker, read_forked
+from gpu_manager.worker import orders
 from tests.kit.processes.open_files import open_files, opened_since
 from torch_shim.errors import BadFrame
 from torch_shim.wire.protocol import FrameKind
@@ -24,7 +24,7 @@ async def test_worker_that_is_dead_before_the_loop_has_seen_it_can_be_told_and_k
     process.send_signal(signal.SIGKILL)
     process.wait()  # reaped: its number is nobody's, and the loop has not run since
 
-    worker.send_now(worker_orders.EndCalls(1, 1))
+    worker.send_now(orders.EndCalls(1, 1))
     worker.kill("again")
 
     assert worker.cause == "it does not read its orders"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_manager.worker.device.pool import pool_build
-from gpu_manager.worker.device.pool.pool_build import PoolNotBuilt, pool_library
+from gpu_manager.emulated import pool_build
+from gpu_manager.emulated.pool_build import PoolNotBuilt, pool_library
 from tests.kit.programs.snippets import Snippet, snippets
 
 pytestmark = pytest.mark.group("memory_pool", seconds=140)
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.group("memory_pool", seconds=140)
 _BEGIN = """
 import random, threading
 from pathlib import Path
-from gpu_manager.worker.device.pool.memory_pool import MemoryPool
+from gpu_manager.emulated.memory_pool import MemoryPool
 MIB = 1 << 20
 pool = MemoryPool(Path({library!r}))
 before = torch.ones(1000)  # not the pool's, and freed after it was installed

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
+from gpu_manager.runtimes.process import ProcessRuntime
 from gpu_manager.runtimes.runtime import LoadOrder
 from tests.kit.processes.fork_servers import server_pid
 from tests.kit.waiting import eventually

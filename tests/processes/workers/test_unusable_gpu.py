@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gpu_manager.errors import LoadFailure
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
+from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import LoadOrder
-from gpu_manager.runtimes.workers.worker_pool import PoolSettings
+from gpu_manager.runtimes.worker_pool import PoolSettings
 from tests.kit.processes.fork_servers import server_pid
 from tests.kit.waiting import eventually
 from tests.kit.worlds.caller import DIGEST, sealed_image

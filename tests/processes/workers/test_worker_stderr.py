@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from gpu_manager.runtimes.workers.fork_client import ForkServer
-from gpu_manager.worker import worker_orders
+from gpu_manager.runtimes.fork_client import ForkServer
+from gpu_manager.worker import orders
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,7 +27,7 @@ async def test_words_of_a_worker_are_heard_only_when_its_standard_error_is_kept(
     server = ForkServer(emulated=True)
     try:
         worker = await server.fork()
-        await worker.send(worker_orders.EndCalls(1, 1))
+        await worker.send(orders.EndCalls(1, 1))
         await worker.receive()  # it obeys: its descriptors are what they stay
         resource.prlimit(worker.pid, resource.RLIMIT_CORE, (0, 0))
 

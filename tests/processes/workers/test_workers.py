@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from gpu_manager.errors import LoadFailure
+from gpu_manager.runtimes.fork_client import ForkedWorker
 from gpu_manager.runtimes.runtime import Emulation, PressureAnswer
-from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from tests.kit.processes.fork_servers import server_pid
 from tests.kit.waiting import PATIENCE_S, eventually
 from tests.kit.worlds.caller import Caller, CallFailed, program, step, weight

@@ -1,7 +1,7 @@
 """What a manager remembers of other nodes' addresses."""
 
 from cache_manager.model.ids import NodeId
-from gpu_manager.attachment.node_addresses import MOST_NODES, NodeAddresses
+from gpu_manager.attachment.attachment import MOST_NODES, NodeAddresses
 
 
 def test_nodes_that_were_named_last_are_known_however_many_have_come_and_gone() -> None:

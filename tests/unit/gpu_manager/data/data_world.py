@@ -3,13 +3,10 @@
 import os
 from pathlib import Path
 
-from gpu_manager.data.data_files import MEMORY_NAME
-from gpu_manager.data.data_item import DataItem
-from gpu_manager.data.data_limits import DataLimits
-from gpu_manager.data.data_room import DataRoom
-from gpu_manager.data.data_spill import DataSpill
-from gpu_manager.data.data_table import DataTable, NewData
-from gpu_manager.node.leases_in_force import SessionKey
+from gpu_manager.data.items import MEMORY_NAME, DataItem, DataSpill
+from gpu_manager.data.room import DataLimits, DataRoom
+from gpu_manager.data.table import DataTable, NewData
+from gpu_manager.node.leases import SessionKey
 from tests.kit.processes.open_files import open_files
 
 MIB = 1 << 20

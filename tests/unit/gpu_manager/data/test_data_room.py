@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.data.data_files import LEAST_REUSED_BYTES, DataFile
-from gpu_manager.data.data_item import DataItem
-from gpu_manager.data.data_spill import DataSpill
-from gpu_manager.data.data_table import NewData
+from gpu_manager.data.items import LEAST_REUSED_BYTES, DataFile, DataItem, DataSpill
+from gpu_manager.data.table import NewData
 from gpu_manager.errors import DataFailed, NoRoomForData
-from gpu_manager.node.leases_in_force import SessionKey
+from gpu_manager.node.leases import SessionKey
 from tests.kit.virtual_time import virtually
 from tests.unit.gpu_manager.data.data_world import MIB, ONE, OTHER, put, read, table
 

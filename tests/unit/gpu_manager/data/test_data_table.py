@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.data_handles import new_handle, node_of
-from gpu_manager.data.data_table import NewData
+from gpu_manager.data.table import NewData
 from gpu_manager.errors import DataFailed, NoRoomForData, NoSuchData
 from tests.kit.virtual_time import virtually
 from tests.unit.gpu_manager.data.data_world import MIB, ONE, OTHER, memory_count, put, read, table

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from gpu_manager.data import lending
-from gpu_manager.data.data_item import DataItem
-from gpu_manager.data.data_table import DataTable, NewData
-from gpu_manager.data.worker_data import WorkerData
+from gpu_manager.data import staying
+from gpu_manager.data.items import DataItem
+from gpu_manager.data.staying import WorkerData
+from gpu_manager.data.table import DataTable, NewData
 from gpu_manager.runtimes.runtime import LentData
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted
 from tests.kit.processes.open_files import open_files
@@ -168,7 +168,7 @@ async def test_more_wishes_at_once_than_a_worker_may_have_are_refused() -> None:
     async with world() as it:
         found = await lenders(it)
         found.lender.hangs = True
-        most = lending._MOST_WISHES  # noqa: SLF001 - the bound itself
+        most = staying._MOST_WISHES  # noqa: SLF001 - the bound itself
         for _ in range(most + 3):
             found.data.wanted(found.borrower, found.handle)
         assert len(found.borrower.borrowings) == 3

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from gpu_manager.data.data_table import DataTable, NewData
-from gpu_manager.data.worker_data import WorkerData
+from gpu_manager.data.staying import WorkerData
+from gpu_manager.data.table import DataTable, NewData
 from gpu_manager.errors import NoRoomForData, NoSuchData
 from gpu_manager.runtimes.runtime import PutByWorker
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpu_manager.data.data_item import DataItem
-from gpu_manager.data.data_table import DataTable
+from gpu_manager.data.items import DataItem
+from gpu_manager.data.table import DataTable
 from gpu_manager.errors import NoRoomForData, NoSuchData
 from tests.kit.virtual_time import virtually
 from tests.unit.gpu_manager.data.data_world import MIB, put, table

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from gpu_manager.data.data_item import DataItem
-from gpu_manager.data.data_table import DataTable, NewData
-from gpu_manager.data.worker_data import WorkerData
+from gpu_manager.data.items import DataItem
+from gpu_manager.data.staying import WorkerData
+from gpu_manager.data.table import DataTable, NewData
 from gpu_manager.errors import DataFailed, NoSuchData
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted
 from tests.kit.virtual_time import virtually

@@ -8,10 +8,10 @@ import pynvml  # type: ignore[import-untyped]  # NVIDIA gives it no types
 import pytest
 
 from cache_manager.model.ids import NodeId
-from gpu_manager.devices.device_choice import check_named, choose, closed_device_files
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.devices.host_memory import available_bytes
 from gpu_manager.errors import NoDriver, NoSuchDevice
+from gpu_manager.node.host_gpus import check_named, choose_devices, closed_device_files
 from tests.kit.fakes.fake_nvml import GIB, FakeGpu, FakeNvml
 
 NODE = NodeId("n1")
@@ -39,7 +39,7 @@ def chosen(
     visible: str | None = None,
 ) -> Iterator[list[GpuDevice]]:
     """The devices, and afterwards nobody listens to them."""
-    devices = choose(choice, NODE, memory_bytes, visible, nvml)
+    devices = choose_devices(choice, NODE, memory_bytes, visible, nvml)
     try:
         yield devices
     finally:
@@ -166,7 +166,7 @@ def test_gpus_are_confined_to_those_that_cuda_would_show(
 )
 def test_choice_is_refused_when_it_cannot_be_had(choice: str, why: str) -> None:
     with pytest.raises(NoSuchDevice, match=why):
-        choose(choice, NODE, nvml=three_gpus())
+        choose_devices(choice, NODE, nvml=three_gpus())
 
 
 def test_named_gpus_are_checked_before_anything_is_started() -> None:
@@ -179,12 +179,12 @@ def test_named_gpus_are_checked_before_anything_is_started() -> None:
 
 def test_choice_is_refused_when_it_wants_more_memory_than_there_is() -> None:
     with pytest.raises(NoSuchDevice, match="139 GiB of memory, not 200 GiB"):
-        choose("cuda", NODE, 200 * GIB, nvml=three_gpus())
+        choose_devices("cuda", NODE, 200 * GIB, nvml=three_gpus())
 
 
 def test_cuda_is_refused_when_no_gpu_may_be_used() -> None:
     with pytest.raises(NoSuchDevice, match="usable"):
-        choose("cuda", NODE, visible="", nvml=three_gpus())
+        choose_devices("cuda", NODE, visible="", nvml=three_gpus())
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_cuda_is_refused_when_no_gpu_may_be_used() -> None:
 )
 def test_cuda_says_what_is_missing_when_there_is_no_driver(error: int, why: str) -> None:
     with pytest.raises(NoDriver, match=why):
-        choose("cuda", NODE, nvml=FakeNvml(init_error=error))
+        choose_devices("cuda", NODE, nvml=FakeNvml(init_error=error))
 
 
 def test_gpu_is_left_out_when_it_is_lost_at_the_start() -> None:
@@ -302,7 +302,7 @@ def test_available_memory_is_read_from_an_old_control_group(tmp_path: Path) -> N
 def test_gpu_is_refused_when_only_one_process_may_use_it(choice: str, mode: int, name: str) -> None:
     nvml = FakeNvml(FakeGpu("GPU-a", compute_mode=mode))
     with pytest.raises(NoSuchDevice, match=f"{name}.*nvidia-smi -i 0 -c DEFAULT"):
-        choose(choice, NODE, nvml=nvml)
+        choose_devices(choice, NODE, nvml=nvml)
 
 
 def test_gpu_is_used_when_another_one_is_exclusive_or_it_has_no_mode() -> None:

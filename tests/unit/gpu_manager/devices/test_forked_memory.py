@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.devices.forked_memory import forked_bytes
+from gpu_manager.emulated.gpu import forked_bytes
 
 SIZE_BYTES = 64 << 20
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gpu_manager.errors import BadSetting
-from gpu_manager.metrics.exporter import Exporter
+from gpu_manager.server.exporter import Exporter
 from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

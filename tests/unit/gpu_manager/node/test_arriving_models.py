@@ -10,9 +10,9 @@ import pytest
 from cache_manager.model.ids import MIB, ModelId, Tier
 from cache_manager.tier_index import TierIndex
 from gpu_manager.errors import LoadFailure, WeightsChanged
-from gpu_manager.node.leases_in_force import EndReason
+from gpu_manager.node.leases import EndReason
 from gpu_manager.weights.spill_directory import SpillDirectory
-from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.weights.store import WeightStore
 from scheduler.api import LoadFailed, ModelLoaded
 from tests.kit.fakes.path_gate import PathGate
 from tests.kit.fakes.sealed_images import open_images

@@ -1,6 +1,6 @@
 """How long leases of a function that claims none wait for it."""
 
-from gpu_manager.node.patience.claim_patience import ClaimPatience
+from gpu_manager.node.leases import ClaimPatience
 from scheduler.api import LeaseId
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_manager.node.leases_in_force import (
+from gpu_manager.node.leases import (
     EndReason,
     LeaseInForce,
     LeasesInForce,

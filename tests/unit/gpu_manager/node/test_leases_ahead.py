@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cache_manager.model.ids import ModelId
-from gpu_manager.node.leases_in_force import EndReason, LeaseInForce, SessionKey
+from gpu_manager.node.leases import EndReason, LeaseInForce, SessionKey
 from scheduler.api import Placement, Request, RequestId
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted
 from tests.kit.virtual_time import until, virtually

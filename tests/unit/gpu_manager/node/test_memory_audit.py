@@ -8,11 +8,10 @@ import pytest
 from cache_manager.model.ids import MIB
 from common.gpu_wishes import STREAM
 from common.telemetry.metrics import page
-from gpu_manager.node.leases_in_force import EndReason
+from gpu_manager.node.counts import of_gpus
+from gpu_manager.node.device_watch import DeviceWatch, process_uses
+from gpu_manager.node.leases import EndReason
 from gpu_manager.node.ledger import ProcessUse
-from gpu_manager.node.node_counts import of_gpus
-from gpu_manager.node.watch.device_watch import DeviceWatch
-from gpu_manager.node.watch.memory_audit import process_uses
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import GPU, MeasuredDevice, World, world
 from tests.kit.worlds.ordered_node import CONTEXT_BYTES, ordered_node

@@ -6,10 +6,10 @@ import pytest
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from common.telemetry.metrics import page
-from gpu_manager.devices import nvidia_gpu
-from gpu_manager.node.leases_in_force import EndReason
+from gpu_manager.cuda import nvidia_gpu
+from gpu_manager.node.counts import NodeMeters, of_gpus
+from gpu_manager.node.leases import EndReason
 from gpu_manager.node.ledger import Ledger
-from gpu_manager.node.node_counts import NodeMeters, of_gpus
 from gpu_manager.node.residents import HostGpu
 from scheduler.api import GpuSpec
 from tests.kit.fakes.fake_nvml import GIB, FakeGpu, FakeNvml

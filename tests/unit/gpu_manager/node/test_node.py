@@ -8,7 +8,7 @@ import pytest
 from cache_manager.model.ids import MIB, Tier
 from common.time_limits import time_limit
 from gpu_manager.errors import LoadFailure, NoWorker, UnknownImage
-from gpu_manager.node.leases_in_force import EndReason, SessionKey
+from gpu_manager.node.leases import EndReason, SessionKey
 from gpu_manager.runtimes.runtime import LoadOrder
 from scheduler.api import (
     GpuId,

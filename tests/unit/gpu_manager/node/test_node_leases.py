@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gpu_manager.node.leases_in_force import EndReason, LeaseTimes, SessionKey
+from gpu_manager.node.leases import EndReason, LeaseTimes, SessionKey
 from scheduler.api import (
     Configuration,
     RequestFailed,

@@ -7,7 +7,7 @@ import pytest
 
 from cache_manager.model.ids import MIB
 from gpu_manager.errors import LoadFailure
-from gpu_manager.node.leases_in_force import EndReason
+from gpu_manager.node.leases import EndReason
 from scheduler.api import MemoryPressure, ModelDemoted, NodeSnapshot
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import GPU, GUESS_BYTES, World, world

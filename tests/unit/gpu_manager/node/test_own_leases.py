@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gpu_manager.node.leases_in_force import EndReason
+from gpu_manager.node.leases import EndReason
 from scheduler.api import LeaseComputed, SlotFreed
 from scheduler.core.billing.charges import GPU_TIME, KEPT, LOADING, computing_us
 from scheduler.core.billing.use_meter import UseMeter

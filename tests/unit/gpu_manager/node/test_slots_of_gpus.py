@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from cache_manager.model.ids import GpuId, NodeId
-from gpu_manager.devices import nvidia_gpu
-from gpu_manager.devices.emulated_gpu import EmulatedGpu
+from gpu_manager.cuda import nvidia_gpu
 from gpu_manager.devices.gpu_device import GpuDevice
+from gpu_manager.emulated.gpu import EmulatedGpu
 from gpu_manager.errors import BadSetting
-from gpu_manager.node.leases_in_force import LeaseInForce
+from gpu_manager.node.claims import terms_of
+from gpu_manager.node.host_gpus import host_gpu
+from gpu_manager.node.leases import LeaseInForce
 from gpu_manager.node.settings import NodeSettings
-from gpu_manager.node.slots.host_gpus import host_gpu
-from gpu_manager.node.slots.lease_slots import terms_of
-from gpu_manager.worker.calls.lease_terms import LeaseTerms
+from gpu_manager.worker.orders import LeaseTerms
 from scheduler.api import Configuration, GpuSpec, LeaseId, SlotId
 from tests.kit.fakes.fake_nvml import GIB, FakeGpu, FakeNvml
 

@@ -13,14 +13,14 @@ import pytest
 from cache_manager.model.ids import GpuId, ModelId
 from common.telemetry.metrics import page
 from gpu_manager.errors import LoadFailure, NoWorker
-from gpu_manager.node.leases_in_force import EndReason
-from gpu_manager.node.node_counts import of_gpus
+from gpu_manager.node.counts import of_gpus
+from gpu_manager.node.leases import EndReason
 from gpu_manager.node.settings import EmulatedTimes, NodeSettings
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
+from gpu_manager.runtimes.fork_client import ForkedWorker, ForkServer
+from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import LoadOrder, Observer
-from gpu_manager.runtimes.workers.fork_client import ForkedWorker, ForkServer
-from gpu_manager.transfers import load_progress
-from gpu_manager.transfers.load_progress import LoadProgress
+from gpu_manager.transfers import loads
+from gpu_manager.transfers.loads import LoadProgress
 from gpufaas.daemons.embedded_node import embedded_node
 from scheduler.api import Demote, LoadFailed, ModelLoaded, NodeSnapshot, Request, RequestId
 from tests.kit.nodes.in_memory_runtime import InMemoryRuntime
@@ -83,7 +83,7 @@ async def test_resident_calls_go_on_beside_a_stuck_load_on_the_same_node() -> No
 async def test_node_is_not_ready_and_names_no_tenant_while_a_load_is_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(load_progress, "_STUCK_S", 0.0)
+    monkeypatch.setattr(loads, "_STUCK_S", 0.0)
     runtimes: list[InMemoryRuntime] = []
 
     async def make(observer: Observer, _: object) -> InMemoryRuntime:

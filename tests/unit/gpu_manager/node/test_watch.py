@@ -2,7 +2,7 @@
 
 from cache_manager.model.ids import MIB
 from gpu_manager.devices.gpu_device import HealthEvent
-from gpu_manager.node.watch.device_watch import DeviceWatch
+from gpu_manager.node.device_watch import DeviceWatch
 from scheduler.api import MemoryPressure
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import GPU, TOTAL_BYTES, MeasuredDevice, World, world

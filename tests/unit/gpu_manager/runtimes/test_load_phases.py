@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpu_manager.runtimes.load_phases import LoadPhases, hidden_s
-from gpu_manager.runtimes.runtime import LoadSpan
+from gpu_manager.runtimes.runtime import LoadPhases, LoadSpan, hidden_s
 
 
 def phases(*spans: LoadSpan) -> LoadPhases:

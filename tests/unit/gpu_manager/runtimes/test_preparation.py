@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gpu_manager.credentials import ADMINISTRATOR
-from gpu_manager.runtimes.preparation import Preparation
+from gpu_manager.runtimes.runtime import Preparation
 from tests.kit.nodes.manager_client import ManagerRefused, manager
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

@@ -6,11 +6,11 @@ import pytest
 
 from cache_manager.model.ids import MIB
 from gpu_manager.credentials import FunctionIdentity
+from gpu_manager.devices.gpu_turns import make_turns
 from gpu_manager.errors import NoWorker
-from gpu_manager.node.leases_in_force import EndReason
-from gpu_manager.node.watch.device_watch import DeviceWatch
+from gpu_manager.node.device_watch import DeviceWatch
+from gpu_manager.node.leases import EndReason
 from gpu_manager.runtimes.runtime import HostedId
-from gpu_manager.worker.device.gpu_turns import make_turns
 from scheduler.api import ModelDemoted, RunFailed
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import GPU, MeasuredDevice, world
@@ -134,11 +134,9 @@ async def test_process_keeps_its_turn_when_any_of_its_models_has_a_lease(
         await until(2.0)
         two, _ = await it.hold(second, session="t")
         it.node.gpus[GPU].turns = make_turns()
+        monkeypatch.setattr("gpu_manager.node.device_watch.turn_holder", lambda *_: hosted.pid)
         monkeypatch.setattr(
-            "gpu_manager.node.watch.device_watch.turn_holder", lambda *_: hosted.pid
-        )
-        monkeypatch.setattr(
-            "gpu_manager.node.watch.device_watch.kill_turn_holder",
+            "gpu_manager.node.device_watch.kill_turn_holder",
             lambda _, found, *__: killed.append(found),
         )
         watch = DeviceWatch(it.node)

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from gpu_manager.node.leases_in_force import LeaseTimes
+from gpu_manager.node.leases import LeaseTimes
 from tests.kit.nodes.manager_client import (
     Manager,
     ManagerClient,

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from gpu_manager.wire.frame_stream import FrameStream
+from gpu_manager.frame_stream import FrameStream
 from tests.kit.nodes.manager_client import closed, manager
 from tests.kit.waiting import eventually
 from tests.kit.without_collector import without_collector

@@ -12,8 +12,8 @@ import pytest
 from cache_manager.model.ids import MIB
 from common.addresses import UnixAddress
 from gpu_manager.errors import AddressInUse, BadSetting
-from gpu_manager.node.leases_in_force import LeaseTimes
-from gpu_manager.server.listening_socket import ListeningSocket
+from gpu_manager.node.leases import LeaseTimes
+from gpu_manager.server.listening import ListeningSocket
 from tests.kit.nodes.manager_client import ManagerRefused, closed, manager, refusal, weights
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import eventually

@@ -8,7 +8,7 @@ import pytest
 
 from cache_manager.model.ids import MIB
 from common.addresses import TcpAddress, UnixAddress
-from gpu_manager.node.leases_in_force import LeaseTimes
+from gpu_manager.node.leases import LeaseTimes
 from tests.kit.nodes.manager_client import (
     ManagerRefused,
     closed,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.errors import BadSetting
-from gpu_manager.server.tls_termination import Certificate
+from gpu_manager.server.listening import Certificate
 from tests.kit.network.certificates import self_signed
 from tests.kit.waiting import PATIENCE_S
 from torch_shim.errors import ConnectionLost

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.addresses import TcpAddress, UnixAddress
-from gpu_manager.sessions.incoming_images import IncomingLimits
+from gpu_manager.sessions.weight_requests import IncomingLimits
 from gpu_manager.weights.sealed_images import ImageWriter
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.nodes.manager_client import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.sessions import leases_elsewhere
+from gpu_manager.sessions import leases
 from scheduler.model.events import LoadFailed, RequestArrived
 from scheduler.wire.lease_tokens import sign, verify
 from tests.kit.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights, weights
@@ -70,7 +70,7 @@ async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
     """Its function may compute there while it has lost its own node's manager."""
 
     if why == "many answers followed":
-        monkeypatch.setattr(leases_elsewhere, "REMEMBERED", 0)
+        monkeypatch.setattr(leases, "REMEMBERED", 0)
     it = await a_scheduler()
     async with joined(tmp_path, it.url, leases=PATIENT) as near:
         client, image = await sent_away(it, near)
@@ -88,7 +88,7 @@ async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
                 await client.ask(FrameKind.PING, {})
                 assert len(elsewhere) == 0  # or it grows
             elif why == "its answer is old":
-                monkeypatch.setattr(leases_elsewhere, "UNREPORTED_S", 0.0)
+                monkeypatch.setattr(leases, "UNREPORTED_S", 0.0)
 
             client.close()
             await eventually(lambda: len(elsewhere) == 0)

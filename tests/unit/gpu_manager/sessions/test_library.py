@@ -2,7 +2,7 @@
 
 from cache_manager.model.ids import Tier
 from cache_manager.tier_index import TierIndex
-from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.weights.store import WeightStore
 from scheduler.api import ModelDemoted
 from tests.kit.virtual_time import virtually
 from tests.kit.worlds.gpu_node import world

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gpu_manager.sessions.tenant_turns import TenantTurns, TurnLimits
+from gpu_manager.sessions.weight_requests import TenantTurns, TurnLimits
 from tests.kit.virtual_time import until, virtually
 
 

@@ -8,10 +8,9 @@ import pytest
 
 from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import FunctionIdentity
-from gpu_manager.node.leases_in_force import LeaseInForce, LeaseTimes
+from gpu_manager.node.leases import LeaseInForce, LeaseTimes
 from gpu_manager.sessions.acquiring import Acquiring
-from gpu_manager.sessions.leases_elsewhere import LeasesElsewhere
-from gpu_manager.sessions.presented_leases import PresentedLeases
+from gpu_manager.sessions.leases import LeasesElsewhere, PresentedLeases
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from scheduler.api import LeaseTokens, Placement, Request, RequestId
 from tests.kit.virtual_time import until, virtually

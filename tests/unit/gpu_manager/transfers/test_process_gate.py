@@ -12,10 +12,10 @@ from statistics import median, median_high
 
 import pytest
 
-from gpu_manager.transfers.path_watch import PathWatch
+from gpu_manager.transfers.gpu_paths import PathWatch
+from gpu_manager.transfers.path import PathSpeed, TransferAbandoned, TransferPath
 from gpu_manager.transfers.process_gate import ProcessGate, make_gate, path_holder
-from gpu_manager.transfers.transfer_path import PathSpeed, TransferAbandoned, TransferPath
-from gpu_manager.transfers.transfer_schedule import TransferRank
+from gpu_manager.transfers.schedule import TransferRank
 from tests.kit.places import ROOT
 from tests.kit.waiting import PATIENCE_S, wait_until
 
@@ -27,8 +27,8 @@ SPEED, BLOCK = 16 * MIB, 256 << 10  # a block takes 16 ms
 MOVER = f"""
 import sys
 from gpu_manager.transfers.process_gate import ProcessGate
-from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath
-from gpu_manager.transfers.transfer_schedule import TransferRank
+from gpu_manager.transfers.path import PathSpeed, TransferPath
+from gpu_manager.transfers.schedule import TransferRank
 path = TransferPath(PathSpeed({SPEED}, {BLOCK}), ProcessGate(int(sys.argv[1])))
 print("ready", flush=True)
 for line in sys.stdin:
@@ -40,7 +40,7 @@ for line in sys.stdin:
 HOSTILE = """
 import fcntl, sys, time
 from gpu_manager.transfers.process_gate import ProcessGate
-from gpu_manager.transfers.transfer_schedule import TransferRank
+from gpu_manager.transfers.schedule import TransferRank
 gate = ProcessGate(int(sys.argv[1]))
 if sys.argv[2] == "announces":
     gate.announce(TransferRank.CALL)

@@ -5,14 +5,15 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu_manager.transfers.moved_sums import Moved, MovedSums
-from gpu_manager.transfers.transfer_path import (
+from gpu_manager.transfers.path import (
+    Moved,
+    MovedSums,
     PathSpeed,
     TransferAbandoned,
     TransferPath,
     disk_speed,
 )
-from gpu_manager.transfers.transfer_schedule import TransferRank
+from gpu_manager.transfers.schedule import TransferRank
 from tests.kit.fakes.path_gate import PIECE_BYTES, PathGate
 from tests.kit.waiting import wait_until
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.transfers.transfer_schedule import (
+from gpu_manager.transfers.schedule import (
     PATIENCE,
     QueuedTransfer,
     TransferRank,

@@ -14,6 +14,7 @@ import pytest
 
 from cache_manager.model.ids import Tier
 from cache_manager.tier_index import TierIndex
+from gpu_manager.devices.image_file import VERIFIED, Arrival, packed
 from gpu_manager.errors import (
     ReadingGivenUp,
     StoreFailed,
@@ -21,13 +22,11 @@ from gpu_manager.errors import (
     WeightsChanged,
     WeightStoreError,
 )
-from gpu_manager.transfers.transfer_path import TransferPath
-from gpu_manager.weights.arriving_images import ArrivingImage
-from gpu_manager.weights.image_feeds import ImageFeed
-from gpu_manager.weights.image_requests import ImageRequest
+from gpu_manager.transfers.path import TransferPath
+from gpu_manager.weights.host_images import ArrivingImage
+from gpu_manager.weights.image_requests import ImageFeed, ImageRequest
 from gpu_manager.weights.spill_directory import SpillDirectory
-from gpu_manager.weights.weight_store import WeightStore
-from gpu_manager.worker.device.arrival import VERIFIED, Arrival, packed
+from gpu_manager.weights.store import WeightStore
 from tests.kit.fakes.path_gate import PIECE_BYTES as PIECE
 from tests.kit.fakes.path_gate import PathGate
 from tests.kit.fakes.sealed_images import content_of, open_images, sealed_image
@@ -315,7 +314,7 @@ def test_pipe_is_closed_when_there_is_no_thread_to_write_to_it(
         request = store.request(DIGEST, TABLE)
         gate.until_asked()  # the file on disk is open
         before = open_files()
-        monkeypatch.setattr("gpu_manager.weights.image_feeds.threading.Thread.start", fail)
+        monkeypatch.setattr("gpu_manager.weights.image_requests.threading.Thread.start", fail)
         with pytest.raises(RuntimeError):
             feed(request)
         monkeypatch.undo()
@@ -331,7 +330,7 @@ def test_image_is_read_again_when_there_was_no_descriptor_for_who_wanted_it(
 
     with on_disk(tmp_path, gate) as store:
         gate.open()
-        monkeypatch.setattr("gpu_manager.weights.arriving_images.os.dup", fail)
+        monkeypatch.setattr("gpu_manager.weights.host_images.os.dup", fail)
         with pytest.raises(StoreFailed, match="too many open files"):
             store.request(DIGEST, TABLE)
         monkeypatch.undo()

@@ -1,6 +1,6 @@
 """Who has proved to have which weights: until it is withdrawn, and as many as are remembered."""
 
-from gpu_manager.weights.possession import MOST_FUNCTIONS, PossessionRecord
+from gpu_manager.weights.store import MOST_FUNCTIONS, PossessionRecord
 
 DIGEST = "d" * 64
 

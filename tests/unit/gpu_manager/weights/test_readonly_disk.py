@@ -12,9 +12,8 @@ import pytest
 from cache_manager.model.ids import Tier
 from cache_manager.tier_index import TierIndex
 from gpu_manager.errors import WeightsChanged
-from gpu_manager.weights.demoter import Demoter
 from gpu_manager.weights.spill_directory import SpillDirectory, Spilled
-from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.weights.store import Demoter, WeightStore
 from tests.kit.fakes.sealed_images import content_of, open_images, sealed_image
 from tests.kit.waiting import wait_until
 from torch_shim.wire.image_digests import lay_out

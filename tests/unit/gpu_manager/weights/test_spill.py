@@ -18,7 +18,7 @@ from cache_manager.model.ids import Tier
 from cache_manager.tier_index import TierIndex
 from gpu_manager.errors import StoreFailed, UnknownImage, WeightsChanged
 from gpu_manager.weights.spill_directory import SpillDirectory
-from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.weights.store import WeightStore
 from tests.kit.fakes.sealed_images import content_of, open_images, sealed_image
 from tests.kit.full_disk import full_disk
 from tests.kit.processes.open_files import open_files, opened_since

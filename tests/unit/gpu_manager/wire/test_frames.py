@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.wire.frame_stream import FrameDecoder, FrameStream
+from gpu_manager.frame_stream import FrameDecoder, FrameStream
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import wait_until
 from torch_shim.errors import BadFrame, ConnectionLost, WireError

@@ -1,23 +1,23 @@
 """What a worker reports of calls that waited together: what was added, once."""
 
-from gpu_manager.worker import worker_orders
+from gpu_manager.worker import orders
 from gpu_manager.worker.call_reports import MergeSums
-from gpu_manager.worker.merging.merge_records import MergeCounts, Singly
+from gpu_manager.worker.merging.records import MergeCounts, Singly
 from torch_shim.wire.protocol import pack_frame, read_header, unpack_meta
 
 
-def travelled(report: worker_orders.WorkerOrder) -> worker_orders.CallsMerged:
+def travelled(report: orders.WorkerOrder) -> orders.CallsMerged:
     """The report as the manager reads it."""
-    kind, fields = worker_orders.KINDS[type(report)], worker_orders.report_fields(report)
+    kind, fields = orders.KINDS[type(report)], orders.report_fields(report)
     packed = pack_frame(kind, fields)
     header = read_header(packed, 64 << 10, 0)
-    found = worker_orders.read(kind, unpack_meta(kind, packed[-header.meta_bytes :]))
-    assert isinstance(found, worker_orders.CallsMerged)
+    found = orders.read(kind, unpack_meta(kind, packed[-header.meta_bytes :]))
+    assert isinstance(found, orders.CallsMerged)
     return found
 
 
 def test_only_what_was_added_is_reported() -> None:
-    told: list[worker_orders.WorkerOrder] = []
+    told: list[orders.WorkerOrder] = []
     counts = MergeCounts()
     sums = MergeSums(3, counts, told.append)
     sums.flush()
@@ -31,13 +31,13 @@ def test_only_what_was_added_is_reported() -> None:
     counts.singly[Singly.LEFT_OVER] += 1
     sums.flush()
     assert told == [
-        worker_orders.CallsMerged(3, 1, 8, 4, ["slower"], [2], ["d", "differs"]),
-        worker_orders.CallsMerged(3, 0, 0, 0, ["slower", "left_over"], [1, 1], []),
+        orders.CallsMerged(3, 1, 8, 4, ["slower"], [2], ["d", "differs"]),
+        orders.CallsMerged(3, 0, 0, 0, ["slower", "left_over"], [1, 1], []),
     ]
 
 
 def test_each_report_has_room_when_many_programs_are_never_merged() -> None:
-    told: list[worker_orders.WorkerOrder] = []
+    told: list[orders.WorkerOrder] = []
     counts = MergeCounts()
     counts.groups = 1
     counts.forbidden = {f"{number:064x}": Singly.WRITES for number in range(1024)}
@@ -49,12 +49,12 @@ def test_each_report_has_room_when_many_programs_are_never_merged() -> None:
 
 
 def test_reports_are_no_more_frequent_than_they_need_be() -> None:
-    told: list[worker_orders.WorkerOrder] = []
+    told: list[orders.WorkerOrder] = []
     counts = MergeCounts()
     sums = MergeSums(3, counts, told.append)
     for _ in range(1000):
         counts.groups += 1
         sums.note()
     sums.flush()
-    assert sum(each.groups for each in told if isinstance(each, worker_orders.CallsMerged)) == 1000
+    assert sum(each.groups for each in told if isinstance(each, orders.CallsMerged)) == 1000
     assert len(told) < 100

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from gpu_manager.worker import data_orders, worker_orders
+from gpu_manager.worker import orders
 from tests.kit.outcomes import instead_of, outcome
 from torch_shim.errors import BadFrame
 from torch_shim.wire.protocol import FrameKind, pack_frame, read_header, unpack_meta
 
-EXAMPLES: list[worker_orders.WorkerOrder] = [
-    worker_orders.Warm("cpu", 0.25, 1 << 28),
-    worker_orders.Assign(0, 10, 20, [1.5e9, 524288.0], 7),
-    worker_orders.Ready(["no network"], 5),
-    worker_orders.LoadImage(
+EXAMPLES: list[orders.WorkerOrder] = [
+    orders.Warm("cpu", 0.25, 1 << 28),
+    orders.Assign(0, 10, 20, [1.5e9, 524288.0], 7),
+    orders.Ready(["no network"], 5),
+    orders.LoadImage(
         1,
         "d",
         [[0, 4], [64, 4]],
@@ -26,48 +26,48 @@ EXAMPLES: list[worker_orders.WorkerOrder] = [
         together_bytes=1 << 31,
         ahead=True,
     ),
-    worker_orders.ImageLoaded(1, 0.25, 7, [1.0, 2.0], [1.5, 2.5]),
-    worker_orders.ImageLoadFailed(1, True, "why"),
-    worker_orders.SetLimit(1, 1, 2, 0, False),
-    worker_orders.AdmitCalls(1, 1, "team/f/s", False, True, [0, 3], 7, 4, 2),
-    worker_orders.CallsClaimed(1, 1, "team/f/s"),
-    worker_orders.EndCalls(1, 2),
-    worker_orders.CallsEnded(1, 2, 0.5),
-    worker_orders.AskComputed(1, 2),
-    worker_orders.CallsComputed(1, 2, 0.5),
-    worker_orders.OpenChannel(1, "s", "f"),
-    worker_orders.StopWorker(),
-    worker_orders.DropModel(2),
-    worker_orders.ModelDropped(2, 1 << 29),
-    worker_orders.CallsRan(1, 1, 3, 32, 0.125, 1 << 33, 1 << 30, 4, [0.5] * 13, ""),
-    worker_orders.Pressure(1, 1, 2, 3),
-    worker_orders.Note("text", ""),
-    worker_orders.HurryLoad(1),
-    worker_orders.CallsMerged(1, 2, 24, 6, ["slower", "left_over"], [3, 4], ["d", "differs"]),
-    data_orders.HandOver(1, "node.handle", 1 << 20),
-    data_orders.HandedOver(1, "node.handle", True),
-    data_orders.WithdrawData(1, "node.handle"),
-    data_orders.LendData(1, "node.handle"),
-    data_orders.DataLent(1, "node.handle", True, 1 << 20, 512, b"token"),
-    data_orders.BorrowData(1, "node.handle"),
-    data_orders.DataBorrowed(1, "node.handle", True, 1 << 20, 512, b"", b"about", True),
-    data_orders.DataGivenBack(1, "node.handle"),
-    data_orders.GrantData(1, "node.", 21, "work", 1 << 20, 16),
-    data_orders.RecallGrant(1),
-    data_orders.GrantLeft(1, 1 << 20, 16),
-    data_orders.DataPut(1, "team/f/s", "node.handle", 1 << 20, b"about", [0.5]),
-    worker_orders.BytesMoved([[1.0, 0.5], [0.0, 0.0], [2.0, 0.0]], []),
-    worker_orders.Fork(1),
-    worker_orders.Forked(1, 4711),
+    orders.ImageLoaded(1, 0.25, 7, [1.0, 2.0], [1.5, 2.5]),
+    orders.ImageLoadFailed(1, True, "why"),
+    orders.SetLimit(1, 1, 2, 0, False),
+    orders.AdmitCalls(1, 1, "team/f/s", False, True, [0, 3], 7, 4, 2),
+    orders.CallsClaimed(1, 1, "team/f/s"),
+    orders.EndCalls(1, 2),
+    orders.CallsEnded(1, 2, 0.5),
+    orders.AskComputed(1, 2),
+    orders.CallsComputed(1, 2, 0.5),
+    orders.OpenChannel(1, "s", "f"),
+    orders.StopWorker(),
+    orders.DropModel(2),
+    orders.ModelDropped(2, 1 << 29),
+    orders.CallsRan(1, 1, 3, 32, 0.125, 1 << 33, 1 << 30, 4, [0.5] * 13, ""),
+    orders.Pressure(1, 1, 2, 3),
+    orders.Note("text", ""),
+    orders.HurryLoad(1),
+    orders.CallsMerged(1, 2, 24, 6, ["slower", "left_over"], [3, 4], ["d", "differs"]),
+    orders.HandOver(1, "node.handle", 1 << 20),
+    orders.HandedOver(1, "node.handle", True),
+    orders.WithdrawData(1, "node.handle"),
+    orders.LendData(1, "node.handle"),
+    orders.DataLent(1, "node.handle", True, 1 << 20, 512, b"token"),
+    orders.BorrowData(1, "node.handle"),
+    orders.DataBorrowed(1, "node.handle", True, 1 << 20, 512, b"", b"about", True),
+    orders.DataGivenBack(1, "node.handle"),
+    orders.GrantData(1, "node.", 21, "work", 1 << 20, 16),
+    orders.RecallGrant(1),
+    orders.GrantLeft(1, 1 << 20, 16),
+    orders.DataPut(1, "team/f/s", "node.handle", 1 << 20, b"about", [0.5]),
+    orders.BytesMoved([[1.0, 0.5], [0.0, 0.0], [2.0, 0.0]], []),
+    orders.Fork(1),
+    orders.Forked(1, 4711),
 ]
 
 
 def test_orders_are_the_same_when_they_have_travelled() -> None:
-    def travel(order: worker_orders.WorkerOrder) -> worker_orders.WorkerOrder:
-        packed = pack_frame(worker_orders.KINDS[type(order)], list(order))
+    def travel(order: orders.WorkerOrder) -> orders.WorkerOrder:
+        packed = pack_frame(orders.KINDS[type(order)], list(order))
         header = read_header(packed)
         meta = unpack_meta(header.kind, packed[-header.meta_bytes :])
-        return worker_orders.read(header.kind, meta)
+        return orders.read(header.kind, meta)
 
     wrong = [(order, found) for order in EXAMPLES if (found := outcome(travel, order)) != order]
     assert wrong == []
@@ -78,15 +78,15 @@ def test_reports_are_read_when_a_program_has_made_their_numbers_absurd() -> None
     for number in (1 << 80, -1, 1 << 62, 2.0**90, -0.5, float("inf"), float("-inf"), float("nan")):
         for order in EXAMPLES:
             absurd = type(order)(*(_with(value, number) for value in order))
-            kind, fields = worker_orders.KINDS[type(order)], worker_orders.report_fields(absurd)
+            kind, fields = orders.KINDS[type(order)], orders.report_fields(absurd)
             assert pack_frame(kind, fields)
-            if isinstance(found := outcome(worker_orders.read, kind, fields), Exception):
+            if isinstance(found := outcome(orders.read, kind, fields), Exception):
                 wrong.append((absurd, found))
     assert wrong == []
 
 
 def test_reports_are_as_they_were_when_their_numbers_are_possible() -> None:
-    assert [type(order)(*worker_orders.report_fields(order)) for order in EXAMPLES] == EXAMPLES
+    assert [type(order)(*orders.report_fields(order)) for order in EXAMPLES] == EXAMPLES
 
 
 def _with(value: Any, number: float) -> Any:
@@ -97,8 +97,8 @@ def _with(value: Any, number: float) -> Any:
 
 
 def test_every_order_has_an_example() -> None:
-    assert {type(order) for order in EXAMPLES} == set(worker_orders.KINDS)
-    assert len(set(worker_orders.KINDS.values())) == len(worker_orders.KINDS)
+    assert {type(order) for order in EXAMPLES} == set(orders.KINDS)
+    assert len(set(orders.KINDS.values())) == len(orders.KINDS)
 
 
 WRONG_FIELDS: list[tuple[FrameKind, Any]] = [
@@ -124,6 +124,6 @@ def test_order_is_a_bad_frame_when_a_field_is_wrong() -> None:
     wrong = [
         (kind, meta, taken)
         for kind, meta in WRONG_FIELDS
-        if (taken := instead_of(BadFrame, worker_orders.read, kind, meta))
+        if (taken := instead_of(BadFrame, orders.read, kind, meta))
     ]
     assert wrong == []

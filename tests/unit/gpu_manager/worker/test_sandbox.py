@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
-from gpu_manager.runtimes.runtime import HostedModel, LoadOrder, PressureAnswer
-from gpu_manager.runtimes.staying_data import NoStayingData
+from gpu_manager.runtimes.process import ProcessRuntime
+from gpu_manager.runtimes.runtime import HostedModel, LoadOrder, NoStayingData, PressureAnswer
 from tests.kit.worlds.caller import DIGEST, sealed_image
 from tests.kit.worlds.worker_machine import pid_of
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_manager.runtimes.workers import fork_client
+from gpu_manager.runtimes import fork_client
 from tests.kit.worlds.caller import Caller, program, step
 from tests.kit.worlds.worker_machine import Machine
 from torch_shim.wire.programs import Ref
@@ -191,9 +191,9 @@ def test_checkout_below_a_temporary_folder_stays_and_the_rest_of_it_goes(tmp_pat
         import sys
         sys.path.append({str(tmp_path / "ours")!r})
         from pathlib import Path
-        from gpu_manager.worker import file_view
-        file_view.narrow()
-        file_view.own_temporary_folders()
+        from gpu_manager.worker import sandbox
+        sandbox.narrow()
+        sandbox.own_temporary_folders()
         import module
         print(module.FOUND, Path({str(tmp_path / "theirs")!r}).exists())
     """

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from gpu_manager.worker.shared_collection import SharedCollection
+from gpu_manager.worker.life import SharedCollection
 
 WAITING = 5
 

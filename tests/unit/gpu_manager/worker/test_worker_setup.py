@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_manager.transfers.load_urgency import LoadUrgency
-from gpu_manager.worker import worker_orders
+from gpu_manager.devices.image_file import VERIFIED, packed
+from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
+from gpu_manager.transfers.loads import LoadUrgency
+from gpu_manager.worker import orders
 from gpu_manager.worker.calls.calls_together import CallsTogether
-from gpu_manager.worker.channels.executor import Executor
-from gpu_manager.worker.device.arrival import VERIFIED, packed
-from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
-from gpu_manager.worker.served_model import ServedModel
-from gpu_manager.worker.worker_setup import WorkerSetup
+from gpu_manager.worker.executor import Executor
+from gpu_manager.worker.hosted_model import HostedModel
+from gpu_manager.worker.life import WorkerSetup
 from tests.kit.processes.open_files import open_files
 from tests.kit.waiting import PATIENCE_S, wait_until
 
 SIZE = 8192
-LOAD = worker_orders.LoadImage(
+LOAD = orders.LoadImage(
     1,
     "d",
     [[0, SIZE]],
@@ -39,11 +39,11 @@ class Bench:
     """A worker's set-up, whose context takes as long as a test wants."""
 
     def __init__(self) -> None:
-        self.told: list[worker_orders.WorkerOrder] = []
+        self.told: list[orders.WorkerOrder] = []
         self.context = threading.Event()
         self.loaded = threading.Event()
         self.setup = WorkerSetup(self.told.append)
-        self.model: ServedModel | None = None
+        self.model: HostedModel | None = None
         self.image = os.memfd_create("image")
         os.ftruncate(self.image, SIZE)
         self.pipe, self.manager = os.pipe2(os.O_CLOEXEC)
@@ -52,7 +52,7 @@ class Bench:
         """Begin to load, as LOAD says; the set-up owns the descriptors."""
         device, table = self.setup.device, self.setup.table
         tell = self.told.append
-        self.model = ServedModel(
+        self.model = HostedModel(
             1, device, table, CallsTogether(), tell, lambda: None, LoadUrgency()
         )
         self.setup.load(self.model, LOAD, (self.image, self.pipe))
@@ -71,7 +71,7 @@ class Bench:
     def say(self, number: int) -> None:
         os.write(self.manager, packed(number))
 
-    def until_told(self) -> worker_orders.WorkerOrder:
+    def until_told(self) -> orders.WorkerOrder:
         wait_until(lambda: bool(self.told), "the worker reports")
         return self.told.pop()
 
@@ -97,7 +97,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def test_weights_are_in_place_before_the_context_is(bench: Bench) -> None:
-    bench.setup.warm(worker_orders.Warm("cpu", 0.0, 1 << 20))
+    bench.setup.warm(orders.Warm("cpu", 0.0, 1 << 20))
     bench.load()
     bench.say(SIZE)
     bench.say(VERIFIED)
@@ -108,7 +108,7 @@ def test_weights_are_in_place_before_the_context_is(bench: Bench) -> None:
     assert bench.assign() >= 1 << 20
 
     loaded = bench.until_told()
-    assert isinstance(loaded, worker_orders.ImageLoaded)
+    assert isinstance(loaded, orders.ImageLoaded)
     assert loaded.memory_bytes >= (1 << 20) + SIZE
     assert loaded.transfer[0] <= loaded.context[1]
     assert list(bench.executor.images) == ["d"]
@@ -117,7 +117,7 @@ def test_weights_are_in_place_before_the_context_is(bench: Bench) -> None:
 
 def test_load_is_not_over_before_the_worker_has_given_up_its_rights(bench: Bench) -> None:
     bench.context.set()
-    bench.setup.warm(worker_orders.Warm("cpu", 0.0, 0))
+    bench.setup.warm(orders.Warm("cpu", 0.0, 0))
     bench.load()
     bench.say(SIZE)
     bench.say(VERIFIED)
@@ -128,12 +128,12 @@ def test_load_is_not_over_before_the_worker_has_given_up_its_rights(bench: Bench
     assert bench.executor.images == {}
     bench.assign()
 
-    assert isinstance(bench.until_told(), worker_orders.ImageLoaded)
+    assert isinstance(bench.until_told(), orders.ImageLoaded)
 
 
 def test_no_call_can_use_weights_before_the_manager_says_that_they_are_right(bench: Bench) -> None:
     bench.context.set()
-    bench.setup.warm(worker_orders.Warm("cpu", 0.0, 0))
+    bench.setup.warm(orders.Warm("cpu", 0.0, 0))
     bench.assign()
     bench.load()
     bench.say(SIZE)
@@ -143,13 +143,13 @@ def test_no_call_can_use_weights_before_the_manager_says_that_they_are_right(ben
     assert bench.told == []
     bench.say(VERIFIED)
 
-    assert isinstance(bench.until_told(), worker_orders.ImageLoaded)
+    assert isinstance(bench.until_told(), orders.ImageLoaded)
     assert list(bench.executor.images) == ["d"]
 
 
 def test_load_fails_and_leaves_no_pipe_when_the_weights_never_come(bench: Bench) -> None:
     bench.context.set()
-    bench.setup.warm(worker_orders.Warm("cpu", 0.0, 0))
+    bench.setup.warm(orders.Warm("cpu", 0.0, 0))
     bench.assign()
     bench.load()
     bench.say(4096)
@@ -158,7 +158,7 @@ def test_load_fails_and_leaves_no_pipe_when_the_weights_never_come(bench: Bench)
     os.close(before)
 
     failed = bench.until_told()
-    assert isinstance(failed, worker_orders.ImageLoadFailed)
+    assert isinstance(failed, orders.ImageLoadFailed)
     assert "did not arrive" in failed.detail
     assert bench.executor.images == {}
     wait_until(lambda: str(bench.pipe) not in {number for number, _ in open_files()}, "closed")
@@ -171,14 +171,14 @@ def test_one_failure_is_told_when_the_device_cannot_be_used(
         raise RuntimeError("no such GPU")
 
     monkeypatch.setattr(CpuArithmetic, "warm", fail)
-    bench.setup.warm(worker_orders.Warm("cpu", 0.0, 0))
+    bench.setup.warm(orders.Warm("cpu", 0.0, 0))
     bench.load()
     bench.say(SIZE)
     bench.say(VERIFIED)
     bench.assign()
 
     failed = bench.until_told()
-    assert isinstance(failed, worker_orders.ImageLoadFailed)
+    assert isinstance(failed, orders.ImageLoadFailed)
     assert "no such GPU" in failed.detail
     wait_until(
         lambda: not any(each.name == "setup" for each in threading.enumerate()), "both have ended"

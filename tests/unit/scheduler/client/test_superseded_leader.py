@@ -9,7 +9,7 @@ import pytest
 from cache_manager.model.ids import NodeId
 from common.frame_line import FrameLine, LineBroken
 from common.time_limits import time_limit
-from gpu_manager.worker.worker_orders import MAX_NUMBER
+from gpu_manager.worker.orders import MAX_NUMBER
 from scheduler.service.leadership.term import first_lease
 from scheduler.store.memory_store import MemoryStore
 from scheduler.wire.caller_stream import (

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_manager.api import FunctionIdentity
 from gpu_manager.attachment.attachment import Attachment
-from gpu_manager.node.leases_in_force import LeaseTimes
+from gpu_manager.node.leases import LeaseTimes
 from scheduler.model.events import RequestArrived
 from scheduler.model.values import Placement, Request
 from tests.kit.nodes.manager_client import SealedWeights
@@ -99,7 +99,7 @@ async def test_thread_that_asks_on_for_another_one_has_waited_as_long_as_the_que
 ) -> None:
     """Threads of one process share a question, which has the time of the call that asks it."""
     # A busy machine may hold a thread up between two questions.
-    monkeypatch.setattr("gpu_manager.sessions.expired_questions._AT_ONCE_S", 60.0)
+    monkeypatch.setattr("gpu_manager.sessions.sessions._AT_ONCE_S", 60.0)
     # What the manager asks for the session, before it becomes a time of the scheduler's clock.
     asked: list[Request] = []
     ask = Attachment.acquire

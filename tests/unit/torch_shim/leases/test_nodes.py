@@ -15,7 +15,7 @@ import pytest
 
 from cache_manager.model.ids import GpuId, NodeId
 from common.addresses import TcpAddress, UnixAddress
-from gpu_manager.node.leases_in_force import LeaseTimes
+from gpu_manager.node.leases import LeaseTimes
 from scheduler.model.values import LeaseId, RequestId, SlotId
 from scheduler.wire.lease_tokens import LeaseClaims, sign
 from tests.kit.nodes.manager_client import Manager, manager, weights

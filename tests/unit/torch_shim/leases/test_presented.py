@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.api import FunctionIdentity
-from gpu_manager.node.leases_in_force import LeaseTimes
+from gpu_manager.node.leases import LeaseTimes
 from scheduler.model.events import LeaseReleased
 from scheduler.model.values import LeaseId
 from tests.kit.nodes.manager_client import SealedWeights

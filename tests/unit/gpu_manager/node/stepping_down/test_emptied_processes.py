@@ -7,7 +7,7 @@ import pytest
 
 from cache_manager.model.ids import MIB
 from gpu_manager.errors import LoadFailure, NoWorker
-from gpu_manager.node.leases_in_force import SessionKey
+from gpu_manager.node.leases import SessionKey
 from scheduler.api import (
     ContextKept,
     LoadFailed,

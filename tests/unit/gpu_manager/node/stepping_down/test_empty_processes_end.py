@@ -7,7 +7,7 @@ import pytest
 
 from cache_manager.model.ids import MIB, Tier
 from common.telemetry.metrics import page
-from gpu_manager.node.watch.device_watch import DeviceWatch
+from gpu_manager.node.device_watch import DeviceWatch
 from scheduler.api import (
     ContextKept,
     ModelDemoted,

@@ -11,7 +11,7 @@ import pytest
 from cache_manager.model.ids import MIB, ModelId, Tier
 from cache_manager.tier_index import TierIndex
 from gpu_manager.weights.spill_directory import SpillDirectory
-from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.weights.store import WeightStore
 from scheduler.api import LoadFailed, ModelDemoted, ModelRegistered
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.full_disk import full_disk

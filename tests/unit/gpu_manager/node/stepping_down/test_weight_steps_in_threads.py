@@ -13,7 +13,7 @@ from cache_manager.model.ids import MIB, Tier
 from cache_manager.tier_index import TierIndex
 from gpu_manager.weights.sealed_images import ImageWriter
 from gpu_manager.weights.spill_directory import SpillDirectory
-from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.weights.store import WeightStore
 from scheduler.api import LoadFailed, ModelDemoted
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.processes.open_files import open_files, opened_since

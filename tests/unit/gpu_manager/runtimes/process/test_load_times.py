@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from gpu_manager.runtimes.hosted_model import load_within, spans_of
 from gpu_manager.runtimes.runtime import LoadOrder, LoadSpan
-from gpu_manager.runtimes.workers.image_loads import load_within, spans_of
-from gpu_manager.worker import worker_orders
+from gpu_manager.worker import orders
 from tests.kit.virtual_time import virtually
 
 
@@ -76,7 +76,7 @@ async def test_work_has_ended_when_its_load_is_cancelled() -> None:
 
 
 def test_context_that_was_made_before_is_no_part_of_a_load() -> None:
-    loaded = worker_orders.ImageLoaded(1, 0.5, 1, [1.0, 2.0], [9.9, 10.5])
+    loaded = orders.ImageLoaded(1, 0.5, 1, [1.0, 2.0], [9.9, 10.5])
 
     assert list(spans_of(loaded, 10.0)) == [LoadSpan("transfer", 10.0, 10.5)]
     assert [span.phase for span in spans_of(loaded, 1.5)] == ["context", "transfer"]

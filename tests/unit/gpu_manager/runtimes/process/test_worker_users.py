@@ -1,6 +1,6 @@
 """Users of tenants' workers: never two tenants with one, and none lost."""
 
-from gpu_manager.runtimes.process.worker_users import WorkerUsers
+from gpu_manager.runtimes.process import WorkerUsers
 
 
 def test_tenant_keeps_its_user_while_it_has_a_worker() -> None:

@@ -7,9 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from gpu_manager.worker.data_orders import BorrowData, DataBorrowed, DataGivenBack, DataOrder
-from gpu_manager.worker.shared_memory import borrowed_data
-from gpu_manager.worker.shared_memory.borrowed_data import BorrowedData, Borrowing
+from gpu_manager.worker import data
+from gpu_manager.worker.data import BorrowedData, Borrowing
+from gpu_manager.worker.orders import BorrowData, DataBorrowed, DataGivenBack, DataOrder
 from tests.kit.waiting import wait_until
 
 FOUND = DataBorrowed(3, "h", True, 64, 8, b"token", b"about", True)
@@ -67,7 +67,7 @@ def test_every_question_has_its_answer(asked: Asked) -> None:
 def test_what_comes_for_nobody_is_given_back_and_closed(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(borrowed_data, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(data, "_PATIENCE_S", 0.01)
     assert asked.ask().result() is None
     descriptor = os.memfd_create("late")
     asked.borrowing.answer(FOUND._replace(token=b""), (descriptor,))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.call_errors import CallRefused
 from gpu_manager.worker.calls.calls_together import CallNeeds, CallsTogether
 from tests.kit.waiting import PATIENCE_S, wait_until
 from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from gpu_manager.worker.channels.delivery import Delivery
-from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
-from gpu_manager.worker.shared_memory.result_files import LEAST_BYTES, FileBudget, ResultFiles
+from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
+from gpu_manager.worker.channel_server import Delivery
+from gpu_manager.worker.shared_memory import LEAST_FILE_BYTES, FileBudget, ResultFiles
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -15,7 +15,7 @@ def test_file_is_taken_back_when_the_answer_is_not_sent(*, fails: bool) -> None:
     files = ResultFiles(FileBudget())
     delivery = Delivery(CpuArithmetic(), memoryview(bytearray(64)), files, files.give)
     with contextlib.suppress(InterruptedError), delivery:
-        assert len(delivery.room(LEAST_BYTES)) >= LEAST_BYTES
+        assert len(delivery.room(LEAST_FILE_BYTES)) >= LEAST_FILE_BYTES
         (descriptor,) = delivery.descriptors
         assert delivery.meta() == [delivery.file_number]
         if fails:
@@ -28,7 +28,7 @@ def test_file_is_taken_back_when_the_answer_is_not_sent(*, fails: bool) -> None:
 def test_nothing_is_taken_back_when_there_was_no_file() -> None:
     taken: list[int] = []
     delivery = Delivery(CpuArithmetic(), memoryview(bytearray(64)), None, taken.append)
-    delivery.room(LEAST_BYTES)
+    delivery.room(LEAST_FILE_BYTES)
     with pytest.raises(InterruptedError), delivery:
         raise InterruptedError
     assert not taken

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import ContextLost, OutOfMemory
+from gpu_manager.call_errors import ContextLost, OutOfMemory
 from tests.kit.worlds.caller import (
     CallFailed,
     LocalWorker,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import CallRefused
-from gpu_manager.worker.calls.granted_puts import GrantedPuts
-from gpu_manager.worker.data_orders import DataOrder, DataPut, GrantData, GrantLeft
+from gpu_manager.call_errors import CallRefused
+from gpu_manager.worker.data import GrantedPuts
+from gpu_manager.worker.orders import DataOrder, DataPut, GrantData, GrantLeft
 from tests.kit.worlds.caller import Caller, CallFailed, LocalWorker
 from tests.unit.gpu_manager.worker.calls.put_data import (
     DOUBLE,

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import CallRefused
-from gpu_manager.worker.device.process_memory import ProcessMemory
-from gpu_manager.worker.lending.lent_storage import LentStorage
-from gpu_manager.worker.shared_memory.borrowed_data import BorrowedData, Use
+from gpu_manager.call_errors import CallRefused
+from gpu_manager.devices.lent_memory import LentStorage
+from gpu_manager.emulated.process_memory import ProcessMemory
+from gpu_manager.worker.data import BorrowedData, Use
 from tests.kit.worlds.caller import Caller, CallFailed, LocalWorker
 from tests.unit.gpu_manager.worker.calls.put_data import (
     DOUBLE,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.worker.shared_memory.result_files import LEAST_BYTES, FileBudget, ResultFiles
+from gpu_manager.worker.shared_memory import LEAST_FILE_BYTES, FileBudget, ResultFiles
 from tests.kit.worlds.caller import (
     Caller,
     CallFailed,
@@ -94,7 +94,7 @@ def test_files_stay_within_their_budget_whatever_the_function_holds() -> None:
     taken = [files.take(2 * MEBIBYTE, lambda _: None) for _ in range(5)]
     assert all(taken)
     assert budget.size_bytes == 6 * MEBIBYTE
-    assert others.take(LEAST_BYTES, lambda _: None) is None
+    assert others.take(LEAST_FILE_BYTES, lambda _: None) is None
     assert files.take(8 * MEBIBYTE, lambda _: None) is None
     files.clear()
     assert budget.size_bytes == 0

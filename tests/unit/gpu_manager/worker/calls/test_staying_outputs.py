@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.worker.channels.channel_server import CallObservers, ChannelServer
+from gpu_manager.worker.channel_server import CallObservers, ChannelServer
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.caller import (
     LEASE,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_manager.worker.call_errors import ContextLost
-from gpu_manager.worker.calls.thread_modes import Mode, computing
+from gpu_manager.call_errors import ContextLost
+from gpu_manager.worker.calls.call import Mode, computing
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from torch_shim.wire.arithmetic import Arithmetic, use_arithmetic

@@ -4,9 +4,8 @@ import threading
 
 import pytest
 
-from gpu_manager.worker.call_errors import CallRefused
-from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
-from gpu_manager.worker.calls.lease_clocks import LeaseClocks
+from gpu_manager.call_errors import CallRefused
+from gpu_manager.worker.calls.admitted_leases import AdmittedLeases, LeaseClocks
 
 
 def nobody(*_: object) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpu_manager.worker.device.arrival import VERIFIED, Arrival, packed
-from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
-from gpu_manager.worker.device.cuda_runtime import CudaRuntime
-from gpu_manager.worker.device.image_file import ImageFile
-from gpu_manager.worker.device.staged_copy import StagingBuffers
+from gpu_manager.cuda.libraries import CudaRuntime
+from gpu_manager.cuda.staged_copy import StagingBuffers
+from gpu_manager.devices.image_file import VERIFIED, Arrival, ImageFile, packed
+from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
 from tests.kit.fakes.fake_cuda import FakeRuntimeLibrary, FakeTorchCuda
 
 TOTAL = 5 * 4096

@@ -10,21 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import ContextLost, OutOfMemory
-from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
-from gpu_manager.worker.device.cuda_context import MOST_PINNED_BYTES, CudaContext
-from gpu_manager.worker.device.cuda_runtime import READ_ONLY, CudaRuntime, loaded_runtime
-from gpu_manager.worker.device.device_image import DeviceImage
-from gpu_manager.worker.device.driver_account import (
-    LEAST_BYTES,
-    MOST_BYTES,
-    USUAL_BYTES,
+from gpu_manager.call_errors import ContextLost, OutOfMemory
+from gpu_manager.cuda.context import (
+    LEAST_CONTEXT_BYTES,
+    MOST_CONTEXT_BYTES,
+    MOST_PINNED_BYTES,
+    USUAL_CONTEXT_BYTES,
+    CudaContext,
     DriverAccount,
     context_bytes,
     read_account,
 )
-from gpu_manager.worker.device.image_file import ImageFile
-from gpu_manager.worker.device.staged_copy import StagingBuffers
+from gpu_manager.cuda.libraries import READ_ONLY, CudaRuntime, loaded_runtime
+from gpu_manager.cuda.staged_copy import StagingBuffers
+from gpu_manager.devices.image_file import ImageFile
+from gpu_manager.devices.worker_device import DeviceImage
+from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
 from tests.kit.fakes.fake_cuda import MIB, FakeBlock, FakeRuntimeLibrary, FakeTorchCuda
 from tests.kit.fakes.fake_nvml import GIB, FakeGpu, FakeNvml
 
@@ -80,9 +81,13 @@ def account(used: int | None = None, **by_process: int) -> DriverAccount:
     [
         (account(GIB, p7=5), account(2 * GIB, p7=5, p9=6 * MIB), 6 * MIB),
         (account(GIB, p7=5), account(2 * GIB, p7=5, p8=4 * MIB, p9=6 * MIB), GIB),
-        (account(GIB), account(3 * GIB + 1), MOST_BYTES),  # another one loaded a model meanwhile
-        (account(3 * GIB), account(GIB), LEAST_BYTES),  # or left
-        (account(), account(), USUAL_BYTES),
+        (
+            account(GIB),
+            account(3 * GIB + 1),
+            MOST_CONTEXT_BYTES,
+        ),  # another one loaded a model meanwhile
+        (account(3 * GIB), account(GIB), LEAST_CONTEXT_BYTES),  # or left
+        (account(), account(), USUAL_CONTEXT_BYTES),
         (account(GIB, p3=1), account(9 * GIB, p3=77), 77),
     ],
 )
@@ -222,7 +227,7 @@ def test_image_is_copied_while_the_libraries_are_opened(monkeypatch: pytest.Monk
         opening.set()
         assert copied.wait()
 
-    monkeypatch.setattr("gpu_manager.worker.device.cuda_context.use_libraries", open_libraries)
+    monkeypatch.setattr("gpu_manager.cuda.context.use_libraries", open_libraries)
     warming = threading.Thread(target=device.warm)
     warming.start()
     assert opening.wait()

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import CannotRecord
-from gpu_manager.worker.device.cuda_graphs import CudaRecorder
-from gpu_manager.worker.device.cuda_runtime import CudaRuntime
+from gpu_manager.call_errors import CannotRecord
+from gpu_manager.cuda.graphs import CudaRecorder
+from gpu_manager.cuda.libraries import CudaRuntime
 from tests.kit.fakes.fake_cuda import MIB, FakeRuntimeLibrary, FakeTorchCuda
 
 Error = Callable[[], RuntimeError]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import CannotBorrow
-from gpu_manager.worker.device.cuda_context import CudaContext
-from gpu_manager.worker.device.cuda_runtime import CudaRuntime
-from gpu_manager.worker.lending.lent_storage import LentStorage
+from gpu_manager.call_errors import CannotBorrow
+from gpu_manager.cuda.context import CudaContext
+from gpu_manager.cuda.libraries import CudaRuntime
+from gpu_manager.devices.lent_memory import LentStorage
 from tests.kit.fakes.fake_cuda import FakeRuntimeLibrary, FakeTorchCuda
 
 SIZE = 4096

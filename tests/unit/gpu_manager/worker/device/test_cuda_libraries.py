@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_manager.worker.device.cuda_libraries import open_libraries
+from gpu_manager.cuda.libraries import open_libraries
 
 
 def test_libraries_beside_those_of_cuda_are_opened_and_broken_ones_passed_over(
@@ -46,10 +46,10 @@ int cuGetProcAddress_v2(const char *, void **, int, unsigned long, int *) { retu
 """
 _OPENING = """
 import torch
-from gpu_manager.worker.device import cuda_libraries
-opened = cuda_libraries.open_libraries()
+from gpu_manager.cuda import libraries
+opened = libraries.open_libraries()
 print("opened", len(opened), flush=True)
-cuda_libraries.open_libraries(names=[cuda_libraries.OF_LINEAR_ALGEBRA])
+libraries.open_libraries(names=[libraries.OF_LINEAR_ALGEBRA])
 """
 
 

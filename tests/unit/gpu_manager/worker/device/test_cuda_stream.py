@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import OutOfMemory
-from gpu_manager.worker.device.cuda_context import CudaContext
-from gpu_manager.worker.device.cuda_runtime import CudaRuntime
-from gpu_manager.worker.device.cuda_stream import CudaStream
-from gpu_manager.worker.device.shares.sm_partitions import SmPartitions
+from gpu_manager.call_errors import OutOfMemory
+from gpu_manager.cuda.context import CudaContext
+from gpu_manager.cuda.libraries import CudaRuntime
+from gpu_manager.cuda.sm_partitions import SmPartitions
+from gpu_manager.cuda.stream import CudaStream
 from tests.kit.fakes.fake_cuda import MIB, FakeRuntimeLibrary, FakeTorchCuda
 from tests.kit.fakes.fake_driver import FakeDriver
 
@@ -115,7 +115,7 @@ def test_what_calls_leave_free_is_given_back_once_in_a_second(
         timers.append(FakeTimer(seconds, work))
         return timers[-1]
 
-    monkeypatch.setattr("gpu_manager.worker.device.pool.idle_memory.threading.Timer", make)
+    monkeypatch.setattr("gpu_manager.cuda.context.threading.Timer", make)
     for part in (parts.first, parts.second, parts.first):
         part.after_call()
     (timer,) = timers

@@ -6,12 +6,11 @@ from collections.abc import Generator
 
 import torch
 
-from gpu_manager.transfers.moved_sums import Moved
+from gpu_manager.cuda.context import CudaContext
+from gpu_manager.cuda.libraries import CudaRuntime
+from gpu_manager.cuda.staged_copy import StagingBuffers
+from gpu_manager.transfers.path import Moved, PathSpeed
 from gpu_manager.transfers.process_gate import make_gate
-from gpu_manager.transfers.transfer_path import PathSpeed
-from gpu_manager.worker.device.cuda_context import CudaContext
-from gpu_manager.worker.device.cuda_runtime import CudaRuntime
-from gpu_manager.worker.device.staged_copy import StagingBuffers
 from tests.kit.fakes.fake_cuda import MIB, FakeRuntimeLibrary, FakeTorchCuda
 
 

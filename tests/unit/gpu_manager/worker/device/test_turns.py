@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_manager.worker.device.gpu_turns import GpuTurns, kill_turn_holder, make_turns, turn_holder
+from gpu_manager.devices.gpu_turns import GpuTurns, kill_turn_holder, make_turns, turn_holder
 from tests.kit.places import ROOT
 from tests.kit.waiting import PATIENCE_S
 
 # Takes a turn for each line that it hears, says so, and ends it at the next line.
 WORKER = """
 import sys
-from gpu_manager.worker.device.gpu_turns import GpuTurns
+from gpu_manager.devices.gpu_turns import GpuTurns
 turns = GpuTurns(int(sys.argv[1]))
 while sys.stdin.readline():
     with turns:
@@ -28,7 +28,7 @@ while sys.stdin.readline():
 # Takes turns as fast as it can until it hears a line, and says at the end how many they were.
 GREEDY = """
 import select, sys, time
-from gpu_manager.worker.device.gpu_turns import GpuTurns
+from gpu_manager.devices.gpu_turns import GpuTurns
 turns, enough, count = GpuTurns(int(sys.argv[1])), int(sys.argv[2]), 0
 print("wants", flush=True)
 while not select.select([sys.stdin], [], [], 0)[0]:

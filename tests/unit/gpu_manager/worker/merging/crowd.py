@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from gpu_manager.worker.merging.call_line import CallLine
-from gpu_manager.worker.merging.merge_records import MergeRecord, MergeRecords
+from gpu_manager.worker.merging.records import MergeRecord, MergeRecords
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.caller import (
     Caller,

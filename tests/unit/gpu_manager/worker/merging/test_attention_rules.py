@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from gpu_manager.worker.merging.attention_rules import attention_rules
+from gpu_manager.worker.merging.merged_run import attention_rules
 
 DRAWS = torch.Generator().manual_seed(7)  # by chance a mask could leave nothing to look at
 Q, K, V = torch.randn(5, 2, 4, 7, 16), torch.randn(5, 2, 4, 9, 16), torch.randn(5, 2, 4, 9, 16)

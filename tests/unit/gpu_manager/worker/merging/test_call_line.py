@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from gpu_manager.worker.calls.channel_call import ChannelCall
+from gpu_manager.worker.calls.call import ChannelCall
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
-from gpu_manager.worker.merging.comparison_pace import ComparisonPace, checked_places
+from gpu_manager.worker.merging.merged_calls import ComparisonPace, checked_places
 from tests.kit.waiting import wait_until
 
 STEP, SINGLE_S = "step", 0.06

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_manager.worker.merging.merge_records import (
+from gpu_manager.worker.merging.records import (
     MOST_FORBIDDEN,
     SIZES,
     MergeCounts,

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gpu_manager.worker.merging import group_runs
-from gpu_manager.worker.merging.merge_records import Singly
 from gpu_manager.worker.merging.merged_run import run_merged
+from gpu_manager.worker.merging.records import Singly
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import FIRST_LEASE, Crowd, merging_pays

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from gpu_manager.worker.merging.merge_records import Singly
+from gpu_manager.worker.merging.records import Singly
 from gpu_manager.worker.program.channel_state import KeptStorages
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import Crowd, Sent, merging_pays

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.call_errors import CallRefused
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
 from tests.kit.outcomes import instead_of

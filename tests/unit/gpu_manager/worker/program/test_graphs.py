@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import CannotRecord
+from gpu_manager.call_errors import CannotRecord
 from tests.kit.worlds.caller import (
     CallFailed,
     LocalWorker,

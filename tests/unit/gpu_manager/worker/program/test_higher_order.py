@@ -14,8 +14,8 @@ from torch._higher_order_ops import while_loop as while_loops
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from gpu_manager.worker.call_errors import CallRefused
-from gpu_manager.worker.calls.thread_modes import leave_modes
+from gpu_manager.call_errors import CallRefused
+from gpu_manager.worker.calls.call import leave_modes
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
 from tests.kit.worlds.caller import program, step
@@ -229,7 +229,7 @@ def test_program_is_refused_when_its_parts_are_nested_too_deep() -> None:
 
 
 def test_loop_fails_when_it_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_manager.worker.program.higher_order._MOST_TURNS", 10)
+    monkeypatch.setattr("gpu_manager.worker.program.replacements._MOST_TURNS", 10)
     called = step("h:while_loop", PartName(0), PartName(1), Tuple([Ref(0)]), Tuple([]))
     endless = _build(program(called, output=[Ref(1)], parts=(_part(output=True), SAME)))
     with pytest.raises(RuntimeError, match="10 turns"):
@@ -237,7 +237,7 @@ def test_loop_fails_when_it_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_loop_over_too_many_rows_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_manager.worker.program.higher_order._MOST_TURNS", 10)
+    monkeypatch.setattr("gpu_manager.worker.program.replacements._MOST_TURNS", 10)
     called = step("h:map_impl", PartName(0), [Ref(0)], [])
     built = _build(program(called, output=[Ref(1)], parts=(SAME,)))
     with pytest.raises(RuntimeError, match="10 turns"):

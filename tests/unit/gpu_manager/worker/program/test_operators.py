@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpu_manager.worker.call_errors import CallRefused
-from gpu_manager.worker.calls.thread_modes import leave_modes
+from gpu_manager.call_errors import CallRefused
+from gpu_manager.worker.calls.call import leave_modes
 from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.program.argument_checks import short_name
 from gpu_manager.worker.program.build import BuiltProgram
-from gpu_manager.worker.program.checks.argument_checks import short_name
 from gpu_manager.worker.program.reviewed_operators import DUNDERS, INTERNAL
 from tests.kit.outcomes import outcome
 from tests.kit.worlds.caller import program, step

@@ -8,7 +8,7 @@ import torch
 
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
-from gpu_manager.worker.program.checks.plain_values import of_tensors
+from gpu_manager.worker.program.plain_values import of_tensors
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from torch_shim.wire.programs import ProgramStep, Ref, Slice, Tuple
 

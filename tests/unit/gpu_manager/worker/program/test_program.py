@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.call_errors import CallRefused
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
 from tests.kit.worlds.caller import program, raw, step

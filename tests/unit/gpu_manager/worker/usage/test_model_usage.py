@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpu_manager.worker.usage.counted_operators import OperatorCounts
-from gpu_manager.worker.usage.model_usage import ModelUsage, RunBegin
+from gpu_manager.worker.usage import ModelUsage, OperatorCounts, RunBegin
 from scheduler.api import METRICS
 
 

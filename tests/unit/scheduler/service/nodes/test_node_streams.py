@@ -6,7 +6,7 @@ import pytest
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from gpu_manager.attachment import attachment as attaching
-from gpu_manager.attachment.pending_calls import PendingCalls
+from gpu_manager.attachment.attachment import PendingCalls
 from gpu_manager.errors import NoScheduler
 from scheduler.model.actions import Dispatch, EndLease
 from scheduler.model.errors import EventRefused, ModelsTooLarge, RequestExpired

@@ -1,6 +1,6 @@
 """The part of a pool that stays mapped: upwards at once, downwards after two windows."""
 
-from gpu_manager.worker.device.pool.pool_floor import PoolFloor
+from gpu_manager.emulated.memory_pool import PoolFloor
 
 
 def test_floor_is_the_most_of_this_window_and_the_one_before() -> None:

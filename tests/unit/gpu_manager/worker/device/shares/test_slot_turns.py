@@ -8,15 +8,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_manager.worker.device.gpu_turns import kill_turn_holder, make_turns, turn_holder
-from gpu_manager.worker.device.shares.slot_turns import NoSlotTurns, SlotTurns
+from gpu_manager.devices.gpu_turns import (
+    NoSlotTurns,
+    SlotTurns,
+    kill_turn_holder,
+    make_turns,
+    turn_holder,
+)
 from tests.kit.places import ROOT
 from tests.kit.waiting import wait_until
 
 # Takes the turns on some slots, says so, and keeps them until it hears a line.
 KEEPER = """
 import sys
-from gpu_manager.worker.device.shares.slot_turns import SlotTurns
+from gpu_manager.devices.gpu_turns import SlotTurns
 with SlotTurns(int(sys.argv[1])).turn([int(slot) for slot in sys.argv[2:]]):
     print("in", flush=True)
     sys.stdin.readline()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpu_manager.worker.call_errors import ShareRefused
-from gpu_manager.worker.device.shares.sm_partitions import SmPartitions
+from gpu_manager.call_errors import ShareRefused
+from gpu_manager.cuda.sm_partitions import SmPartitions
 from tests.kit.fakes.fake_driver import FakeDriver
 
 

@@ -6,10 +6,9 @@ from functools import partial
 import pytest
 import torch
 
-from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
-from gpu_manager.worker.device.shares import thread_share
-from gpu_manager.worker.device.shares.thread_share import ThreadShare
-from gpu_manager.worker.device.shares.work_length import LONG_S
+from gpu_manager.emulated import compute_threads
+from gpu_manager.emulated.compute_threads import LONG_S, ThreadShare
+from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
 from tests.unit.gpu_manager.worker.device.shares.own_threads import in_a_thread
 
 
@@ -34,7 +33,7 @@ class FakeTime:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     found = FakeTime()
-    monkeypatch.setattr(thread_share, "time", found)
+    monkeypatch.setattr(compute_threads, "time", found)
     return found
 
 

@@ -1,0 +1,1 @@
+"""A real GPU: as the node sees it by NVML, and as a worker uses it by CUDA."""

@@ -1,0 +1,549 @@
+"""A real GPU: one CUDA context, used on torch's current stream."""
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import pynvml  # type: ignore[import-untyped]  # NVIDIA gives it no types
+import torch
+
+from gpu_manager.call_errors import CannotBorrow, ContextLost, OutOfMemory, clear_frames
+from gpu_manager.cuda.graphs import CudaRecorder
+from gpu_manager.cuda.libraries import (
+    CudaRuntime,
+    lacks_memory,
+    loaded_runtime,
+    meet_shortage,
+    use_libraries,
+)
+from gpu_manager.cuda.sm_partitions import SmPartitions, SmShare
+from gpu_manager.cuda.staged_copy import StagingBuffers
+from gpu_manager.devices.image_file import ImageFile
+from gpu_manager.devices.lent_memory import Borrowed, LentStorage, Loan
+from gpu_manager.devices.worker_device import WorkRecorder
+from gpu_manager.transfers.device_link import DeviceLink
+from gpu_manager.transfers.schedule import TransferRank
+
+Result = TypeVar("Result")
+
+# Areas of functions that one worker pins: a function may share more than the host has.
+MOST_PINNED_BYTES = 1 << 30
+_ASKED = re.compile(r"allocate ([\d.]+) ([KMGT]?i?B)")
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_OF_PROGRAM = "device-side assert"
+
+_FIRST = torch.device("cuda", 0)
+
+
+# The driver's account of a GPU's memory, which can be read before a process uses the GPU.
+#
+# CUDA's own answer cannot: the first question makes the context, so that what the context takes is
+# gone already from the free memory that it reports.
+
+# A context takes this much at least and at most, on every card and driver that torch supports:
+# the whole GPU's use may have changed meanwhile by what others loaded or freed.
+LEAST_CONTEXT_BYTES, MOST_CONTEXT_BYTES = 128 << 20, 2 << 30
+USUAL_CONTEXT_BYTES = 600 << 20  # where the driver gives no account at all
+
+
+@dataclass(frozen=True, slots=True)
+class DriverAccount:
+    """The bytes that all processes use, and those of each; None and nothing if unknown."""
+
+    used_bytes: int | None = None
+    by_process: Mapping[int, int] = field(default_factory=dict)
+
+
+def read_account(uuid: str, nvml: Any = pynvml) -> DriverAccount:
+    """The account of the GPU, or of the MIG slice, of this UUID."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return DriverAccount()
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        return DriverAccount(_used(nvml, handle), _by_process(nvml, handle))
+    except nvml.NVMLError:
+        return DriverAccount()
+    finally:
+        nvml.nvmlShutdown()
+
+
+def context_bytes(before: DriverAccount, after: DriverAccount, pid: int | None = None) -> int:
+    """What this process has taken between the two.
+
+    In a container the driver may know the process by another number: then it is the new one.
+    """
+    own = after.by_process.get(os.getpid() if pid is None else pid)
+    if own is not None:
+        return own
+    new = after.by_process.keys() - before.by_process.keys()
+    if len(new) == 1:
+        return after.by_process[new.pop()]
+    if before.used_bytes is None or after.used_bytes is None:
+        return USUAL_CONTEXT_BYTES
+    return min(MOST_CONTEXT_BYTES, max(LEAST_CONTEXT_BYTES, after.used_bytes - before.used_bytes))
+
+
+def _used(nvml: Any, handle: Any) -> int | None:
+    for version in ({"version": nvml.nvmlMemory_v2}, {}):
+        try:
+            return int(nvml.nvmlDeviceGetMemoryInfo(handle, **version).used)
+        except nvml.NVMLError:
+            continue  # an old driver knows only the first version
+    return None
+
+
+def _by_process(nvml: Any, handle: Any) -> dict[int, int]:
+    try:
+        found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return {}
+    return {one.pid: one.usedGpuMemory for one in found if one.usedGpuMemory is not None}
+
+
+Account = Callable[[str], DriverAccount]
+MakePart = Callable[["CudaContext", Any, Callable[[Any], None]], "CudaContext"]
+
+
+def clear_workspaces() -> None:
+    """Have torch give up the memory that cuBLAS works in; the next call makes it again."""
+    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - it has no public name
+
+
+class CudaContext:
+    """The only GPU that this process sees, by the UUID under which the driver knows it."""
+
+    refill = None  # inputs leave the GPU with their call
+    keeps_memory = True
+    borrowers_copy = True
+
+    def __init__(
+        self,
+        uuid: str,
+        device: torch.device = _FIRST,
+        cuda: Any = torch.cuda,
+        runtime: CudaRuntime | None = None,
+        account: Account = read_account,
+        clear_workspaces: Callable[[], None] = clear_workspaces,
+        make_part: MakePart | None = None,
+    ) -> None:
+        """All but the UUID and `make_part` stand in for a GPU in tests.
+
+        `make_part` makes a part for one of several models, which has a stream, and gives it back.
+        """
+        self.link = DeviceLink()
+        self.device = device
+        self._uuid = uuid
+        self._cuda = cuda
+        self._runtime = runtime or loaded_runtime()
+        self._account = account
+        self._clear_workspaces = clear_workspaces
+        self._make_part = make_part
+        self.sms = SmShare(SmPartitions(), cuda, self.device)
+        self._free_streams: list[Any] = []  # of models that have left
+        self.idle_memory = IdleMemory(self.release)
+        self._staging: StagingBuffers | None = None
+        self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
+        self.total_bytes = 1  # of the GPU
+        self._usual_recorder: WorkRecorder | None = CudaRecorder(cuda, self._runtime)
+        self.recorder: WorkRecorder | None = self._usual_recorder
+        self._copies = threading.Event()  # set when weights can be copied, or never can
+        self.accounting = threading.Lock()  # no image is allocated while it is held
+
+    def warm(self) -> None:
+        """Make the context, the libraries' handles, and the buffers that weights come through.
+
+        Weights can be copied as soon as the context and the buffers are there.
+        """
+        try:
+            before = self._account(self._uuid)  # the first call to CUDA makes the context
+            self._cuda.set_device(self.device)
+            _, self.total_bytes = self._cuda.mem_get_info(self.device)
+            self._staging = StagingBuffers(self._cuda, self._runtime)
+        finally:
+            self._copies.set()
+        use_libraries(self.device)
+        self._cuda.synchronize()
+        self._cuda.empty_cache()
+        with self.accounting:
+            meet_shortage(self._cuda, self.device, self.total_bytes)
+            taken_bytes = context_bytes(before, self._account(self._uuid))
+            self._overhead_bytes = max(0, taken_bytes - self._cuda.memory_reserved(self.device))
+
+    def wait_for_copies(self) -> None:
+        """Wait for the context and the buffers, or their failure."""
+        self._copies.wait()
+
+    def part(self, model: int) -> "CudaContext":  # noqa: ARG002 - the driver knows no models
+        """A stream for one of several models, which another one may have had before."""
+        assert self._make_part is not None, "a worker for several models can make parts"
+        stream = self._free_streams.pop() if self._free_streams else self._own_stream()
+        return self._make_part(self, stream, self._free_streams.append)
+
+    def ingredients(self) -> dict[str, Any]:
+        """What makes another view of the same context."""
+        return {
+            "uuid": self._uuid,
+            "device": self.device,
+            "cuda": self._cuda,
+            "runtime": self._runtime,
+            "account": self._account,
+            "clear_workspaces": self._clear_workspaces,
+        }
+
+    def use_share(self, share: float) -> None:
+        """Have the work go to a stream of a green context; nothing is recorded then.
+
+        A recording would have a stream of its own, and be replayed on all multiprocessors.
+        """
+        if self.sms.use(share):
+            self.recorder = self._usual_recorder if self.sms.stream is None else None
+
+    def serve(self, share: float, threads: int) -> None:  # noqa: ARG002 - none of them computes
+        """Have the work of this thread's calls go to the stream of such a share."""
+        self.use_share(share)
+        self.adopt_thread()
+
+    def adopt_thread(self) -> None:
+        """Nothing, but where the model has had a share: other threads use the usual stream."""
+        self.sms.adopt_thread()
+
+    def after_call(self) -> None:
+        """Nothing: what stays allocated is counted, and the limit is looked at."""
+
+    def overhead_bytes(self) -> int:
+        """What the context takes beside torch's allocator."""
+        return self._overhead_bytes
+
+    def used_bytes(self) -> int:
+        """The context and what torch's allocator has, be it in use or not."""
+        return int(self._overhead_bytes + self._cuda.memory_reserved(self.device))
+
+    def held_bytes(self) -> int:
+        """0: memory that a call took stays with the allocator for a while."""
+        return 0
+
+    def limit_together(self, most_bytes: int) -> None:
+        """Have torch's allocator refuse all parts more at once."""
+        share = most_bytes / self.total_bytes
+        self._cuda.set_per_process_memory_fraction(min(1.0, share), self.device)
+
+    def release_beside(self) -> None:
+        """Give the free blocks of all parts back."""
+        self.release()
+
+    def limit(self, limit_bytes: int) -> None:
+        """Have torch's allocator refuse more than the limit leaves beside the context."""
+        self._limit_bytes = limit_bytes
+        share = max(0, limit_bytes - self._overhead_bytes) / self.total_bytes
+        self._cuda.set_per_process_memory_fraction(min(1.0, share), self.device)
+
+    def release(self) -> None:
+        """Give the allocator's free blocks back."""
+        self._cuda.empty_cache()
+
+    def clear(self) -> None:
+        """Give back everything but the context: also the workspaces of cuBLAS."""
+        self._cuda.synchronize()
+        self.sms.give_back()
+        self.recorder = self._usual_recorder
+        self._limit_bytes = 0
+        self._cuda.set_per_process_memory_fraction(1.0, self.device)
+        self._clear_workspaces()
+        self._cuda.empty_cache()
+
+    def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
+        """Copy the whole image; its storages are parts of one allocation."""
+        with self.accounting, _shortage_told():
+            whole = torch.empty(max(image.total_bytes, 1), dtype=torch.uint8, device=self.device)
+        staging = self._staging or StagingBuffers(self._cuda, self._runtime)
+        try:
+            in_turn = partial(self.link.load_blocks, image.digest, urgency=image.urgency)
+            arrived = image.arrival.wait_for
+            staging.copy(image.descriptor, image.total_bytes, whole, arrived, in_turn)
+        finally:
+            self._staging = None
+            staging.close()  # pinned memory is scarce: the next image has buffers of its own
+        storage = whole.untyped_storage()
+        return [storage[offset : offset + size] for offset, size in image.table]
+
+    def restore(self, image: ImageFile, number: int, storage: torch.UntypedStorage) -> None:
+        """Copy the image's bytes over what a program wrote."""
+        content = image.read(number)
+        if content:
+            target = torch.empty(0, dtype=torch.uint8, device=self.device)
+            target.set_(storage, 0, (len(content),), (1,))
+            target.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+
+    def receive(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
+        """A copy on the GPU."""
+        if not size_bytes:
+            return torch.empty(0, device=self.device).untyped_storage()
+        found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
+        with self._faults_told(), self.link.copying_input(size_bytes, self._wait):
+            there = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+            return there.copy_(found, non_blocking=True).untyped_storage()
+
+    def borrow(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
+        """A copy on the GPU, which does not work on the host's memory."""
+        return self.receive(area, offset, size_bytes)
+
+    def park(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy in pageable memory: pinned memory is scarce."""
+        rank = TransferRank.BACKGROUND
+        with (
+            self._faults_told(),
+            self.link.copying_output(storage.nbytes(), rank),
+        ):
+            copied: torch.UntypedStorage = storage.cpu()  # type: ignore[no-untyped-call] # torch gives it no types
+            return copied
+
+    def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy on the GPU."""
+        size = storage.nbytes()
+        with self._faults_told(), self.link.copying_input(size, self._wait):
+            there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
+            return there.copy_(storage, non_blocking=False)
+
+    def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy on the GPU, from there."""
+        with self._faults_told():
+            size = storage.nbytes()
+            there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
+            return there.copy_(storage, non_blocking=False)
+
+    def lend(self, storage: torch.UntypedStorage) -> Loan | None:
+        """The storage's allocation, by the driver's name for it."""
+        return lend_on_gpu(self._runtime, storage)
+
+    def open_lent(self, lent: LentStorage, *, same_gpu: bool) -> Borrowed:
+        """A copy, from GPU to GPU."""
+        size = lent.size_bytes
+        with self._faults_told(), self.link.copying_input(0 if same_gpu else size, self._wait):
+            there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
+            stream = self._cuda.current_stream(self.device).cuda_stream
+            begin = begin_copy(self._runtime, lent, there, stream)
+            try:
+                self._wait()
+            finally:
+                self._runtime.close_lent(begin)
+            return Borrowed(there, in_place=False)
+
+    def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
+        """Do the work and wait for the GPU."""
+        if measure:
+            self._cuda.reset_peak_memory_stats(self.device)
+        with self._faults_told():
+            result = work()
+            self._wait()
+        if not measure:
+            return result, 0
+        return result, self._need_bytes()
+
+    def seed(self, state: bytes) -> None:
+        """Seed the GPU's generator with what the CPU's would draw next."""
+        generator = _generator(state)
+        number = torch.randint(1 << 62, (), generator=generator)
+        self._cuda.default_generators[self.device.index or 0].manual_seed(int(number))
+
+    def seeded(self, state: bytes) -> bytes:
+        """The CPU generator's state after that one number."""
+        generator = _generator(state)
+        torch.randint(1 << 62, (), generator=generator)
+        return generator.get_state().numpy().tobytes()
+
+    def send(
+        self,
+        parts: list[torch.Tensor],
+        places: list[memoryview],
+        rank: TransferRank = TransferRank.CALL,
+    ) -> None:
+        """Copy to the host, all at once, and wait."""
+        size_bytes = sum(part.numel() for part in parts)
+        with self._faults_told(), self.link.copying_output(size_bytes, rank):
+            for part, place in zip(parts, places, strict=True):
+                if part.numel():
+                    target = torch.frombuffer(place, dtype=torch.uint8)
+                    target.copy_(part, non_blocking=True)
+            self._wait()
+
+    def share(self, area: memoryview) -> "_PinnedArea | None":
+        """Pin the area, so that copies need no detour; not where the worker has pinned much."""
+        if self._pinned_bytes + len(area) > MOST_PINNED_BYTES:
+            return None
+        view = torch.frombuffer(area, dtype=torch.uint8)
+        if not self._runtime.pin(view.data_ptr(), view.numel()):
+            return None
+        self._pinned_bytes += view.numel()
+        return _PinnedArea(view, self._unpin)
+
+    def _unpin(self, view: torch.Tensor) -> None:
+        self._cuda.synchronize()  # a call that failed may have left a copy under way
+        self._runtime.unpin(view.data_ptr())
+        self._pinned_bytes -= view.numel()
+
+    @contextlib.contextmanager
+    def _faults_told(self) -> Iterator[None]:
+        """Turn a lack of memory into OutOfMemory, and a fault that lasts into ContextLost."""
+        try:
+            yield
+        except RuntimeError as error:
+            if lacks_memory(error):
+                need_bytes = self._need_bytes() + _asked_bytes(str(error))
+                clear_frames(error)
+                raise self._short(need_bytes, str(error)) from error
+            lasting = self._lasting_fault()
+            if lasting:
+                detail = f"{error} ({lasting})"[:500]
+                raise ContextLost(detail, of_program=_OF_PROGRAM in detail) from error
+            raise
+
+    def _short(self, need_bytes: int, detail: str) -> OutOfMemory:
+        return OutOfMemory(max(need_bytes, self._limit_bytes + 1), detail)
+
+    def _wait(self) -> None:
+        """Wait for the work that was given to the GPU."""
+        self._cuda.synchronize()
+
+    def _need_bytes(self) -> int:
+        """The most that was in use in the call under way."""
+        return int(self._overhead_bytes + self._cuda.max_memory_allocated(self.device))
+
+    def _own_stream(self) -> Any:
+        """A stream that nothing else in the process has: torch's own are 32, given in turn."""
+        return self._cuda.ExternalStream(self._runtime.make_stream(), self.device)
+
+    def _lasting_fault(self) -> str:
+        """What the driver says of every call from now on; empty if the context is sound."""
+        try:
+            self._cuda.synchronize()
+        except RuntimeError as error:
+            return str(error) or type(error).__name__
+        return ""
+
+
+class _PinnedArea:
+    """Host memory that stays mapped and pinned until it is closed."""
+
+    def __init__(self, view: torch.Tensor, unpin: Callable[[torch.Tensor], None]) -> None:
+        self._view = view
+        self._unpin = unpin
+
+    def close(self) -> None:
+        """Unpin it."""
+        # After a lasting fault of the GPU the pages are given back with the process, which ends.
+        with contextlib.suppress(RuntimeError):
+            self._unpin(self._view)
+
+
+@contextlib.contextmanager
+def _shortage_told() -> Iterator[None]:
+    """Have a lack of memory be torch's error of that name, whatever torch made of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if lacks_memory(error):
+            raise torch.OutOfMemoryError(str(error)) from error
+        raise
+
+
+def _generator(state: bytes) -> torch.Generator:
+    generator = torch.Generator()
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    return generator
+
+
+def _asked_bytes(message: str) -> int:
+    found = _ASKED.search(message)
+    return int(float(found[1]) * _UNITS.get(found[2], 1)) if found else 0
+
+
+# Free memory stays with its models for so long: each counts with the largest call of this time.
+_KEPT_FREE_S = 1.0
+
+
+class IdleMemory:
+    """Gives back what calls have left free, once a second while there are calls. Thread-safe."""
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._release = release
+        self._lock = threading.Lock()
+        self._is_due = False
+
+    def note_call(self) -> None:
+        """Give what is free by then back in a second, in a thread of its own."""
+        with self._lock:
+            if self._is_due:
+                return
+            self._is_due = True
+        timer = threading.Timer(_KEPT_FREE_S, self._give_back)
+        timer.daemon = True
+        timer.start()
+
+    def _give_back(self) -> None:
+        with self._lock:
+            self._is_due = False
+        self._release()
+
+
+# Memory of a real GPU from process to process, by CUDA's own calls: lent, and copied from there.
+#
+# A borrower copies and closes at once: what it had open would be undefined when its lender ends.
+# An H200 has run it, copies between two GPUs aside.
+
+
+class GpuMemory(Protocol):
+    """CUDA's calls about memory (`CudaRuntime`)."""
+
+    def allocation_of(self, address: int) -> tuple[int, int] | None:
+        """Where the allocation begins in which this address of the GPU lies, and its size."""
+
+    def lend(self, begin: int) -> bytes | None:
+        """A name by which another process of this machine opens this allocation."""
+
+    def open_lent(self, token: bytes) -> int | None:
+        """Where another process's allocation begins here; None if it cannot be opened."""
+
+    def close_lent(self, begin: int) -> None:
+        """Undo `open_lent`."""
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> bool:
+        """Whether a copy between addresses of GPUs is on its way, on this stream."""
+        ...
+
+
+def lend_on_gpu(runtime: GpuMemory, storage: torch.UntypedStorage) -> Loan | None:
+    """Return a storage's allocation by name; None where the driver gives it none."""
+    address = storage.data_ptr()
+    allocation = runtime.allocation_of(address)
+    token = None if allocation is None else runtime.lend(allocation[0])
+    if allocation is None or token is None:
+        return None
+    lent = LentStorage(storage.nbytes(), address - allocation[0], token, -1)
+    return Loan(lent, storage, _nothing)
+
+
+def begin_copy(
+    runtime: GpuMemory, lent: LentStorage, target: torch.UntypedStorage, stream: int
+) -> int:
+    """Begin to copy what is lent; return what `close_lent` is to close when the copy is over."""
+    begin = runtime.open_lent(lent.token)
+    if begin is None:
+        raise CannotBorrow("the driver opens no such memory")
+    opened = runtime.allocation_of(begin)
+    fits = opened is not None and lent.offset + lent.size_bytes <= opened[1]
+    source = begin + lent.offset
+    if fits and runtime.copy(target.data_ptr(), source, lent.size_bytes, stream):
+        return begin
+    runtime.close_lent(begin)
+    raise CannotBorrow("the driver copies nothing from there" if fits else "it is not as large")
+
+
+def _nothing(_uses: int) -> None:
+    """A name is not taken back: the lender keeps the memory until it is copied."""

@@ -1,0 +1,336 @@
+"""Data that stays with workers: lent to others of the tenant, or brought to host memory."""
+
+import asyncio
+import logging
+import os
+import stat
+from collections import Counter, deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+from common.data_handles import LONGEST, is_of_worker, node_of
+from common.tasks import BackgroundTasks, error_of
+from common.time_limits import time_limit
+from gpu_manager.data.grants import PutGrants
+from gpu_manager.data.items import DataFile, DataItem, DataStage, read_only
+from gpu_manager.data.table import DataTable, NewData
+from gpu_manager.errors import DataError, DataFailed, NoSuchData
+from gpu_manager.node.leases import SessionKey
+from gpu_manager.runtimes.runtime import (
+    BorrowedByCall,
+    HostedId,
+    HostedModel,
+    LentData,
+    PutByWorker,
+)
+
+log = logging.getLogger(__name__)
+
+# A worker copies data when no call of its model runs. Who waits for it does so for so long at most.
+_BRING_S = 10.0
+# A model that is to leave its GPU waits for its data for so long at most.
+_RESCUE_S = 3.0
+
+
+class WorkerData:
+    """Brings workers' data to memory, once for all who wait for it."""
+
+    def __init__(self, table: DataTable) -> None:
+        self._table = table
+        self._bringing: dict[DataItem, asyncio.Task[None]] = {}
+        self._copied: dict[tuple[HostedId, str], asyncio.Future[bool]] = {}
+        self._watched: set[HostedId] = set()
+        self.grants = PutGrants(table)
+        self._lending = Lending(table, self.grants)
+
+    def put(self, tenant: str, owner: SessionKey, new: NewData, hosted: HostedModel) -> DataItem:
+        """Note data whose bytes this model's worker has, until the model leaves."""
+        item = self._table.put_on_worker(tenant, owner, new, hosted)
+        self._watch(hosted)
+        self.grants.note_put(hosted, new.size_bytes)
+        return item
+
+    def was_put(self, hosted: HostedModel, put: PutByWorker) -> None:
+        """Note data that a worker has put by itself, or have it withdraw what it may not."""
+        tenant, handle = hosted.order.tenant, put.handle
+        is_its_own = put.session.startswith(f"{tenant}/") and is_of_worker(handle, hosted.id)
+        is_new = node_of(handle) == self._table.node and not self._table.knows(handle)
+        if not (is_its_own and is_new and self.grants.take(hosted, put.size_bytes)):
+            log.warning("worker %s has put what it may not", hosted.id)
+            hosted.withdraw(handle)
+            return
+        new = NewData(put.size_bytes, put.about, put.lifetime_s)
+        self._table.was_put(SessionKey(put.session), new, hosted, handle)
+        self._watch(hosted)
+        self.grants.note_put(hosted, put.size_bytes)
+
+    def grant_left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
+        """A worker puts nothing more by itself."""
+        self.grants.left(hosted, size_bytes, pieces)
+
+    async def bring(self, item: DataItem) -> None:
+        """Have the item's bytes in memory; NoSuchData if they are lost.
+
+        DataFailed if the worker is slow: the copy goes on, and whoever asks later waits for it.
+        """
+        if item.is_here:
+            return
+        task = self._bringing.get(item)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._bring(item))
+            self._bringing[item] = task
+            task.add_done_callback(lambda _: self._bringing.pop(item, None))
+            task.add_done_callback(error_of)  # those who wait for it may have left
+        done, _ = await asyncio.wait({task}, timeout=_BRING_S)
+        if not done:
+            raise DataFailed("a worker did not hand over its data in time")
+        await task
+
+    async def rescue(self, hosted: HostedModel) -> None:
+        """Bring what only this model's worker has, before the model leaves."""
+        await self.grants.recall([hosted])
+        items = self._table.on_worker(hosted)
+        if not items:
+            return
+        try:
+            async with time_limit(_RESCUE_S):
+                for item in items:
+                    try:
+                        await self.bring(item)
+                    except DataError as error:
+                        log.warning("data on %s is lost: %s", hosted.order.gpu, error)
+        except TimeoutError:
+            log.warning("data on %s is lost: its worker was too slow", hosted.order.gpu)
+        for item in items:
+            if item.is_here and item.hosted is hosted:
+                item.hosted = None
+                hosted.withdraw(item.handle)
+
+    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
+        """A worker has copied data to the file that it was given, or has not got it."""
+        copied = self._copied.get((hosted.id, handle))
+        if copied is not None and not copied.done():
+            copied.set_result(done)
+
+    def wanted(self, hosted: HostedModel, handle: str) -> None:
+        """A worker wants data that another one may have."""
+        self._lending.wanted(hosted, handle)
+
+    def lent(self, hosted: HostedModel, handle: str, lent: LentData | None) -> None:
+        """A worker lends data, or cannot."""
+        self._lending.lent(hosted, handle, lent)
+
+    def given_back(self, hosted: HostedModel, handle: str) -> None:
+        """A worker uses data of another one once less."""
+        self._lending.given_back(hosted, handle)
+
+    async def close(self) -> None:
+        """Wait for no worker any more."""
+        self.grants.close()
+        await self._lending.close()
+        tasks = list(self._bringing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _bring(self, item: DataItem) -> None:
+        hosted = item.hosted
+        if hosted is None or hosted.closed.done():
+            raise NoSuchData
+        file = await self._table.file_for(item)
+        try:
+            copied = await self._copy(hosted, item, file)
+        except BaseException:
+            self._table.room.unread(file)
+            raise
+        if not copied or item.stage is DataStage.GONE:
+            self._table.room.unread(file)
+            self._table.end(item)
+            raise NoSuchData
+        self._table.brought(item, file)
+
+    async def _copy(self, hosted: HostedModel, item: DataItem, file: DataFile) -> bool:
+        """Whether the worker has copied the bytes to the file; False if it ends before.
+
+        However long it takes: the answer says nothing about which file it is for, so no other copy
+        of the same data may begin before.
+        """
+        key = hosted.id, item.handle
+        copied: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._copied[key] = copied
+        descriptor = file.for_writer()
+        try:
+            hosted.hand_over(item.handle, item.size_bytes, descriptor)
+            waits: Iterable[asyncio.Future[object]] = [copied, hosted.closed]  # type: ignore[list-item] # of any result
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return copied.done() and copied.result()
+        finally:
+            os.close(descriptor)
+            del self._copied[key]
+
+    def _watch(self, hosted: HostedModel) -> None:
+        if hosted.id not in self._watched:
+            self._watched.add(hosted.id)
+            hosted.closed.add_done_callback(lambda _: self._closed(hosted))
+
+    def _closed(self, hosted: HostedModel) -> None:
+        """The model has left: what it did not hand over is lost."""
+        self._watched.discard(hosted.id)
+        for item in self._table.on_worker(hosted):
+            item.hosted = None
+            if not item.is_here:
+                log.info("data of %s was lost with its worker", item.tenant)
+                self._table.end(item)
+
+
+# Data from worker to worker of a tenant: the manager says who may open what, and knows who does.
+#
+# No function learns how memory of a GPU is opened: what a driver takes for it could be forged, and
+# would open another tenant's.
+
+_LEND_S = 10.0  # a worker lends data when no call of its model runs
+_MOST_WISHES, _MOST_USES = 64, 4096  # of one borrower at a time
+_MOST_TOKEN_BYTES = 64
+
+_Uses = Counter[tuple[HostedModel, str]]
+
+
+class Lending:
+    """What is lent between the workers of a node. Used on one loop."""
+
+    def __init__(self, table: DataTable, grants: PutGrants) -> None:
+        self._table = table
+        self._grants = grants
+        self._tasks = BackgroundTasks(log, "lending data")
+        self._wishes: Counter[HostedId] = Counter()
+        self._asked: dict[tuple[HostedId, str], deque[asyncio.Future[LentData | None]]] = {}
+        self._uses: dict[HostedId, _Uses] = {}  # by borrower: whose data, by its handle
+
+    def uses(self, borrower: HostedModel) -> int:
+        """How much this model's worker has borrowed and not given back."""
+        return self._uses.get(borrower.id, Counter()).total()
+
+    def wanted(self, borrower: HostedModel, handle: str) -> None:
+        """Have another worker lend its data to this one, and answer it."""
+        too_many = self._wishes[borrower.id] >= _MOST_WISHES or self.uses(borrower) >= _MOST_USES
+        if too_many or len(handle) > LONGEST:
+            borrower.borrowed(handle, None)
+            return
+        self._wishes[borrower.id] += 1
+        self._tasks.start(self._answer(borrower, handle))
+
+    def lent(self, lender: HostedModel, handle: str, lent: LentData | None) -> None:
+        """A worker has answered; its data is given back at once if nobody waits any more."""
+        waiting = self._asked.get((lender.id, handle), ())
+        asked = next((each for each in waiting if not each.done()), None)
+        if asked is not None:
+            asked.set_result(None if lent is None else _kept(lent))
+        elif lent is not None:
+            lender.given_back(handle)
+
+    def given_back(self, borrower: HostedModel, handle: str) -> None:
+        """A worker uses data once less; what it has not borrowed counts for nothing."""
+        uses = self._uses.get(borrower.id, Counter())
+        found = next((use for use in uses if use[1] == handle), None)
+        if found is None:
+            return
+        uses[found] -= 1
+        if not uses[found]:
+            del uses[found]
+        found[0].given_back(handle)
+
+    async def close(self) -> None:
+        """Answer nobody any more."""
+        await self._tasks.close()
+
+    async def _answer(self, borrower: HostedModel, handle: str) -> None:
+        found: BorrowedByCall | None = None
+        try:
+            found = await self._borrow(borrower, handle)
+        finally:
+            self._wishes[borrower.id] -= 1
+            if not self._wishes[borrower.id]:
+                del self._wishes[borrower.id]
+            borrower.borrowed(handle, found)
+            if found is not None:
+                _close(found.lent)
+
+    async def _borrow(self, borrower: HostedModel, handle: str) -> BorrowedByCall | None:
+        """Have the data's worker lend it; None if it is not to be had, or is lost meanwhile."""
+        await self._grants.settle(borrower.order.tenant, handle)
+        item = self._find(borrower, handle)
+        lender = None if item is None else item.hosted
+        if item is None or lender is None or lender.closed.done():
+            return None
+        lent = await self._ask(lender, borrower, handle)
+        if lent is None:
+            return None
+        is_sound = lent.size_bytes == item.size_bytes and len(lent.token) <= _MOST_TOKEN_BYTES
+        if not is_sound or borrower.closed.done() or self._find(borrower, handle) is None:
+            _close(lent)
+            lender.given_back(handle)
+            return None
+        self._note_use(borrower, lender, handle)
+        return BorrowedByCall(lent, item.about, borrower.order.gpu == lender.order.gpu)
+
+    def _find(self, borrower: HostedModel, handle: str) -> DataItem | None:
+        with suppress(NoSuchData):
+            return self._table.find(borrower.order.tenant, handle)
+        return None
+
+    async def _ask(
+        self, lender: HostedModel, borrower: HostedModel, handle: str
+    ) -> LentData | None:
+        asked: asyncio.Future[LentData | None] = asyncio.get_running_loop().create_future()
+        key = lender.id, handle
+        waiting = self._asked.setdefault(key, deque())
+        waiting.append(asked)
+        lender.lend(handle)
+        try:
+            ends = asked, lender.closed, borrower.closed
+            await asyncio.wait(ends, timeout=_LEND_S, return_when=asyncio.FIRST_COMPLETED)
+            return asked.result() if asked.done() else None
+        except asyncio.CancelledError:
+            if asked.done() and (lent := asked.result()) is not None:
+                _close(lent)
+                lender.given_back(handle)
+            raise
+        finally:
+            waiting.remove(asked)
+            if not waiting:
+                del self._asked[key]
+
+    def _note_use(self, borrower: HostedModel, lender: HostedModel, handle: str) -> None:
+        uses = self._uses.get(borrower.id)
+        if uses is None:
+            uses = self._uses[borrower.id] = Counter()
+            borrower.closed.add_done_callback(lambda _: self._left(borrower))
+        uses[lender, handle] += 1
+
+    def _left(self, borrower: HostedModel) -> None:
+        """A model has left its worker, and uses nothing any more."""
+        for (lender, handle), count in self._uses.pop(borrower.id, Counter()).items():
+            for _ in range(count):
+                lender.given_back(handle)
+
+
+def _kept(lent: LentData) -> LentData:
+    """The same with a descriptor of our own, which allows reading only.
+
+    What is no file has a size that no data has, and is given back.
+    """
+    if lent.descriptor is None:
+        return lent
+    if not stat.S_ISREG(os.fstat(lent.descriptor).st_mode):
+        return replace(lent, size_bytes=-1, descriptor=None)
+    try:
+        return replace(lent, descriptor=read_only(lent.descriptor))
+    except OSError as error:
+        log.warning("what a worker lends cannot be opened: %s", error)
+        return replace(lent, size_bytes=-1, descriptor=None)
+
+
+def _close(lent: LentData) -> None:
+    if lent.descriptor is not None:
+        os.close(lent.descriptor)

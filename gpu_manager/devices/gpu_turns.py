@@ -1,0 +1,136 @@
+"""Turns on a GPU whose slot holds several leases: locks that its workers share.
+
+A worker first takes the place next in line, and releases that place when it has the turn: so a
+worker that has just had a turn, and needs another one, stands behind a waiting one.
+"""
+
+import contextlib
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+
+from gpu_manager.kernel_locks import kill_lock_holder, lock, lock_holder, make_lock_file, unlock
+
+# The bytes that are locked, of each slot.
+_NEXT, _TURN, _BYTES = 0, 1, 2
+
+
+def make_turns() -> int:
+    """The descriptor of a file for one GPU, which no process can write to."""
+    return make_lock_file("gpufaas-turns")
+
+
+def turn_holder(descriptor: int, slot: int = 0) -> int | None:
+    """The process that has the turn on a slot, or is next in line; None where there is none."""
+    holder = lock_holder(descriptor, slot * _BYTES, _BYTES)
+    return None if holder is None else holder.pid
+
+
+def kill_turn_holder(descriptor: int, pid: int, slot: int = 0) -> None:
+    """Kill this process, if it has the turn still: its number may be another's by now."""
+    kill_lock_holder(descriptor, slot * _BYTES, _BYTES, pid)
+
+
+class GpuTurns:
+    """One worker's way to its turns: `with turns:` waits for one and ends it.
+
+    One thread of the process at a time. A process that closes the descriptor, or a copy of it,
+    loses its turn. The turns are those of one slot, where a GPU has several.
+    """
+
+    def __init__(self, descriptor: int, slot: int = 0) -> None:
+        self._descriptor = descriptor
+        self._next, self._turn = slot * _BYTES + _NEXT, slot * _BYTES + _TURN
+
+    def close(self) -> None:
+        """Close the descriptor; no call may have its turn."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> None:
+        descriptor = self._descriptor
+        lock(descriptor, self._next)
+        try:
+            lock(descriptor, self._turn)
+        finally:
+            unlock(descriptor, self._next)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        unlock(self._descriptor, self._turn)
+
+    @contextlib.contextmanager
+    def yielded(self) -> Iterator[None]:
+        """In a turn: wait for something else meanwhile, while others have theirs."""
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+
+class NoTurns:
+    """Where a GPU is one lease's at a time: nothing to wait for."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def yielded(self) -> Iterator[None]:
+        """There are none."""
+        yield
+
+
+# Turns on the slots of a GPU: calls on other slots run at the same time, those on one do not.
+#
+# As above, once for each slot. A lease of several slots takes them in their order,
+# so that no two wait for each other.
+
+
+class SlotTurns:
+    """One worker's way to the turns on its leases' slots. Thread-safe."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        # The kernel's locks are a process's: they do not keep its own threads apart.
+        self._threads: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+
+    def close(self) -> None:
+        """Close the descriptor; no call may have a turn."""
+        os.close(self._descriptor)
+
+    @contextmanager
+    def turn(self, slots: Sequence[int]) -> Iterator[None]:
+        """Wait until all of these are free, have them, and leave them."""
+        with ExitStack() as held:
+            for slot in sorted(slots):
+                held.enter_context(self._threads[slot])
+                held.enter_context(GpuTurns(self._descriptor, slot))
+            yield
+
+
+class NoSlotTurns:
+    """Where leases have the whole GPU: there is nothing to wait for."""
+
+    @contextmanager
+    def turn(self, slots: Sequence[int]) -> Iterator[None]:
+        """Wait for nothing."""
+        del slots
+        yield

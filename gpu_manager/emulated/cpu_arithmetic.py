@@ -1,0 +1,344 @@
+"""An emulated GPU: torch on the CPU, with the process's own memory as its memory.
+
+Weights are views of the image's pages, which every process of the node shares; they count in
+full, as they would on a GPU.
+"""
+
+import ctypes
+import mmap
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from gpu_manager.call_errors import CallRefused, CannotBorrow, OutOfMemory, clear_frames
+from gpu_manager.devices.image_file import ImageFile
+from gpu_manager.devices.lent_memory import Borrowed, LentStorage, Loan, read_file
+from gpu_manager.devices.worker_device import WorkRecorder
+from gpu_manager.emulated.compute_threads import (
+    ComputeThread,
+    ThreadShare,
+    WorkLength,
+    compute_alone,
+)
+from gpu_manager.emulated.lent_files import LentFile, LentFiles
+from gpu_manager.emulated.memory_pool import MemoryPool, PooledMemory, SharedPool
+from gpu_manager.emulated.process_memory import EmulatedMemory, ProcessMemory
+from gpu_manager.transfers.device_link import DeviceLink
+from gpu_manager.transfers.schedule import TransferRank
+
+Result = TypeVar("Result")
+
+_ASKED = re.compile(r"allocate (\d+) bytes")
+_BESIDE = "beside other models"  # the pool's words
+
+
+class CpuArithmetic:
+    """A GPU for one model, or for all models of a process until they have parts of their own."""
+
+    keeps_memory = False
+    borrowers_copy = False  # who maps memory keeps its pages
+
+    def __init__(
+        self,
+        context_s: float = 0.0,
+        context_bytes: int = 0,
+        memory: EmulatedMemory | None = None,
+        library: MemoryPool | None = None,
+        owner: str = "",
+        all_threads: int | None = None,
+    ) -> None:
+        """Emulate a context that takes this time and memory.
+
+        The memory is by default all that the process takes from now on; parts for several models
+        need the library of a pool. The link has a queue for each owner. `all_threads` compute for
+        the whole GPU, by default as many as torch uses.
+        """
+        self.link = DeviceLink()
+        self._owner = owner
+        self._context_s = context_s
+        self._context_bytes = context_bytes
+        self.device = torch.device("cpu")
+        self.recorder: WorkRecorder | None = None
+        self._memory = ProcessMemory() if memory is None else memory
+        self._library = library
+        self._shared: SharedPool | None = None
+        self._weights_bytes = 0
+        self._lent_bytes = 0
+        self._lending = threading.Lock()
+        self._lent_files = LentFiles()
+        self._limit_bytes = 0
+        self._all_threads = all_threads or torch.get_num_threads()
+        self._share = ThreadShare(1.0, self._all_threads)
+        self._served = 1.0, 0
+        self._compute_thread = ComputeThread()
+        self._length = WorkLength()
+
+    def part(self, model: int) -> "CpuArithmetic":
+        """The part of one of several models, which come from one pool."""
+        if self._shared is None:
+            assert self._library is not None, "a worker for several models has the pool's library"
+            self._shared = SharedPool(self._library)
+        memory, threads = PooledMemory(self._shared, model), self._all_threads
+        found = CpuArithmetic(memory=memory, owner=str(model), all_threads=threads)
+        found.link = self.link
+        return found
+
+    def warm(self) -> None:
+        """Take as long as a context takes; others that are made meanwhile do not delay it."""
+        time.sleep(self._context_s)
+
+    def wait_for_copies(self) -> None:
+        """Nothing: no context is needed to map an image."""
+
+    def use_share(self, share: float) -> None:
+        """Compute with this share of the threads."""
+        self._served = share, 0
+        self._share = ThreadShare(share, self._all_threads)
+
+    def serve(self, share: float, threads: int) -> None:
+        """Compute with this share of the threads, but no more than so many."""
+        if self._served != (share, threads):
+            self._served = share, threads
+            self._share = ThreadShare(share, self._all_threads, threads)
+
+    def adopt_thread(self) -> None:
+        """What this thread allocates counts as this model's; it has no helpers of its own."""
+        self._memory.adopt_thread()
+        compute_alone()
+
+    def overhead_bytes(self) -> int:
+        """The context, and what was taken since the beginning."""
+        return self._context_bytes + self._memory.used_bytes()
+
+    def used_bytes(self) -> int:
+        """Weights, what is lent, the context, and memory above what the process began with."""
+        return self._weights_bytes + self._lent_bytes + self.overhead_bytes()
+
+    def held_bytes(self) -> int:
+        """Weights and what calls have left, of a part; 0 for a model that is alone."""
+        return self.used_bytes() if self._memory.gives_back else 0
+
+    def limit_together(self, most_bytes: int) -> None:
+        """Have the pool refuse all parts more at once."""
+        if self._shared is not None:
+            self._shared.limit_together(most_bytes)
+
+    def release_beside(self) -> None:
+        """Nothing: a pool counts no free memory."""
+
+    def limit(self, limit_bytes: int) -> None:
+        """Have a call that asks for too much fail at once."""
+        self._limit_bytes = limit_bytes
+        elsewhere_bytes = self._weights_bytes + self._lent_bytes + self._context_bytes
+        self._memory.limit(max(0, limit_bytes - elsewhere_bytes))
+
+    def release(self) -> None:
+        """Give free pages back."""
+        self._memory.release()
+
+    def after_call(self) -> None:
+        """Give back what later calls will hardly need."""
+        self._memory.after_call()
+
+    def clear(self) -> None:
+        """Count no weights any more, and lift the limit for the next model."""
+        self._weights_bytes = self._limit_bytes = 0
+        self._memory.lift()
+        self._share = ThreadShare(1.0, self._all_threads)
+        self._compute_thread.end()
+        self._length = WorkLength()
+        self.release()
+
+    def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
+        """Storages over the mapping itself: no byte is copied, but all have arrived."""
+        image.populate()
+        self._weights_bytes += image.total_bytes
+        self._memory.note_weights(self._weights_bytes)
+        if not image.total_bytes:
+            return [torch.empty(0).untyped_storage() for _ in image.table]
+        whole = torch.frombuffer(image.memory, dtype=torch.uint8).untyped_storage()
+        return [_part(whole, offset, size) for offset, size in image.table]
+
+    def restore(self, image: ImageFile, number: int, storage: torch.UntypedStorage) -> None:
+        """Write the image's bytes over what a program wrote."""
+        content = image.read(number)
+        ctypes.memmove(storage.data_ptr(), content, len(content))
+
+    def receive(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
+        """A copy in the process's own memory, which no caller shares."""
+        if not size_bytes:
+            return torch.empty(0).untyped_storage()
+        found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
+        try:
+            copied = found.clone().untyped_storage()
+        except (MemoryError, RuntimeError) as error:
+            self._check_shortage(error)
+            raise
+        if self.link.is_limited:
+            self.link.pass_input(self._owner, size_bytes)
+        return copied
+
+    def borrow(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
+        """The area's bytes themselves; they take the time of a copy to a GPU."""
+        if self.link.is_limited:
+            self.link.pass_input(self._owner, size_bytes)
+        found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
+        return found.untyped_storage()
+
+    def refill(
+        self, storage: torch.UntypedStorage, area: memoryview, offset: int, size_bytes: int
+    ) -> None:
+        """Copy in place."""
+        if size_bytes:
+            source = ctypes.addressof(ctypes.c_char.from_buffer(area, offset))
+            ctypes.memmove(storage.data_ptr(), source, size_bytes)
+            if self.link.is_limited:
+                self.link.pass_input(self._owner, size_bytes)
+
+    def park(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy in pages of a file, for only anonymous memory counts as the device's."""
+        size = storage.nbytes()
+        if self.link.is_limited:
+            self.link.pass_output(self._owner, size, TransferRank.BACKGROUND)
+        descriptor = os.memfd_create("gpufaas-parked", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, size)
+            memory = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        parked = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        return parked.copy_(storage, non_blocking=False)
+
+    def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy in anonymous memory."""
+        if self.link.is_limited:
+            self.link.pass_input(self._owner, storage.nbytes())
+        return self.duplicate(storage)
+
+    def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy in the process's own memory."""
+        try:
+            copied: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call] # torch gives it no types
+        except (MemoryError, RuntimeError) as error:
+            self._check_shortage(error)
+            raise
+        return copied
+
+    def lend(self, storage: torch.UntypedStorage) -> Loan | None:
+        """Move it to memory of a file, which others map too; it counts as the device's still."""
+        size_bytes = storage.nbytes()
+        file = self._lent_files.take(size_bytes)
+        try:
+            moved = file.moved(storage)
+        except BaseException:
+            file.leave()
+            raise
+        self._count_lent(size_bytes)
+        self.limit(self._limit_bytes)  # the mapping takes addresses
+        lent = LentStorage(size_bytes, 0, b"", file.descriptor)
+        return Loan(lent, moved, partial(self._end_loan, file, size_bytes))
+
+    def _end_loan(self, file: LentFile, size_bytes: int, uses: int) -> None:
+        self._count_lent(-size_bytes)
+        file.end_loan(uses)
+
+    def _count_lent(self, more_bytes: int) -> None:
+        with self._lending:
+            self._lent_bytes += more_bytes
+
+    def open_lent(self, lent: LentStorage, *, same_gpu: bool) -> Borrowed:
+        """The lender's memory itself, if it is of this GPU; from another one a copy."""
+        if lent.descriptor < 0 or lent.token:
+            raise CannotBorrow("an emulated GPU has no memory that a driver knows")
+        try:
+            memory, is_mapped = read_file(lent.descriptor, lent.offset, lent.size_bytes)
+        except CallRefused as error:
+            raise CannotBorrow(error.detail) from error
+        if not is_mapped:
+            raise CannotBorrow("memory that its lender could shrink")
+        self.limit(self._limit_bytes)  # as above
+        if not same_gpu:
+            return Borrowed(self.receive(memory, lent.offset, lent.size_bytes), in_place=False)
+        part = memory[lent.offset :]
+        found = torch.frombuffer(part, dtype=torch.uint8, count=lent.size_bytes)
+        return Borrowed(found.untyped_storage(), in_place=True)
+
+    def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
+        """Do the work, watching the process's highest anonymous memory if asked to."""
+        if measure:
+            self.limit(self._limit_bytes)
+            self._memory.watch()
+        try:
+            with self._share.computing(), self._memory.computing():
+                result = self._compute(work)
+        except (MemoryError, RuntimeError) as error:
+            self._check_shortage(error)
+            raise
+        return result, self._peak_bytes() if measure else 0
+
+    def _compute(self, work: Callable[[], Result]) -> Result:
+        """Do it in this thread alone, or, what is long, in the one that has helpers."""
+        helped = self._share.threads > 1 and self._length.is_long
+        begun_s = time.perf_counter()
+        result = self._compute_thread.run(work, self._adopt_compute_thread) if helped else work()
+        self._length.note(time.perf_counter() - begun_s, helped=helped)
+        return result
+
+    def _adopt_compute_thread(self) -> None:
+        self._memory.adopt_thread()
+        self._share.adopt_thread()
+
+    def seed(self, state: bytes) -> None:
+        """Set the default generator to exactly this state."""
+        torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+    def seeded(self, state: bytes) -> bytes:  # noqa: ARG002 - this generator itself has moved on
+        """The default generator's state."""
+        return torch.default_generator.get_state().numpy().tobytes()
+
+    def send(
+        self,
+        parts: list[torch.Tensor],
+        places: list[memoryview],
+        rank: TransferRank = TransferRank.CALL,
+    ) -> None:
+        """Copy."""
+        if self.link.is_limited:
+            self.link.pass_output(self._owner, sum(part.numel() for part in parts), rank)
+        for part, place in zip(parts, places, strict=True):
+            if part.numel():
+                target = ctypes.addressof(ctypes.c_char.from_buffer(place))
+                ctypes.memmove(target, part.data_ptr(), part.numel())
+
+    def share(self, area: memoryview) -> None:  # noqa: ARG002 - it is the device's memory already
+        """Take the new mapping into account."""
+        self.limit(self._limit_bytes)
+
+    def _check_shortage(self, error: Exception) -> None:
+        """Raise OutOfMemory if the error is one of the ways in which memory can be short."""
+        if isinstance(error, MemoryError):
+            clear_frames(error)
+            raise OutOfMemory(self._limit_bytes + 1, "the host has no more memory") from error
+        if "allocate memory" in str(error):
+            asked = _ASKED.search(str(error))
+            need = self.used_bytes() + (int(asked[1]) if asked else 0)
+            clear_frames(error)
+            if _BESIDE in str(error):
+                raise OutOfMemory(need, str(error), by_others=True) from error
+            raise OutOfMemory(max(need, self._limit_bytes + 1), str(error)) from error
+
+    def _peak_bytes(self) -> int:
+        elsewhere_bytes = self._weights_bytes + self._lent_bytes + self._context_bytes
+        return elsewhere_bytes + self._memory.peak_bytes()
+
+
+def _part(whole: torch.UntypedStorage, offset: int, size: int) -> torch.UntypedStorage:
+    """A storage of its own over part of another one's memory."""
+    part: torch.UntypedStorage = whole[offset : offset + size]
+    return part

@@ -1,0 +1,123 @@
+"""Memory into which an emulated GPU moves what it lends, and that is used again afterwards.
+
+To clear new pages takes several times what a copy to used ones does. A file is free when nobody has
+borrowed it any more, and no tensor of this process lies in it.
+"""
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+import weakref
+
+import torch
+
+from gpu_manager.devices.lent_memory import IDLE_S, make_file, map_room
+
+_MOST_FREE_BYTES = 1 << 28
+_ROUNDED_TO = 1 << 21
+
+
+class _Place:
+    """A file and its pages, which are all mapped: to map them takes as long as to fill them."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.descriptor = make_file(size_bytes)
+        self.since_s = 0.0
+        try:
+            self.memory = map_room(self.descriptor, size_bytes)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def close(self) -> None:
+        """Let go of it; who maps it keeps the pages."""
+        os.close(self.descriptor)
+        self.memory = memoryview(b"")
+
+
+class LentFile:
+    """One file, while it is lent or one of our tensors lies in it."""
+
+    def __init__(self, files: "LentFiles", place: _Place) -> None:
+        self.descriptor = place.descriptor
+        self._place = place
+        self._files = files
+        self._lock = threading.RLock()  # a finalizer may come at any time
+        self._holders = 2  # the loan, and our tensors
+        self._is_spoilt = False  # others may map it for ever
+
+    def moved(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Copy a storage to the file; return the storage that lies there."""
+        pages = (ctypes.c_char * storage.nbytes()).from_buffer(self._place.memory)
+        weakref.finalize(pages, self.leave)
+        there = torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
+        return there.copy_(storage, non_blocking=False)
+
+    def end_loan(self, uses: int) -> None:
+        """The loan is over; if others may still read what is there, nothing else ever is."""
+        self._is_spoilt = uses > 0
+        self.leave()
+
+    def leave(self) -> None:
+        """The loan is over, or our tensors are gone."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders:
+                return
+        if self._is_spoilt:
+            self._place.close()
+        else:
+            self._files.give(self._place)
+
+
+class LentFiles:
+    """The files of one device. Thread-safe, also in a finalizer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._free: list[_Place] = []
+        self._trimming: threading.Timer | None = None
+
+    def take(self, size_bytes: int) -> LentFile:
+        """Return a file at least as large: one that is free, or a new one."""
+        wanted = -(-size_bytes // _ROUNDED_TO) * _ROUNDED_TO
+        with self._lock:
+            for place in self._free:
+                if place.size_bytes == wanted:
+                    self._free.remove(place)
+                    place.memory[size_bytes:] = bytes(wanted - size_bytes)  # of earlier data
+                    return LentFile(self, place)
+        return LentFile(self, _Place(wanted))
+
+    def give(self, place: _Place) -> None:
+        """Keep a file for a later loan, unless there are enough."""
+        with self._lock:
+            free_bytes = sum(free.size_bytes for free in self._free)
+            if free_bytes + place.size_bytes <= _MOST_FREE_BYTES:
+                place.since_s = time.monotonic()
+                self._free.append(place)
+                self._trim_later()
+                return
+        place.close()
+
+    def trim(self, idle_s: float = IDLE_S) -> None:
+        """Give up the files that have been free for so long."""
+        with self._lock:
+            self._trimming = None
+            before_s = time.monotonic() - idle_s
+            for place in [place for place in self._free if place.since_s <= before_s]:
+                self._free.remove(place)
+                place.close()
+            if self._free:
+                self._trim_later()
+
+    def _trim_later(self) -> None:
+        if self._trimming is None:
+            later = threading.Timer(IDLE_S, self.trim)
+            later.daemon = True
+            with contextlib.suppress(RuntimeError):  # no room for a thread: the next one tries
+                later.start()
+                self._trimming = later

@@ -1,0 +1,239 @@
+"""The memory pool of an emulated GPU, as Python sees it, and what each model takes of it."""
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpu_manager.emulated.process_memory import trim_malloc
+
+# Address space, of which only what is used counts.
+_MOST_BYTES, _LEAST_BYTES = 1 << 38, 1 << 32
+
+
+class MemoryPool:
+    """Where this process's tensors come from, once it is installed. Thread-safe.
+
+    A model is a number from 1; what no model asked for is number 0's.
+    """
+
+    def __init__(self, library: Path) -> None:
+        """Load the library, which changes nothing yet."""
+        self._calls = ctypes.CDLL(str(library))
+        for name in ("used_by", "peak_of", "forget", "used", "take_peak", "trim"):
+            getattr(self._calls, f"gpufaas_pool_{name}").restype = ctypes.c_size_t
+        self._installed = False
+
+    def install(self) -> None:
+        """Have torch take every tensor from the pool from now on; without effect if it does."""
+        size_bytes = _MOST_BYTES
+        while not self._installed:
+            if self._calls.gpufaas_pool_install(ctypes.c_size_t(size_bytes)):
+                self._installed = True
+            elif size_bytes <= _LEAST_BYTES:
+                raise MemoryError(f"no address space for a pool of {size_bytes} bytes")
+            size_bytes //= 2
+
+    @contextmanager
+    def of(self, model: int) -> Iterator[None]:
+        """What this thread allocates meanwhile is the model's."""
+        before = self._calls.gpufaas_pool_enter(model)
+        try:
+            yield
+        finally:
+            self._calls.gpufaas_pool_leave(model, before)
+
+    def adopt_thread(self, model: int) -> None:
+        """What this thread allocates from now on is the model's."""
+        self._calls.gpufaas_pool_adopt_thread(model)
+
+    def limit(self, model: int, limit_bytes: int) -> None:
+        """Refuse the model more than this from now on, as torch refuses what is not there."""
+        self._calls.gpufaas_pool_limit(model, ctypes.c_size_t(limit_bytes))
+
+    def limit_together(self, most_bytes: int) -> None:
+        """Refuse all models more than this at once from now on, as memory that others have."""
+        self._calls.gpufaas_pool_limit_together(ctypes.c_size_t(most_bytes))
+
+    def used_by(self, model: int) -> int:
+        """The bytes that the model has now."""
+        return int(self._calls.gpufaas_pool_used_by(model))
+
+    def watch(self, model: int) -> None:
+        """Begin to look for the most bytes that the model has."""
+        self._calls.gpufaas_pool_watch(model)
+
+    def peak_of(self, model: int) -> int:
+        """The most bytes that the model had since it has been watched."""
+        return int(self._calls.gpufaas_pool_peak_of(model))
+
+    def forget(self, model: int) -> int:
+        """Close the account of a model that has left; return the bytes that it still has."""
+        return int(self._calls.gpufaas_pool_forget(model))
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes of all blocks in use, each in whole pages if it is large."""
+        return int(self._calls.gpufaas_pool_used())
+
+    def take_peak(self) -> int:
+        """The most bytes in use since this was last asked."""
+        return int(self._calls.gpufaas_pool_take_peak())
+
+    def trim(self, keep_bytes: int) -> int:
+        """Give free pages back to the system until at most `keep_bytes` are kept; return how many.
+
+        Blocks that are smaller than a page cannot be given back alone.
+        """
+        return int(self._calls.gpufaas_pool_trim(ctypes.c_size_t(keep_bytes)))
+
+
+# How much of a pool stays mapped between calls: what was used lately; after a while nothing.
+
+_WINDOW_S = 1.0
+
+
+class PoolFloor:
+    """The most that was in use in this window of time and the one before; pure."""
+
+    def __init__(self, window_s: float = _WINDOW_S) -> None:
+        self.window_s = window_s
+        self._ends_s = float("-inf")
+        self._before_bytes = self._now_bytes = 0
+
+    def used(self, used_bytes: int, now_s: float) -> int:
+        """Note a use; return the floor."""
+        self._advance(now_s)
+        self._now_bytes = max(self._now_bytes, used_bytes)
+        return max(self._before_bytes, self._now_bytes)
+
+    def at(self, now_s: float) -> int:
+        """The floor without another use."""
+        self._advance(now_s)
+        return max(self._before_bytes, self._now_bytes)
+
+    def _advance(self, now_s: float) -> None:
+        if now_s < self._ends_s:
+            return
+        is_next = now_s < self._ends_s + self.window_s
+        self._before_bytes = self._now_bytes if is_next else 0
+        self._now_bytes = 0
+        self._ends_s = now_s + self.window_s
+
+
+class SharedPool:
+    """A pool that shrinks after calls to its floor, and to nothing when no call comes for long.
+
+    Then malloc gives back what the threads of many models left in its arenas, too.
+    """
+
+    def __init__(self, pool: MemoryPool) -> None:
+        """Install the pool: all tensors of the process come from it from now on."""
+        self.pool = pool
+        self._floor = PoolFloor()
+        self._lock = threading.Lock()
+        self._used = threading.Event()
+        self._together_bytes = 0
+        self._weights_bytes: dict[int, int] = {}
+        pool.install()
+        threading.Thread(target=self._shrink_when_idle, name="pool", daemon=True).start()
+
+    def shrink(self) -> None:
+        """After a call: keep only as much as the calls of the last seconds used at once."""
+        with self._lock:
+            floor_bytes = self._floor.used(self.pool.take_peak(), time.monotonic())
+            self.pool.trim(max(0, floor_bytes - self.pool.used_bytes))
+        self._used.set()
+
+    def limit_together(self, most_bytes: int) -> None:
+        """Let all models have no more than this at once, their weights included."""
+        with self._lock:
+            self._together_bytes = most_bytes
+            self._limit()
+
+    def note_weights(self, model: int, weights_bytes: int) -> None:
+        """Count this model's weights, which lie outside, among what all may have."""
+        with self._lock:
+            self._weights_bytes[model] = weights_bytes
+            if not weights_bytes:
+                del self._weights_bytes[model]
+            if self._together_bytes:
+                self._limit()
+
+    def _limit(self) -> None:
+        outside_bytes = sum(self._weights_bytes.values())
+        self.pool.limit_together(max(0, self._together_bytes - outside_bytes))
+
+    def shrink_to(self, keep_bytes: int) -> None:
+        """Give free pages back, whatever was used."""
+        with self._lock:
+            self.pool.trim(keep_bytes)
+
+    def _shrink_when_idle(self) -> None:
+        while True:
+            self._used.wait()
+            self._used.clear()
+            time.sleep(self._floor.window_s)
+            with self._lock:
+                floor_bytes = self._floor.at(time.monotonic())
+                self.pool.trim(max(0, floor_bytes - self.pool.used_bytes))
+            if floor_bytes:
+                self._used.set()  # look again: the floor falls
+            else:
+                trim_malloc()
+
+
+class PooledMemory:
+    """What one model has of a pool that other models of the process use as well."""
+
+    gives_back = True
+
+    def __init__(self, shared: SharedPool, model: int) -> None:
+        self._shared = shared
+        self._pool = shared.pool
+        self._model = model
+
+    def used_bytes(self) -> int:
+        """The model's blocks, to the byte."""
+        return self._pool.used_by(self._model)
+
+    def limit(self, most_bytes: int) -> None:
+        """Have the pool refuse the model more."""
+        self._pool.limit(self._model, most_bytes)
+
+    def note_weights(self, weights_bytes: int) -> None:
+        """Count weights among what the models may have together."""
+        self._shared.note_weights(self._model, weights_bytes)
+
+    def lift(self) -> None:
+        """Close the model's account."""
+        self._shared.note_weights(self._model, 0)
+        self._pool.forget(self._model)
+
+    def watch(self) -> None:
+        """Begin anew with what the model has now."""
+        self._pool.watch(self._model)
+
+    def peak_bytes(self) -> int:
+        """The most that the model had, to the byte."""
+        return self._pool.peak_of(self._model)
+
+    def release(self) -> None:
+        """Give all free pages of the pool back."""
+        self._shared.shrink_to(0)
+
+    def after_call(self) -> None:
+        """Give free pages back, but for those that the calls of the last seconds used."""
+        self._shared.shrink()
+
+    def adopt_thread(self) -> None:
+        """Charge the model with what this thread takes."""
+        self._pool.adopt_thread(self._model)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Charge the model with what threads without a model take, while no other one computes."""
+        with self._pool.of(self._model):
+            yield

@@ -1,1 +1,0 @@
-"""How long a lease waits for whom it was granted to."""

@@ -1,0 +1,329 @@
+"""The process-per-model runtime: hosts each model in a worker from a warm pool, or an empty one.
+
+It has all worker processes of the node: also those that other models may join.
+"""
+
+import asyncio
+import logging
+import os
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.gpu_wishes import PROCESS
+from common.liveness import LivenessTimes, until_frozen
+from gpu_manager.errors import LoadFailure, NoWorker
+from gpu_manager.runtimes.fork_client import ForkedWorker, ForkServer
+from gpu_manager.runtimes.hosted_model import WorkerHostedModel, load_within
+from gpu_manager.runtimes.hosting_worker import HostingWorker
+from gpu_manager.runtimes.runtime import HostProcess, LoadOrder, Observer
+from gpu_manager.runtimes.worker_pool import Pool, PoolSettings
+from gpu_manager.worker import orders
+from torch_shim.errors import WireError
+
+log = logging.getLogger(__name__)
+
+# A worker is asked for an answer while it has leases; its calls do not delay the answer.
+_LIVENESS = LivenessTimes(ask_s=1.0, blocked_s=5.0)
+# Users that workers of different tenants run as: a range that fits a container's 16 bits too.
+_FIRST_UID, _UIDS = 62_000, 3_000
+# The most files of a worker, and processes and threads of its user.
+_DESCRIPTORS, _PROCESSES = 4096, 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """The settings of worker processes, and of their pool.
+
+    On emulated GPUs, workers for several models need `pool_library`.
+    """
+
+    pool: PoolSettings = field(default_factory=PoolSettings)
+    load_timeout_s: float = 120.0
+    change_user: bool = True
+    liveness: LivenessTimes = _LIVENESS
+    pool_library: Path | None = None
+
+
+class EmptyProcess:
+    """A process with a context on a GPU and without a model; it belongs to a tenant for good."""
+
+    def __init__(
+        self, left_by: LoadOrder, worker: ForkedWorker, memory_bytes: int, observer: Observer
+    ) -> None:
+        """`left_by` is the order of the model that has left."""
+        self.tenant = left_by.tenant
+        self.gpu = left_by.gpu
+        self.host = HostProcess(worker.pid)
+        self.memory_bytes = memory_bytes
+        self._worker = worker
+        self._observer = observer
+        self._exit_expected = False
+        self._watching: asyncio.Task[None] | None = None
+        self._closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        worker.exited.add_done_callback(self._exit)
+
+    @property
+    def closed(self) -> asyncio.Future[str]:
+        """Done when the process has ended or has taken a model."""
+        return self._closed
+
+    def watch(self, times: LivenessTimes) -> None:
+        """Kill the process as soon as it is stopped, from now on until another model takes it."""
+        self._watching = asyncio.get_running_loop().create_task(self._watch(times))
+
+    def take(self, model: str) -> ForkedWorker | None:
+        """The worker, for this model of its tenant from now on; None if it has ended."""
+        if self._closed.done() or self._worker.exited.done():
+            return None
+        self._worker.exited.remove_done_callback(self._exit)
+        self._close(f"{model} has taken it")
+        return self._worker
+
+    async def end(self) -> None:
+        """Kill the process, and wait for its exit."""
+        if self._closed.done():
+            return
+        self._exit_expected = True
+        self._worker.kill("its context is not needed any more")
+        await asyncio.shield(self._closed)
+
+    async def _watch(self, times: LivenessTimes) -> None:
+        why = await until_frozen(self._worker.pid, None, times)
+        self._worker.kill(f"it {why}")
+
+    def _exit(self, _: "asyncio.Future[None]") -> None:
+        self._worker.close()
+        cause = self._worker.cause or "it ended"
+        self._close(cause)
+        if not self._exit_expected:
+            log.warning("the empty worker %s ended: %s", self._worker.name, cause)
+            self._observer.context_lost(self, cause)
+
+    def _close(self, result: str) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None  # a cancelled task refers to all that it worked with
+        self._closed.set_result(result)
+
+
+class ProcessRuntime:
+    """Hosts every model in a separate process, unless it is told that others may join the model."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        devices: Iterable[str],
+        settings: ProcessSettings = ProcessSettings(),
+    ) -> None:
+        self._observer = observer
+        self._settings = settings
+        kinds = tuple(dict.fromkeys(devices))
+        emulated = all(kind == "cpu" for kind in kinds)
+        self.can_share = not emulated or settings.pool_library is not None
+        self._server = ForkServer(
+            emulated=emulated, pool=settings.pool_library, liveness=settings.liveness
+        )
+        self._pool = Pool(self._server, kinds, settings.pool)
+        self._users = WorkerUsers(_FIRST_UID, _UIDS)
+        self._hosting: set[HostingWorker] = set()
+        self._empty: set[EmptyProcess] = set()
+
+    def prepare(self) -> None:
+        """Start the fork server, which imports torch, and fill the pool, in the background."""
+        self._pool.start()
+
+    def hosting(self, wish: str, model: str) -> str:  # noqa: ARG002 - it has no choice
+        """This runtime, whatever is wished."""
+        return PROCESS
+
+    @property
+    def spares(self) -> dict[str, int]:
+        """The number of workers ready for a model, by device."""
+        return self._pool.ready
+
+    @property
+    def forked(self) -> int:
+        """The number of processes that have no device yet."""
+        return self._pool.forked
+
+    @property
+    def hosted(self) -> Sequence[WorkerHostedModel]:
+        """The models that have a worker now."""
+        return tuple(model for worker in self._hosting for model in worker.models)
+
+    @property
+    def empty(self) -> Sequence[EmptyProcess]:
+        """The processes that models have left, and that no other model has taken."""
+        return tuple(self._empty)
+
+    def spare_workers(self, device: str) -> Sequence[ForkedWorker]:
+        """Return the workers for this device that are ready for a model, the next one first."""
+        return self._pool.spares(device)
+
+    async def load_in(self, host: HostingWorker, order: LoadOrder) -> WorkerHostedModel:
+        """Load a model in a worker that has others; raise a WireError if the worker is lost."""
+        model = host.add(order, asyncio.get_running_loop().time())
+        await self._load(model)
+        return model
+
+    async def load(self, order: LoadOrder, *, shared: bool = False) -> WorkerHostedModel:
+        """Load a model in its emptied worker, else one from the pool; if that is lost, in another.
+
+        A worker of the pool becomes its tenant's; an emptied one is that already. Further models
+        may follow in a `shared` one.
+        """
+        now_s = asyncio.get_running_loop().time
+        begin_s, emptied = now_s(), await self._take_emptied(order)
+        if emptied is not None:
+            try:
+                return await self._load_first(order, emptied, None, begin_s, shared=shared)
+            except WireError as error:
+                log.warning("an empty worker was lost while it loaded %s: %s", order.model, error)
+        with self._assign(order) as assign:
+            begin_s = now_s()
+            try:
+                worker = await self._take(order)
+                return await self._load_first(order, worker, assign, begin_s, shared=shared)
+            except WireError as error:
+                log.warning("a worker was lost while it loaded %s: %s", order.model, error)
+            begin_s = now_s()
+            try:
+                worker = await self._take(order, fresh=True)
+                return await self._load_first(order, worker, assign, begin_s, shared=shared)
+            except WireError as error:
+                raise NoWorker(order.model, f"lost twice while loading: {error}") from error
+
+    def host_of(self, model: WorkerHostedModel) -> HostingWorker | None:
+        """The worker that has this model."""
+        return next((host for host in self._hosting if model in host.models), None)
+
+    async def close(self) -> None:
+        """Kill every worker and the fork server, and wait for their exit."""
+        await self._pool.close()
+        for host in list(self._hosting):
+            host.end()
+        await asyncio.gather(*(host.over for host in list(self._hosting)))
+        for empty in list(self._empty):
+            await empty.end()
+        await self._server.close()
+
+    async def _take_emptied(self, order: LoadOrder) -> ForkedWorker | None:
+        """The worker of the emptied process that the order names, if it may take the model."""
+        if order.emptied is None:
+            return None
+        found = next((empty for empty in self._empty if empty is order.emptied), None)
+        if found is not None and (found.tenant, found.gpu) != (order.tenant, order.gpu):
+            log.error("%s is another tenant's or GPU's than an empty process: it ends", order.model)
+            await found.end()
+            return None
+        worker = None if found is None else found.take(order.model)
+        if worker is None:
+            log.warning("the empty process for %s has ended: another one takes it", order.model)
+        return worker
+
+    async def _take(self, order: LoadOrder, *, fresh: bool = False) -> ForkedWorker:
+        """A worker of the pool; the fork server may have to be started for it."""
+        with order.progress.bounded_wait():
+            return await self._pool.take(order.device, order.model, fresh=fresh)
+
+    async def _load_first(
+        self,
+        order: LoadOrder,
+        worker: ForkedWorker,
+        assign: orders.Assign | None,
+        begin_s: float,
+        *,
+        shared: bool,
+    ) -> WorkerHostedModel:
+        """`begin_s` is when the worker was asked for."""
+        if assign is not None and assign.uid:
+            self._users.take(order.tenant)
+            worker.exited.add_done_callback(lambda _: self._users.give_back(order.tenant))
+        host = HostingWorker(
+            order, worker, self._observer, self._keep, shared=shared, is_assigned=assign is None
+        )
+        self._hosting.add(host)
+        host.over.add_done_callback(lambda _: self._hosting.discard(host))
+        host.watch(self._settings.liveness)
+        model = host.add(order, begin_s)
+        await self._load(model, assign)
+        return model
+
+    async def _load(self, model: WorkerHostedModel, assign: orders.Assign | None = None) -> None:
+        loaded = False
+        try:
+            await load_within(self._settings.load_timeout_s, model.order, model.load(assign))
+            loaded = True
+        except TimeoutError as error:
+            detail = f"no answer in {self._settings.load_timeout_s:g} s"
+            raise LoadFailure(model.order.model, detail) from error
+        finally:
+            if not loaded:
+                model.abandon()
+
+    def _keep(self, left_by: LoadOrder, worker: ForkedWorker, memory_bytes: int) -> EmptyProcess:
+        empty = EmptyProcess(left_by, worker, memory_bytes, self._observer)
+        empty.watch(self._settings.liveness)
+        self._empty.add(empty)
+        empty.closed.add_done_callback(lambda _: self._empty.discard(empty))
+        return empty
+
+    @contextmanager
+    def _assign(self, order: LoadOrder) -> Iterator[orders.Assign]:
+        """Makes a worker the tenant's; meanwhile the tenant's user stays the same.
+
+        NoWorker if other tenants have all users: a worker shares its user with none of them.
+        """
+        settings, tenant = self._settings, order.tenant
+        limits = _DESCRIPTORS, _PROCESSES
+        if not (settings.change_user and os.geteuid() == 0):
+            yield orders.Assign(0, *limits, [], slots=1)
+            return
+        uid = self._users.take(tenant)
+        if uid is None:
+            raise NoWorker(order.model, f"workers of {_UIDS} other tenants have all users")
+        try:
+            yield orders.Assign(uid, *limits, [], slots=1)
+        finally:
+            self._users.give_back(tenant)
+
+
+class WorkerUsers:
+    """Gives each tenant a user of its own for as long as it has a worker, or is about to.
+
+    A user that no tenant has any more becomes another's: the one that has been free for longest.
+    """
+
+    def __init__(self, first_uid: int, count: int) -> None:
+        self._fresh_uid = first_uid
+        self._end_uid = first_uid + count
+        self._free: deque[int] = deque()
+        self._uids: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
+
+    def take(self, tenant: str) -> int | None:
+        """The tenant's user, until one more `give_back`; None if others have all that there are."""
+        uid = self._uids.get(tenant)
+        if uid is None:
+            uid = self._unused()
+            if uid is None:
+                return None
+            self._uids[tenant] = uid
+        self._counts[tenant] += 1
+        return uid
+
+    def give_back(self, tenant: str) -> None:
+        """One worker of the tenant has ended, or will not come."""
+        self._counts[tenant] -= 1
+        if not self._counts[tenant]:
+            del self._counts[tenant]
+            self._free.append(self._uids.pop(tenant))
+
+    def _unused(self) -> int | None:
+        if self._fresh_uid < self._end_uid:
+            self._fresh_uid += 1
+            return self._fresh_uid - 1
+        return self._free.popleft() if self._free else None

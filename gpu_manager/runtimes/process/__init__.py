@@ -1,1 +1,0 @@
-"""The runtime with one worker process for each model, taken from a warm pool."""

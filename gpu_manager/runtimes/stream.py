@@ -1,0 +1,174 @@
+"""The runtime of streams: a process for each tenant on a GPU hosts all models of that tenant."""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpu_manager.runtimes.hosting_worker import HostingWorker
+from gpu_manager.runtimes.process import ProcessRuntime
+from gpu_manager.runtimes.runtime import HostedModel, LoadOrder
+from torch_shim.errors import WireError
+
+log = logging.getLogger(__name__)
+
+# A model that has broken so many processes of others gets one of its own.
+_MOST_BREAKS = 2
+
+
+# How often each model broke a process of others, in a file that outlives the manager.
+
+BREAKS_FILE = "process-breaks.json"
+_FORGOTTEN_S = 24 * 3600.0  # a function may have been mended, and its weights be the same
+_MOST_MODELS = 4096
+_MOST_CHARACTERS = 512  # of a model's name
+_MOST_BYTES = 4 << 20
+
+
+class ProcessBreaks:
+    """Counts by model; one that broke nothing for a day is forgotten.
+
+    Without a file the counts end with the manager. Managers may share one: the higher count holds.
+    """
+
+    def __init__(self, path: Path | None = None, unix_s: Callable[[], float] = time.time) -> None:
+        """Read the file, if there is one; what cannot be read counts as nothing."""
+        self._path = path
+        self._unix_s = unix_s
+        self._counts: dict[str, tuple[int, float]] = {}  # and when the last one was
+        self._merge()
+
+    def __getitem__(self, model: str) -> int:
+        """Return how often this model broke a process lately."""
+        count, last_s = self._counts.get(model, (0, 0.0))
+        return count if self._unix_s() - last_s < _FORGOTTEN_S else 0
+
+    def add(self, model: str) -> None:
+        """Count once more, and keep it."""
+        before = self[model]
+        self._merge()
+        if model not in self._counts and len(self._counts) >= _MOST_MODELS:
+            return
+        if len(model) <= _MOST_CHARACTERS:
+            self._counts[model] = (max(before, self[model]) + 1, self._unix_s())
+            self._write()
+
+    def _merge(self) -> None:
+        """Take over what the file has, and drop what is old."""
+        now_s = self._unix_s()
+        for model, (count, last_s) in self._read().items():
+            self._counts[model] = max(
+                self._counts.get(model, (0, 0.0)), (count, min(last_s, now_s))
+            )
+        self._counts = {
+            model: found for model, found in self._counts.items() if now_s - found[1] < _FORGOTTEN_S
+        }
+
+    def _read(self) -> dict[str, tuple[int, float]]:
+        if self._path is None:
+            return {}
+        try:
+            with self._path.open("rb") as file:
+                return _checked(json.loads(file.read(_MOST_BYTES)))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            log.warning("%s: %s: no model has broken a process, then", self._path, error)
+            return {}
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        aside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
+        try:
+            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump({model: list(found) for model, found in self._counts.items()}, file)
+            aside.replace(self._path)
+        except OSError as error:
+            log.warning("%s: %s: it is forgotten with this manager", self._path, error)
+            aside.unlink(missing_ok=True)
+
+
+def _checked(found: Any) -> dict[str, tuple[int, float]]:
+    """What a file says, if it is one of ours."""
+    if not isinstance(found, dict) or len(found) > _MOST_MODELS:
+        raise ValueError("it is no table of models")
+    counts: dict[str, tuple[int, float]] = {}
+    for model, entry in found.items():
+        match entry:
+            case [int(count), float(last_s)] if len(model) <= _MOST_CHARACTERS and count > 0:
+                counts[model] = (count, last_s)
+            case _:
+                raise ValueError(f"{model:.80}: {entry!r:.80} is no count and time")
+    return counts
+
+
+class StreamRuntime:
+    """Hosts the models of a tenant in one process on each GPU; never those of two tenants."""
+
+    def __init__(self, workers: ProcessRuntime, breaks: ProcessBreaks | None = None) -> None:
+        """`workers` has the processes, and hosts the models that break those of others."""
+        self._workers = workers
+        self._hosts: dict[tuple[str, str], HostingWorker] = {}
+        self._opening: dict[tuple[str, str], asyncio.Lock] = {}
+        self._breaks = breaks or ProcessBreaks()
+
+    def prepare(self) -> None:
+        """Have workers ready for a first load."""
+        self._workers.prepare()
+
+    def hosts_alone(self, model: str) -> bool:
+        """Whether the model gets a process of its own, since it broke those of others."""
+        return self._breaks[model] >= _MOST_BREAKS
+
+    def process_of(self, tenant: str, gpu: str) -> HostingWorker | None:
+        """The tenant's process on this GPU, if further models may come there."""
+        host = self._hosts.get((tenant, gpu))
+        return host if host is not None and host.is_open else None
+
+    async def load(self, order: LoadOrder) -> HostedModel:
+        """Load a model in its tenant's process on the GPU, which the first model makes."""
+        if self.hosts_alone(order.model):
+            return await self._workers.load(order)
+        place = order.tenant, order.gpu
+        async with self._opening.setdefault(place, asyncio.Lock()):
+            host = self.process_of(*place)
+            if host is None:
+                return await self._open(order)
+        if order.emptied is not None:
+            await order.emptied.end()  # the tenant has a process already
+        try:
+            return await self._workers.load_in(host, order)
+        except WireError as error:
+            log.warning("the process of %s was lost while it loaded %s: %s", *place, error)
+        async with self._opening[place]:
+            host = self.process_of(*place)
+            return await (self._open(order) if host is None else self._workers.load_in(host, order))
+
+    async def close(self) -> None:
+        """Nothing: the workers are ended with those of the other runtime."""
+
+    async def _open(self, order: LoadOrder) -> HostedModel:
+        """Make the tenant's process, with this model as its first one."""
+        model = await self._workers.load(order, shared=True)
+        host = self._workers.host_of(model)
+        if host is not None:
+            self._hosts[order.tenant, order.gpu] = host
+            host.over.add_done_callback(lambda _: self._ended(host))
+        return model
+
+    def _ended(self, host: HostingWorker) -> None:
+        place = host.tenant, host.gpu
+        if self._hosts.get(place) is host:
+            del self._hosts[place]
+        for model in host.broken_by:
+            name = model.order.model
+            self._breaks.add(name)
+            if self.hosts_alone(name):
+                log.warning("%s broke its process again: it gets one of its own", name)

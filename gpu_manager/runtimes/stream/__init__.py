@@ -1,1 +1,0 @@
-"""The runtime with one process for each tenant on a GPU, which hosts all models of that tenant."""

@@ -1,1 +1,0 @@
-"""Worker processes: forked ahead, taken by models of one tenant, one or several, and emptied."""

@@ -1,0 +1,265 @@
+"""One connection to the manager: HELLO, then requests or a relayed data channel."""
+
+import asyncio
+import logging
+import socket
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from common.tasks import BackgroundTasks, until_first
+from common.time_limits import time_limit
+from gpu_manager import errors
+from gpu_manager.errors import ClientNotAllowed, NoWorker
+from gpu_manager.frame_stream import FrameStream
+from gpu_manager.runtimes.runtime import HostedId, HostedModel
+from gpu_manager.server.connection_limits import ConnectionPlace
+from gpu_manager.server.requests import (
+    AdmittedClient,
+    ClientRole,
+    Handler,
+    Services,
+    admit,
+    handler_for,
+    welcome,
+)
+from gpu_manager.sessions import request_fields as read
+from gpu_manager.sessions.sessions import session_key
+from scheduler import api as scheduling
+from scheduler.api import LeaseId
+from torch_shim.errors import BadFrame, ConnectionLost, OtherVersion
+from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.protocol import MAX_HELLO_BYTES, MAX_META_BYTES, FailureKind, FrameKind
+
+log = logging.getLogger(__name__)
+
+_MOST_AT_ONCE = 64
+_MOST_TASKS = 4 * _MOST_AT_ONCE
+# Requests with a descriptor that are handled at once, and the descriptors of one frame: others'
+# open files count against this process's limit.
+_MOST_WITH_DESCRIPTORS = 2
+_LOOK_S = 0.5
+_MOST_DESCRIPTORS = 1
+
+
+class ClientRefusal(NamedTuple):
+    """The fields of a REFUSED frame."""
+
+    failure: FailureKind
+    message: str
+    facts: dict[str, Any]
+
+
+# The first matching class counts, so subclasses precede their bases.
+_FAILURES: tuple[tuple[type[Exception], FailureKind], ...] = (
+    (errors.ClientNotAllowed, FailureKind.NOT_ALLOWED),
+    (OtherVersion, FailureKind.UNKNOWN_VERSION),
+    (errors.UnknownImage, FailureKind.UNKNOWN_MODEL),
+    (errors.WeightStoreError, FailureKind.WEIGHTS),
+    (errors.NoSuchData, FailureKind.NO_DATA),
+    (errors.DataError, FailureKind.NO_ROOM),
+    (errors.LoadFailure, FailureKind.LOST),
+    (errors.NoWorker, FailureKind.LOST),
+    (errors.LeaseOver, FailureKind.LEASE),
+    (errors.PlacedElsewhere, FailureKind.LOST),
+    (errors.NoScheduler, FailureKind.LOST),
+    (scheduling.ModelsTooLarge, FailureKind.TOO_LARGE),
+    (scheduling.QueueFull, FailureKind.QUEUE_FULL),
+    (scheduling.OverQuota, FailureKind.OVER_QUOTA),
+    (scheduling.RequestExpired, FailureKind.EXPIRED),
+    (scheduling.RequestWithdrawn, FailureKind.CANCELLED),
+    (scheduling.RequestEnded, FailureKind.LOST),
+    (scheduling.EventRefused, FailureKind.NOT_ALLOWED),
+)
+_FACTS = ("digest", "model", "node", "needed_bytes", "largest_bytes", "limit_bytes", "waiting")
+
+# Errors of a request that do not indicate a bug in the manager.
+Expected = errors.GpuManagerError, scheduling.SchedulerError
+
+
+def refusal(error: Exception) -> ClientRefusal:
+    """Return the refusal that a client receives for an expected error."""
+    failure = next(
+        (found for kind, found in _FAILURES if isinstance(error, kind)), FailureKind.INTERNAL
+    )
+    if isinstance(error, errors.LoadFailure) and error.out_of_memory:
+        failure = FailureKind.OUT_OF_MEMORY
+    facts = {name: getattr(error, name) for name in _FACTS if hasattr(error, name)}
+    return ClientRefusal(failure, str(error), facts)
+
+
+class ClientConnection:
+    """Serves one client until either side closes; invalid input affects only this client."""
+
+    def __init__(self, client: socket.socket, services: Services, place: ConnectionPlace) -> None:
+        """`place` counts the connection, from now on as one of its tenant."""
+        self._services = services
+        self._strangers = services.limits.strangers
+        self._place = place
+        self._stream = FrameStream(client, MAX_HELLO_BYTES, 0, _MOST_DESCRIPTORS)
+        self._room = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._descriptor_room = asyncio.Semaphore(_MOST_WITH_DESCRIPTORS)
+        self._tasks = BackgroundTasks(log, "a request")
+        self._peer = "an unidentified client"
+
+    async def serve(self) -> None:
+        """Serve the connection from HELLO until its end."""
+        try:
+            async with time_limit(self._services.hello_s):
+                client, hosted = await self._hello()
+            if hosted is not None:
+                await self._relay(client, hosted)
+            else:
+                await self._serve_requests(client)
+        except BadFrame as error:
+            self._strangers.warn("closed the connection of %s: %s", self._peer, error)
+        except ClientNotAllowed as error:
+            self._strangers.warn("rejected a client: %s", error)
+        except TimeoutError:
+            self._strangers.warn("closed a connection that sent no HELLO in time")
+        except ConnectionLost as error:
+            log.debug("the connection of %s: %s", self._peer, error)
+        finally:
+            self._tasks.cancel()
+            self._stream.close()
+
+    def lease_ended(self, lease: LeaseId) -> None:
+        """Notify the client of a lease's end; a lost notification does no harm."""
+        if len(self._tasks) < _MOST_TASKS:  # else the client does not read
+            self._tasks.start(self._notify_lease_ended(lease), failed=self._failed)
+
+    # -- HELLO ----------------------------------------------------------------------------------
+
+    async def _hello(self) -> tuple[AdmittedClient, HostedModel | None]:
+        """Return the client, and the model of a data channel; raise ClientNotAllowed."""
+        try:
+            frame = await self._stream.read()
+        except OtherVersion as error:
+            await self._refuse(0, refusal(error))
+            raise ClientNotAllowed(str(error)) from error
+        frame.close_descriptors()
+        if frame.kind is not FrameKind.HELLO:
+            raise BadFrame(f"{frame.kind.name} before HELLO")
+        number, fields = read.request(frame.meta)
+        try:
+            client = admit(fields, self._services.credentials, self._stream.socket)
+            self._place.identified(client.identity.tenant)
+            hosted = self._worker(client) if client.role is ClientRole.CHANNEL else None
+        except (ClientNotAllowed, NoWorker) as error:
+            await self._refuse(number, refusal(error))
+            raise ClientNotAllowed(str(error)) from error
+        self._peer = f"{client.identity} (session {client.session})"
+        self._number = number
+        return client, hosted
+
+    def _worker(self, client: AdmittedClient) -> HostedModel:
+        """Return the worker of a data channel; raise ClientNotAllowed if it is not permitted."""
+        hosted = self._services.node.hosted(HostedId(client.worker))
+        tenant, digest = hosted.order.tenant, hosted.order.digest
+        store = self._services.library.store
+        if tenant != client.identity.tenant or not store.allowed(str(client.identity), digest):
+            raise ClientNotAllowed(f"{client.identity} may not use worker {client.worker}")
+        return hosted
+
+    async def _relay(self, client: AdmittedClient, hosted: HostedModel) -> None:
+        """Relay bytes until either side closes; the worker checks the frames."""
+        ours, workers = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            key = session_key(client.identity, client.session)
+            hosted.channel(key, str(client.identity), workers)
+            await self._stream.send(FrameKind.ANSWER, [self._number, {}])
+            await relay(self._stream.socket, ours)
+
+    # -- requests -------------------------------------------------------------------------------
+
+    async def _serve_requests(self, client: AdmittedClient) -> None:
+        if client.role is ClientRole.SHIM:
+            self._services.preparation.need()
+        session = self._services.sessions.join(client.identity, client.session, self)
+        handler = handler_for(client.role, session, self._services, local=self._stream.local)
+        try:
+            hello = welcome(self._services.node, session, local=self._stream.local)
+            await self._stream.send(FrameKind.ANSWER, [self._number, hello])
+            while True:
+                self._stream.set_limits(MAX_META_BYTES, handler.most_body_bytes)
+                await self._handle(await self._stream.read(), handler)
+        finally:
+            handler.close()
+            self._services.sessions.leave(session, self)
+
+    async def _handle(self, frame: Frame, handler: Handler) -> None:
+        """Answer a request: in order if it cannot wait, else concurrently in a task."""
+        with ExitStack() as held:
+            held.callback(frame.close_descriptors)
+            number, _ = read.request(frame.meta)
+            if not handler.waits(frame):
+                await self._answer(frame, number, handler)
+                return
+            for room in (self._room, self._descriptor_room)[: 2 if frame.descriptors else 1]:
+                await self._enter(room)
+                held.callback(room.release)
+            task = self._tasks.start(self._answer(frame, number, handler), failed=self._failed)
+            of_task = held.pop_all()
+            task.add_done_callback(lambda _: of_task.close())
+
+    async def _enter(self, room: asyncio.Semaphore) -> None:
+        """Wait for room; nothing is read meanwhile, so the client's end has to be looked for."""
+        while True:
+            try:
+                async with time_limit(_LOOK_S):
+                    await room.acquire()
+                    return
+            except TimeoutError:
+                if self._stream.hung_up():
+                    raise ConnectionLost("closed while its requests waited") from None
+
+    async def _answer(self, frame: Frame, number: int, handler: Handler) -> None:
+        try:
+            answer = await handler.handle(frame)
+        except Expected as error:
+            await self._refuse(number, refusal(error))
+            return
+        if answer is None:
+            return
+        try:
+            meta, body = [number, answer.fields], answer.body
+            if body is not None:
+                await self._stream.send(FrameKind.CONTENT, meta, (body,))
+            else:
+                await self._stream.send(FrameKind.ANSWER, meta, (), answer.descriptors)
+        finally:
+            answer.close()
+
+    async def _refuse(self, number: int, why: ClientRefusal) -> None:
+        await self._stream.send(FrameKind.REFUSED, [number, why.failure, why.message, why.facts])
+
+    async def _notify_lease_ended(self, lease: LeaseId) -> None:
+        await self._stream.send(FrameKind.LEASE_ENDED, [0, {"lease": lease}])
+
+    # -- tasks ----------------------------------------------------------------------------------
+
+    def _failed(self, error: BaseException) -> None:
+        """Close the connection, because a request could not be answered."""
+        if isinstance(error, BadFrame):
+            self._strangers.warn("closed the connection of %s: %s", self._peer, error)
+        elif not isinstance(error, ConnectionLost):
+            log.error("a request of %s failed", self._peer, exc_info=error)
+        self._stream.close()
+
+
+_PIECE_BYTES = 1 << 20
+
+
+async def relay(one: socket.socket, other: socket.socket) -> None:
+    """Copy bytes in both directions until either side closes; both sockets are non-blocking."""
+    await until_first(_copy(one, other), _copy(other, one))
+
+
+async def _copy(source: socket.socket, sink: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    room = memoryview(bytearray(_PIECE_BYTES))
+    try:
+        while count := await loop.sock_recv_into(source, room):
+            await loop.sock_sendall(sink, room[:count])
+    except OSError:
+        return  # the side has closed, which ends the channel

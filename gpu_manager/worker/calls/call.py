@@ -1,0 +1,414 @@
+"""A call: read from the wire and checked, its modes, its channel, and its result."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from gpu_manager.call_errors import CallRefused, ContextLost
+from gpu_manager.worker.calls.calls_together import CallNeeds
+from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
+from gpu_manager.worker.program.build import BuiltProgram
+from gpu_manager.worker.program.channel_state import (
+    Binding,
+    ChannelState,
+    InputStorage,
+    KeptStorages,
+    TensorInput,
+)
+from gpu_manager.worker.program.plain_values import begin_call
+from gpu_manager.worker.program.tensor_specs import DTYPES, NAMES, bytes_of, extent_of, identity
+from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force, read_arithmetic
+from torch_shim.wire.bounded_msgpack import shown
+from torch_shim.wire.protocol import FailureKind
+
+_CALL_FIELDS, _OPTION_FIELDS = 5, 8
+_TRACE_CHARACTERS = 128
+
+
+class Residents(NamedTuple):
+    """What the shim says about outputs and changed inputs that it may never look at.
+
+    Storages of at least `least_bytes` stay with the worker, output storage n under `first_key` + n,
+    unless it is `wanted` up to its size. `dropped` are the keys of those that the function needs no
+    more, or the negative numbers of files of results that it gives back.
+    """
+
+    first_key: int
+    least_bytes: int
+    wanted: dict[int, int]
+    dropped: list[int]
+
+
+# What changes a program's numbers beside its inputs: each call begins with exactly its own modes.
+#
+# Torch keeps autocast, the gradient mode and vmap's levels for each thread. They are set, never
+# only left: a program that fails, or leaves in another order than it entered, restores what it
+# should not.
+
+_functorch = torch._C._functorch  # noqa: SLF001 - torch has no public way to ask
+_fills = torch._C._get_deterministic_fill_uninitialized_memory  # noqa: SLF001 - the public one takes longer
+_DTYPES = (("cpu", torch.bfloat16), ("cuda", torch.float16))  # of autocast where nobody names one
+
+
+class Mode(NamedTuple):
+    """What changes the numbers that a program computes, beside its inputs."""
+
+    autocast: torch.dtype | None
+    default_dtype: torch.dtype
+    arithmetic: Arithmetic = Arithmetic()
+
+
+@contextmanager
+def computing(device: torch.device, mode: Mode) -> Iterator[None]:
+    """Compute in exactly this mode, whatever this thread ran before, and leave nothing entered.
+
+    ContextLost where the process computes otherwise: other calls may rely on that.
+    """
+    _check_process(mode)
+    leave_modes()
+    begin_call()
+    try:
+        if mode.autocast is not None:
+            autocast = torch.autocast(device.type, mode.autocast, cache_enabled=False)
+            autocast.__enter__()  # type: ignore[no-untyped-call] # torch gives it no types
+        yield
+    finally:
+        leave_modes()
+
+
+def leave_modes() -> None:
+    """Leave all that the thread's programs entered.
+
+    Autocast keeps no casts here: only those of tensors that need gradients would be kept, which
+    inputs and weights do not, and they would be the process's until some thread left autocast.
+    """
+    while _functorch.get_dynamic_layer_stack_depth():
+        _functorch.pop_dynamic_layer_stack()
+    for kind, dtype in _DTYPES:
+        torch.set_autocast_enabled(kind, False)
+        torch.set_autocast_dtype(kind, dtype)
+    torch.set_autocast_cache_enabled(False)
+    entered = torch.autocast_increment_nesting()
+    for _ in range(entered):
+        torch.autocast_decrement_nesting()
+    for _ in range(-entered):
+        torch.autocast_increment_nesting()
+    torch._C._set_grad_enabled(False)  # noqa: SLF001 - the public one makes an object
+
+
+def _check_process(mode: Mode) -> None:
+    if torch.is_inference_mode_enabled():
+        raise ContextLost("the thread is in inference mode", of_program=False)
+    in_force = torch.get_default_dtype(), arithmetic_in_force(), _fills()
+    if in_force != (mode.default_dtype, mode.arithmetic, True):
+        raise ContextLost(f"the process computes with {in_force}", of_program=False)
+
+
+class Options(NamedTuple):
+    """How a call is to be run. One that `repeats` another was in a worker that died."""
+
+    autocast: torch.dtype | None
+    rng: bytes | None
+    keys: list[int]
+    default_dtype: torch.dtype
+    trace: str = ""
+    arithmetic: Arithmetic = Arithmetic()
+    residents: Residents | None = None
+    repeats: bool = False
+
+    def mode(self) -> Mode:
+        """What of it changes the numbers that a program computes."""
+        return Mode(self.autocast, self.default_dtype, self.arithmetic)
+
+
+class GraphCall(NamedTuple):
+    """A call as it was asked for."""
+
+    lease: int
+    number: int
+    program: BuiltProgram
+    binding: Binding | None
+    inputs: Any
+    options: Options
+
+    @property
+    def needs(self) -> CallNeeds:
+        """What the call needs of the process while it runs."""
+        options = self.options
+        return CallNeeds(options.arithmetic, options.default_dtype, options.rng is not None)
+
+
+def read_call(meta: Any, channel: ChannelState) -> GraphCall:
+    """Check what a CALL says, and find the program and binding it names."""
+    if not isinstance(meta, list) or len(meta) != _CALL_FIELDS or type(meta[0]) is not int:
+        raise CallRefused(FailureKind.BAD_FRAME, "CALL has five fields, the lease first")
+    lease, number, binding, inputs, options = meta
+    program = channel.program(number)
+    bound, read = channel.binding(number, binding), read_options(options)
+    if program.random and read.rng is None:
+        raise CallRefused(FailureKind.BAD_FRAME, "a program that draws has a generator's state")
+    return GraphCall(lease, number, program, bound, inputs, read)
+
+
+def read_options(options: Any) -> Options:
+    """Check a call's options."""
+    if not isinstance(options, list) or len(options) != _OPTION_FIELDS:
+        raise CallRefused(FailureKind.BAD_FRAME, "options have eight fields")
+    autocast, rng, keys, default, trace, sent, stay, repeats = options
+    arithmetic = Arithmetic() if sent is None else read_arithmetic(sent)
+    if arithmetic is None:
+        raise CallRefused(FailureKind.BAD_FRAME, f"no settings of arithmetic: {shown(sent)}")
+    if not isinstance(trace, str) or len(trace) > _TRACE_CHARACTERS:
+        raise CallRefused(FailureKind.BAD_FRAME, "a trace is a short text")
+    if autocast is not None:
+        if not isinstance(autocast, list) or len(autocast) != len(("dtype", "cache")):
+            raise CallRefused(FailureKind.BAD_FRAME, "autocast is a dtype and whether to cache")
+        autocast = _dtype(autocast[0])  # casts are never kept: see `leave_modes`
+    if rng is not None and not isinstance(rng, bytes):
+        raise CallRefused(FailureKind.BAD_FRAME, "a generator's state is bytes")
+    if not isinstance(keys, list) or not _are_numbers(keys):
+        raise CallRefused(FailureKind.BAD_FRAME, "keys are numbers")
+    dtype = torch.float32 if default is None else _dtype(default)
+    if type(repeats) is not bool:
+        raise CallRefused(FailureKind.BAD_FRAME, "a call repeats another one or does not")
+    stays = _read_residents(stay)
+    return Options(autocast, rng, keys, dtype, trace, arithmetic, stays, repeats)
+
+
+def _read_residents(sent: Any) -> Residents | None:
+    match sent:
+        case None:
+            return None
+        case [int(first), int(least), list(wanted), list(dropped)] if first > 0:
+            numbers = [*dropped, *(number for entry in wanted for number in _pair(entry))]
+            if _are_numbers(numbers):
+                return Residents(first, least, dict(wanted), dropped)
+    raise CallRefused(FailureKind.BAD_FRAME, f"what stays: {shown(sent)}")
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    return not values or set(map(type, values)) == {int}
+
+
+def _pair(entry: Any) -> Any:
+    return entry if isinstance(entry, list) and len(entry) == len(("number", "size")) else [None]
+
+
+def _dtype(name: Any) -> torch.dtype:
+    found = DTYPES.get(name) if isinstance(name, str) else None
+    if found is None or not found.is_floating_point:
+        raise CallRefused(FailureKind.BAD_FRAME, f"no dtype {shown(name)} to compute in")
+    return found
+
+
+# A call's result: which bytes travel, and how the shim makes tensors of them again.
+
+_WIDEST_ELEMENT_BYTES = 16
+# A tensor that uses less of the bytes between its first and last than this travels contiguous.
+_LEAST_DENSITY = 0.25
+_SPARSE_FROM_BYTES = 1 << 16
+
+
+# Where the offset of a part would stand: its bytes stay with the worker.
+_STAYS = -2
+_SOLE = 2
+_LEAST, _LARGEST = -1 << 63, (1 << 64) - 1  # of the whole numbers that a message may contain
+
+
+class PackedResult(NamedTuple):
+    """What RESULT says, with offsets still to be filled in, and the bytes in their order."""
+
+    storages: list[list[int]]
+    views: list[Any]
+    changed: list[list[int]]
+    parts: list[torch.Tensor]
+
+    def sizes(self) -> list[int]:
+        """Bytes of each part."""
+        return [part.numel() for part in self.parts]
+
+    def place(self, offsets: Sequence[int]) -> None:
+        """Say where each part lies."""
+        sent = [(entry, 0) for entry in self.storages if entry[0] != _STAYS]
+        sent += [(entry, 1) for entry in self.changed if entry[1] != _STAYS]
+        for (entry, field), offset in zip(sent, offsets, strict=True):
+            entry[field] = offset
+
+
+class Packer:
+    """Describes the outputs of one call. `inputs` gives the input that lies in a storage."""
+
+    def __init__(
+        self,
+        inputs: Sequence[dict[int, int]],
+        constants: Sequence[torch.Tensor],
+        kept: KeptStorages,
+        keys: Sequence[int],
+        residents: Residents | None = None,
+    ) -> None:
+        self._constants = {identity(constant.untyped_storage()) for constant in constants}
+        self._inputs = inputs
+        self._lasting = True
+        self._kept = kept
+        self._keys = keys
+        self._residents = residents
+        self._storages: list[list[int]] = []
+        self._parts: list[torch.Tensor] = []
+
+    def pack(
+        self, outputs: Sequence[Any], changed: list[TensorInput], *, lasting: bool
+    ) -> PackedResult:
+        """The result of a call that gave these outputs and wrote to these inputs.
+
+        Outputs that are not `lasting` lie in memory that the next call uses again.
+        """
+        self._lasting = lasting
+        views: list[Any] = list(outputs)
+        owned: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        for number, output in enumerate(outputs):
+            if isinstance(output, torch.Tensor):
+                tensor = _plain(output)
+                storage = identity(tensor.untyped_storage())
+                source = self._input_in(storage)
+                if source is None:
+                    owned.setdefault(storage, []).append((number, tensor))
+                else:
+                    views[number] = _described(-1 - source, tensor, 0)
+            elif output is not None and not isinstance(output, (bool, int, float)):
+                detail = f"output {number} is a {type(output).__name__}"
+                raise CallRefused(FailureKind.OPERATOR, detail)
+            elif isinstance(output, int) and not _LEAST <= output <= _LARGEST:
+                raise CallRefused(FailureKind.OPERATOR, f"output {number} has more than 64 bits")
+        for group in owned.values():
+            self._storage(group, views)
+        written = [self._changed(entry) for entry in changed]
+        return PackedResult(self._storages, views, written, self._parts)
+
+    def _input_in(self, storage: int) -> int | None:
+        for positions in self._inputs:
+            if storage in positions:
+                return positions[storage]
+        return None
+
+    def _storage(self, group: list[tuple[int, torch.Tensor]], views: list[Any]) -> None:
+        """Outputs over one storage: each run of bytes that some of them share is one piece."""
+        spans = sorted((extent_of(tensor), number, tensor) for number, tensor in group)
+        piece: list[tuple[int, torch.Tensor]] = []
+        start = stop = 0
+        for (first, last), number, tensor in spans:
+            if piece and first >= stop:
+                self._piece(piece, start, stop, views)
+                piece = []
+            if not piece:
+                start = first - first % _WIDEST_ELEMENT_BYTES
+                stop = start
+            piece.append((number, tensor))
+            stop = max(stop, last)
+        self._piece(piece, start, stop, views)
+
+    def _piece(
+        self, piece: list[tuple[int, torch.Tensor]], start: int, stop: int, views: list[Any]
+    ) -> None:
+        if len(piece) == 1 and _is_sparse(piece[0][1], stop - start):
+            number, tensor = piece[0]
+            piece = [(number, tensor.contiguous())]
+            start, stop = 0, piece[0][1].numel() * tensor.element_size()
+        storage = piece[0][1].untyped_storage()
+        here = len(self._storages)
+        for number, tensor in piece:
+            views[number] = _described(here, tensor, start // tensor.element_size())
+        if self._stays(here, stop - start):
+            assert self._residents is not None
+            own = self._own(storage, start, stop)
+            self._kept.keep_sole(InputStorage(own, self._residents.first_key + here))
+            self._storages.append([_STAYS, stop - start, _SOLE])
+            return
+        key = self._keys[here] if here < len(self._keys) else 0
+        if key:
+            self._kept.keep(InputStorage(self._own(storage, start, stop), key))
+        self._storages.append([0, stop - start, bool(key)])
+        self._parts.append(bytes_of(storage, start, stop))
+
+    def _stays(self, number: int, size_bytes: int) -> bool:
+        """Whether this output storage stays here until the function looks at it."""
+        found = self._residents
+        return (
+            found is not None
+            and size_bytes >= max(found.least_bytes, 1)
+            and size_bytes > found.wanted.get(number, 0)
+            and self._kept.has_room(size_bytes)
+        )
+
+    def _own(self, whole: torch.UntypedStorage, start: int, stop: int) -> torch.UntypedStorage:
+        """Part of a storage that may be kept: a copy where it belongs to more than this result."""
+        part: torch.UntypedStorage = whole[start:stop]
+        shared = identity(whole) in self._constants or not self._lasting
+        if shared or whole.nbytes() > 2 * (stop - start):
+            part = part.clone()  # type: ignore[no-untyped-call] # torch gives it no types
+        return part
+
+    def _changed(self, entry: TensorInput) -> list[int]:
+        start, stop = extent_of(entry.tensor)
+        residents, key = self._residents, entry.held.key
+        if residents is not None and key and stop - start >= max(residents.least_bytes, 1):
+            if self._kept.has_sole(key):
+                return [entry.position, _STAYS, stop - start]
+            if self._kept.has_room(entry.held.storage.nbytes()):
+                self._kept.keep_sole(entry.held)
+                return [entry.position, _STAYS, stop - start]
+        self._parts.append(bytes_of(entry.tensor.untyped_storage(), start, stop))
+        return [entry.position, 0, stop - start]
+
+
+def _plain(output: torch.Tensor) -> torch.Tensor:
+    """The output with its values really in its storage."""
+    if output.layout is not torch.strided or output.dtype not in NAMES:
+        raise CallRefused(FailureKind.OPERATOR, f"output of layout {output.layout}, {output.dtype}")
+    if torch._C._functorch.is_functorch_wrapped_tensor(output):  # noqa: SLF001 - torch has no public way to ask
+        raise CallRefused(FailureKind.OPERATOR, "an output is still inside of vmap")
+    return output.resolve_conj().resolve_neg()
+
+
+def _described(storage: int, tensor: torch.Tensor, shift: int) -> list[Any]:
+    offset = tensor.storage_offset() - shift
+    return [storage, NAMES[tensor.dtype], list(tensor.shape), list(tensor.stride()), offset]
+
+
+def _is_sparse(tensor: torch.Tensor, span_bytes: int) -> bool:
+    used_bytes = tensor.numel() * tensor.element_size()
+    return span_bytes > _SPARSE_FROM_BYTES and used_bytes < span_bytes * _LEAST_DENSITY
+
+
+class CallAnswer(NamedTuple):
+    """What a call gave: the result, the generator's state, times, and numbers for the manager.
+
+    The times are seconds: waiting for the GPU, transfer, compute, and of the transfer that back.
+    Of calls that ran `together`, as one, each computed for an equal part, and waited for the rest.
+    """
+
+    result: PackedResult
+    end_bytes: int
+    rng: bytes | None
+    times: list[float]
+    batch: int
+    together: int = 1
+
+
+# Copies a result's bytes to where the shim will read them.
+Deliver = Callable[[CallAnswer], None]
+
+
+class ChannelCall(NamedTuple):
+    """A call as it came over a channel, and where its answer goes.
+
+    `deliver` copies the result's bytes to where they go, before any other call runs that could
+    write to them. `terms` are those of its lease.
+    """
+
+    call: GraphCall
+    channel: ChannelState
+    body: memoryview
+    deliver: Deliver
+    terms: LeaseTerms = USUAL_TERMS

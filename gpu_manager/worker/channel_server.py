@@ -1,0 +1,430 @@
+"""A data channel's loop: read a request, answer it, until the shim hangs up or talks nonsense."""
+
+import fcntl
+import hashlib
+import mmap
+import os
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from gpu_manager.call_errors import CallRefused, ContextLost
+from gpu_manager.devices.lent_memory import make_file
+from gpu_manager.devices.worker_device import SharedArea, WorkerDevice
+from gpu_manager.transfers.schedule import TransferRank
+from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.call import CallAnswer, read_call
+from gpu_manager.worker.data import MOST_HANDLE_CHARACTERS as MOST_HANDLE
+from gpu_manager.worker.data import BorrowedData, GrantedPuts
+from gpu_manager.worker.executor import Executor
+from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.program.build import BuiltProgram
+from gpu_manager.worker.program.channel_state import ChannelState
+from gpu_manager.worker.program.inputs import NO_AREA
+from gpu_manager.worker.program.tensor_specs import bytes_of
+from gpu_manager.worker.shared_memory import LEAST_FILE_BYTES, ResultFiles
+from torch_shim.errors import BadFrame, ConnectionLost
+from torch_shim.wire.frame_socket import Frame, FrameSocket
+from torch_shim.wire.programs import unpack
+from torch_shim.wire.protocol import FailureKind, FrameKind, places_behind
+
+_F_GET_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1034, 2, 4
+_ARENA_SEALS = _F_SEAL_SHRINK | _F_SEAL_GROW
+_MOST_PROGRAMS = 1024
+_MOST_LIFETIME_S = 1e9  # the manager has a smaller bound
+_LEAVE_S = 2.0  # for sending what only the worker has, when it ends
+# What a program that passes the checks can still raise while it is built.
+_BUILD_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, SyntaxError, MemoryError)
+
+
+class Programs:
+    """Programs built in this worker, by digest: channels share them."""
+
+    def __init__(self, table: OperatorTable) -> None:
+        self._table = table
+        self._lock = threading.Lock()
+        self._built: OrderedDict[str, BuiltProgram] = OrderedDict()
+
+    def get(self, digest: Any, packed: memoryview) -> BuiltProgram:
+        """The program of these bytes, built once."""
+        if hashlib.sha256(packed).hexdigest() != digest:
+            raise CallRefused(FailureKind.PROGRAM, "the program is not what its digest says")
+        with self._lock:
+            built = self._built.get(digest)
+            if built is None:
+                built = self._built[digest] = self._build(digest, packed)
+                if len(self._built) > _MOST_PROGRAMS:
+                    self._built.popitem(last=False)
+            self._built.move_to_end(digest)
+            return built
+
+    def clear(self) -> None:
+        """Forget all programs."""
+        with self._lock:
+            self._built.clear()
+
+    def _build(self, digest: str, packed: memoryview) -> BuiltProgram:
+        try:
+            return BuiltProgram(digest, unpack(packed), self._table)
+        except (BadFrame, *_BUILD_ERRORS) as error:
+            raise CallRefused(FailureKind.PROGRAM, str(error)[:500]) from error
+
+
+class CallObservers(NamedTuple):
+    """Callbacks of a channel for what the manager must learn."""
+
+    ran: Callable[[int, str, CallAnswer], None]  # also whose, of a lease that is divided
+    note: Callable[[str, str], None]  # and the trace that it is about, if that is known
+    lost: Callable[[], object] = lambda: None  # the worker cannot use its GPU any more
+    borrow: Callable[[str], BorrowedData | None] = lambda _: None  # data of another worker
+    puts: GrantedPuts | None = None  # without asking the manager
+
+
+# Where a result's bytes are put: the arena if there is room, else a file or the frame's body.
+
+
+class Delivery:
+    """Puts the bytes of one answer where the function reads them.
+
+    With `files`, a large result goes to a file that the function gives back: `file_number`. After
+    an error the function does not have the answer, and the worker has to `take_back` the file.
+    """
+
+    def __init__(
+        self,
+        device: WorkerDevice,
+        arena: memoryview | None,
+        files: ResultFiles | None,
+        take_back: Callable[[int], None],
+    ) -> None:
+        self._device = device
+        self._arena = arena
+        self._files = files
+        self._take_back = take_back
+        self.body: Sequence[bytearray] = ()
+        self.descriptors: list[int] = []
+        self.file_number = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors.clear()
+        if error is not None and self.file_number:
+            self._take_back(self.file_number)
+
+    def __call__(self, answer: CallAnswer) -> None:
+        """Copy a result's bytes, and say in the result where they lie."""
+        begun_s = time.perf_counter()
+        sizes = answer.result.sizes()
+        offsets, end = places_behind(answer.end_bytes, sizes)
+        if self._arena is not None and end <= len(self._arena):
+            answer.result.place(offsets)
+            memory = self._arena
+        else:
+            answer.result.place([-1] * len(sizes))
+            offsets, end = places_behind(0, sizes)
+            memory = self.room(end)
+        places = [memory[start : start + size] for start, size in zip(offsets, sizes, strict=True)]
+        self._device.send(answer.result.parts, places)
+        answer.times[3] = time.perf_counter() - begun_s
+        answer.times[1] += answer.times[3]
+
+    def room(self, size_bytes: int) -> memoryview:
+        """Memory of at least this size that travels with the frame."""
+        if self._arena is None:
+            self.body = (bytearray(size_bytes),)
+            return memoryview(self.body[0])
+        if self._files is not None and size_bytes >= LEAST_FILE_BYTES:
+            file = self._files.take(size_bytes, self._device.share)
+            if file is not None:
+                self.file_number = file.number
+                self.descriptors = [os.dup(file.descriptor)]
+                return file.memory
+        descriptor = make_file(max(size_bytes, 1))
+        self.descriptors = [descriptor]
+        return memoryview(mmap.mmap(descriptor, max(size_bytes, 1)))
+
+    def meta(self) -> list[int]:
+        """What an answer says at its end: the number of the file to give back, if there is one."""
+        return [self.file_number] if self.file_number else []
+
+
+class ChannelServer:
+    """Serves one channel of one session on its own thread."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        session: str,
+        function: str,
+        executor: Executor,
+        leases: AdmittedLeases,
+        programs: Programs,
+        reports: CallObservers,
+    ) -> None:
+        self._wire = FrameSocket(connection, eager=True)
+        self._session = session
+        self._function = function
+        self._executor = executor
+        self._leases = leases
+        self._programs = programs
+        self._reports = reports
+        self._state = ChannelState(executor.sessions.open(session))
+        self._share: SharedArea | None = None
+        self._trace = ""  # of the last call
+        self._handlers: dict[FrameKind, Callable[[Frame], None]] = {
+            FrameKind.ARENA: self._take_arena,
+            FrameKind.DEFINE: self._define,
+            FrameKind.BIND: self._bind,
+            FrameKind.CALL: self._call,
+            FrameKind.DROP: self._drop,
+            FrameKind.FETCH: self._fetch,
+            FrameKind.SHARE: self._share_block,
+            FrameKind.PUBLISH: self._publish,
+            FrameKind.TAKE: self._take,
+        }
+        self._ending = False
+
+    def serve(self) -> None:
+        """Answer requests in order until the channel ends."""
+        torch.set_grad_enabled(False)
+        try:
+            while True:
+                self._answer(self._wire.receive())
+        except ConnectionLost:
+            pass
+        except (BadFrame, MemoryError) as error:
+            text = f"channel of session {self._session} closed: {error}"
+            self._reports.note(text, self._trace)
+        finally:
+            self.close()
+
+    def end(self) -> None:
+        """Read no further request, since the worker ends; on another thread than `serve`."""
+        self._ending = True
+        with suppress(OSError):  # the shim has hung up already
+            self._wire.socket.shutdown(socket.SHUT_RD)
+
+    def close(self) -> None:
+        """Let go of everything; nobody serves the channel any more."""
+        last = self._executor.sessions.close(self._session)
+        if last and self._ending:
+            self._leave()
+        self._wire.close()
+        if last:
+            self._executor.forget_session(self._state.kept)
+        self._state.close()
+        self._share = self._executor.share(NO_AREA, self._share)
+        self._handlers.clear()  # they hold this object: nothing should wait for the collector
+
+    def _answer(self, frame: Frame) -> None:
+        handler = self._handlers.get(frame.kind)
+        try:
+            if handler is None:
+                raise BadFrame(f"{frame.kind.name} on a data channel")
+            handler(frame)
+        except CallRefused as refused:
+            self._wire.send(FrameKind.FAILED, [refused.failure, refused.detail, refused.facts])
+        except (ContextLost, RuntimeError) as error:
+            lost = _lost_context(error)
+            if lost is None:
+                raise
+            self._end_worker(lost)
+            raise ConnectionLost("the worker ends") from error
+        finally:
+            for descriptor in frame.descriptors:
+                os.close(descriptor)
+
+    def _end_worker(self, lost: ContextLost) -> None:
+        """End the worker. Without an answer the shim repeats the call in another one."""
+        try:
+            if lost.of_program:
+                self._wire.send(FrameKind.FAILED, [FailureKind.OPERATOR, str(lost), {}])
+        finally:
+            self._reports.note(f"the GPU's context is lost: {lost}", self._trace)
+            self._reports.lost()
+
+    def _take_arena(self, frame: Frame) -> None:
+        match frame.meta:
+            case [int(size_bytes)] if len(frame.descriptors) == 1:
+                arena = _map_arena(frame.descriptors[0], size_bytes)
+            case _:
+                raise CallRefused(FailureKind.BAD_FRAME, "ARENA is a size and one descriptor")
+        self._state.take_arena(arena)
+        self._share = self._executor.share(arena, self._share)
+        self._wire.send(FrameKind.DONE, [])
+
+    def _share_block(self, frame: Frame) -> None:
+        match frame.meta:
+            case [int(key), int(size_bytes)] if len(frame.descriptors) == 1:
+                memory = _map_arena(frame.descriptors[0], size_bytes)
+            case _:
+                raise CallRefused(FailureKind.BAD_FRAME, "SHARE is a key, a size and a descriptor")
+        self._executor.share_block(self._state.kept, key, memory)
+        self._wire.send(FrameKind.DONE, [])
+
+    def _publish(self, frame: Frame) -> None:
+        kept, puts = self._state.kept, self._reports.puts
+        answer: list[Any] = []
+        match frame.meta:
+            case [int(key), int(epoch), str(handle), bytes(about)]:
+                self._executor.data.publish(kept, key, epoch, handle, about)
+            case [int(key), int(epoch), bytes(about), *lifetime] if _is_lifetime(lifetime):
+                if puts is None:
+                    raise CallRefused(FailureKind.NO_ROOM, "the manager has to be asked")
+                answer.append(puts.put(self._session, kept, key, epoch, about, lifetime))
+            case _:
+                detail = "PUBLISH is a key, an epoch, a handle or a lifetime, and a description"
+                raise CallRefused(FailureKind.BAD_FRAME, detail)
+        self._wire.send(FrameKind.DONE, answer)
+
+    def _take(self, frame: Frame) -> None:
+        data, kept = self._executor.data, self._state.kept
+        answer: list[Any] = []
+        match frame.meta, frame.descriptors:
+            case [str(handle), int(key)], ():
+                answer += self._take_by_handle(handle, key)
+            case [int(key), int(start), int(size_bytes)], (descriptor,):
+                data.take_file(kept, descriptor, key, start, size_bytes)
+            case _:
+                raise CallRefused(FailureKind.BAD_FRAME, "TAKE names data by handle or in a file")
+        self._wire.send(FrameKind.DONE, answer)
+
+    def _take_by_handle(self, handle: str, key: int) -> tuple[int, bytes]:
+        data, kept = self._executor.data, self._state.kept
+        try:
+            return data.take(kept, handle, key)
+        except CallRefused as refused:
+            elsewhere = refused.failure is FailureKind.NO_DATA and len(handle) <= MOST_HANDLE
+            borrowed = self._reports.borrow(handle) if elsewhere else None
+            if borrowed is None:
+                raise
+        try:
+            return data.take_borrowed(kept, borrowed, key)
+        finally:
+            if borrowed.lent.descriptor >= 0:
+                os.close(borrowed.lent.descriptor)
+
+    def _define(self, frame: Frame) -> None:
+        match frame.meta:
+            case [int(number), str(digest)]:
+                self._state.define(number, self._programs.get(digest, frame.body))
+            case _:
+                raise CallRefused(FailureKind.BAD_FRAME, "DEFINE is a number and a digest")
+        self._wire.send(FrameKind.DONE, [])
+
+    def _bind(self, frame: Frame) -> None:
+        match frame.meta:
+            case [int(number), binding, described]:
+                program = self._state.program(number)
+                found = self._executor.bind(binding, described, program, self._state.kept)
+                self._state.bind(number, found)
+            case _:
+                raise CallRefused(FailureKind.BAD_FRAME, "BIND is two numbers and a map")
+        self._wire.send(FrameKind.DONE, [])
+
+    def _drop(self, frame: Frame) -> None:
+        if not isinstance(frame.meta, list) or not all(type(key) is int for key in frame.meta):
+            raise CallRefused(FailureKind.BAD_FRAME, "DROP is a list of keys")
+        self._executor.forget(self._state.kept, frame.meta)
+        self._wire.send(FrameKind.DONE, [])
+
+    def _fetch(self, frame: Frame) -> None:
+        match frame.meta:
+            case [int(key), int(epoch), *more] if more in ([], [True]):
+                pass
+            case _:
+                raise CallRefused(FailureKind.BAD_FRAME, "FETCH is a key and an epoch")
+        with self._delivery(gives_back=bool(more)) as delivery:
+            size = self._executor.fetch(self._state.kept, key, epoch, delivery.room)
+            self._send(FrameKind.DONE, [size, *delivery.meta()], delivery)
+
+    def _leave(self) -> None:
+        """Send the function what only this worker has, since the worker ends."""
+        sole = self._state.kept.sole()
+        sizes = [held.storage.nbytes() for held in sole]
+        offsets, end = places_behind(0, sizes)
+        if not sole:
+            return
+        parts = [bytes_of(held.storage, 0, size) for held, size in zip(sole, sizes, strict=True)]
+        left = [
+            [held.key, held.epoch, offset, size]
+            for held, offset, size in zip(sole, offsets, sizes, strict=True)
+        ]
+        with self._delivery() as delivery:
+            room = delivery.room(end)
+            places = [room[start : start + size] for _, _, start, size in left]
+            self._executor.device.send(parts, places, TransferRank.BACKGROUND)
+            self._wire.socket.settimeout(_LEAVE_S)
+            with suppress(ConnectionLost):  # the function has gone too, or does not read
+                self._send(FrameKind.LEFT, left, delivery)
+
+    def _call(self, frame: Frame) -> None:
+        call = read_call(frame.meta, self._state)
+        self._trace = call.options.trace
+        self._leases.enter(call.lease, self._session, self._function)
+        try:
+            with self._delivery(gives_back=call.options.residents is not None) as delivery:
+                answer = self._executor.call(call, self._state, frame.body, delivery)
+                result = answer.result
+                meta = [result.storages, result.views, result.changed, answer.rng, answer.times]
+                self._send(FrameKind.RESULT, meta + delivery.meta(), delivery)
+            session = self._leases.reported_session(call.lease, self._session)
+            self._reports.ran(call.lease, session, answer)
+        finally:
+            self._leases.leave(call.lease)
+
+    def _delivery(self, *, gives_back: bool = False) -> Delivery:
+        """The delivery of one answer; its file is free again if the answer is not sent."""
+        files = self._state.kept.files if gives_back else None
+        return Delivery(self._executor.device, self._state.arena, files, self._take_back)
+
+    def _take_back(self, file_number: int) -> None:
+        self._executor.forget(self._state.kept, [-file_number])
+
+    def _send(self, kind: FrameKind, meta: Any, delivery: Delivery) -> None:
+        self._wire.send(kind, meta, delivery.body, delivery.descriptors)
+
+
+def _lost_context(error: BaseException | None) -> ContextLost | None:
+    """That the context is lost, be it that something else failed thereafter."""
+    while error is not None and not isinstance(error, ContextLost):
+        error = error.__context__
+    return error
+
+
+def _is_lifetime(found: list[Any]) -> bool:
+    """Whether it is none, or some seconds."""
+    match found:
+        case [] | [float()]:
+            return all(0 <= seconds <= _MOST_LIFETIME_S for seconds in found)
+        case _:
+            return False
+
+
+def _map_arena(descriptor: int, size_bytes: int) -> memoryview:
+    """The shim's shared memory; one that could shrink under a call is refused."""
+    try:
+        seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
+        if seals & _ARENA_SEALS != _ARENA_SEALS or os.fstat(descriptor).st_size != size_bytes:
+            raise CallRefused(
+                FailureKind.BAD_FRAME, "an arena is a sealed memfd of the size it names"
+            )
+        return memoryview(mmap.mmap(descriptor, size_bytes))
+    except (OSError, ValueError, OverflowError) as error:
+        raise CallRefused(FailureKind.BAD_FRAME, f"arena: {error}") from error

@@ -1,1 +1,0 @@
-"""The GPU as a worker uses it, real or emulated."""

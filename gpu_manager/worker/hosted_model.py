@@ -1,0 +1,193 @@
+"""One model of a worker: its weights, its calls on their channels, and how it leaves the worker."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from gpu_manager.devices.lent_memory import LentStorage, map_room
+from gpu_manager.devices.worker_device import WorkerDevice
+from gpu_manager.transfers.loads import LoadUrgency
+from gpu_manager.transfers.path import Moved
+from gpu_manager.worker import orders
+from gpu_manager.worker.call_reports import (
+    CallSums,
+    MemoryRequests,
+    MergeSums,
+    Tell,
+)
+from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.call import CallAnswer
+from gpu_manager.worker.calls.calls_together import CallsTogether
+from gpu_manager.worker.channel_server import CallObservers, ChannelServer, Programs
+from gpu_manager.worker.data import Borrowing, GrantedPuts
+from gpu_manager.worker.executor import Executor
+from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.program.channel_state import MOST_CHANNELS
+from torch_shim.wire.frame_socket import Frame
+
+# Says how data can be opened: the model's number, the handle, and None where it cannot be.
+LendAnswer = Callable[[int, str, LentStorage | None], None]
+
+_MOST_TEXT = 500  # characters of a note: it may say what a function sent
+_LEAVING_S = 2.0  # calls under way may last longer than anybody waits for
+
+
+class HostedModel:
+    """A model from the order to load it until nothing of it is left in the process."""
+
+    def __init__(
+        self,
+        number: int,
+        device: WorkerDevice,
+        table: OperatorTable,
+        together: CallsTogether,
+        tell: Tell,
+        lost: Callable[[], object],
+        urgency: LoadUrgency,
+    ) -> None:
+        """`device` is this model's alone; `lost` ends the worker."""
+        self.number = number
+        self.device = device
+        self.urgency = urgency
+        self._clocks = together.clocks
+        self.leases = AdmittedLeases(self._ended, self._claimed, together.clocks)
+        self.relief = MemoryRequests(number, tell)
+        self.executor = Executor(device, self.leases, self.relief.ask, together)
+        self._programs = Programs(table)
+        self._tell = tell
+        self._ran = CallSums(number, self.executor.single.usage, tell)
+        self._merges = MergeSums(number, self.executor.merged.counts, tell)
+        self.borrowing = Borrowing(number, tell)
+        borrow = self.borrowing.borrow
+        self.puts = GrantedPuts(number, self.executor.data, tell)
+        self._observers = CallObservers(self._after_call, self._note, lost, borrow, self.puts)
+        self._channels: dict[ChannelServer, threading.Thread] = {}
+        self._settled = threading.Event()  # its load has ended, well or not
+
+    def serve(self, order: orders.OpenChannel, frame: Frame) -> None:
+        """Serve calls on a channel, in a thread of its own."""
+        (descriptor,) = frame.descriptors
+        connection = socket.socket(fileno=descriptor)
+        if self.executor.sessions.has_too_many(order.session):
+            connection.close()
+            self._note(f"session {order.session} has {MOST_CHANNELS} channels: another is closed")
+            return
+        server = ChannelServer(
+            connection,
+            order.session,
+            order.function,
+            self.executor,
+            self.leases,
+            self._programs,
+            self._observers,
+        )
+        thread = threading.Thread(target=self._serve, args=(server,), name="channel", daemon=True)
+        self._channels = {known: of for known, of in self._channels.items() if of.is_alive()}
+        try:
+            thread.start()
+            self._channels[server] = thread
+        except RuntimeError as error:  # no more threads, or no address space for one
+            server.close()
+            self._note(f"a channel of session {order.session} is closed: {error}")
+
+    def limit(self, order: orders.SetLimit) -> None:
+        """Use no more than this, or go on with the call that asked for more."""
+        if order.answers:
+            self.relief.answer(order)
+        else:
+            self.executor.memory.set_limit(order.limit_bytes)
+
+    def hand_over(self, order: orders.HandOver, descriptor: int) -> None:
+        """Copy data to memory of the manager's, on a thread of its own, and say whether it is."""
+        done = False
+        try:
+            self.device.adopt_thread()
+            # The memory is mapped no more when this is over: the manager may seal it.
+            done = self.executor.data.hand_over(
+                order.handle, map_room(descriptor, order.size_bytes)
+            )
+        except (OSError, ValueError, MemoryError, RuntimeError) as error:
+            self._note(f"data cannot be handed over: {type(error).__name__}: {error}"[:500])
+        finally:
+            os.close(descriptor)
+        self._tell(orders.HandedOver(self.number, order.handle, done))
+
+    def lend(self, order: orders.LendData, answer: LendAnswer) -> None:
+        """Let another process open data, on a thread of its own, and say how."""
+        lent: LentStorage | None = None
+        try:
+            self.device.adopt_thread()
+            lent = self.executor.data.lend(order.handle)
+        except (OSError, ValueError, MemoryError, RuntimeError) as error:
+            self._note(f"data cannot be lent: {type(error).__name__}: {error}"[:500])
+        answer(self.number, order.handle, lent)
+
+    def note_settled(self) -> None:
+        """Its load has ended."""
+        self.device.link.report(self._moved, at_once=True)
+        self._settled.set()
+
+    def leave(self) -> bool:
+        """Let every channel send its function what only this worker has; whether all have ended."""
+        for server in self._channels:
+            server.end()
+        deadline_s = time.monotonic() + _LEAVING_S
+        for thread in self._channels.values():
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        self._merges.flush()
+        return not any(thread.is_alive() for thread in self._channels.values())
+
+    def let_go(self, collect: Callable[[], None]) -> str:
+        """Drop weights, recordings and programs; return what keeps them here, if anything does.
+
+        `collect` finds what a failed call left: it may refer to itself.
+        """
+        self._settled.wait()
+        self._channels.clear()
+        self.leases.end_all()
+        self._ran.flush()
+        images = list(self.executor.images.values())
+        self.executor.images.clear()
+        self.executor.memory.graphs.clear()
+        self.executor.data.clear()
+        self.borrowing.close()
+        self._programs.clear()
+        collect()
+        freed = [image.close() for image in images]
+        self.device.clear()
+        return "" if all(freed) else "something refers to the weights still"
+
+    def _serve(self, server: ChannelServer) -> None:
+        self.device.adopt_thread()
+        server.serve()
+
+    def _after_call(self, lease: int, session: str, answer: CallAnswer) -> None:
+        peak_bytes, held_bytes = self.executor.memory.peak_bytes, self.device.held_bytes()
+        weights_bytes = sum([image.total_bytes for image in self.executor.images.values()])
+        self._ran.add(lease, session, answer, peak_bytes, held_bytes, weights_bytes)
+        self._merges.note()
+        self.device.link.report(self._moved)
+
+    def tell_computed(self, lease: int) -> None:
+        """Report for how long calls have run under this lease in the process."""
+        computed_s = self._clocks.take(lease)
+        self._tell(orders.CallsComputed(self.number, lease, computed_s))
+
+    def _ended(self, lease: int) -> None:
+        """Report all calls up to now, the last of this lease among them."""
+        self._ran.flush()
+        self._merges.note()
+        self.device.link.report(self._moved, at_once=True)
+        computed_s = self._clocks.take(lease)
+        self._tell(orders.CallsEnded(self.number, lease, computed_s))
+
+    def _moved(self, to_gpu: list[Moved], to_host: list[Moved]) -> None:
+        self._tell(orders.BytesMoved([*map(list, to_gpu)], [*map(list, to_host)]))
+
+    def _claimed(self, lease: int, session: str) -> None:
+        self._tell(orders.CallsClaimed(self.number, lease, session))
+
+    def _note(self, text: str, trace: str = "") -> None:
+        self._tell(orders.Note(text[:_MOST_TEXT], trace))

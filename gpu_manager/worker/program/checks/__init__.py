@@ -1,1 +1,0 @@
-"""What operators refuse: arguments that their kernels believe, and values that grow too large."""
