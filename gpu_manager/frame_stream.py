@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from torch_shim.errors import BadFrame, ConnectionLost
+from torch_shim.wire.connections import carries_descriptors
 from torch_shim.wire.frame_socket import Buffer, Frame
 from torch_shim.wire.protocol import (
     HEADER_BYTES,
@@ -22,7 +23,6 @@ from torch_shim.wire.protocol import (
     read_header,
     unpack_meta,
 )
-from torch_shim.wire.tls_client import carries_descriptors
 
 _READ_BYTES = 64 << 10
 _MOST_IN_A_ROW = 16  # frames that arrived together are read before other tasks have a turn

@@ -1,8 +1,8 @@
-"""Replaces functions of PyTorch, and keeps the originals accessible."""
+"""Replaces functions of PyTorch, keeps the originals, and knows the names of the redirected GPU."""
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import overrides
@@ -50,3 +50,36 @@ def seen_by_modes(function: Callable[..., Any]) -> Callable[..., Any]:
         return overrides.handle_torch_function(call, args[:1], *args, **kwargs)
 
     return call
+
+
+# The redirected GPU, and the spellings of its name that users may write.
+
+CUDA = torch.device("cuda", 0)
+CPU = torch.device("cpu")
+
+DeviceLike: TypeAlias = torch.device | str | int | None
+
+# What torch raises for an error of the driver; older versions have no class for it.
+_InvalidDevice: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)
+
+# Module attributes, to save lookups: every patched call uses them.
+_mode = torch._C._get_dispatch_mode  # noqa: SLF001 - there is no cheap public check
+_FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001 - see above
+
+
+def tracing_fakes() -> bool:
+    """Return True while this thread propagates fake tensors: patched functions then do nothing."""
+    return _mode(_FAKE) is not None
+
+
+@functools.lru_cache(maxsize=256)
+def names_cuda(device: DeviceLike) -> bool:
+    """Return True for any spelling of the redirected GPU; raise for any other CUDA device."""
+    if device is None:
+        return False
+    parsed = CUDA if device == 0 and isinstance(device, int) else torch.device(device)
+    if parsed.type != "cuda":
+        return False
+    if parsed.index not in {None, 0}:
+        raise _InvalidDevice(f"CUDA error: invalid device ordinal ({parsed}: there is 1 GPU)")
+    return True

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing import util
 from typing import NamedTuple
 
-from torch_shim.advice.break_reasons import for_break, for_local
-from torch_shim.advice.told_places import CodePlace, told_places, users_line
+from torch_shim.advice import CodePlace, for_break, for_local, told_places, users_line
 
 log = logging.getLogger("gpufaas")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_shim.data import function_data
+from torch_shim.data import put_and_get
 
 _COLUMNS = 1024
 
@@ -60,11 +60,9 @@ def main() -> None:
             case "bring":  # a result in the function's own memory
                 kept["made"] = make(there).cpu()
             case "put":
-                answer["handle"], answer["spent_s"] = timed(
-                    partial(function_data.put, kept["made"])
-                )
+                answer["handle"], answer["spent_s"] = timed(partial(put_and_get.put, kept["made"]))
             case "get":
-                kept["got"], answer["spent_s"] = timed(partial(function_data.get, *arguments))
+                kept["got"], answer["spent_s"] = timed(partial(put_and_get.get, *arguments))
             case "look":
                 kept["got"], answer["spent_s"] = timed(kept["got"].cpu)
             case "use":
@@ -74,8 +72,8 @@ def main() -> None:
             case "drop":
                 kept.clear()
                 for handle in arguments:
-                    function_data.drop(handle)
-                function_data.settle()
+                    put_and_get.drop(handle)
+                put_and_get.settle()
             case _:
                 answer["error"] = f"no order: {order}"
         print(json.dumps(answer), flush=True)

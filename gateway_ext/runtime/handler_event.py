@@ -134,7 +134,7 @@ class ShimData(HandlerData):
         if module is None:
             try:
                 importlib.import_module("torch")  # the shim is installed with it
-                module = importlib.import_module("torch_shim.data.function_data")
+                module = importlib.import_module("torch_shim.data.put_and_get")
             except ImportError as error:
                 raise NoPassedData(str(error)) from error
             self._module = module

@@ -18,7 +18,7 @@ from common.time_limits import time_limit
 from gpu_manager.errors import AddressInUse, BadSetting
 from gpu_manager.server.connection import ClientConnection
 from gpu_manager.server.requests import Services
-from torch_shim.wire.tls_client import SecuredEnd, fingerprint, pipe
+from torch_shim.wire.connections import SecuredEnd, fingerprint, pipe
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gpufaas.check.findings import Finding, FoundBy, UseOutcome, UseRule
 from gpufaas.check.trial_run import LocalGraph, OutsideOperator, TrialRun
-from torch_shim.advice.break_reasons import for_break, for_local
+from torch_shim.advice import for_break, for_local
 
 # Our target: this share of a model's operators is in graphs.
 WANTED_SHARE = 0.95

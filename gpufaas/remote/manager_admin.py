@@ -9,7 +9,7 @@ from typing import Any
 from common.addresses import parse_address
 from gpufaas.errors import CommandError
 from torch_shim.errors import OtherVersion, ShimError
-from torch_shim.wire.dialing import connect
+from torch_shim.wire.connections import connect
 from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.protocol import FrameKind
 

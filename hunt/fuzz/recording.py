@@ -22,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hunt.fuzz.arguments import NotStorable, stored
-from torch_shim.encoding.function_names import FunctionNames
+from torch_shim.capture.encode import FunctionNames
 
-importlib.import_module("torch_shim.operators.padded_encoder")  # registers it
+importlib.import_module("torch_shim.kernels.padded_encoder")  # registers it
 importlib.import_module("torchvision")  # registers its operators
 SEEDS = Path(__file__).with_name("seeds.jsonl")
 _SAMPLES = 6  # of each operator

@@ -14,13 +14,13 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from torch_shim.remote.remote_program import RemoteProgram
+from torch_shim.remote.inputs import NAME_OF
+from torch_shim.remote.program import RemoteProgram
 from torch_shim.remote.single_operators import run_there
-from torch_shim.remote.transfer import NAME_OF
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.handles import NoTorchFunction, become_cuda
-from torch_shim.wire.arena import span_of
 from torch_shim.wire.programs import Program, ProgramStep, Ref, Slice, Tuple
+from torch_shim.wire.shared_memory import span_of
 
 # Elements: none, one, beside multiples of 64, and beside the borders of 4 KiB, 16 KiB, 64 KiB,
 # 1 MiB and 4 MiB for elements of 1, 2, 4 and 8 bytes.

@@ -11,14 +11,14 @@ import json, os, time
 import torch
 from torch_shim import fork_steps
 from torch_shim.process_report import report
-from torch_shim.weights import model_weights
+from torch_shim import weights
 
 hashed = []
 for name in ("image_digest", "possession_proof"):
-    def noted(*args, name=name, native=getattr(model_weights, name)):
+    def noted(*args, name=name, native=getattr(weights, name)):
         hashed.append(name)
         return native(*args)
-    setattr(model_weights, name, noted)
+    setattr(weights, name, noted)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.ReLU(), torch.nn.Linear(600, 2))
 model = model.eval().cuda()

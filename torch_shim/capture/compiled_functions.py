@@ -5,11 +5,13 @@ new instance of a known class as they do for a known one that has changed.
 """
 
 import itertools
+import operator
 import threading
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -17,13 +19,11 @@ import torch._dynamo.repro.after_dynamo  # torch.compile imports it at its first
 from torch import fx
 from torch._dynamo import run as run_untraced
 
-from torch_shim.capture.background import Stage
-from torch_shim.capture.module_structure import structure_of
-from torch_shim.capture.replaced_methods import Methods
 from torch_shim.capture.root_modules import Root
+from torch_shim.capture.traces.background import Stage
 from torch_shim.capture.traces.dynamo_settings import RECOMPILE_LIMIT, for_gpu, tracing
-from torch_shim.capture.traces.missed_ways import MissedWays
 from torch_shim.patching import original_of
+from torch_shim.tensors.handles import CudaTensor
 
 ModuleCall = Callable[..., Any]
 
@@ -39,6 +39,64 @@ MOST_GIVEN_UP = 3
 MOST_STRUCTURES = 64
 
 _numbers = itertools.count(1)
+
+
+# Detects that a method was replaced on a class, which Dynamo's guards do not detect.
+#
+# Dynamo guards a module's attributes, hooks and instance methods, and functions in globals and
+# closures, but not the functions of a class: after `Net.forward = other` Dynamo would keep using
+# the old graph.
+
+_KINDS = (FunctionType, classmethod, staticmethod, property)
+_OF_NO_INTEREST = (torch.Tensor, ModuleType, type, FunctionType)
+
+
+class Methods:
+    """The functions of every class that takes part in a module's call, as first recorded."""
+
+    def __init__(self, module: torch.nn.Module, others: Iterable[type] = ()) -> None:
+        self.kinds = list(dict.fromkeys((*others, *_classes_of(module))))
+        self._watched = [_Watched(kind) for kind in self.kinds]
+
+    def unchanged(self) -> bool:
+        """Whether all of these functions are still the recorded ones."""
+        try:
+            for watched in self._watched:
+                if len(watched.members) != watched.count:
+                    return False
+                if watched.get(watched.members) != watched.values:  # functions equal themselves
+                    return False
+        except KeyError:
+            return False
+        return True
+
+
+class _Watched:
+    """The recorded functions of one class."""
+
+    def __init__(self, kind: type) -> None:
+        self.members = vars(kind)
+        self.count = len(self.members)
+        names = [name for name, value in self.members.items() if isinstance(value, _KINDS)]
+        self.get: Callable[[Any], Any] = operator.itemgetter(*names) if names else _nothing
+        self.values = self.get(self.members)
+
+
+def _nothing(members: Any) -> None:
+    """What to get of a class without functions."""
+
+
+def _classes_of(module: torch.nn.Module) -> Iterator[type]:
+    """Yield the classes of all submodules and of the objects they hold, with bases, each once."""
+    seen: set[type] = {object}
+    for part in module.modules():
+        for value in (part, *vars(part).values()):
+            if isinstance(value, _OF_NO_INTEREST):
+                continue
+            for kind in type(value).__mro__:
+                if kind not in seen and kind.__module__ != "builtins":
+                    seen.add(kind)
+                    yield kind
 
 
 class CompiledFunction:
@@ -229,3 +287,100 @@ class CompiledFunctions:
         for structure, shared in self._shared.items():
             if shared is function:
                 self._shared[structure] = None
+
+
+# Attributes of these types tell variants of a class from each other. Texts are left to the guards:
+# they are often names, which differ between the instances of one variant.
+_PLAIN = (bool, int, float)
+_OF_EVERY_MODULE = frozenset({"training"})
+
+
+def structure_of(module: torch.nn.Module) -> Hashable:
+    """Return what tells this module's structure from another's.
+
+    Modules with the same structure may still differ, which Dynamo's guards notice: the structure
+    only selects the graphs whose guards are asked. Tied weights and shared submodules are part of
+    it: the guards do not notice parameters that are tied in one module and not in another.
+    """
+    numbers: dict[int, int] = {}
+    return tuple(
+        (type(part), tuple(_children(part, numbers)), tuple(_tensors(part, numbers)), _plain(part))
+        for part in module.modules()
+    )
+
+
+def _children(part: torch.nn.Module, numbers: dict[int, int]) -> Iterator[Hashable]:
+    for name, child in part._modules.items():  # noqa: SLF001 - children() drops the repeated ones
+        yield name, None if child is None else numbers.setdefault(id(child), len(numbers))
+
+
+def _tensors(part: torch.nn.Module, numbers: dict[int, int]) -> Iterator[Hashable]:
+    for held in (part._parameters, part._buffers):  # noqa: SLF001 - parameters() drops tied ones
+        for name, value in held.items():
+            if value is None:
+                yield name, None
+            else:
+                number = numbers.setdefault(id(value), len(numbers))
+                yield name, number, tuple(value.shape), value.dtype, value.requires_grad
+
+
+def _plain(part: torch.nn.Module) -> tuple[tuple[str, Any], ...]:
+    return tuple(
+        (name, value)
+        for name, value in vars(part).items()
+        if type(value) in _PLAIN and name not in _OF_EVERY_MODULE
+    )
+
+
+# The ways of calling a module for which no graph's guards held, and no trace could be made.
+#
+# A call may change its arguments, as it appends to a cache: a trace needs copies that were made
+# before the call. Copies cost time, so that they are made only for calls that look like one that
+# missed.
+
+_MOST_WAYS = 8
+# Calls that look like one that missed, and are copied for nothing because a graph answers.
+_MOST_COPIES = 16
+_DENSE = (torch.Tensor, torch.nn.Parameter, CudaTensor)  # others may have no numbers as sizes
+_MANY = 2  # Dynamo compiles for sizes of 0 and of 1 apart, and for all others together
+
+
+class MissedWays:
+    """How calls of one compiled function looked that are to be traced when they recur."""
+
+    def __init__(self) -> None:
+        self._left: dict[Hashable, int] = {}
+
+    def recurs(self, args: Any, kwargs: Any) -> bool:
+        """Whether a call looks like one that missed, so that its arguments shall be copied."""
+        if not self._left:
+            return False
+        way = _way_of(args, kwargs)
+        left = self._left.get(way, 0) - 1
+        if left > 0:
+            self._left[way] = left
+        else:
+            self._left.pop(way, None)
+        return left >= 0
+
+    def add(self, args: Any, kwargs: Any) -> None:
+        """Remember a call that missed and has no copies of its arguments."""
+        if len(self._left) >= _MOST_WAYS:
+            self._left.pop(next(iter(list(self._left))), None)
+        self._left[_way_of(args, kwargs)] = _MOST_COPIES
+
+    def forget(self, args: Any, kwargs: Any) -> None:
+        """Forget a way of calling that is traced now."""
+        self._left.pop(_way_of(args, kwargs), None)
+
+
+def _way_of(args: Any, kwargs: Any) -> Hashable:
+    """What most calls with one graph have in common, found quickly."""
+    return tuple(map(_look_of, args)), tuple((name, _look_of(kwargs[name])) for name in kwargs)
+
+
+def _look_of(value: Any) -> Hashable:
+    kind: type = type(value)
+    if kind in _DENSE and not value.is_nested:
+        return value.dtype, tuple(min(size, _MANY) for size in value.shape)
+    return value if value is None or kind is bool else kind

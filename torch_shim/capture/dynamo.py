@@ -1,4 +1,4 @@
-"""Configures Dynamo for handles: the device of a traced tensor, and the code not to be traced.
+"""Configures Dynamo for handles: the device of a traced tensor, and what is not to be traced.
 
 Dynamo traces with fake tensors. A fake tensor on a GPU makes C++ call the CUDA driver, which is
 absent here, so handles are faked on the CPU and carry a mark; user code sees the device from the
@@ -11,42 +11,43 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._dynamo import convert_frame, symbolic_convert, utils
 from torch._dynamo.eval_frame import skip_code
+from torch._dynamo.exc import unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.types import (  # type: ignore[attr-defined] # which has them from C++
     ConvertFrameReturn,
     FrameAction,
     FrameExecStrategy,
 )
-from torch._dynamo.variables import builder, torch_function
+from torch._dynamo.variables import ConstantVariable, builder, torch_function
+from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable
+from torch._dynamo.variables.misc import RandomVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.torch import TorchCtxManagerClassVariable
 from torch._functorch.autograd_function import AutogradFunctionApply
 from torch._guards import Guard
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from torch_shim.capture import graph_limits
-from torch_shim.capture.background import ReadsChanged
+from torch_shim.capture import numpy_calls
 from torch_shim.capture.local_run import without_gpu
-from torch_shim.capture.traces import (
-    dynamo_settings,
-    failed_traces,
-    process_state,
-    tensor_classes,
-    trace_reads,
-)
-from torch_shim.capture.traces.pauses import pauses
-from torch_shim.cuda_api.tracing_state import tracing
-from torch_shim.layers import fast_paths
-from torch_shim.missing_kernels import substitution
-from torch_shim.mixed_devices import rules
-from torch_shim.patching import original_of, replace
+from torch_shim.capture.traces import dynamo_settings, snapshots, tensor_classes
+from torch_shim.capture.traces.background import ReadsChanged, pauses
+from torch_shim.cuda_api.cuda_module import tracing
+from torch_shim.kernels import substitution
+from torch_shim.patching import CPU, CUDA, names_cuda, original_of, replace, tracing_fakes
 from torch_shim.process_report import report
-from torch_shim.redirected_device import CPU, CUDA, names_cuda, tracing_fakes
+from torch_shim.tensors import attention_layers, mixed_devices
+from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction
-from torch_shim.tensors.modules import alias_of
+from torch_shim.tensors.moves import alias_of
 
 _MARK = "_gpufaas_on_gpu"
 _set_up: list[bool] = []
@@ -73,15 +74,15 @@ def configure() -> None:
     builder.VariableBuilder._wrap = _noting(builder.VariableBuilder._wrap)  # type: ignore[method-assign] # noqa: SLF001 - where every object that a trace reads passes
     _put_steps(symbolic_convert.InstructionTranslatorBase, "step")
     _put_steps(Guard, "create")
-    fast_paths.follow_in_traces()
+    attention_layers.follow_in_traces()
     tensor_classes.install()
-    graph_limits.leave_out_hooks()
-    graph_limits.leave_out_samples()
-    graph_limits.keep_cached_answers()
-    graph_limits.leave_out_reentrant_checkpoints()
-    graph_limits.take_inference_mode_by_name()
+    leave_out_hooks()
+    leave_out_samples()
+    keep_cached_answers()
+    leave_out_reentrant_checkpoints()
+    take_inference_mode_by_name()
     dynamo_settings.install()
-    process_state.install()
+    dynamo_settings.leave_process_state()
     skip_own_frames()
     _set_up.append(True)
 
@@ -162,11 +163,11 @@ def _run_node(
 ) -> Any:
     """Trace one operator over CPU fakes, and mark its results with the device they would be on."""
     pauses.step()
-    graph_limits.refuse_mixed_devices(node, args, kwargs, on_gpu)
-    graph_limits.leave_out_random_numbers(tracer, node)
+    refuse_mixed_devices(node, args, kwargs, on_gpu)
+    leave_out_random_numbers(tracer, node)
     is_gpu = _results_on_gpu(node, args, kwargs)
     if is_gpu:
-        graph_limits.leave_out_unknown_operators(tracer, node)
+        leave_out_unknown_operators(tracer, node)
     if node.op == "call_method" and node.target in {"cuda", "cpu"}:
         return _marked(args[0], is_gpu=is_gpu, instead_of=args)
     args, kwargs = pytree.tree_map(_processor, (args, kwargs))
@@ -206,7 +207,7 @@ def _results_on_gpu(node: torch.fx.Node, args: Any, kwargs: Any) -> bool:
         other = args[1] if isinstance(args[1], torch.Tensor) else args[0]
         return on_gpu(other)
     first = args[0] if args else None
-    if isinstance(first, torch.Tensor) and substitution.operator_of(node)[1] in rules.FIRST:
+    if isinstance(first, torch.Tensor) and substitution.operator_of(node)[1] in mixed_devices.FIRST:
         return on_gpu(first)
     leaves, _ = pytree.tree_flatten((args, kwargs))
     return any(on_gpu(leaf) for leaf in leaves)
@@ -239,7 +240,7 @@ def _marked(result: Any, *, is_gpu: bool, instead_of: Any = ()) -> Any:
 
 def _noting(native: Native) -> Native:
     def wrap(self: Any, value: Any) -> Any:
-        trace_reads.note(value)
+        snapshots.note_read(value)
         return native(self, value)
 
     return wrap
@@ -251,15 +252,15 @@ def _compile(native: Native, *args: Any, **kwargs: Any) -> Any:
     Nothing is compiled if what the trace has read has changed meanwhile.
     """
     start_s = time.perf_counter()
-    reads = trace_reads.TraceReads()
+    reads = snapshots.TraceReads()
     try:
-        with tracing(), trace_reads.noted_in(reads):
+        with tracing(), snapshots.reads_noted_in(reads):
             result = native(*args, **kwargs)
     except Exception as error:
         # Dynamo fails in many ways over what is no longer as it was, the guards' own check is one.
         if dynamo_settings.traces_for_gpu() and reads.have_changed():
             return _given_up(error)
-        if dynamo_settings.traces_for_gpu() and failed_traces.is_undecided(args[0], error):
+        if dynamo_settings.traces_for_gpu() and dynamo_settings.is_undecided(args[0], error):
             return _only_now(FrameAction.DEFAULT)
         raise
     finally:
@@ -278,3 +279,199 @@ def _only_now(what_it_calls: FrameAction) -> ConvertFrameReturn:
     """Return what lets a frame run untraced this time."""
     strategy = FrameExecStrategy(FrameAction.SKIP, what_it_calls)
     return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
+
+
+# Where a graph ends although Dynamo could go on: an operator that runs better on handles.
+
+_OF_STATE = names("getstate sample shuffle")  # of `random`, as Dynamo computes them in the trace
+# Whose operators workers may know. One operator that they do not know keeps a whole graph out.
+_KNOWN_LIBRARIES = names("aten prim prims torchvision transformers gpufaas")
+
+
+def refuse_mixed_devices(
+    node: torch.fx.Node, args: Any, kwargs: Any, on_gpu: Callable[[Any], bool]
+) -> None:
+    """Break the graph where CUDA raises: the operator runs on handles, which raise that error."""
+    operator, name = substitution.operator_of(node)
+    if operator is None or isinstance(operator, HigherOrderOperator):
+        return
+    try:
+        mixed_devices.refuse(name, tuple(args), kwargs, on_gpu)
+    except RuntimeError as error:
+        unimplemented(
+            gb_type="Tensors on two devices",
+            context=name,
+            explanation=str(error),
+            hints=["Move inputs, parameters, and buffers to the same device."],
+            from_exc=error,
+        )
+
+
+def leave_out_unknown_operators(tracer: Any, node: torch.fx.Node) -> None:
+    """Break the graph at an operator that a program registered: it runs in the function.
+
+    Not inside of a loop's body, which must be one graph, nor where the user wants one graph.
+    """
+    name = _registered_name(node.target)
+    if name.partition("::")[0] not in {"", *_KNOWN_LIBRARIES} and _may_break(tracer):
+        unimplemented(
+            gb_type="Custom operator",
+            context=name,
+            explanation=f"No worker has the operator {name}.",
+            hints=["Write it with PyTorch's operators."],
+        )
+
+
+def leave_out_random_numbers(tracer: Any, node: torch.fx.Node) -> None:
+    """Break the graph where NumPy draws: in a graph the numbers would not be those of its seed."""
+    made_by_numpy = isinstance(node.target, utils.numpy_to_tensor_wrapper)
+    if made_by_numpy and numpy_calls.draws(node.target) and _may_break(tracer):
+        _break_for_random_numbers(str(node.target))
+
+
+def leave_out_samples() -> None:
+    """Break graphs where `random` samples or shuffles: a graph would repeat the trace's choice."""
+    native = RandomVariable.call_method
+
+    @functools.wraps(native)
+    def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        seeded = self.source is None or tx.output.side_effects.is_modified(self)
+        if name in _OF_STATE and not seeded and _may_break(tx.output):
+            _break_for_random_numbers(f"random.{name}")
+        return native(self, tx, name, *args, **kwargs)
+
+    RandomVariable.call_method = call_method  # type: ignore[method-assign]
+
+
+def keep_cached_answers() -> None:
+    """Let functions under `functools.cache` answer from it: Dynamo looks behind the cache.
+
+    A plain answer to plain arguments stands in the graph as it is. For every other the graph ends:
+    the function may draw numbers or count its calls, and its caller gets the same object each time.
+    """
+    native = WrapperUserFunctionVariable.call_function
+
+    @functools.wraps(native)
+    def call_function(self: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if not _has_cache(self.wrapper_obj) or not dynamo_settings.traces_for_gpu():
+            return native(self, tx, args, kwargs)
+        if self.source is not None:  # by itself Dynamo takes any other cached function for it
+            install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
+        answer = _cached_answer(self.wrapper_obj, args, kwargs)
+        if answer is not None:
+            return answer
+        if _may_break(tx.output):
+            unimplemented(
+                gb_type="Cached function",
+                context=str(self.wrapper_obj),
+                explanation="It answers from its cache, which a graph does not have.",
+                hints=["Call it outside of forward."],
+            )
+        return native(self, tx, args, kwargs)
+
+    WrapperUserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
+
+
+def leave_out_reentrant_checkpoints() -> None:
+    """Break graphs at checkpoints of the older kind while gradients are recorded.
+
+    These give their parameters none, unless an input has some, which no graph knows of.
+    """
+    native = CheckpointHigherOrderVariable._call_function  # noqa: SLF001 - no public hook
+
+    @functools.wraps(native)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        chosen = kwargs.get("use_reentrant")
+        newer = chosen is not None and chosen.as_python_constant() is False
+        if torch.is_grad_enabled() and not newer and _may_break(tx.output):
+            unimplemented(
+                gb_type="Reentrant checkpoint",
+                context=str(args[0]),
+                explanation="It computes gradients, which is in the function.",
+                hints=["Pass use_reentrant=False."],
+            )
+        return native(self, tx, args, kwargs)
+
+    CheckpointHigherOrderVariable._call_function = call_function  # type: ignore[method-assign] # noqa: SLF001 - see above
+
+
+def take_inference_mode_by_name() -> None:
+    """Let `torch.inference_mode(mode=...)` stand in graphs, of which Dynamo takes no keyword."""
+    native = TorchCtxManagerClassVariable.call_function
+
+    @functools.wraps(native)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if self.value is torch.inference_mode and [*kwargs] == ["mode"]:
+            args, kwargs = [*args, kwargs["mode"]], {}
+        return native(self, tx, args, kwargs)
+
+    TorchCtxManagerClassVariable.call_function = call_function  # type: ignore[method-assign]
+
+
+def _has_cache(function: Any) -> bool:
+    """Whether it is `functools.cache`'s or its like, and none of torch's own."""
+    made_by = str(getattr(function, "__module__", "") or "").partition(".")[0]
+    return isinstance(function, functools._lru_cache_wrapper) and made_by != "torch"  # noqa: SLF001 - its one type
+
+
+def _cached_answer(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the answer as Dynamo has constants; None if it, or an argument, is no such thing."""
+    if not all(value.is_python_constant() for value in (*args, *kwargs.values())):
+        return None
+    try:
+        answer = function(
+            *(value.as_python_constant() for value in args),
+            **{name: value.as_python_constant() for name, value in kwargs.items()},
+        )
+    except Exception:  # noqa: BLE001 - whatever it raises, it raises again where the graph ends
+        return None
+    return ConstantVariable.create(answer) if ConstantVariable.is_literal(answer) else None
+
+
+def _break_for_random_numbers(what: str) -> NoReturn:
+    unimplemented(
+        gb_type="Random numbers",
+        context=what,
+        explanation=f"{what} draws from a generator which no graph has.",
+        hints=["Draw them outside of forward, or by PyTorch's functions."],
+    )
+
+
+def leave_out_hooks() -> None:
+    """Break graphs where a hook is registered on a tensor that they compute.
+
+    Dynamo makes a graph of the hook, without what it notes elsewhere; and a forward pass of a
+    worker leaves no tensor to register it on. Between two graphs it is registered as it is.
+    """
+    native = TensorVariable._method_register_hook  # noqa: SLF001 - where both kinds of hooks arrive
+
+    @functools.wraps(native)
+    def register(self: TensorVariable, tx: Any, name: str, hook: Any) -> Any:
+        if not self.source and _may_break(tx.output):
+            unimplemented(
+                gb_type="Hook on a computed tensor",
+                context=name,
+                explanation="The hook runs when gradients are computed, which is in the function.",
+                hints=["Register it outside of forward."],
+            )
+        return native(self, tx, name, hook)
+
+    TensorVariable._method_register_hook = register  # type: ignore[method-assign] # noqa: SLF001 - see above
+
+
+def _may_break(tracer: Any) -> bool:
+    """Whether this trace is the shim's, may have several graphs, and is in none's branch or loop.
+
+    A checkpoint's region may break: the whole checkpoint then runs as it does without graphs.
+    """
+    users_whole = tracer.root_tx.one_graph and not dynamo_settings.traces_in_background()
+    part = tracer.current_tracer
+    while part.parent is not None and part.source_target is tag_activation_checkpoint:
+        part = part.parent
+    return dynamo_settings.traces_for_gpu() and part.parent is None and not users_whole
+
+
+def _registered_name(target: Any) -> str:
+    if isinstance(target, OpOverload):
+        target = target.overloadpacket
+    return str(target._qualified_op_name) if isinstance(target, OpOverloadPacket) else ""  # noqa: SLF001 - its one full name

@@ -5,6 +5,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,11 +13,10 @@ from torch import fx
 from torch._functorch.autograd_function import autograd_function_apply
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from torch_shim.advice.told_places import CodePlace
+from torch_shim.advice import CodePlace
+from torch_shim.capture import numpy_calls
 from torch_shim.capture.dynamo import on_gpu
-from torch_shim.encoding import numpy_calls
-from torch_shim.encoding.function_names import FunctionNames
-from torch_shim.encoding.random_operators import draws
+from torch_shim.patching import original_of
 from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.handles import NoTorchFunction
 from torch_shim.wire.programs import (
@@ -90,6 +90,70 @@ def line_of_operator(module: fx.GraphModule, refusal: str) -> CodePlace | None:
     body = _Body(_Encoder(module), module)
     calls = (node for node in nodes_of(module) if node.op.startswith("call_"))
     return next((line_of(node) for node in calls if body.names(node, refused[1])), None)
+
+
+# The namespaces of the functions in captured graphs; a program uses the first name found.
+_NAMESPACES = (
+    "torch.nn.functional",
+    "torch",
+    "torch.linalg",
+    "torch.fft",
+    "torch.special",
+    "torch.functional",
+    "torch.nn.init",
+    "torch._C._nn",
+    "torch._C._linalg",
+    "torch._C._fft",
+    "torch._C._special",
+    "torch._VF",
+    "torch.amp.autocast_mode",
+    "torch._C",
+    "torch._C._functorch",
+    "torch._functorch.predispatch",
+    "torch._functorch.vmap",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._assert",
+    "torch.autograd.grad_mode._enter_inference_mode",
+    "torch.autograd.grad_mode._exit_inference_mode",
+)
+
+
+class FunctionNames:
+    """The names of the torch functions that a graph may call, looked up by object identity."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        for path in _NAMESPACES:
+            space = _resolve(path)
+            if isinstance(space, (ModuleType, type)):
+                for name, value in _members(space):
+                    self._remember(value, f"{path}.{name}")
+            elif space is not None:
+                self._remember(space, path)
+
+    def of(self, target: object) -> str | None:
+        """Return the dotted name; None for a function that is not torch's."""
+        name = self._names.get(id(target))
+        return name if name is not None else self._names.get(id(original_of(target)))
+
+    def _remember(self, value: object, name: str) -> None:
+        if callable(value) and not isinstance(value, type):
+            self._names.setdefault(id(value), name)
+            self._names.setdefault(id(original_of(value)), name)
+
+
+def _resolve(path: str) -> Any:
+    value: Any = torch
+    for part in path.split(".")[1:]:
+        value = getattr(value, part, None)
+    return value
+
+
+def _members(space: object) -> Iterator[tuple[str, Any]]:
+    for name in dir(space):
+        value = getattr(space, name, None)
+        if value is not None:
+            yield name, value
 
 
 class _Encoder:
@@ -339,3 +403,64 @@ def _constant(value: torch.Tensor) -> Constant:
         plain = value.detach().contiguous()
         data = bytes(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else b""
     return Constant(str(plain.dtype)[6:], tuple(plain.shape), data)
+
+
+# Which steps of a graph may draw random numbers: programs with one carry the generator's state.
+
+_RANDOM = names(
+    """
+    dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout alpha_dropout_
+    feature_alpha_dropout feature_dropout feature_alpha_dropout_ feature_dropout_
+    native_dropout rrelu rrelu_ rrelu_with_noise rrelu_with_noise_ rand randn randint
+    randperm rand_like randn_like randint_like
+    normal normal_ bernoulli bernoulli_ multinomial poisson uniform_ exponential_ random_
+    cauchy_ geometric_ log_normal_ scaled_dot_product_attention multi_head_attention_forward
+    lstm gru rnn_tanh rnn_relu gumbel_softmax fractional_max_pool2d fractional_max_pool3d
+    binomial uniform kaiming_uniform_ kaiming_normal_ xavier_uniform_ xavier_normal_
+    trunc_normal_ embedding_bag stochastic_depth _fused_dropout _sample_dirichlet
+    _standard_gamma
+    """
+)
+
+
+def draws(name: str, node: fx.Node) -> bool:
+    """Whether the step may draw random numbers; a dropout in evaluation mode does not."""
+    place = name.rpartition(":")[2]
+    short = place.partition(".")[0] if "::" in name else place.rpartition(".")[2]
+    if short not in _RANDOM:
+        return _is_tagged(node.target)
+    if short.startswith("scaled_dot_product"):
+        return bool(argument(node, 4, "dropout_p", 0.0) != 0.0)
+    if "dropout" in short and "native" not in short:
+        return argument(node, 2, "training", default=True) is not False
+    if short == "rrelu":
+        return argument(node, 3, "training", default=False) is not False
+    if short.startswith("rrelu_with_noise"):
+        return argument(node, 4, "training", default=False) is not False
+    if short == "multi_head_attention_forward":
+        return (
+            bool(node.kwargs.get("training", True)) and argument(node, 9, "dropout_p", 0.0) != 0.0
+        )
+    if short in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        return _recurrent_draws(node)
+    return short != "embedding_bag"
+
+
+def _is_tagged(target: Any) -> bool:
+    """Whether torch says of a registered operator that it draws."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _recurrent_draws(node: fx.Node) -> bool:
+    """Between its layers, while it trains: the arguments `dropout, train` follow whole numbers."""
+    at = next((number for number, each in enumerate(node.args) if type(each) is float), None)
+    if at is None or at + 1 == len(node.args):
+        return True  # given in another way
+    return bool(node.args[at] != 0.0) and node.args[at + 1] is not False
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
+    """Return the value that a call passes for one parameter, by position or name."""
+    if len(node.args) > position:
+        return node.args[position]
+    return node.kwargs.get(name, default)

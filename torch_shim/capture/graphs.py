@@ -10,20 +10,24 @@ import torch
 from torch import fx
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 
-from torch_shim.advice.told_places import CodePlace
-from torch_shim.capture.differentiation.outputs import Outputs, differentiable, with_bases
-from torch_shim.capture.differentiation.stages import answer_in_stages, run_with_given
-from torch_shim.capture.differentiation.views import example_of
+from torch_shim.advice import CodePlace
+from torch_shim.capture.differentiation import (
+    Outputs,
+    answer_in_stages,
+    differentiable,
+    example_of,
+    run_with_given,
+    with_bases,
+)
 from torch_shim.capture.dynamo import on_gpu
-from torch_shim.capture.encode import NotShippable, encode, line_of_operator, nodes_of
+from torch_shim.capture.encode import NotShippable, argument, encode, line_of_operator, nodes_of
 from torch_shim.capture.local_run import modes_left, without_gpu
 from torch_shim.capture.root_modules import Root, Roots, root_of_inputs
-from torch_shim.encoding.random_operators import argument
 from torch_shim.errors import BadFrame, NoWeights, RemoteFailure
 from torch_shim.leases import request_context
 from torch_shim.process_report import report
 from torch_shim.raised_failures import error_of
-from torch_shim.remote.remote_program import RemoteProgram
+from torch_shim.remote.program import RemoteProgram
 from torch_shim.remote.single_operators import run_there
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import bring

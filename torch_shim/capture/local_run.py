@@ -13,7 +13,7 @@ from torch.amp import autocast_mode
 from torch.autograd import grad_mode
 from torch.utils import checkpoint as checkpoints
 
-from torch_shim.missing_kernels import substitution
+from torch_shim.kernels import substitution
 
 _TO_DEVICE = frozenset({"cuda", "cpu"})
 _functorch = torch._C._functorch  # noqa: SLF001 - torch has no public way to ask

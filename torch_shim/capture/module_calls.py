@@ -1,5 +1,6 @@
 """Intercepts calls of modules: a root module on the GPU is run through its graphs."""
 
+import functools
 import importlib
 import os
 import threading
@@ -9,24 +10,23 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint as checkpoints
 
 from torch_shim import fork_steps
-from torch_shim.capture import operator_counts
-from torch_shim.capture.background import BackgroundTracer
-from torch_shim.capture.differentiation import checkpoints
 from torch_shim.capture.root_modules import Root, Roots, root_of_module
-from torch_shim.capture.traces.pauses import at_imports, pauses
+from torch_shim.capture.traces.background import BackgroundTracer, at_imports, pauses
 from torch_shim.collector_pause import without_collections
-from torch_shim.data import function_data
+from torch_shim.data import put_and_get
 from torch_shim.leases import request_context
-from torch_shim.patching import replace
+from torch_shim.patching import CPU, replace
 from torch_shim.process_report import report
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.handles import CudaTensor
 
 if TYPE_CHECKING:
-    from torch_shim.capture.capture import Capture
+    from torch_shim.capture.root_calls import Capture
 
 Module = torch.nn.Module
 _in_transform = torch._C._functorch.maybe_current_level  # noqa: SLF001 - no public question
@@ -70,9 +70,9 @@ class ModuleCalls:
         Module.__call__ = __call__  # type: ignore[method-assign]
         replace(Module, "_apply", self._apply)
         replace(torch, "compile", self._compile)
-        checkpoints.install(self._roots)
+        install_checkpoints(self._roots)
         if self._roots.has_manager:
-            function_data.connect(self._roots.nodes)
+            put_and_get.connect(self._roots.nodes)
         os.register_at_fork(after_in_child=self._after_fork)
         fork_steps.register(
             fork_steps.ForkSteps(
@@ -129,7 +129,7 @@ class ModuleCalls:
         local = self._roots.local
         local.root = root.owner  # its parts are no roots
         try:
-            with operator_counts.OperatorCount() as found:
+            with OperatorCount() as found:
                 answer = self._native(module, *args, **kwargs)
         finally:
             local.root = None
@@ -164,7 +164,7 @@ class ModuleCalls:
         # In the background other threads go on, and what they leave is to be collected.
         pause = nullcontext() if self._in_background else without_collections()
         with self._import_lock, at_imports(), pause:
-            capture = importlib.import_module("torch_shim.capture.capture")
+            capture = importlib.import_module("torch_shim.capture.root_calls")
             self._made = self._made or capture.Capture(
                 self._roots, self._native, self._tracer, in_background=self._in_background
             )
@@ -178,7 +178,7 @@ class ModuleCalls:
             return None
         if isinstance(module, torch.jit.ScriptModule):
             report.local_call(
-                "TorchScript runs as it is", operator_counts.of_script(module), "a scripted module"
+                "TorchScript runs as it is", operators_of_script(module), "a scripted module"
             )
             return None
         if any(map(torch.nn.parameter.is_lazy, module.parameters())):
@@ -255,3 +255,76 @@ def install(settings: ShimSettings) -> None:
     """Intercept calls of modules, unless the settings disable capture."""
     if settings.capture:
         ModuleCalls(settings).install()
+
+
+# Activation checkpointing: the backward pass repeats a region exactly as the forward pass ran it.
+#
+# Torch compares what both passes save. A graph saves other tensors than the same operators on
+# handles, and which of the two runs changes with every trace and with the first backward pass.
+
+
+def install_checkpoints(roots: Roots) -> None:
+    """Run what records gradients in checkpointed regions without graphs."""
+
+    def make(native: Callable[..., Any]) -> Callable[..., Any]:
+        def checkpoint(function: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if function is not None and torch.is_grad_enabled():
+                function = _without_graphs(function, roots)
+            return native(function, *args, **kwargs)
+
+        return checkpoint
+
+    # From torch 2.15 on all ways of calling the second meet in the first.
+    name = "_checkpoint_impl" if hasattr(checkpoints, "_checkpoint_impl") else "checkpoint"
+    replace(checkpoints, name, make)
+    checks: dict[str, Any] = checkpoints._allowed_determinism_checks_to_fns  # noqa: SLF001 - its only location
+    checks["default"] = _without_class(checks["default"])
+
+
+def _without_graphs(function: Callable[..., Any], roots: Roots) -> Callable[..., Any]:
+    @functools.wraps(function, updated=())
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with roots.repeated():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _without_class(native: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Describe a tensor without telling handles apart: of C++ come plain ones, in either pass."""
+
+    def extract(tensor: torch.Tensor) -> dict[str, Any]:
+        found = native(tensor)
+        return found | {"device": CPU} if isinstance(tensor, CudaTensor) else found
+
+    return extract
+
+
+_READS = frozenset({"__get__", "size", "dim", "stride", "is_floating_point", "numel"})
+
+
+class OperatorCount(TorchFunctionMode):
+    """Counts the operators that Python calls inside of the `with` block."""
+
+    operators = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Count the operator and run it."""
+        del types
+        self.operators += getattr(func, "__name__", "") not in _READS
+        return func(*args, **(kwargs or {}))
+
+
+def operators_of_script(module: torch.jit.ScriptModule) -> int:
+    """Return the number of operators in a scripted module."""
+    graph = getattr(module, "inlined_graph", None)
+    return _operators_in(graph) if graph is not None else 0
+
+
+def _operators_in(block: Any) -> int:
+    return sum(
+        node.kind().startswith("aten::") + sum(map(_operators_in, node.blocks()))
+        for node in block.nodes()
+    )

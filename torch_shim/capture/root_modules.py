@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 
-from torch_shim.capture.background import Abandoned
+from torch_shim.capture.traces.background import Abandoned
 from torch_shim.errors import NoWeights
 from torch_shim.leases import request_context
-from torch_shim.leases.leasing import ProcessLeases
+from torch_shim.leases.leasing import ProcessLeases, SessionLease
 from torch_shim.leases.managers import Nodes
-from torch_shim.leases.presented_lease import SessionLease
 from torch_shim.tensors import absent_bytes
 from torch_shim.tensors.handles import become_cuda
-from torch_shim.weights.image_memory import ImageMemories
-from torch_shim.weights.model_weights import ModelImage, ProcessWeights
+from torch_shim.weights import ImageMemories, ModelImage, ProcessWeights
 from torch_shim.wire.manager_session import ManagerSession
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from torch_shim.missing_kernels.autocast_lists import is_float32, widened
-from torch_shim.patching import replace
-from torch_shim.redirected_device import tracing_fakes
+from torch_shim.kernels.dtypes import is_float32, widened
+from torch_shim.patching import replace, tracing_fakes
 from torch_shim.tensors.dispatch import Handler, Operator, special
 from torch_shim.tensors.handles import CudaTensor, run
 

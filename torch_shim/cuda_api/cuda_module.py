@@ -3,7 +3,8 @@
 import contextlib
 import functools
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -11,13 +12,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_shim.cuda_api import randomness, streams_and_events
-from torch_shim.cuda_api.memory_functions import MEMORY
-from torch_shim.cuda_api.tracing_state import tracing
 from torch_shim.errors import UnsupportedCall
-from torch_shim.patching import original_of, set_attribute
-from torch_shim.redirected_device import DeviceLike, names_cuda
+from torch_shim.patching import DeviceLike, names_cuda, original_of, set_attribute
 from torch_shim.settings import ShimSettings
-from torch_shim.tensors import tensor_types
+from torch_shim.tensors import moves
+from torch_shim.tensors.advertised_memory import MEMORY
 from torch_shim.tensors.dispatch import names
 
 CAPABILITY = (8, 0)  # bfloat16 and TF32, and nothing that needs kernels of a newer GPU
@@ -80,7 +79,7 @@ def install(settings: ShimSettings) -> None:
     set_attribute(torch.cuda, "default_generators", (torch.default_generator,))
     _keep_from_driver()
     streams_and_events.install()
-    tensor_types.install()
+    moves.install_types()
     _install_accelerator()
     _install_surroundings()
 
@@ -312,3 +311,28 @@ REFUSED = {
     "power_draw": "ask the node",
     "clock_rate": "ask the node",
 }
+
+
+# Whether Dynamo traces on this thread; while it does, the accelerator is hidden from Dynamo.
+
+
+class TracingState(threading.local):
+    """One flag per thread, counted so that traces may nest."""
+
+    depth = 0
+
+    def __bool__(self) -> bool:
+        """Return True while this thread traces."""
+        return self.depth > 0
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Mark this thread as tracing inside the `with` block."""
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+
+
+tracing = TracingState()

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_shim.patching import set_attribute
-from torch_shim.redirected_device import CPU, CUDA, DeviceLike, names_cuda
+from torch_shim.patching import CPU, CUDA, DeviceLike, names_cuda, set_attribute
 
 _NativeGenerator = torch._C.Generator  # noqa: SLF001 - torch.Generator before its replacement
 

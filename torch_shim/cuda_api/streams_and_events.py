@@ -7,8 +7,7 @@ from typing import Any, NoReturn
 import torch
 
 from torch_shim.errors import UnsupportedCall
-from torch_shim.patching import set_attribute
-from torch_shim.redirected_device import CUDA, DeviceLike, names_cuda
+from torch_shim.patching import CUDA, DeviceLike, names_cuda, set_attribute
 
 
 class Stream:

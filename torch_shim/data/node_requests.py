@@ -14,9 +14,9 @@ from torch_shim.errors import (
     WireError,
 )
 from torch_shim.leases.managers import Nodes
-from torch_shim.wire.arena import Buffer
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import FailureKind, FrameKind
+from torch_shim.wire.shared_memory import Buffer
 
 _SENT_PIECE_BYTES = 4 << 20
 # What a manager says of data that it has not got; of a lost node it is said here.

@@ -11,11 +11,11 @@ import msgpack
 import torch
 
 from torch_shim.errors import BadFrame, UnsuitableData
-from torch_shim.remote.transfer import NAME_OF
+from torch_shim.remote.inputs import NAME_OF
 from torch_shim.tensors.handles import CudaTensor
-from torch_shim.wire.arena import layout_of, span_of
 from torch_shim.wire.bounded_msgpack import MessageBounds, shown, unpack_bounded
 from torch_shim.wire.protocol import MOST_ABOUT_BYTES, places_behind
+from torch_shim.wire.shared_memory import layout_of, span_of
 
 _VERSION = 1
 _MOST_LEAVES = 1024

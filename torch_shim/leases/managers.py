@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch_shim.errors import ManagerUnreachable, WireError
-from torch_shim.wire.dialing import CONNECT_TIMEOUT_S
+from torch_shim.wire.connections import CONNECT_TIMEOUT_S
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.worker_peer import Content, WorkerPeer
 

@@ -21,11 +21,10 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
 from typing import NamedTuple
 
-from torch_shim import call_deadline
-from torch_shim.advice.told_places import told_places
-from torch_shim.call_deadline import SecondsLeft
+from torch_shim.advice import told_places
 from torch_shim.process_report import report
-from torch_shim.wire.call_timings import UNTIMED, CallTiming, Timings
+from torch_shim.wire import current_call
+from torch_shim.wire.current_call import UNTIMED, CallTiming, SecondsLeft, Timings
 
 # The models of a request that are reported: all their digests have to fit into one header.
 _MOST_MODELS = 64
@@ -82,12 +81,12 @@ class RequestLease:
         self._at_end: list[Callable[[], None]] = []
 
     def __enter__(self) -> None:
-        self._before = _current.set(self), call_deadline.CURRENT.set(self._seconds_left)
+        self._before = _current.set(self), current_call.DEADLINE.set(self._seconds_left)
 
     def __exit__(self, *_: object) -> None:
         self.end()
         request, deadline = self._before
-        call_deadline.CURRENT.reset(deadline)
+        current_call.DEADLINE.reset(deadline)
         _current.reset(request)
 
     def at_end(self, do: Callable[[], None]) -> None:

@@ -1,11 +1,15 @@
 """What of this process, beside the inputs, changes the numbers that a program computes."""
 
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from torch_shim.errors import RemoteFailure
-from torch_shim.remote.transfer import NAME_OF
+from torch_shim.remote.inputs import NAME_OF
 from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force
 from torch_shim.wire.protocol import FailureKind
 
@@ -32,3 +36,66 @@ def dtype_to_send() -> str | None:
     """The default data type; None for the usual one."""
     dtype = torch.get_default_dtype()
     return None if dtype is torch.float32 else NAME_OF[dtype]
+
+
+class GeneratorTurns:
+    """Calls that draw random numbers, one after the other.
+
+    Two that sent the same state at once would draw the same numbers. A call waits for its turn with
+    its lease, and without a channel: another one's turn may need that.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._of_thread = threading.local()
+        os.register_at_fork(after_in_child=self._renew)
+
+    @contextmanager
+    def state(self, *, drawn_from: bool) -> Iterator[bytes | None]:
+        """The state to send; None for a call that draws nothing."""
+        if not drawn_from:
+            yield None
+            return
+        with self._lock:
+            sent = self._of_thread.sent = _state()
+            yield sent
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A turn without a call: the generator is another call's meanwhile."""
+        with self._lock:
+            yield
+
+    def drawn(self, sent: bytes | None, after: bytes) -> None:
+        """Go on from where the worker came to.
+
+        A thread that has drawn here meanwhile keeps its numbers: they would be drawn once more.
+        """
+        if sent == _state():
+            torch.default_generator.set_state(as_state(after))
+
+    def forget_sent(self) -> None:
+        """This thread has sent no state, for `sent`."""
+        self._of_thread.sent = None
+
+    @property
+    def sent(self) -> bytes | None:
+        """What this thread has sent last: its call may have waited, and others have drawn."""
+        found: bytes | None = getattr(self._of_thread, "sent", None)
+        return found
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+
+def as_state(content: bytes) -> torch.Tensor:
+    """The state as a generator takes it."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+turns = GeneratorTurns()
+
+
+def _state() -> bytes:
+    found: bytes = torch.default_generator.get_state().numpy().tobytes()
+    return found

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from torch_shim.errors import RemoteFailure
-from torch_shim.leases.presented_lease import SessionLease
-from torch_shim.remote.bindings import Bound
+from torch_shim.leases.leasing import SessionLease
+from torch_shim.remote.inputs import Bound
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import AbsentBytes, RunThere, absent_of
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
-from torch_shim.wire.arena import tensor_over
 from torch_shim.wire.protocol import FailureKind
+from torch_shim.wire.shared_memory import tensor_over
 
 # An input of at most this size is copied, so that the call can be repeated.
 MOST_COPIED_BYTES = 16 << 10

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from torch_shim.errors import RemoteFailure
-from torch_shim.leases.presented_lease import SessionLease
+from torch_shim.leases.leasing import SessionLease
 from torch_shim.process_report import report
 from torch_shim.raised_failures import error_of
-from torch_shim.remote.remote_program import RemoteProgram
+from torch_shim.remote.program import RemoteProgram
 from torch_shim.tensors.dispatch import Operator
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
 from torch_shim.wire.programs import Ellipse, Named, Program, ProgramStep, Ref, Slice, Tuple

@@ -1,1 +1,1 @@
-"""Handles: CUDA tensors with CPU storage, and the functions that create, move and save them."""
+"""Handles: CUDA tensors with CPU storage; what creates, moves, saves and differentiates them."""

@@ -19,7 +19,7 @@ from torch_shim.process_report import report
 from torch_shim.raised_failures import error_of
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.dispatch import Operator, names
-from torch_shim.wire.arena import LentPages, ProtectedMemory, flat, tensor_over
+from torch_shim.wire.shared_memory import LentPages, ProtectedMemory, flat, tensor_over
 
 # Operators that read no element: they give views of the same storage, or facts about the tensor.
 NO_BYTES = names(

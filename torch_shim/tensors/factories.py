@@ -1,4 +1,4 @@
-"""Replaces the functions that create tensors on a named device."""
+"""Replaces the functions that create tensors on a named device, nested ones among them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,13 +7,21 @@ import torch
 from torch.jit import _builtins
 from torch.utils import _device
 
-from torch_shim.foreign_tensors.handle_types import cpu_class
-from torch_shim.foreign_tensors.wrappers import brings_operators
-from torch_shim.patching import replace, seen_by_modes, set_attribute
-from torch_shim.redirected_device import CPU, CUDA, DeviceLike, names_cuda, tracing_fakes
+from torch_shim.errors import UnsupportedCall
+from torch_shim.patching import (
+    CPU,
+    CUDA,
+    DeviceLike,
+    names_cuda,
+    replace,
+    seen_by_modes,
+    set_attribute,
+    tracing_fakes,
+)
 from torch_shim.tensors import advertised_memory, write_epochs
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.dispatch import names
+from torch_shim.tensors.foreign_classes import brings_operators, cpu_class
 from torch_shim.tensors.handles import (
     CudaTensor,
     NoTorchFunction,
@@ -248,3 +256,46 @@ def _default_device_function(
         if not torch.compiler.is_dynamo_compiling():
             func = _replacements.get(func, func)
     return func(*args, **kwargs)
+
+
+# Nested tensors: the strided layout works on handles, the jagged one is refused.
+
+_REMEDY = "use the layout torch.strided, or a padded tensor and its mask"
+
+
+def install_nested() -> None:
+    """Replace the functions that make nested tensors."""
+    for name in ("nested_tensor", "as_nested_tensor"):
+        replace(torch.nested, name, _maker)
+    for name in ("nested_tensor_from_jagged", "narrow"):
+        replace(torch.nested, name, _jagged)
+
+
+def _maker(native: Callable[..., Any]) -> Callable[..., Any]:
+    def make(ts: Any, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        given = ts if isinstance(ts, list | tuple) else [ts]
+        held = any(isinstance(value, CudaTensor) for value in given)
+        if not (held if device is None else names_cuda(device)):
+            return native(ts, *args, **kwargs)
+        if kwargs.get("layout") is torch.jagged:
+            raise _refused()
+        with NoTorchFunction():
+            made = native(ts, *args, **{**kwargs, "device": CPU})
+        return become_cuda(made)
+
+    return make
+
+
+def _jagged(native: Callable[..., Any]) -> Callable[..., Any]:
+    def make(values: Any, *args: Any, **kwargs: Any) -> Any:
+        strided = native.__name__ == "narrow" and kwargs.get("layout") is not torch.jagged
+        if isinstance(values, CudaTensor) and not strided:
+            raise _refused()
+        return native(values, *args, **kwargs)
+
+    return make
+
+
+def _refused() -> UnsupportedCall:
+    return UnsupportedCall("a nested tensor of the layout torch.jagged on the GPU", _REMEDY)

@@ -11,21 +11,19 @@ from typing import Any, NoReturn
 import torch
 
 from torch_shim.errors import UnsupportedCall
-from torch_shim.foreign_tensors import delegation
-from torch_shim.foreign_tensors.handle_types import (
+from torch_shim.kernels import substitution
+from torch_shim.patching import CPU, CUDA, names_cuda, seen_by_modes
+from torch_shim.tensors import foreign_classes, mixed_devices, write_epochs
+from torch_shim.tensors.absent_bytes import bring, run_absent, waiting
+from torch_shim.tensors.dispatch import Operator, names, special
+from torch_shim.tensors.foreign_classes import (
+    brings_operators,
     cpu_class,
     known_handle_class,
     make_handle_class,
+    running,
     set_cpu_class,
 )
-from torch_shim.foreign_tensors.wrappers import brings_operators, running
-from torch_shim.missing_kernels import substitution
-from torch_shim.mixed_devices import rules
-from torch_shim.patching import seen_by_modes
-from torch_shim.redirected_device import CPU, CUDA, names_cuda
-from torch_shim.tensors import write_epochs
-from torch_shim.tensors.absent_bytes import bring, run_absent, waiting
-from torch_shim.tensors.dispatch import Operator, names, special
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -76,7 +74,7 @@ class CudaTensor(Tensor):
         if len(types) > 1 and not _OF_TORCH.issuperset(types):
             if any(map(_is_asked_itself, types)):
                 return NotImplemented
-            kinds = delegation.deciding(types, CudaTensor)
+            kinds = foreign_classes.deciding(types, CudaTensor)
             if kinds:
                 return _delegated(kinds, kinds, func, args, kwargs or {})
             refuse_mixed_devices(func, args, kwargs or {})
@@ -268,18 +266,18 @@ def run_anywhere(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Run an operator for which CUDA allows a mix of CPU and GPU tensors."""
     name = substitution.name_of(func)
     if not _made_by_autograd():
-        rules.refuse(name, args, kwargs, _is_on_gpu)
+        mixed_devices.refuse(name, args, kwargs, _is_on_gpu)
     known = {id(value) for value in (*args, *kwargs.values()) if type(value) in PLAIN}
     with NoTorchFunction():
         result = func(*args, **kwargs)
-    follows = name in rules.FIRST
+    follows = name in mixed_devices.FIRST
     return result if follows and args and type(args[0]) in PLAIN else wrap(result, known)
 
 
 def refuse_mixed_devices(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise CUDA's error if CPU tensors and handles among the arguments do not go together."""
     if not _made_by_autograd():
-        rules.refuse(substitution.name_of(func), args, kwargs, _is_on_gpu)
+        mixed_devices.refuse(substitution.name_of(func), args, kwargs, _is_on_gpu)
 
 
 def _is_on_gpu(tensor: Tensor) -> bool:
@@ -327,10 +325,10 @@ def _delegated(
     known = {id(value) for value in _flat(given) if type(value) in PLAIN}
     bring(given)
     try:
-        result = delegation.delegate(kinds, types, func, args, kwargs)
+        result = foreign_classes.delegate(kinds, types, func, args, kwargs)
         return like_handles(wrap(result, known))
     finally:
-        if delegation.may_write(func, kwargs):
+        if foreign_classes.may_write(func, kwargs):
             write_epochs.note_all(given)
 
 
@@ -375,9 +373,9 @@ def _derive(kind: type) -> type:
             "it brings its own operators; convert it to a plain torch.Tensor first",
         )
     own = {name: getattr_static(kind, name) for name in _overrides(kind)}
-    if delegation.is_asked(kind):
+    if foreign_classes.is_asked(kind):
         own = {**_FACTS, **own, "__torch_function__": classmethod(_leave_to(kind))}
-    elif delegation.takes_part(kind) and not delegation.decides(kind) and _is_plain(kind):
+    elif foreign_classes.takes_part(kind) and not foreign_classes.decides(kind) and _is_plain(kind):
         own["__torch_function__"] = classmethod(_compute_as(kind))
     base = CudaParameter if issubclass(kind, Parameter) else CudaTensor
     return make_handle_class(base, kind, own)
@@ -396,7 +394,7 @@ def _leave_to(kind: type) -> Callable[..., Any]:
     """Let a class with `__torch_function__` decide, as beside a CUDA tensor of torch's."""
 
     def decide(_: type, func: Operator, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kinds = (kind, *delegation.deciding(types, CudaTensor))
+        kinds = (kind, *foreign_classes.deciding(types, CudaTensor))
         return _delegated(kinds, _asked(types), func, args, kwargs or {})
 
     return decide
@@ -427,7 +425,7 @@ def _is_plain(kind: type) -> bool:
 def _asked(types: Any) -> tuple[type, ...]:
     """Return the classes that torch asks about an operator, as the program knows them."""
     kinds = dict.fromkeys(map(cpu_class, types))
-    return tuple(kind for kind in kinds if kind is not Tensor and delegation.takes_part(kind))
+    return tuple(kind for kind in kinds if kind is not Tensor and foreign_classes.takes_part(kind))
 
 
 def _is_asked_itself(kind: type) -> bool:

@@ -1,21 +1,28 @@
-"""Replaces the methods that move tensors between CPU and GPU: to, cuda, cpu, type, pin_memory.
+"""Moves between CPU and GPU: tensors by to, cuda, cpu, type, pin_memory; parameters in place.
 
 A move copies the data, so that CPU and GPU tensors never share storage, as with a real GPU.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import parameter
 
-from torch_shim.foreign_tensors.delegation import is_asked
-from torch_shim.foreign_tensors.handle_types import cpu_class
-from torch_shim.foreign_tensors.wrappers import brings_operators, moved
-from torch_shim.patching import replace, seen_by_modes
-from torch_shim.redirected_device import CPU, CUDA, names_cuda, tracing_fakes
+from torch_shim.patching import (
+    CPU,
+    CUDA,
+    names_cuda,
+    replace,
+    seen_by_modes,
+    set_attribute,
+    tracing_fakes,
+)
 from torch_shim.tensors import advertised_memory, write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, bring
+from torch_shim.tensors.foreign_classes import brings_operators, cpu_class, is_asked, moved
 from torch_shim.tensors.handles import (
     PLAIN,
     CudaParameter,
@@ -23,12 +30,12 @@ from torch_shim.tensors.handles import (
     NoTorchFunction,
     Parameter,
     Tensor,
+    become_cpu,
     become_cuda,
+    cuda_class,
     like_handles,
 )
-from torch_shim.tensors.large.large_moves import copied_to_cpu, copied_to_gpu
-from torch_shim.tensors.large.lent_copies import note_origin
-from torch_shim.tensors.tensor_types import DTYPES
+from torch_shim.tensors.large_copies import copied_to_cpu, copied_to_gpu, note_origin
 
 _OWN = frozenset({Tensor, Parameter, CudaTensor, CudaParameter})
 _functions_are_on = torch._C._is_torch_function_enabled  # noqa: SLF001 - no public question
@@ -246,3 +253,182 @@ def _is_pinned(native: Callable[..., bool]) -> Callable[..., bool]:
         return write_epochs.is_pinned(self)
 
     return is_pinned
+
+
+# torch.cuda.FloatTensor and similar types, torch.set_default_tensor_type, and Variable.
+
+DTYPES = {
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "ByteTensor": torch.uint8,
+    "CharTensor": torch.int8,
+    "ShortTensor": torch.int16,
+    "IntTensor": torch.int32,
+    "LongTensor": torch.int64,
+    "BoolTensor": torch.bool,
+}
+
+
+class CudaTensorType(type):
+    """The type of torch.cuda.FloatTensor: recognises and creates GPU tensors of one dtype."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, CudaTensor) and instance.dtype is cls.dtype
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Tensor:
+        """Create a tensor as the CPU's type of the same name does, and move it to the GPU."""
+        native = getattr(torch, cls.__name__)
+        return native(*args, **kwargs).cuda()  # type: ignore[no-any-return] # it makes tensors
+
+
+def install_types() -> None:
+    """Install the types in torch.cuda."""
+    for name, dtype in DTYPES.items():
+        kind = CudaTensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
+        set_attribute(torch.cuda, name, kind)
+    replace(torch, "set_default_tensor_type", _set_default_tensor_type)
+    set_attribute(type(torch.autograd.Variable), "__call__", _make_variable)
+
+
+def _set_default_tensor_type(native: Callable[[Any], None]) -> Callable[[Any], None]:
+    def set_default_tensor_type(t: Any) -> None:
+        name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
+        on_gpu = name.startswith("torch.cuda.")
+        native(name.replace("torch.cuda.", "torch."))
+        torch.set_default_device("cuda" if on_gpu else None)
+
+    return set_default_tensor_type
+
+
+def _make_variable(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """Return the tensor that `Variable(data)` is in C++, on the device of `data`."""
+    data = args[0] if args else kwargs.get("data")
+    made = type.__call__(cls, *args, **kwargs)
+    return become_cuda(made) if isinstance(data, CudaTensor) else made
+
+
+# Parameters and modules: a parameter's class changes in place when its data moves.
+
+alias_of = Tensor._make_subclass  # noqa: SLF001 - its only location; of a class, it is no view
+_native_data = Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]  # noqa: SLF001 - its only location
+
+
+def install_modules() -> None:
+    """Make `.data =` and Parameter follow the device; disable flat RNN weights, unused here."""
+    set_attribute(Tensor, "data", property(_native_data.__get__, _set_data))
+    replace(torch._C._autograd, "_get_data_attr", _data_function)  # noqa: SLF001 - traced `.data`
+    replace(Parameter, "__new__", _new_parameter)
+    set_attribute(Tensor, "_make_subclass", staticmethod(_make_subclass))
+    lazy = parameter.UninitializedTensorMixin  # type: ignore[attr-defined] # missing in the stubs
+    replace(lazy, "materialize", _materialize)
+    for kind in (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer):
+        replace(kind, "__new__", _new_uninitialized)
+    replace(torch.nn.RNNBase, "flatten_parameters", _nothing)
+    replace(torch.utils, "swap_tensors", _swap)
+
+
+def _set_data(self: Tensor, value: Tensor) -> None:
+    with NoTorchFunction():
+        _native_data.__set__(self, value)
+    if tracing_fakes():
+        return
+    if isinstance(value, CudaTensor):
+        become_cuda(self)
+    else:
+        become_cpu(self)
+    write_epochs.note_write(self)
+
+
+def _data_function(native: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def get_data(tensor: Tensor) -> Tensor:
+        data = native(tensor)
+        return become_cuda(data) if isinstance(tensor, CudaTensor) else data
+
+    return get_data
+
+
+def _new_parameter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def new(cls: type, data: Any = None, requires_grad: bool = True) -> Tensor:  # noqa: FBT001, FBT002 - PyTorch's signature
+        if not isinstance(data, CudaTensor) and cls is not CudaParameter:
+            return native(cls, data, requires_grad)
+        if brings_operators(cls) or type(data) not in _ORDINARY:
+            return native(cls, data, requires_grad)
+        with NoTorchFunction():
+            return alias_of(cuda_class(cpu_class(cls)), data, requires_grad)
+
+    return new
+
+
+def _make_subclass(cls: type, data: Tensor, requires_grad: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002 - Dynamo compares the signature with its own
+    """Make a parameter class of the user's, say, of a tensor, which keeps its device."""
+    made: Any = alias_of(cls, data, requires_grad, **kwargs)
+    on_gpu = isinstance(data, CudaTensor) and not (tracing_fakes() or brings_operators(cls))
+    return become_cuda(made) if on_gpu else made
+
+
+def _materialize(native: Callable[..., None]) -> Callable[..., None]:
+    def materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        on_gpu = isinstance(self, CudaTensor) if device is None else names_cuda(device)
+        native(self, shape, device, dtype)
+        if on_gpu:  # the native function has set the plain class, whatever the device
+            become_cuda(self)
+
+    return materialize
+
+
+def _new_uninitialized(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def new(cls: type, *args: Any, **kwargs: Any) -> Tensor:
+        made = native(cls, *args, **kwargs)
+        return become_cuda(made) if names_cuda(kwargs.get("device")) else made
+
+    return new
+
+
+_ORDINARY = frozenset({Tensor, Parameter, CudaTensor, CudaParameter})
+
+
+def _nothing(native: Callable[..., None]) -> Callable[..., None]:
+    del native  # it arranges memory for cuDNN
+
+    def flatten_parameters(self: torch.nn.RNNBase) -> None:
+        """Do nothing: the worker arranges its own copy."""
+
+    return flatten_parameters
+
+
+def _swap(native: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tensor], None]:
+    def swap_tensors(t1: Tensor, t2: Tensor) -> None:
+        """Swap two tensors, including parameters that a graph's guards reference weakly."""
+        referred = weakref.getweakrefs(t1) or weakref.getweakrefs(t2)
+        if not referred or not isinstance(t1, CudaTensor) | isinstance(t2, CudaTensor):
+            native(t1, t2)
+            return
+        if not (t1.is_leaf and t2.is_leaf):
+            raise RuntimeError("cannot swap handles that have a history while graphs refer to them")
+        first, second = (_contents(t1), _contents(t2))
+        _fill(t1, second)
+        _fill(t2, first)
+
+    return swap_tensors
+
+
+def _contents(tensor: Tensor) -> tuple[Any, ...]:
+    with torch.no_grad():
+        data = tensor.detach()
+    return type(tensor), data, tensor.requires_grad, tensor.grad, dict(vars(tensor))
+
+
+def _fill(tensor: Tensor, contents: tuple[Any, ...]) -> None:
+    kind, data, wants_gradient, gradient, attributes = contents
+    tensor.grad = None
+    tensor.requires_grad_(False)
+    tensor.data = data
+    object.__setattr__(tensor, "__class__", kind)
+    tensor.requires_grad_(wants_gradient)
+    tensor.grad = gradient
+    vars(tensor).clear()
+    vars(tensor).update(attributes)

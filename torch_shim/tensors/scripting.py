@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from torch_shim.patching import replace
-from torch_shim.redirected_device import names_cuda
+from torch_shim.patching import names_cuda, replace
 from torch_shim.tensors.handles import PLAIN, CudaTensor, wrap
 
 # C++'s views of a scripted module; torch has them in torch._C only, without annotations.

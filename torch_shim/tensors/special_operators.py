@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from torch_shim.mixed_devices import rules
 from torch_shim.process_report import report
-from torch_shim.tensors import write_epochs
+from torch_shim.tensors import mixed_devices, write_epochs
 from torch_shim.tensors.absent_bytes import NO_BYTES
 from torch_shim.tensors.dispatch import Handler, Operator, existing, handles, names, special
 from torch_shim.tensors.handles import (
@@ -66,7 +65,7 @@ def _classify(operator: Operator) -> Handler | None:
         report.note_operator()
     if name in _LISTS or name.startswith("_foreach_"):
         return _write_list if _writes(operator, name) else _run_list
-    if name in rules.EACH:
+    if name in mixed_devices.EACH:
         return _run_each
     if name in _ANYWHERE:
         return _write_anywhere if _writes(operator, name) else run_anywhere
@@ -92,7 +91,7 @@ def _run_each(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         result = func(*args, **kwargs)
     if isinstance(result, Tensor):
         return wrap(result)
-    for made, source in zip(result, rules.tensors_in(args), strict=True):
+    for made, source in zip(result, mixed_devices.tensors_in(args), strict=True):
         if isinstance(source, CudaTensor):
             wrap(made)
     return result

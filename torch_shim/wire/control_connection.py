@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_shim.errors import ConnectionLost, OtherVersion, RemoteFailure, WireError
 from torch_shim.wire.bounded_msgpack import shown
-from torch_shim.wire.dialing import CONNECT_TIMEOUT_S, connect
+from torch_shim.wire.connections import CONNECT_TIMEOUT_S, connect
 from torch_shim.wire.frame_socket import Buffer, Frame, FrameSocket
 from torch_shim.wire.protocol import FrameKind
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch_shim.errors import BadFrame, ConnectionLost
+from torch_shim.wire.connections import carries_descriptors
 from torch_shim.wire.protocol import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
@@ -20,7 +21,6 @@ from torch_shim.wire.protocol import (
     read_header,
     unpack_meta,
 )
-from torch_shim.wire.tls_client import carries_descriptors
 
 Buffer = bytes | bytearray | memoryview
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_shim import call_deadline
 from torch_shim.errors import (
     BadFrame,
     ConnectionLost,
@@ -19,13 +18,12 @@ from torch_shim.errors import (
     RemoteFailure,
 )
 from torch_shim.process_report import report
-from torch_shim.wire import call_timings
+from torch_shim.wire import current_call
+from torch_shim.wire.connections import CONNECT_TIMEOUT_S, connect
 from torch_shim.wire.control_connection import ControlConnection, ManagerAnswer
-from torch_shim.wire.data_channel import DataChannel
-from torch_shim.wire.dialing import CONNECT_TIMEOUT_S, connect
 from torch_shim.wire.frame_socket import FrameSocket
 from torch_shim.wire.protocol import FailureKind, FrameKind
-from torch_shim.wire.worker_peer import Content, WorkerPeer
+from torch_shim.wire.worker_peer import Content, DataChannel, WorkerPeer
 
 log = logging.getLogger("gpufaas")
 
@@ -136,7 +134,7 @@ class ManagerSession:
         which has given the token's lease back. A request that `goes_on` has used a GPU already.
         """
         named = {"token": token, "lease": lease, "again": again, "goes_on": goes_on}
-        timing = call_timings.current()
+        timing = current_call.timing()
         begun_us = 0 if timing is None else timing.now_us
         answer = self._ask_acquire(digest, batch, workers=self._known(), **named)
         elsewhere = answer.fields.get("elsewhere")
@@ -290,8 +288,8 @@ class ManagerSession:
         return lease.peer.take() if answer.fields["lease"] == lease.number else None
 
     def _ask_acquire(self, digest: str, batch: int, **more: Any) -> ManagerAnswer:
-        more["deadline_s"] = call_deadline.seconds_left()
-        timing = call_timings.current()
+        more["deadline_s"] = current_call.seconds_left()
+        timing = current_call.timing()
         if timing is not None:
             more["trace"] = timing.header
         try:

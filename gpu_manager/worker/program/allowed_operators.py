@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import get_overridable_functions
 
-import torch_shim.operators.padded_encoder  # noqa: F401 - it registers the operator
+import torch_shim.kernels.padded_encoder  # noqa: F401 - it registers the operator
 from gpu_manager.worker.program import replacements
 from gpu_manager.worker.program.argument_checks import checked
 from gpu_manager.worker.program.plain_values import bounded

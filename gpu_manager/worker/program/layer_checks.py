@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_shim.operators.padded_encoder import LAYER_WEIGHTS, layer_arguments
+from torch_shim.kernels.padded_encoder import LAYER_WEIGHTS, layer_arguments
 
 _STATIC = slice(21, 23)  # keys and values given to torch.nn.functional's attention
 _ENCODER_ARGUMENTS = 15  # weights, and what lies between them

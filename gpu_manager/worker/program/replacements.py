@@ -15,7 +15,7 @@ from torch._numpy._ndarray import ndarray
 
 from gpu_manager.worker.program.argument_checks import short_name
 from gpu_manager.worker.program.reviewed_operators import is_reviewed
-from torch_shim.missing_kernels import substitution
+from torch_shim.kernels import substitution
 
 Operator = Callable[..., Any]
 

@@ -171,7 +171,7 @@ _OF_TORCH = frozenset().union(PUBLIC, DUNDERS, *INTERNAL.values())
 # Registered operators of other libraries.
 OF_LIBRARIES = {
     "torchvision": _words("deform_conv2d nms ps_roi_align ps_roi_pool roi_align roi_pool"),
-    "gpufaas": _words("padded_encoder"),  # torch_shim/operators
+    "gpufaas": _words("padded_encoder"),  # torch_shim/kernels
 }
 
 

@@ -16,7 +16,7 @@ import torch
 
 import torch_shim
 from torch_shim import errors, process_report
-from torch_shim.advice.told_places import CodePlace
+from torch_shim.advice import CodePlace
 from torch_shim.tensors import handles
 
 Place = tuple[str, int]

@@ -21,13 +21,12 @@ from gpu_manager.worker.program.tensor_specs import read_spec
 from hunt.parsers.parser_target import InputForm, Target
 from torch_shim.data.value_layout import DescribedValue, Describer
 from torch_shim.errors import BadFrame
-from torch_shim.remote.received_results import BEHIND, Results
+from torch_shim.remote.results import BEHIND, Results
 from torch_shim.wire import programs
-from torch_shim.wire.data_channel import DataChannel, read_left
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.image_digests import lay_out, pack_sizes
 from torch_shim.wire.protocol import MAX_BODY_BYTES, MAX_META_BYTES, FrameKind, pack_frame
-from torch_shim.wire.worker_peer import WorkerPeer
+from torch_shim.wire.worker_peer import DataChannel, WorkerPeer, read_left
 
 _SECRET = b"0123456789abcdef"
 _FUNCTIONS = "functions, with any code"
@@ -244,7 +243,7 @@ def _results() -> Target:
         "call-result", parse, (BadFrame,),
         [storages, [*views, 3, None], [[1, BEHIND, 24]], b"\0" * 16, [0.1, 0.2]],
         [storages, views[:1], [], None, []],
-        reads=("torch_shim/remote/received_results.py",), sender="workers, which may have gone mad",
+        reads=("torch_shim/remote/results.py",), sender="workers, which may have gone mad",
         bound="16 MiB, 1 million entries",
     )  # fmt: skip
 
@@ -253,7 +252,7 @@ def _left() -> Target:
     return _msgpack_target(
         "worker-left", lambda meta: list(read_left(meta, 1 << 20)), (BadFrame,),
         [[1, 0, 0, 64], [2, 3, 64, 128]],
-        reads=("torch_shim/wire/data_channel.py",), sender="workers, which may have gone mad",
+        reads=("torch_shim/wire/worker_peer.py",), sender="workers, which may have gone mad",
         bound="16 MiB, 1 million entries",
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.kit.places import ROOT
 from torch_shim.errors import UnsupportedCall
-from torch_shim.missing_kernels.substitution import find, has_substitute, with_substitute
+from torch_shim.kernels.substitution import find, has_substitute, with_substitute
 
 
 def test_every_missing_kernel_has_a_substitute_with_right_numbers() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_shim.missing_kernels.substitution import with_substitute
+from torch_shim.kernels.substitution import with_substitute
 
 _SAMPLES = 40  # of each operator and dtype
 _WIDE = {

@@ -20,7 +20,7 @@ from gpu_manager.weights.sealed_images import ImageWriter
 from gpufaas.daemons.embedded_node import EmbeddedNode, embedded_node
 from tests.kit.nodes.in_memory_runtime import InMemoryRuntime
 from torch_shim.errors import ConnectionLost
-from torch_shim.wire.dialing import connect
+from torch_shim.wire.connections import connect
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.image_digests import (
     ImageTable,

@@ -14,7 +14,7 @@ from tests.kit.waiting import wait_until
 # Evaluates each line that it hears; what it says is JSON.
 _FUNCTION = """
 import json, sys, torch
-from torch_shim.data.function_data import drop, get, put, settle
+from torch_shim.data.put_and_get import drop, get, put, settle
 from torch_shim.process_report import report
 torch.set_grad_enabled(False)
 

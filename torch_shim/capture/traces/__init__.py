@@ -1,1 +1,1 @@
-"""How Dynamo traces beside other threads: its settings, what it reads, and when it makes way."""
+"""How the shim traces beside other threads: settings, snapshots, tensor classes, background."""

@@ -6,18 +6,25 @@ and to traces for the shim's backends only: what users set for their own `torch.
 """
 
 import contextlib
+import functools
+import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeVar
+from types import CodeType
+from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch._C._dynamo.eval_frame import (
     get_eval_frame_callback,
 )
 from torch._dynamo import config, convert_frame
-from torch._dynamo.eval_frame import OptimizeContext
+from torch._dynamo.eval_frame import OptimizeContext, TorchPatcher, skip_code
+from torch._dynamo.exc import ResumePrologueTracingError, UncapturedHigherOrderOpError
+from torch.distributions import Distribution
 
-from torch_shim.capture.traces.failed_traces import begin_call
 from torch_shim.patching import replace
 
 # A module may be called in many ways: at torch's limit of 8 it would run locally from then on.
@@ -137,3 +144,109 @@ def _is_marked(callback: Any, mark: str) -> bool:
         inner = getattr(callback, "_torchdynamo_orig_backend", None)
         callback = getattr(callback, "compiler_fn", None) if inner is None else inner
     return callback is not None
+
+
+# Code whose trace failed in a call: Dynamo passes over it from then on only if the call succeeds.
+#
+# An input that a module refuses makes its trace fail, too, and the next call may be a good one.
+
+_ALWAYS_RAISED = (ResumePrologueTracingError, UncapturedHigherOrderOpError)
+
+
+class _Call(threading.local):
+    """What this thread calls of what Dynamo compiled."""
+
+    failed: list[CodeType] | None = None  # what it could not trace; None where Dynamo has to raise
+
+
+_call = _Call()
+
+
+def begin_call(*, is_one_graph: bool) -> Callable[[], None]:
+    """Begin a call of what Dynamo compiled; return what ends it.
+
+    Only then Dynamo passes over the code whose trace failed, unless the call fails as well. Of
+    what has to be one graph the trace itself fails.
+    """
+    before, handled = _call.failed, sys.exception()
+    failed = _call.failed = None if is_one_graph else []
+
+    def end() -> None:
+        _call.failed = before
+        if sys.exception() is handled:
+            for code in failed or ():
+                skip_code(code)
+
+    return end
+
+
+def is_undecided(code: CodeType, error: Exception) -> bool:
+    """Whether the call has to show if code can be traced; not if it went on after this code."""
+    if _call.failed is None or code in _call.failed or _says_what_follows(error):
+        return False
+    _call.failed.append(code)
+    return True
+
+
+def _says_what_follows(error: Exception) -> bool:
+    """Whether Dynamo raises the error in any case, or learns from it how the code is to run."""
+    strategy = getattr(error, "frame_exec_strategy", None)
+    applies = getattr(error, "apply_to_code", True)
+    return isinstance(error, _ALWAYS_RAISED) or strategy is not None or not applies
+
+
+# Keeps traces from changing what the program shares: random generators, default dtype, flags.
+#
+# Dynamo saves the states of the random generators and some settings of the process before a trace
+# and restores them afterwards. While a trace runs in one thread the others go on drawing numbers:
+# after such a restoration they would draw the same numbers again. Nothing draws in a trace of
+# ours, whose operators run over fake tensors, so there is nothing to restore.
+
+Context: TypeAlias = AbstractContextManager[None]
+
+
+def leave_process_state() -> None:
+    """Ignore, inside traces, the functions by which Dynamo restores shared state."""
+    replace(torch.random, "set_rng_state", functools.partial(_ignored_if, traces_for_gpu))
+    replace(torch.cuda, "set_rng_state", functools.partial(_ignored_if, traces_for_gpu))
+    # While a trace runs, `torch.compiler.is_compiling()` is true in all threads, and code that asks
+    # takes another way there. What is traced is told so by Dynamo itself.
+    replace(torch.compiler, "_compile_session_context", _quietly)
+    # Python's generator is restored around each compiled frame, and code that draws from it is
+    # traced by drawing: only where other threads surely draw meanwhile is it left alone.
+    for owner, name in (
+        (random, "setstate"),
+        (torch, "set_default_dtype"),
+        (torch, "use_deterministic_algorithms"),
+    ):
+        replace(owner, name, functools.partial(_ignored_if, traces_in_background))
+    replace(TorchPatcher, "patch", _patch)
+
+
+def _quietly(native: Callable[[], Context]) -> Callable[[], Context]:
+    def session() -> Context:
+        return contextlib.nullcontext() if traces_for_gpu() else native()
+
+    return session
+
+
+def _ignored_if(tracing: Callable[[], bool], native: Callable[..., Any]) -> Callable[..., Any]:
+    def restore(*args: Any, **kwargs: Any) -> Any:
+        return None if tracing() else native(*args, **kwargs)
+
+    return restore
+
+
+def _patch(native: Callable[[], None]) -> Callable[[], None]:
+    """Leave distributions checking their arguments, unless the program itself starts Dynamo."""
+    program_starts = functools.cache(lambda: Distribution.set_default_validate_args(value=False))
+
+    def patch() -> None:
+        before = Distribution._validate_args  # noqa: SLF001 - no public way to ask
+        native()
+        if traces_for_gpu():
+            Distribution.set_default_validate_args(before)
+        else:
+            program_starts()
+
+    return patch

@@ -18,10 +18,10 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch_function import TensorWithTFOverrideVariable
 
 from torch_shim.capture.traces.dynamo_settings import traces_for_gpu
-from torch_shim.foreign_tensors import delegation
-from torch_shim.foreign_tensors.handle_types import cpu_class
-from torch_shim.redirected_device import CUDA
+from torch_shim.patching import CUDA
+from torch_shim.tensors import foreign_classes
 from torch_shim.tensors.dispatch import names
+from torch_shim.tensors.foreign_classes import cpu_class
 from torch_shim.tensors.handles import PLAIN, CudaParameter, CudaTensor, NoTorchFunction
 
 Native = Callable[..., Any]
@@ -102,7 +102,7 @@ def _asking_no_class(native: Native) -> Native:
 
     @functools.wraps(native)
     def wrap_tensor(self: Any, value: Any) -> Any:
-        if not (traces_for_gpu() and delegation.is_asked(cpu_class(type(value)))):
+        if not (traces_for_gpu() and foreign_classes.is_asked(cpu_class(type(value)))):
             return native(self, value)
         with NoTorchFunction():
             return native(self, value)

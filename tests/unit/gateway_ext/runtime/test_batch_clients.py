@@ -28,7 +28,7 @@ async def handle_batch(events, context):
 
 
 LEFT = """
-from torch_shim.call_deadline import seconds_left
+from torch_shim.wire.current_call import seconds_left
 def handle_batch(events, context):
     return [str(seconds_left()) for _ in events]
 """

@@ -12,7 +12,7 @@ from tests.kit.waiting import wait_until
 HANDLER = """
 import time
 from pathlib import Path
-from torch_shim.call_deadline import seconds_left
+from torch_shim.wire.current_call import seconds_left
 def handle(event, context):
     if event.path == "/left":
         while seconds_left():
@@ -23,7 +23,7 @@ async def later(event, context):
     return [seconds_left()]
 """
 STREAM = """
-from torch_shim.call_deadline import seconds_left
+from torch_shim.wire.current_call import seconds_left
 def handle(event, context):
     for _ in range(2):
         yield f"{seconds_left()} "

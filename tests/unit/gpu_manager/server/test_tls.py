@@ -15,8 +15,7 @@ from gpu_manager.server.listening import Certificate
 from tests.kit.network.certificates import self_signed
 from tests.kit.waiting import PATIENCE_S
 from torch_shim.errors import ConnectionLost
-from torch_shim.wire.dialing import connect
-from torch_shim.wire.tls_client import carries_descriptors
+from torch_shim.wire.connections import carries_descriptors, connect
 
 MUCH = os.urandom(5 << 20)
 

@@ -17,7 +17,7 @@ from gpufaas.check.trial_run import (
     TrialRun,
 )
 from gpufaas.check.verdicts import judge, of_break, of_local, share_in_graphs
-from torch_shim.advice import break_reasons
+from torch_shim import advice
 
 # Said where Dynamo does not say it by one of its registered names.
 UNREGISTERED = ["generic_jump TensorVariable()"]
@@ -26,7 +26,7 @@ UNREGISTERED = ["generic_jump TensorVariable()"]
 def registered() -> list[str]:
     """Every kind of graph break that Dynamo or the shim knows."""
     text = (resources.files("torch._dynamo") / "graph_break_registry.json").read_text()
-    ours = (resources.files("torch_shim.capture") / "graph_limits.py").read_text()
+    ours = (resources.files("torch_shim.capture") / "dynamo.py").read_text()
     dynamos = [versions[0]["Gb_type"] for versions in json.loads(text).values()]
     return dynamos + re.findall(r'gb_type="([^"]+)"', ours) + UNREGISTERED
 
@@ -44,9 +44,9 @@ def checked(*found: Finding, run: TrialRun | None = None) -> Checked:
 def test_patterns_match_dynamos_messages() -> None:
     names = registered()
     wrong = []
-    for pattern, advice in break_reasons.BREAKS:
+    for pattern, remedy in advice.BREAKS:
         reasons = {name: of_break(name).why for name in names if re.search(pattern, name)}
-        if advice.why not in reasons.values():
+        if remedy.why not in reasons.values():
             wrong.append((pattern, reasons))
 
     assert wrong == []

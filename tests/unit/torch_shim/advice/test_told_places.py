@@ -8,8 +8,7 @@ import pytest
 
 import torch_shim
 from gateway_ext.runtime.gpu_placement import ShimPlacements
-from torch_shim.advice.break_reasons import Advice, for_local
-from torch_shim.advice.told_places import CodePlace, ToldPlaces, users_line
+from torch_shim.advice import Advice, CodePlace, ToldPlaces, for_local, users_line
 from torch_shim.process_report import GraphBreak, ProcessReport
 
 PRINTS = Advice("it prints", "take it out")

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tests.kit.waiting import PATIENCE_S
-from torch_shim.capture.background import BackgroundTracer
+from torch_shim.capture.traces.background import BackgroundTracer
 from torch_shim.errors import GpuQueueFull, GpuUnavailable, QuotaUsedUp
 
 

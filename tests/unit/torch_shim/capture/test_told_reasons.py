@@ -5,7 +5,7 @@ from tests.kit.programs.snippets import Snippet
 _TOLD = """
 import warnings
 from torch_shim.process_report import report
-from torch_shim.advice.told_places import told_places
+from torch_shim.advice import told_places
 
 warnings.simplefilter("ignore")
 told = []
@@ -99,7 +99,7 @@ assert (found.file, found.reason) == ("snippet", "Custom operator"), found
 
 def test_number_is_named_when_a_worker_refuses_its_method(shim: Snippet) -> None:
     shim("""
-    from torch_shim.advice.break_reasons import for_local
+    from torch_shim.advice import for_local
     refused = for_local("program refused: operator 'm:__round__' is not allowed")
     assert refused.why == "it computes with a number that was a tensor's value"
     """)

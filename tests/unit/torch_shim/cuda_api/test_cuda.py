@@ -25,7 +25,7 @@ def test_cuda_answers_for_one_gpu_when_asked(shim: Snippet) -> None:
 
 def test_accelerator_answers_for_the_gpu_when_not_tracing(shim: Snippet) -> None:
     shim("""
-    from torch_shim.cuda_api.tracing_state import tracing
+    from torch_shim.cuda_api.cuda_module import tracing
     a = torch.accelerator
     assert a.is_available() and a.device_count() == 1 and a.current_device_index() == 0
     assert a.current_accelerator() == torch.device("cuda")

@@ -9,7 +9,7 @@ warnings.simplefilter("ignore")
 import torch._dynamo.variables.builder as builder
 from torch_shim.patching import original_of
 from torch_shim.tensors.handles import CudaParameter, CudaTensor
-from torch_shim.cuda_api.tracing_state import tracing
+from torch_shim.cuda_api.cuda_module import tracing
 native = builder.infer_subclass_type
 builder.infer_subclass_type = (
     lambda value: None if type(value) in (CudaTensor, CudaParameter) else native(value)

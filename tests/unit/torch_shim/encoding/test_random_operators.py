@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from torch_shim.encoding.random_operators import draws
+from torch_shim.capture.encode import draws
 
 
 def step(operator: Any, *args: Any, **named: Any) -> fx.Node:

@@ -18,13 +18,13 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.callers_leases import given, uploaded
 from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of
 from tests.kit.worlds.joined_manager import joined
-from torch_shim.call_deadline import seconds_left
 from torch_shim.errors import GpuUnavailable, RemoteFailure
 from torch_shim.leases import request_context
 from torch_shim.leases.leasing import ProcessLeases
 from torch_shim.leases.managers import Nodes
 from torch_shim.raised_failures import error_of
-from torch_shim.weights.model_weights import ModelImage
+from torch_shim.weights import ModelImage
+from torch_shim.wire.current_call import seconds_left
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import FailureKind, FrameKind
 

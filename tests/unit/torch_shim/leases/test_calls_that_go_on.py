@@ -17,7 +17,7 @@ from torch_shim.errors import QuotaUsedUp
 from torch_shim.leases import request_context
 from torch_shim.leases.leasing import ProcessLeases
 from torch_shim.leases.managers import Nodes
-from torch_shim.weights.model_weights import ModelImage
+from torch_shim.weights import ModelImage
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import FrameKind
 

@@ -1,6 +1,6 @@
 """What finished requests teach about the calls of those that come."""
 
-from torch_shim.leases.habits import ENOUGH, Habits
+from torch_shim.leases.leasing import ENOUGH, Habits
 
 
 def after(*calls: int, models: str = "a") -> Habits:

@@ -21,15 +21,16 @@ from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of
 from tests.kit.worlds.joined_manager import Joined, joined
 from torch_shim.leases import request_context
-from torch_shim.leases.habits import ENOUGH, Habits
-from torch_shim.leases.leasing import ProcessLeases
-from torch_shim.leases.managers import Nodes
-from torch_shim.leases.presented_lease import (
+from torch_shim.leases.leasing import (
+    ENOUGH,
+    Habits,
     PresentedLease,
+    ProcessLeases,
     SessionLease,
     StandingClaims,
 )
-from torch_shim.weights.model_weights import ModelImage
+from torch_shim.leases.managers import Nodes
+from torch_shim.weights import ModelImage
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import FrameKind
 

@@ -4,7 +4,7 @@ import pytest
 
 from torch_shim.errors import ConnectionLost, GpuUnavailable, ManagerUnreachable, RemoteFailure
 from torch_shim.raised_failures import error_of
-from torch_shim.remote.broken_connections import BrokenConnections
+from torch_shim.remote.program import BrokenConnections
 
 LOST = ConnectionLost("broken pipe")
 
@@ -12,14 +12,14 @@ LOST = ConnectionLost("broken pipe")
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    monkeypatch.setattr("torch_shim.remote.broken_connections.time.sleep", found.append)
+    monkeypatch.setattr("torch_shim.remote.program.time.sleep", found.append)
     return found
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now_s = [100.0]
-    monkeypatch.setattr("torch_shim.remote.broken_connections.time.monotonic", lambda: now_s[-1])
+    monkeypatch.setattr("torch_shim.remote.program.time.monotonic", lambda: now_s[-1])
     return now_s
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from torch_shim.errors import ConnectionLost, GpuUnavailable, ManagerUnreachable, RemoteFailure
-from torch_shim.leases.presented_lease import SessionLease
+from torch_shim.leases.leasing import SessionLease
 from torch_shim.raised_failures import error_of
-from torch_shim.remote.remote_program import RemoteProgram
+from torch_shim.remote.program import RemoteProgram
 from torch_shim.wire.programs import Program, ProgramStep, Ref, Tuple
 
 

@@ -13,7 +13,7 @@ import torch
 from tests.kit.outcomes import instead_of
 from tests.kit.processes.open_files import open_files, opened_since
 from torch_shim.errors import BadFrame
-from torch_shim.remote.received_results import AnswerLayout, Results
+from torch_shim.remote.results import AnswerLayout, Results
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.protocol import FrameKind
 from torch_shim.wire.worker_peer import WorkerPeer

@@ -10,7 +10,7 @@ import contextlib, copy, ctypes, io, os, pickle, signal, threading, warnings
 from torch_shim.errors import RemoteFailure
 from torch_shim.tensors import absent_bytes, write_epochs
 from torch_shim.tensors.handles import become_cuda
-from torch_shim.wire.arena import tensor_over
+from torch_shim.wire.shared_memory import tensor_over
 from torch_shim.wire.protocol import FailureKind
 from torch_shim.wire.worker_peer import Fetched
 

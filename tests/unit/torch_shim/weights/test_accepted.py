@@ -8,7 +8,7 @@ import pytest
 
 from common.addresses import UnixAddress
 from tests.kit.nodes.manager_client import manager
-from torch_shim.weights.model_weights import Accepted
+from torch_shim.weights import Accepted
 from torch_shim.wire.manager_session import ManagerSession
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

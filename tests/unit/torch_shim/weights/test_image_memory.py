@@ -5,7 +5,7 @@ from tests.kit.programs.snippets import Snippet
 SETUP = """
 import fcntl, os
 from torch_shim.tensors import write_epochs
-from torch_shim.weights.image_memory import MEMORY_NAME, ImageMemories
+from torch_shim.weights import MEMORY_NAME, ImageMemories
 
 memories = ImageMemories()
 

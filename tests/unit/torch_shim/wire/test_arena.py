@@ -5,7 +5,7 @@ import mmap
 import pytest
 import torch
 
-from torch_shim.wire.arena import copy_of_bytes, layout_of, span_of, write_bytes
+from torch_shim.wire.shared_memory import copy_of_bytes, layout_of, span_of, write_bytes
 
 FEW, MANY = 100, 1 << 20
 

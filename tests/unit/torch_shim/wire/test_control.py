@@ -16,7 +16,7 @@ import pytest
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import PATIENCE_S, wait_until
 from torch_shim.errors import ConnectionLost, ManagerUnreachable, OtherVersion, RemoteFailure
-from torch_shim.wire import control_connection, dialing, manager_session
+from torch_shim.wire import connections, control_connection, manager_session
 from torch_shim.wire.control_connection import ControlConnection
 from torch_shim.wire.frame_socket import FrameSocket
 from torch_shim.wire.manager_session import ManagerSession, ModelLease
@@ -33,7 +33,7 @@ def connect_timeout(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets how long a HELLO is waited for: as long as a busy machine may take, at first."""
 
     def wait(seconds: float) -> None:
-        for module in (control_connection, manager_session, dialing):
+        for module in (control_connection, manager_session, connections):
             monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", seconds)
 
     wait(PATIENCE_S)

@@ -4,8 +4,8 @@ import pytest
 
 from gateway_ext.tracing import reported_trace
 from torch_shim.leases import request_context
-from torch_shim.wire import call_timings
-from torch_shim.wire.call_timings import Timings
+from torch_shim.wire import current_call
+from torch_shim.wire.current_call import Timings
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAID = f"00-{TRACE}-{CALLER}-01"
@@ -20,11 +20,11 @@ def test_call_is_told_with_what_its_worker_measured() -> None:
     found = Timings(SAID)
     with found.call() as timing:
         assert timing is not None
-        assert call_timings.current() is timing
+        assert current_call.timing() is timing
         assert timing.header == f"00-{TRACE}-{timing.span_id}-01"
         timing.acquired(timing.now_us, 7, 0.25, 0.5, "team/f/a b;c,d=é")
         timing.answered(7, 64 * "d", 4, [0.001, 0.003, 0.02, 0.002])
-    assert call_timings.current() is None
+    assert current_call.timing() is None
     said = read(found.entries())
     (call,), (acquire,) = said.calls, said.acquires
     assert (call.span_id, acquire.parent) == (timing.span_id, timing.span_id)

@@ -12,9 +12,9 @@ from gateway_ext.runtime.template import fork_obstacles
 from gateway_ext.runtime.template.single_thread import SingleThread
 
 threads = SingleThread()
-from torch_shim.wire.memory.shared_blocks import LEAST_BYTES, shared_blocks
+from torch_shim.wire.shared_memory import LEAST_BLOCK_BYTES, shared_blocks
 
-storage = shared_blocks.storage(LEAST_BYTES)
+storage = shared_blocks.storage(LEAST_BLOCK_BYTES)
 print(fork_obstacles.obstacle({0, 1, 2}))
 """
 

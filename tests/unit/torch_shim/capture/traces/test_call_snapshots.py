@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_shim.capture.traces.call_snapshots import is_plain, snapshot
+from torch_shim.capture.traces.snapshots import is_plain, snapshot
 
 
 class Layer(abc.ABC):  # noqa: B024 - abstract as those of the caches that people use

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_shim.capture.traces.missed_ways import MissedWays
+from torch_shim.capture.compiled_functions import MissedWays
 
 PROMPT, TOKEN = torch.ones(1, 12), torch.ones(1, 1)
 

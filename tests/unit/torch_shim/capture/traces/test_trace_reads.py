@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.kit.outcomes import outcome
-from torch_shim.capture.traces.trace_reads import TraceReads
+from torch_shim.capture.traces.snapshots import TraceReads
 
 
 class Holder:

@@ -1,1 +1,0 @@
-"""What users are told about work of their models that stays in the function."""

@@ -1,1 +1,0 @@
-"""Tensor classes of other libraries beside handles: who runs an operator, what holds handles."""

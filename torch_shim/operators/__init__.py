@@ -1,1 +1,0 @@
-"""Operators that PyTorch has no name for: the shim puts them into programs, workers run them."""

@@ -1,1 +1,0 @@
-"""Handles that leave this process: in files and pickles, and to other processes."""

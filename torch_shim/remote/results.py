@@ -1,0 +1,378 @@
+"""The results of one call: tensors made of a worker's answer, and outputs that stay with it."""
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_shim.errors import BadFrame
+from torch_shim.remote.inputs import NAME_OF, SentInput, Shipment
+from torch_shim.tensors import write_epochs
+from torch_shim.tensors.absent_bytes import RunThere, storage_without_bytes
+from torch_shim.tensors.handles import CudaTensor
+from torch_shim.tensors.large_copies import note_origin
+from torch_shim.wire.bounded_msgpack import shown
+from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.protocol import ALIGNMENT, places_behind
+from torch_shim.wire.shared_memory import (
+    Buffer,
+    LentPages,
+    copy_of_bytes,
+    flat,
+    layout_of,
+    map_privately,
+    span_of,
+    tensor_over,
+)
+from torch_shim.wire.worker_peer import DataChannel, WorkerPeer
+
+# Where the offset of a result's part would stand: its bytes follow those of the part before it in
+# the file or body that came with the answer, or they stay with the worker.
+BEHIND, STAYS = -1, -2
+
+_RESULT_FIELDS = 5  # behind them: the number of the file that is to be given back
+_LAYOUT_FIELDS = 4  # of these: all but the times
+_PART_FIELDS = 3
+_VIEW_FIELDS = 5
+
+_DTYPE_OF = {name: dtype for dtype, name in NAME_OF.items()}
+
+
+class AliasOfCopy(Exception):
+    """An output lies in an input of which the worker has a compact copy.
+
+    Where the output lies in the input itself cannot be told from that: the call has to be repeated
+    with these inputs as they lie.
+    """
+
+    def __init__(self, positions: frozenset[int]) -> None:
+        super().__init__(positions)
+        self.positions = positions
+
+
+class OutputView(NamedTuple):
+    """How an output lies in its storage; strides and offset in elements.
+
+    A negative source -1 - n is the storage of input n.
+    """
+
+    source: int
+    dtype: torch.dtype
+    shape: list[int]
+    strides: list[int]
+    offset: int
+    end_bytes: int
+
+
+class AnswerLayout(NamedTuple):
+    """The layout of an answer that was checked: it holds for every answer that says the same.
+
+    It does not depend on the inputs: no output lies in one, none was written to, and all outputs
+    are tensors.
+    """
+
+    said: list[Any]
+    views: list[Any]
+    places: list[int]
+    size_bytes: int
+
+
+class Results:
+    """A worker's answer to one call, as tensors of this process.
+
+    Everything in it was computed by a process that may have gone mad: BadFrame for what does not
+    fit together, before memory is taken or a byte is read. `layout` is for the next answer.
+    """
+
+    def __init__(
+        self,
+        frame: Frame,
+        channel: DataChannel,
+        peer: WorkerPeer,
+        args: Sequence[Any],
+        known: AnswerLayout | None = None,
+    ) -> None:
+        """`known` is the layout of an earlier answer to the same program."""
+        try:
+            self.layout = self._known(frame.meta, known) or self._checked(frame.meta, args)
+            places = self._places_of_parts
+            self.lent = peer.lent(frame.meta[_RESULT_FIELDS:])
+            sent_here = frame.descriptors or frame.body or channel.arena is None
+            if not sent_here and any(entry[0] == BEHIND for entry in self.storages):
+                raise BadFrame("a result is said to be behind its frame, where nothing is")
+        except BaseException:
+            frame.close_descriptors()
+            raise
+        self._places = iter(places)
+        self._mapped: dict[int, int] = {}  # in the lent file, where each storage begins
+        if self.lent is not None:
+            sent = [number for number, entry in enumerate(self.storages) if entry[0] != STAYS]
+            self._mapped.update(zip(sent, places, strict=False))  # those of changed inputs follow
+        self._area, self._copies = self._open(frame, channel)
+
+    def bytes_at(self, offset: int, size: int) -> torch.UntypedStorage:
+        """Return the next part, which this process owns.
+
+        Parts are read in order: the storages' first, then those of changed inputs.
+        """
+        place = next(self._places)
+        start = offset if offset >= 0 else place
+        if start + size > len(self._area):
+            raise BadFrame(f"{size} bytes of a result at {start} of {len(self._area)}")
+        if self._copies:
+            return copy_of_bytes(self._area, start, size)
+        return flat(self._area, torch.uint8, start, size).untyped_storage()
+
+    def _known(self, meta: Any, known: AnswerLayout | None) -> AnswerLayout | None:
+        """Take the fields of an answer that says what an earlier one said; None if it does not."""
+        if known is None or not isinstance(meta, list) or meta[:_LAYOUT_FIELDS] != known.said:
+            return None
+        if len(meta) < _RESULT_FIELDS:
+            return None
+        self.storages, _, self.changed, self.rng = known.said
+        self.times = meta[_LAYOUT_FIELDS]
+        self.views, self._places_of_parts, self.size_bytes = known[1:]
+        return known
+
+    def _checked(self, meta: Any, args: Sequence[Any]) -> AnswerLayout | None:
+        """Take the fields of an answer; return its layout if it holds for other inputs too."""
+        sizes = self._check(meta, args)
+        self._places_of_parts, self.size_bytes = places_behind(0, sizes)
+        found = self.views
+        own = all(isinstance(view, OutputView) and view.source >= 0 for view in found)
+        if not own or self.changed or self.rng is not None:
+            return None
+        return AnswerLayout(meta[:_LAYOUT_FIELDS], found, self._places_of_parts, self.size_bytes)
+
+    def _check(self, meta: Any, args: Sequence[Any]) -> list[int]:
+        """Take the fields of an answer; return the sizes of the parts that came with it."""
+        if not isinstance(meta, list) or len(meta) < _RESULT_FIELDS:
+            raise BadFrame("a result of unknown shape")
+        self.storages, views, self.changed, self.rng, self.times = meta[:_RESULT_FIELDS]
+        if not isinstance(views, list) or not (self.rng is None or isinstance(self.rng, bytes)):
+            raise BadFrame("a result of unknown shape")
+        parts = _parts(self.storages, 0) + _parts(self.changed, 1)
+        for position, _, size in self.changed:
+            _check_inside(_input(args, position), size)
+        self.views = [self._view(described, args) for described in views]
+        return [size for offset, size in parts if offset != STAYS]
+
+    def _view(self, described: Any, args: Sequence[Any]) -> Any:
+        """Return an output as it is to be made: an OutputView, or a value without a tensor."""
+        if not isinstance(described, list):
+            if described is not None and not isinstance(described, bool | int | float):
+                raise BadFrame(f"an output: {shown(described)}")
+            return described
+        found = _read_view(described)
+        if found.source < 0:
+            _input(args, -1 - found.source)
+        elif found.source >= len(self.storages):
+            raise BadFrame(f"an output in storage {found.source} of {len(self.storages)}")
+        elif found.end_bytes > self.storages[found.source][1]:
+            size = self.storages[found.source][1]
+            raise BadFrame(f"an output up to byte {found.end_bytes} of {size}")
+        return found
+
+    def check_aliases(self, shipment: Shipment) -> None:
+        """Raise AliasOfCopy where an output lies in an input that was sent compactly."""
+        aliased = [
+            -1 - found.source
+            for found in self.views
+            if isinstance(found, OutputView) and found.source < 0
+        ]
+        if not aliased:
+            return
+        sent = {position: shipment.sent(position) for position in aliased}
+        copies = [at for at, one in sent.items() if one and one.value is not one.original]
+        if copies:
+            raise AliasOfCopy(frozenset(copies))
+
+    def note_origin(self, output: torch.Tensor, source: int) -> None:
+        """Record that an output lies in a file that came with the answer, if it does."""
+        if self.lent is not None and source in self._mapped:
+            note_origin(output, self.lent, self._mapped[source])
+
+    def _open(self, frame: Frame, channel: DataChannel) -> tuple[Buffer, bool]:
+        """Return the memory that holds the answer, and whether the bytes must be copied from it."""
+        if frame.descriptors or frame.body or channel.arena is None:
+            return body_of(frame, self.size_bytes, self.lent), False
+        return channel.arena.memory, True
+
+
+def _parts(entries: Any, first: int) -> list[tuple[int, int]]:
+    """Return offset and size of the parts in a list of a result, which begin at a field."""
+    if not isinstance(entries, list):
+        raise BadFrame("the parts of a result are a list")
+    found = []
+    for entry in entries:
+        if not isinstance(entry, list) or len(entry) != _PART_FIELDS:
+            raise BadFrame(f"part of a result: {shown(entry)}")
+        offset, size = entry[first], entry[first + 1]
+        if type(offset) is not int or type(size) is not int or size < 0 or offset < STAYS:
+            raise BadFrame(f"part of a result: {shown(entry)}")
+        found.append((offset, size))
+    return found
+
+
+def body_of(frame: Frame, size_bytes: int, lent: LentPages | None = None) -> Buffer:
+    """Return the memory that came with a frame, which this process owns."""
+    if frame.descriptors:
+        return map_privately(frame.descriptors[0], max(size_bytes, ALIGNMENT), lent)
+    if len(frame.body) < size_bytes:
+        raise BadFrame(f"a result of {size_bytes} bytes in a body of {len(frame.body)}")
+    return frame.body or bytearray()
+
+
+def view(storage: torch.UntypedStorage, found: OutputView) -> torch.Tensor:
+    """Return an output over one of a result's storages."""
+    return tensor_over(storage, found.dtype, found.offset, found.shape, found.strides)
+
+
+def alias(base: torch.Tensor, sent: SentInput | None, found: OutputView) -> torch.Tensor:
+    """Return an output over the storage of an input."""
+    first_byte = sent.first_byte if sent is not None else 0
+    offset = found.offset + first_byte // found.dtype.itemsize
+    storage = write_epochs.storage_of(base)
+    if first_byte + found.end_bytes > storage.nbytes():
+        raise BadFrame(f"an output up to byte {first_byte + found.end_bytes} of an input's")
+    if found.dtype == base.dtype:
+        return base.as_strided(found.shape, found.strides, offset)
+    return tensor_over(storage, found.dtype, offset, found.shape, found.strides)
+
+
+def laid_out(data: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
+    """Return new content of a tensor, from its first element to its last, with its layout."""
+    dtype, shape, strides, _ = layout_of(like)
+    needed = span_of(shape, strides) * dtype.itemsize
+    if data.nbytes() < needed:
+        raise BadFrame(f"{data.nbytes()} bytes came for an input of {needed}")
+    return tensor_over(data, dtype, 0, shape, strides)
+
+
+def _input(args: Sequence[Any], position: Any) -> torch.Tensor:
+    """Return the tensor among a call's inputs that a result names."""
+    found = args[position] if type(position) is int and 0 <= position < len(args) else None
+    if not isinstance(found, torch.Tensor):
+        raise BadFrame(f"a result names input {shown(position)}, which is no tensor")
+    return found
+
+
+def _check_inside(value: torch.Tensor, size: int) -> None:
+    if size > write_epochs.storage_of(value).nbytes():
+        raise BadFrame(f"{size} bytes were written to an input that is smaller")
+
+
+def _read_view(described: list[Any]) -> OutputView:
+    """Check what a result says about an output."""
+    try:
+        source, name, shape, strides, offset = described[:_VIEW_FIELDS]
+        numbers = [source, offset, *shape, *strides]
+        if {type(number) for number in numbers} != {int} or min(numbers[1:]) < 0:
+            raise BadFrame(f"an output: {shown(described)}")
+        dtype = _DTYPE_OF[name]
+        span = 1
+        for size, stride in zip(shape, strides, strict=True):
+            span = span + (size - 1) * stride if size and span else 0
+    except (LookupError, TypeError, ValueError) as error:
+        raise BadFrame(f"an output: {shown(described)}") from error
+    end_bytes = (offset + span) * dtype.itemsize if span else 0
+    return OutputView(source, dtype, shape, strides, offset, end_bytes)
+
+
+# Which outputs of a program stay with the worker until the function looks at them.
+
+# A smaller output is sent: asking for it later would cost more than its bytes.
+LEAST_BYTES = 64 << 10
+# Whether larger outputs are still looked at is tried again now and then.
+_TRIED_FROM_BYTES = 1 << 20
+_TRIED_EVERY = 16
+_GROWTH = 2  # an output that has grown by this factor is perhaps not what was looked at
+
+# Each call has the keys from one of these numbers on: no other storage has any of them.
+_first_keys = itertools.count(1 << 40, 1 << 16)
+_use_count = torch._C._storage_Use_Count  # noqa: SLF001 - shows whether another tensor uses it
+_set = torch._C.TensorBase.set_  # noqa: SLF001 - the original, not the shim's replacement
+
+
+class OutputHabits:
+    """What a function did with one program's outputs: what it looks at is sent at once."""
+
+    def __init__(self) -> None:
+        self._looked: dict[int, int] = {}  # the sizes of outputs that were fetched, by number
+        self._calls = 0
+
+    def wanted(self) -> list[list[int]]:
+        """Return what the next call should send: numbers of outputs, and up to which size."""
+        self._calls += 1
+        tries = not self._calls % _TRIED_EVERY
+        return [
+            [number, _GROWTH * size]
+            for number, size in list(self._looked.items())
+            if not tries or size < _TRIED_FROM_BYTES
+        ]
+
+    def look(self, number: int, size_bytes: int) -> None:
+        """Remember that an output was fetched."""
+        self._looked[number] = size_bytes
+
+
+class StayingOutputs:
+    """The outputs and changed inputs of one call that stay with the worker."""
+
+    def __init__(self, habits: OutputHabits, peer: WorkerPeer, run_there: RunThere) -> None:
+        self._run_there = run_there
+        self._habits = habits
+        self._peer = peer
+        self._first_key = next(_first_keys)
+        self._dropped = peer.take_dropped()
+        self.large: list[int] = []  # outputs in storages of their own, which stayed or came
+        self.repeatable = True  # False once it has written to an input
+        self.option = [self._first_key, LEAST_BYTES, habits.wanted(), self._dropped]
+
+    def give_up(self) -> None:
+        """The call has failed: name again what the function needs no more."""
+        for key in self._dropped:
+            self._peer.drop(key)
+
+    def output(self, number: int, size_bytes: int) -> torch.UntypedStorage:
+        """Return the storage of an output that stayed."""
+        if type(size_bytes) is not int or size_bytes <= 0:
+            raise BadFrame(f"an output of {shown(size_bytes)} bytes stays with the worker")
+        mark = write_epochs.WriteMark(self._first_key + number)
+        storage = storage_without_bytes(mark, size_bytes)
+        looked = partial(self._habits.look, number, size_bytes)
+        mark.absent.leave(self._peer, self._run_there, looked)
+        return storage
+
+    def changed(self, value: torch.Tensor) -> bool:
+        """Note that the worker wrote to a storage that it keeps.
+
+        Return False if this process needs the bytes, because other tensors use its storage.
+        """
+        mark = write_epochs.marked(value)
+        if mark.absent is None and not _adopt(value, mark):
+            return False
+        mark.absent.leave(self._peer, self._run_there)
+        return True
+
+
+def _adopt(value: torch.Tensor, mark: write_epochs.WriteMark) -> bool:
+    """Move a tensor to a storage whose bytes can be absent, if no other tensor uses the former."""
+    former = write_epochs.storage_of(value)
+    fixed = value.is_inference() and not torch.is_inference_mode_enabled()
+    alone = _use_count(former._cdata) == len(("the tensor", "former"))  # noqa: SLF001 - as above
+    if fixed or not alone or not isinstance(value, CudaTensor):
+        return False
+    storage = storage_without_bytes(mark, former.nbytes())
+    with torch.no_grad():
+        _set(value, storage, value.storage_offset(), value.size(), value.stride())
+    return True
+
+
+def overwrite(value: torch.Tensor, content: torch.Tensor) -> None:
+    """Write a storage's whole content, as bytes, to the storage of a tensor."""
+    storage = write_epochs.storage_of(value)
+    with torch.no_grad():
+        tensor_over(storage, torch.uint8, 0, (storage.nbytes(),), (1,)).copy_(content)

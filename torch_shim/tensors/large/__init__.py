@@ -1,1 +1,0 @@
-"""Large tensors move between CPU and GPU through memory that a worker shares."""

@@ -1,1 +1,0 @@
-"""A model's weights: laid out as an image for the node, and named by a digest of the content."""

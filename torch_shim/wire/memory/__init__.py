@@ -1,1 +1,0 @@
-"""Memory of the function that workers map."""
