@@ -375,7 +375,6 @@ def _called_once_in(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
 
 
 def _tensors_of(module: fx.GraphModule) -> Iterator[tuple[fx.Node, torch.Tensor]]:
-    """Yield the tensors that a graph holds itself."""
     for node in module.graph.nodes:
         value = _attribute(node) if node.op == "get_attr" else None
         if isinstance(value, torch.Tensor):

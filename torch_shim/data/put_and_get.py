@@ -168,7 +168,6 @@ class FunctionData:
 
 
 def _fill(leaves: list[tuple[int, Leaf]], room: Buffer) -> None:
-    """Copy leaves to their places."""
     for start, leaf in leaves:
         if isinstance(leaf, memoryview):
             room[start : start + len(leaf)] = leaf
@@ -335,7 +334,6 @@ class GotValue:
         return made
 
     def _absent(self, size: int, layout: TensorLayout) -> torch.Tensor:
-        """A tensor whose bytes come when somebody looks."""
         found = self._found
         if not 0 < size == found.size_bytes:
             raise BadFrame("data of a worker is one tensor")
@@ -388,7 +386,6 @@ def _no_bytes(_: Place) -> memoryview:
 def _without_bytes(
     mark: write_epochs.WriteMark, size: int, layout: TensorLayout, holder: DataHolder
 ) -> torch.Tensor:
-    """A tensor whose bytes come when somebody looks."""
     storage = storage_without_bytes(mark, size)
     mark.absent.leave(holder, _nowhere)
     made = tensor_over(storage, layout.dtype, layout.offset, layout.shape, layout.strides)

@@ -71,7 +71,6 @@ class _ByteRun:
     offset: int = 0
 
     def source(self) -> list[int]:
-        """Return where the worker finds it."""
         size, epoch = self.stop - self.start, self.content[0]
         if self.block is None:
             return [AREA, self.offset, size, self.key, epoch]
