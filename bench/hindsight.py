@@ -23,7 +23,7 @@ from scheduler.model.actions import Action, Dispatch
 from scheduler.model.events import Event, RequestArrived
 from scheduler.model.values import RequestId
 from scheduler.sim.engine import Engine
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.study import Traffic
 from scheduler.sim.workload import MINUTE_S, Arrivals, Pattern, Workload
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from scheduler.estimates.interference.resource_metrics import METRICS
+from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.actions import (
     Demote,
     DemoteStored,

@@ -30,7 +30,7 @@ from cache_manager.model.ids import ModelId
 from scheduler.core.core import make_core
 from scheduler.sim import workload
 from scheduler.sim.engine import Engine
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.simulation_tally import percentile
 from scheduler.sim.workload import Pattern, Workload
 

@@ -28,7 +28,7 @@ from gpufaas.remote.gateway_api import add_gateway_url_option, gateway_url
 from gpufaas.remote.scheduler_api import SchedulerApi, add_scheduler_options, scheduler_api
 from gpufaas.stack.example_body import example_body
 from scheduler.model.errors import SchedulerError
-from scheduler.sim import azure_trace
+from scheduler.sim import workload
 from scheduler.sim.workload import Arrivals, Pattern
 
 _CONNECT_S = 5.0
@@ -142,7 +142,7 @@ def _arrivals(options: argparse.Namespace, popularity: list[float]) -> list[Arri
     pattern = Pattern(Arrivals(options.arrivals), options.bunch_s)
     if not options.trace:
         return arrivals.at_rate(popularity, options.rate, options.seconds, pattern, options.seed)
-    azure_trace.read(options.trace)  # an invalid file is reported before other errors
+    workload.read(options.trace)  # an invalid file is reported before other errors
     found = arrivals.traced(
         options.trace, len(popularity), options.trace_start, options.seconds, options.speed
     )

@@ -8,10 +8,9 @@ from typing import Self
 
 from common.numerals import number
 from gpufaas.errors import CommandError
-from scheduler.sim import azure_trace as traces
 from scheduler.sim import workload
-from scheduler.sim.azure_trace import Window
-from scheduler.sim.workload import MINUTE_S, Pattern
+from scheduler.sim import workload as traces
+from scheduler.sim.workload import MINUTE_S, Pattern, Window
 
 # Seconds since the beginning, and the function's index.
 Arrival = tuple[float, int]

@@ -15,7 +15,7 @@ from bench.placement.full_cluster import ClusterSize, SteadyOverload
 from scheduler.core.core import make_core
 from scheduler.sim import workload
 from scheduler.sim.engine import Engine
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.workload import Arrivals, Pattern
 from tests.kit.cores.naive_scheduler import NaiveScheduler
 

@@ -16,7 +16,7 @@ from scheduler.model.values import (
     RequestId,
     StandingTerms,
 )
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 
 _SIZE = ClusterSize(12, 100, 35)
 _ROUNDS, _PLACEMENTS = 9, 10_000

@@ -17,16 +17,13 @@ _PATTERNS = (
     "scheduler/core/billing/*.py",
     "scheduler/core/tenants/*.py",
     "scheduler/estimates/*.py",
-    "scheduler/estimates/interference/learned_interference.py",
-    "scheduler/estimates/interference/ridge_regression.py",
-    "scheduler/estimates/interference/slowdowns.py",
     "scheduler/policies/*.py",
     "scheduler/sim/engine.py",
     "scheduler/sim/simulation_tally.py",
 )
 # Rooms' own files look into their folders; recordings need the codec, which makes types as it runs;
 # what a meter collects, every few seconds, is named tuples.
-_LEFT_OUT = frozenset({"__init__.py", "recording.py", "use_buckets.py"})
+_LEFT_OUT = frozenset({"__init__.py", "recording.py", "resource_metrics.py", "use_buckets.py"})
 
 
 def sources() -> list[str]:

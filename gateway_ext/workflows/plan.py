@@ -9,8 +9,7 @@ from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
 from gateway_ext.openfaas import valid_names
 from gateway_ext.workflows.conditions import BadCondition, Condition, condition
 from gateway_ext.workflows.yaml_lines import Problems, YamlTable, yaml_table
-from scheduler.workflows.dag import MOST_EDGES, MOST_STAGES, Workflow
-from scheduler.workflows.errors import BadWorkflow
+from scheduler.workflows.dag import MOST_EDGES, MOST_STAGES, BadWorkflow, Workflow
 
 MOST_RETRIES = 10
 _HOUR_MS = 3_600_000

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from scheduler.workflows.dag import Workflow
-from scheduler.workflows.errors import BadProfile, WorkflowError
+from scheduler.workflows.dag import BadProfile, Workflow, WorkflowError
 from scheduler.workflows.stage_profiles import StageProfile
 
 GROUP_SIZE = 3

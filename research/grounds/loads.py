@@ -15,17 +15,15 @@ from research.grounds.paired_jobs import paired_hardware, paired_jobs
 from research.grounds.runs_at_once import SharingEngine
 from research.grounds.stage_engine import StageEngine
 from scheduler.core.core import Core, make_core
-from scheduler.estimates.interference.resource_metrics import METRICS
+from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.actions import Action, Dispatch
 from scheduler.model.events import Event, ModelRegistered, RequestArrived, SlotFreed
 from scheduler.model.values import LeaseId, ModelSpec, RequestId
-from scheduler.sim.azure_trace import CARRIED
 from scheduler.sim.engine import Engine
-from scheduler.sim.hardware import Hardware
-from scheduler.sim.model_catalogue import SimModel, working_set
+from scheduler.sim.model_catalogue import Hardware, SimModel, working_set
 from scheduler.sim.simulation_tally import percentile
 from scheduler.sim.study import Traffic
-from scheduler.sim.workload import MINUTE_S, Arrivals, Pattern, Workload, popularity
+from scheduler.sim.workload import CARRIED, MINUTE_S, Arrivals, Pattern, Workload, popularity
 
 _CALM, _FLOOD = "calm/", "flood/"
 _FUNCTIONS = 10

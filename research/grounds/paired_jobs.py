@@ -7,8 +7,7 @@ from random import Random
 from cache_manager.model.ids import MIB, ModelId
 from research.interference.printed import interference_paper
 from scheduler.model.values import SlotId, SlotSpec
-from scheduler.sim.hardware import Hardware
-from scheduler.sim.model_catalogue import SimModel
+from scheduler.sim.model_catalogue import Hardware, SimModel
 from scheduler.sim.workload import Workload
 
 _GIB_MB = 1024

@@ -11,8 +11,7 @@ from cache_manager.exits.exit_rule import ExitRule
 from cache_manager.model.ids import Tier
 from research.sage.gpu_functions import GpuFunction
 from research.sage.shared_engines import FunctionEngine, setup_s
-from scheduler.sim.azure_trace import CARRIED, Trace, read
-from scheduler.sim.workload import MINUTE_S
+from scheduler.sim.workload import CARRIED, MINUTE_S, Trace, read
 
 _MB_A_GIB = 1024.0
 

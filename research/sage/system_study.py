@@ -19,8 +19,7 @@ from research.sage.gpu_systems import (
     run_node,
 )
 from research.sage.node_figures import SystemFigures, figures
-from scheduler.sim.azure_trace import CARRIED, Window, most_used, read
-from scheduler.sim.workload import MINUTE_S, apportion
+from scheduler.sim.workload import CARRIED, MINUTE_S, Window, apportion, most_used, read
 
 # The function that makes 63 % of all calls of the trace; nine others beside it would be noise.
 _WITHOUT_TOP = 1

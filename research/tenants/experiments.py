@@ -13,7 +13,7 @@ from scheduler.model.events import Event, RequestArrived, SlotFreed, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import LeaseId, RequestId
 from scheduler.sim.engine import Engine
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.simulation_tally import percentile
 from scheduler.sim.workload import MINUTE_S, Workload
 

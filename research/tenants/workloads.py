@@ -6,10 +6,9 @@ from random import Random
 
 from cache_manager.model.ids import ModelId
 from scheduler.model.errors import BadWorkload
-from scheduler.sim import azure_trace
-from scheduler.sim.azure_trace import CARRIED, Window
+from scheduler.sim import workload
 from scheduler.sim.model_catalogue import SimModel, working_set
-from scheduler.sim.workload import Arrivals, Pattern, Workload, apportion
+from scheduler.sim.workload import CARRIED, Arrivals, Pattern, Window, Workload, apportion
 
 LOUD = "loud"
 _PATTERN = Pattern(Arrivals.POISSON)
@@ -68,7 +67,7 @@ def saturating_workload(weights: Mapping[str, float], functions: int, waiting: i
 def _rows(traffic: TenantTraffic) -> dict[str, list[tuple[int, ...]]]:
     tenants = traffic.tenants()
     window = Window(traffic.start_minute, traffic.minutes, traffic.functions * len(tenants))
-    used = azure_trace.most_used(azure_trace.read(CARRIED), window)
+    used = workload.most_used(workload.read(CARRIED), window)
     return {name: used[place :: len(tenants)] for place, name in enumerate(tenants)}
 
 

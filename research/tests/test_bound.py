@@ -12,8 +12,7 @@ from cache_manager.model.ids import MIB, ModelId
 from research.thesis.latency_bound import ModelRequests, average_latency_bound, least_waiting
 from scheduler.core.core import make_core
 from scheduler.sim.engine import Engine
-from scheduler.sim.hardware import Hardware
-from scheduler.sim.model_catalogue import SimModel
+from scheduler.sim.model_catalogue import Hardware, SimModel
 from scheduler.sim.study import Traffic
 from scheduler.sim.workload import Arrivals, Pattern, Workload
 from tests.kit.cores.life_lengths import life_length

@@ -30,7 +30,7 @@ from research.esg.printed import esg_paper
 from research.esg.search_costs import brute_force, search_study
 from scheduler.model.values import Configuration
 from scheduler.workflows.node_choice import NodeRoom
-from scheduler.workflows.path_curve import path_curve
+from scheduler.workflows.path_search import path_curve
 
 PAPER = esg_paper()
 BOTH = [EsgAssumptions(scaling=scaling) for scaling in GpuScaling]

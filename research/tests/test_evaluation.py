@@ -13,7 +13,7 @@ from research.thesis.experiments import Measured, PolicyFigures, Setting
 from research.thesis.page import Evaluation, MeasuredVariant, by_claim, generated_parts, variants
 from research.thesis.readings import Readings, ReadScenario
 from scheduler.sim import study
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.study import Scenario, ScenarioResult, Traffic
 from scheduler.sim.workload import Arrivals, Pattern
 

@@ -30,7 +30,7 @@ from research.grounds.study import GroundEvaluation, GroundPlan, evaluate_ground
 from scheduler import policies
 from scheduler.core.core import make_core
 from scheduler.sim.engine import Engine
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.study import Traffic
 from tests.kit.places import ROOT
 

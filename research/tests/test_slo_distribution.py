@@ -17,8 +17,7 @@ from research.esg.slo_distribution import (
     require_slo,
 )
 from scheduler.model.values import Configuration
-from scheduler.workflows.dag import Workflow
-from scheduler.workflows.errors import BadProfile
+from scheduler.workflows.dag import BadProfile, Workflow
 from scheduler.workflows.stage_profiles import Prices, StageProfile, profile
 from tests.kit.random_graphs import graphs
 

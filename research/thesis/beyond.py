@@ -11,11 +11,10 @@ from research.thesis import printed_figures
 from research.thesis.experiments import PolicyFigures, average
 from scheduler import policies
 from scheduler.sim import study
-from scheduler.sim.azure_trace import CARRIED
 from scheduler.sim.engine import Progress
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.study import Scenario, ScenarioResult, Traffic, core_pool
-from scheduler.sim.workload import Arrivals, Pattern, Workload
+from scheduler.sim.workload import CARRIED, Arrivals, Pattern, Workload
 
 BASE_POLICY = "lalbo3"
 BASE_RULE = "lru"

@@ -13,7 +13,7 @@ from research.thesis.printed_figures import (
 from research.thesis.readings import Readings, ReadScenario
 from scheduler.sim import study
 from scheduler.sim.engine import Progress
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.study import ScenarioResult, Traffic
 from scheduler.sim.workload import Arrivals, Pattern
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 
 from cache_manager.model.ids import MIB, ModelId
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.workload import MINUTE_S, Workload
 
 # The price of keeping the largest model, in seconds of waiting a second; at most a half, by proof.

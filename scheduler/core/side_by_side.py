@@ -4,7 +4,7 @@ from cache_manager.model.ids import ModelId
 from scheduler.core.cluster_state import ClusterState
 from scheduler.core.slots import ActiveLease, Slot
 from scheduler.estimates import estimate
-from scheduler.estimates.interference.resource_metrics import Metrics, scaled
+from scheduler.estimates.resource_metrics import Metrics, scaled
 from scheduler.model.events import RunFinished
 
 # A run is reported with others, so long after its end at most.

@@ -8,8 +8,8 @@ share a GPU therefore belongs into `run_s` alone.
 from collections.abc import Sequence
 
 from cache_manager.model.ids import ModelId, Tier
-from scheduler.estimates.interference.resource_metrics import Metrics
 from scheduler.estimates.profiles import Profiles
+from scheduler.estimates.resource_metrics import Metrics
 from scheduler.model.values import Configuration
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from itertools import islice
 
 from cache_manager.model.ids import ModelId, Tier
-from scheduler.estimates.interference.learned_interference import Interference
-from scheduler.estimates.interference.resource_metrics import Metrics, mean_of, metrics_of
+from scheduler.estimates.resource_metrics import Metrics, mean_of, metrics_of
+from scheduler.estimates.slowdowns import Interference
 from scheduler.model.values import ANY_GPU_TYPE, Configuration, CoreSettings, ModelSpec
 
 # Run times kept of one model, by batch and GPU type, and as many by configuration: a caller may

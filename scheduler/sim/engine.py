@@ -28,8 +28,7 @@ from scheduler.model.values import (
     RequestId,
     SlotId,
 )
-from scheduler.sim.hardware import Hardware
-from scheduler.sim.model_catalogue import BATCH, SimModel
+from scheduler.sim.model_catalogue import BATCH, Hardware, SimModel
 from scheduler.sim.simulation_tally import SimulationTally
 from scheduler.sim.workload import Workload
 

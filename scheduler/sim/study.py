@@ -12,10 +12,9 @@ from scheduler import policies
 from scheduler.core.core import Core
 from scheduler.model.errors import BadWorkload
 from scheduler.model.values import CoreSettings, Explanation, RequestId
-from scheduler.sim import azure_trace, workload
+from scheduler.sim import workload
 from scheduler.sim.engine import Engine, Progress
-from scheduler.sim.hardware import Hardware
-from scheduler.sim.model_catalogue import THESIS, on_profile
+from scheduler.sim.model_catalogue import THESIS, Hardware, on_profile
 from scheduler.sim.summary import Summary
 from scheduler.sim.workload import Pattern, Workload
 
@@ -51,12 +50,8 @@ class Traffic:
                 seed,
                 shares_models=self.shares_models,
             )
-        window = azure_trace.Window(
-            self.trace_start, self.minutes, self.working_set, self.without_top
-        )
-        return azure_trace.workload(
-            azure_trace.read(self.trace), window, self.rate, self.pattern, seed
-        )
+        window = workload.Window(self.trace_start, self.minutes, self.working_set, self.without_top)
+        return workload.workload(workload.read(self.trace), window, self.rate, self.pattern, seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from math import inf
 from typing import NamedTuple
 
 from scheduler.model.values import Configuration
-from scheduler.workflows.path_curve import path_curve
+from scheduler.workflows.path_search import path_curve
 from scheduler.workflows.stage_profiles import (
     Choice,
     Prices,

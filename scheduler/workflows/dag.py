@@ -4,8 +4,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduler.workflows.errors import BadWorkflow
-
 # Bounds of what a file may say; longer ones have no use that we know, and cost the search.
 MOST_STAGES = 64
 MOST_EDGES = 512
@@ -93,3 +91,28 @@ def _cycle(workflow: Workflow, left: frozenset[str]) -> list[str]:
         if above in path:
             return [above, *reversed(path[path.index(above) :])]
         path.append(above)
+
+
+# What can be wrong with a workflow.
+#
+# WorkflowError
+# ├── BadWorkflow     a graph that no run could follow to its end
+# └── BadProfile      measured times that the search cannot use
+
+
+class WorkflowError(Exception):
+    """Base of every error about a workflow."""
+
+
+class BadWorkflow(WorkflowError):
+    """The graph of a workflow has a defect; `stage` is where, if it is one stage's."""
+
+    def __init__(self, workflow: str, reason: str, stage: str = "") -> None:
+        super().__init__(f"workflow {workflow}: {reason}")
+        self.workflow = workflow
+        self.reason = reason
+        self.stage = stage
+
+
+class BadProfile(WorkflowError):
+    """A stage's profile is empty, or has a time or batch that is not positive."""

@@ -7,7 +7,7 @@ from math import inf, isfinite
 from typing import NamedTuple
 
 from scheduler.model.values import Configuration
-from scheduler.workflows.errors import BadProfile
+from scheduler.workflows.dag import BadProfile
 
 _HOUR_S = 3600.0
 

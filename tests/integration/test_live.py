@@ -18,8 +18,7 @@ from scheduler.model.events import RequestArrived
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
 from scheduler.service.streams import callers
 from scheduler.service.streams.nodes import NodeStreams
-from scheduler.sim.hardware import Hardware
-from scheduler.sim.model_catalogue import SimModel
+from scheduler.sim.model_catalogue import Hardware, SimModel
 from scheduler.sim.workload import Workload
 from scheduler.wire.node_stream import StreamTimes
 from tests.kit.live.emulated_node import Noted, Word, given_twice

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.core.core import make_core
-from scheduler.estimates.interference.resource_metrics import METRICS, Metrics
+from scheduler.estimates.resource_metrics import METRICS, Metrics
 from scheduler.model.actions import (
     Action,
     Demote,

@@ -18,7 +18,7 @@ from bench.measure.whole_stack import StackNotReady, WholeStack, whole_stack
 from cache_manager.model.ids import ModelId
 from scheduler.core.core import make_core
 from scheduler.sim.engine import Engine
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.simulation_tally import percentile
 from scheduler.sim.workload import Workload
 from tests.kit.live.live_load import thesis

@@ -15,7 +15,7 @@ from gpufaas.output.progress_bar import ProgressBar
 from gpufaas.output.simulation_table import simulation_table
 from scheduler import policies
 from scheduler.sim import study
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.study import Scenario, ScenarioResult, Traffic
 
 _SHOWN = 35

@@ -14,8 +14,7 @@ from gpufaas.output.request_text import decision_text
 from gpufaas.output.simulation_table import simulation_table
 from scheduler.model.values import RequestId
 from scheduler.sim import study
-from scheduler.sim.hardware import Hardware
-from scheduler.sim.model_catalogue import THESIS, profiles
+from scheduler.sim.model_catalogue import THESIS, Hardware, profiles
 from scheduler.sim.study import Scenario, ScenarioResult, Traffic
 from scheduler.sim.workload import Arrivals, Pattern
 

@@ -38,7 +38,7 @@ from gpufaas.options.http_url import http_url
 from gpufaas.top.event_reader import events
 from hunt.parsers.parser_target import InputForm, Target
 from scheduler.model.errors import BadWorkload, SchedulerError
-from scheduler.sim import azure_trace, model_catalogue
+from scheduler.sim import model_catalogue, workload
 from torch_shim.wire.image_digests import lay_out
 
 _OPERATORS = "people"
@@ -134,9 +134,9 @@ def _settings() -> list[Target]:
 def _tables() -> list[Target]:
     return [
         Target(
-            "azure-trace", lambda data: azure_trace.parse(data.decode("utf-8", "replace"), "it"),
+            "azure-trace", lambda data: workload.parse(data.decode("utf-8", "replace"), "it"),
             (BadWorkload,), lambda: [_TRACE.encode()], InputForm.TEXT,
-            ("scheduler/sim/azure_trace.py",), _OPERATORS, "a file that a person named",
+            ("scheduler/sim/workload.py",), _OPERATORS, "a file that a person named",
             memory_factor=300,
         ),
         Target(

@@ -12,8 +12,7 @@ from scheduler import policies
 from scheduler.core.core import make_core
 from scheduler.model.values import GpuSpec
 from scheduler.sim.engine import Engine
-from scheduler.sim.hardware import Hardware
-from scheduler.sim.model_catalogue import SimModel
+from scheduler.sim.model_catalogue import Hardware, SimModel
 from scheduler.sim.workload import Workload
 from tests.kit.live.emulated_node import given_twice
 from tests.kit.live.live_load import (

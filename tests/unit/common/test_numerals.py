@@ -17,7 +17,7 @@ from gateway_ext.openfaas import quantities, wire
 from gateway_ext.workflows import conditions
 from gpufaas.commands.cluster import bill
 from gpufaas.options import configuration, gpu_node
-from scheduler.sim import azure_trace
+from scheduler.sim import workload
 
 # Python's `int` or `float` takes each of them, or would if it were read so.
 _HOSTILE = (
@@ -58,7 +58,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "retry after": lambda text: required(
         passed_headers.asked_wait_s([(b"retry-after", text.replace("\n", "\0").encode())], 0.0)
     ),
-    "invocations": lambda text: azure_trace.parse(TRACE + text.replace("\n", "x"), "t"),
+    "invocations": lambda text: workload.parse(TRACE + text.replace("\n", "x"), "t"),
     "setting, whole": lambda text: setting("GPUFAAS_SCHEDULER_MAX_WAITING", text),
     "setting": lambda text: setting("GPUFAAS_TRACING_RATIO", text),
 }

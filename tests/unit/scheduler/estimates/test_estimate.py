@@ -6,8 +6,8 @@ from cache_manager.model.ids import ModelId, Tier
 from scheduler.core.core import make_core
 from scheduler.core.slots import Slot
 from scheduler.estimates import estimate
-from scheduler.estimates.interference.resource_metrics import METRICS
 from scheduler.estimates.profiles import Profiles
+from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.actions import Dispatch
 from scheduler.model.events import GpuJoined, ModelRegistered, RequestArrived
 from scheduler.model.values import ANY_GPU_TYPE, CoreSettings, ModelSpec, SlotId

@@ -6,7 +6,7 @@ from scheduler.model.actions import Dispatch, Prepare
 from scheduler.model.events import ModelLoaded, SlotFreed
 from scheduler.model.values import SlotId
 from scheduler.sim.engine import Engine
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.workload import Arrivals, Pattern, thesis
 from tests.kit.cores.builders import a_core, gpu, holding, model, request
 from tests.kit.cores.core_world import World, only, placements

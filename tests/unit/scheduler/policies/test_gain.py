@@ -7,7 +7,7 @@ import pytest
 from cache_manager.model.ids import ModelId
 from gpufaas.output.request_text import decision_text
 from scheduler.core.core import make_core
-from scheduler.estimates.interference.resource_metrics import METRICS
+from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.actions import Action, Dispatch, Prepare
 from scheduler.model.events import ModelRegistered, RunFinished
 from scheduler.model.values import (
@@ -20,7 +20,7 @@ from scheduler.model.values import (
     SlotId,
 )
 from scheduler.sim.engine import Engine
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.workload import Arrivals, Pattern, thesis
 from tests.kit.cores.builders import a_core, gpu, holding, model, request
 from tests.kit.cores.core_world import World, only, placements

@@ -9,7 +9,7 @@ from cache_manager.model.errors import UnknownRule
 from scheduler.model.errors import BadParameter, BadWorkload, UnknownPolicy
 from scheduler.model.values import RequestId
 from scheduler.sim import study
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.study import Scenario, Traffic
 from scheduler.sim.workload import Arrivals, Pattern
 

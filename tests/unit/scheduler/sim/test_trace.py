@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 
 from scheduler.model.errors import BadWorkload
-from scheduler.sim import azure_trace
-from scheduler.sim.azure_trace import CARRIED, Trace, Window
-from scheduler.sim.workload import Pattern
+from scheduler.sim import workload
+from scheduler.sim.workload import CARRIED, Pattern, Trace, Window
 
 HEADER = "HashOwner,HashApp,HashFunction,Trigger,1,2\n"
 ROWS = Trace(((1, 1), (8, 4), (0, 0), (3, 3)))
 
 
 def test_parse_reads_a_row_a_function() -> None:
-    parsed = azure_trace.parse(HEADER + "o,a,f,http,3,4\n\no,a,g,timer,0,1\n", "t.csv")
+    parsed = workload.parse(HEADER + "o,a,f,http,3,4\n\no,a,g,timer,0,1\n", "t.csv")
 
     assert parsed.rows == ((3, 4), (0, 1))
     assert parsed.minutes == 2
@@ -41,14 +40,14 @@ def test_parse_reads_a_row_a_function() -> None:
 )
 def test_parse_names_the_row_and_why(text: str, message: str) -> None:
     with pytest.raises(BadWorkload) as raised:
-        azure_trace.parse(text, "t.csv")
+        workload.parse(text, "t.csv")
 
     assert str(raised.value).startswith(message)
 
 
 def test_read_explains_why_when_there_is_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(BadWorkload, match=r"none\.csv: No such file"):
-        azure_trace.read(str(tmp_path / "none.csv"))
+        workload.read(str(tmp_path / "none.csv"))
 
 
 def test_read_explains_why_when_the_file_is_not_text(tmp_path: Path) -> None:
@@ -56,18 +55,18 @@ def test_read_explains_why_when_the_file_is_not_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00\x81")
 
     with pytest.raises(BadWorkload, match="not a text file in UTF-8"):
-        azure_trace.read(str(path))
+        workload.read(str(path))
 
 
 def test_read_finds_the_carried_trace() -> None:
-    carried = azure_trace.read(CARRIED)
+    carried = workload.read(CARRIED)
 
     assert (len(carried.rows), carried.minutes) == (500, 240)
 
 
 def test_most_used_orders_by_use_in_the_window_and_leaves_out_the_top() -> None:
-    assert azure_trace.most_used(ROWS, Window(0, 2, functions=2)) == [(8, 4), (3, 3)]
-    assert azure_trace.most_used(ROWS, Window(0, 2, functions=2, without_top=1)) == [(3, 3), (1, 1)]
+    assert workload.most_used(ROWS, Window(0, 2, functions=2)) == [(8, 4), (3, 3)]
+    assert workload.most_used(ROWS, Window(0, 2, functions=2, without_top=1)) == [(3, 3), (1, 1)]
 
 
 @pytest.mark.parametrize(("functions", "without_top"), [(0, 0), (4, 0), (3, 1), (1, 9)])
@@ -75,14 +74,12 @@ def test_most_used_names_how_many_there_are_when_too_many_are_asked_for(
     functions: int, without_top: int
 ) -> None:
     with pytest.raises(BadWorkload, match=rf"a working set of {functions} cannot be had"):
-        azure_trace.most_used(ROWS, Window(0, 2, functions, without_top))
+        workload.most_used(ROWS, Window(0, 2, functions, without_top))
 
 
 def test_workload_scales_the_busiest_minute_to_the_rate() -> None:
-    workload = azure_trace.workload(
-        ROWS, Window(0, 2, functions=3), rate=24, pattern=Pattern(), seed=1
-    )
-    by_minute = Counter(at_s // 60 for at_s, _ in workload.arrivals)
+    made = workload.workload(ROWS, Window(0, 2, functions=3), rate=24, pattern=Pattern(), seed=1)
+    by_minute = Counter(at_s // 60 for at_s, _ in made.arrivals)
 
     assert by_minute == {0: 24, 1: 16}
 
@@ -90,14 +87,14 @@ def test_workload_scales_the_busiest_minute_to_the_rate() -> None:
 @pytest.mark.parametrize("window", [Window(-1, 1, 1), Window(0, 0, 1), Window(1, 2, 1)])
 def test_workload_refuses_a_window_outside_the_trace(window: Window) -> None:
     with pytest.raises(BadWorkload, match="the trace has minutes 0 to 1"):
-        azure_trace.workload(ROWS, window, rate=10, pattern=Pattern(), seed=1)
+        workload.workload(ROWS, window, rate=10, pattern=Pattern(), seed=1)
 
 
 def test_workload_refuses_a_rate_below_one() -> None:
     with pytest.raises(BadWorkload, match="rate must be at least 1, not 0"):
-        azure_trace.workload(ROWS, Window(0, 2, functions=2), rate=0, pattern=Pattern(), seed=1)
+        workload.workload(ROWS, Window(0, 2, functions=2), rate=0, pattern=Pattern(), seed=1)
 
 
 def test_most_used_refuses_to_leave_out_fewer_than_none() -> None:
     with pytest.raises(BadWorkload, match="without-top must be 0 or more, not -1"):
-        azure_trace.most_used(ROWS, Window(0, 2, functions=2, without_top=-1))
+        workload.most_used(ROWS, Window(0, 2, functions=2, without_top=-1))

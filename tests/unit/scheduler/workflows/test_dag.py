@@ -3,8 +3,7 @@
 import pytest
 from hypothesis import given
 
-from scheduler.workflows.dag import MOST_STAGES, Workflow
-from scheduler.workflows.errors import BadWorkflow
+from scheduler.workflows.dag import MOST_STAGES, BadWorkflow, Workflow
 from tests.kit.random_graphs import graphs
 
 

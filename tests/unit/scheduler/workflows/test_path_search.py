@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.model.values import Configuration
-from scheduler.workflows.errors import BadProfile
-from scheduler.workflows.path_curve import path_curve
-from scheduler.workflows.path_search import ConfigurationPath, cheapest_paths
+from scheduler.workflows.dag import BadProfile
+from scheduler.workflows.path_search import ConfigurationPath, cheapest_paths, path_curve
 from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile, profile, undominated
 
 # Multiples of 1/64 add up exactly, so that ties are ties.

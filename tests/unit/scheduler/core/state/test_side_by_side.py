@@ -5,7 +5,7 @@ import pytest
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.request_queue import Pending
 from scheduler.core.slots import Slot
-from scheduler.estimates.interference.resource_metrics import METRICS
+from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.events import ModelLoaded, ModelRegistered, RunFinished, SlotFreed
 from scheduler.model.values import ANY_GPU_TYPE, ModelSpec, Request, SlotId
 from tests.kit.cores.builders import a_core, gpu, model, request

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from scheduler.estimates.interference.learned_interference import Interference
-from scheduler.estimates.interference.resource_metrics import METRICS, mean_of, scaled
+from scheduler.estimates.resource_metrics import METRICS, mean_of, scaled
+from scheduler.estimates.slowdowns import Interference
 
 ONE = tuple([0.25 for _ in METRICS])
 OTHER = tuple([0.75 for _ in METRICS])

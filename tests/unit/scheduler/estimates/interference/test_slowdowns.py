@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from scheduler.estimates.interference.resource_metrics import METRICS, Metrics, metrics_of
-from scheduler.estimates.interference.slowdowns import LEAST, LEAST_OBSERVED, MOST, Slowdowns
+from scheduler.estimates.resource_metrics import METRICS, Metrics, metrics_of
+from scheduler.estimates.slowdowns import LEAST, LEAST_OBSERVED, MOST, Slowdowns
 
 
 def drawn(count: int) -> list[Metrics]:

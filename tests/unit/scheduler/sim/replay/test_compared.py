@@ -9,7 +9,7 @@ from scheduler import policies
 from scheduler.core.recording import Beginning, RecordedStep, parsed
 from scheduler.model.errors import BadRecording
 from scheduler.sim.engine import Engine
-from scheduler.sim.hardware import Hardware
+from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.workload import Arrivals, Pattern, Workload, thesis
 from tests.kit.cores.written_recordings import Recording, against, check_wild_life, outlook
 from tests.kit.places import ROOT
