@@ -22,7 +22,7 @@ from typing import NamedTuple
 from bench.measure.process_usage import machine_processor_s, processor_s
 from bench.measure.report import BenchReport, MeasurementFailed, load_average
 from bench.recovery.running_stacks import RunningStack, SupervisedStack, running
-from gpufaas.options.prepare_choice import PREPARE_CHOICES
+from gpufaas.options.configuration import PREPARE_CHOICES
 
 _HERE = Path(__file__).resolve().parents[1]
 _REST_S = 8.0  # by then a manager that prepares at its start has a spare worker

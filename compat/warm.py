@@ -10,7 +10,7 @@ from typing import Self
 
 from compat.entry import Entry
 from compat.run import Report, Run, Settings, run_entry, under_exec
-from gpufaas.local.shim_counts import summed_counts
+from gpufaas.shim_counts import summed_counts
 from scheduler.api import DecisionCounts
 from tests.kit.programs.warm_process import (
     Order,

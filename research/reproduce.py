@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from gpufaas.commands.studies.reproduce import SEEDS
+from gpufaas.commands.reproduce import SEEDS
 from gpufaas.errors import CommandError
 from gpufaas.output.generated_blocks import page_of_blocks, with_blocks
 from gpufaas.output.optional_pictures import load_pictures, make_folder
-from gpufaas.output.progress_bar import ProgressBar
+from gpufaas.output.simulations import ProgressBar
 from research.esg.experiments import (
     ESG_STEPS,
     EsgPlan,

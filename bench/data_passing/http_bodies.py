@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from bench.measure.report import MeasurementFailed
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 
 _START_S = 60.0
 _OK = 200

@@ -14,7 +14,7 @@ from typing import Any
 import torch_shim
 from bench.measure.report import MeasurementFailed
 from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_secret
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 
 _START_S = 120.0
 _ACTIVATE = Path(torch_shim.__file__).parent / "activate"

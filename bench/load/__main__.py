@@ -26,7 +26,7 @@ from gpufaas.errors import CommandError
 from gpufaas.output.optional_pictures import load_pictures, make_folder
 from gpufaas.remote.gateway_api import add_gateway_url_option, gateway_url
 from gpufaas.remote.scheduler_api import SchedulerApi, add_scheduler_options, scheduler_api
-from gpufaas.stack.example_body import example_body
+from gpufaas.stack.examples import example_body
 from scheduler.model.errors import SchedulerError
 from scheduler.sim import workload
 from scheduler.sim.workload import Arrivals, Pattern

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from common.errors import NoResponse
 from common.foreign_text import plain
 from common.http.client import ClientSettings, HttpClient, HttpConnection
-from gpufaas.options.http_url import HttpUrl, http_url
+from gpufaas.remote.http_request import HttpUrl, http_url
 
 NO_ANSWER = 0
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})

@@ -11,7 +11,7 @@ from typing import Any
 import uvloop
 
 from bench.measure.process_usage import processor_s
-from gpufaas.daemons.garbage_collection import freeze_started_objects
+from gpufaas.daemon_process import freeze_started_objects
 
 
 class ChildFailed(Exception):

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.load.statistics import CacheCounts
-from gpufaas.local.held_ports import HeldPort
-from gpufaas.local.stack_folder import StackFolder
 from gpufaas.remote.scheduler_api import SchedulerApi, in_path
+from gpufaas.stack.held_ports import HeldPort
+from gpufaas.stack_folder import StackFolder
 from scheduler.service.http.access import ApiRole, token
 
 _UP_S, _DOWN_S, _READY_S = 90.0, 60.0, 300.0

@@ -18,7 +18,7 @@ from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.node.leases import LeaseTimes
 from gpu_manager.runtimes.process import ProcessRuntime
 from gpu_manager.runtimes.runtime import HostedModel, LoadSpan, Observer, Runtime
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas.embedded_node import EmbeddedNode
 from tests.kit.nodes.node_thread import NodeThread
 
 _PATIENCE_S = 60.0

@@ -16,7 +16,7 @@ from common.gpu_wishes import AS_MEASURED, UNMERGED, GpuWishes
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.node.settings import EmulatedTimes
 from gpu_manager.runtimes.runtime import MergedSums
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas.embedded_node import EmbeddedNode
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 
 ROOT = Path(__file__).parents[2]

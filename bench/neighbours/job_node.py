@@ -15,7 +15,7 @@ from bench.measure.report import MeasurementFailed
 from cache_manager.model.ids import ModelId
 from common.gpu_wishes import UNMERGED, GpuWishes
 from gpu_manager.credentials import FunctionIdentity
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas.embedded_node import EmbeddedNode
 from scheduler.estimates.slowdowns import Fit
 from scheduler.model.events import PolicySet
 from tests.kit.nodes.node_thread import NodeThread, node_thread

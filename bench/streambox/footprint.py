@@ -8,7 +8,7 @@ from typing import NamedTuple
 from bench.measure.report import MeasurementFailed
 from bench.streambox.functions import BenchFunction, node
 from cache_manager.model.ids import MIB
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas.embedded_node import EmbeddedNode
 
 _GPU_MIB = 64 * 1024
 _PATIENCE_S = 30.0

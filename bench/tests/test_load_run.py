@@ -17,8 +17,8 @@ from bench.load.http_callers import NO_ANSWER, DueCall, GatewayCalls, target_at
 from bench.load.load_run import LoadOutcome, TrafficPlan, run
 from bench.load.pacing import PreciseTimer
 from gateway_ext.model import Deployment
-from gpufaas.local.held_ports import HeldPort
-from gpufaas.options.cluster_secret import cluster_secret
+from gpufaas.options.shared import cluster_secret
+from gpufaas.stack.held_ports import HeldPort
 from tests.kit.fakes.fake_function import Behaviour, FakeFunction, a_function, says
 from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.waiting import PATIENCE_S, eventually

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpufaas.child_programs import SignalForwarding, killed_at_end
 from gpufaas.errors import CommandError
-from gpufaas.local.child_programs import killed_at_end
-from gpufaas.local.shim_counts import ReportFile
-from gpufaas.local.signal_forwarding import SignalForwarding
+from gpufaas.shim_counts import ReportFile
 
 _PROBE = Path(__file__).parent / "probe"
 _OURS = b"gpufaas exec: "

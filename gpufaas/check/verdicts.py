@@ -1,9 +1,10 @@
 """The findings of a trial run: refused calls, work on the CPU, and graph breaks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
-from gpufaas.check.findings import Finding, FoundBy, UseOutcome, UseRule
 from gpufaas.check.trial_run import LocalGraph, OutsideOperator, TrialRun
 from torch_shim.advice import for_break, for_local
 
@@ -12,6 +13,54 @@ WANTED_SHARE = 0.95
 # CPU time of an operator's calls at one line from which a GPU would be worth its round trip.
 HEAVY_S = 0.01
 _NO_WORK = frozenset({"_has_compatible_shallow_copy_type"})  # part of moving a module
+
+
+class UseOutcome(StrEnum):
+    """What became of a use of the GPU."""
+
+    LOCAL = "local"  # done in the function itself
+    CANNOT = "cannot"
+
+
+class FoundBy(StrEnum):
+    """What the run showed."""
+
+    RUN = "run"  # a call, or operators that ran in the function
+    BREAK = "break"  # a graph ended there
+
+
+@dataclass(frozen=True, slots=True)
+class UseRule:
+    """The outcome with its reason and remedy; `heavy` marks work that a GPU should do."""
+
+    outcome: UseOutcome
+    why: str = ""
+    remedy: str = ""
+    heavy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One use of the GPU at one line."""
+
+    file: str
+    line: int
+    what: str
+    rule: UseRule
+    seen: FoundBy = FoundBy.RUN
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether it makes the check fail."""
+        return self.rule.outcome is UseOutcome.CANNOT or self.rule.heavy
+
+
+def of_outcome(
+    findings: Iterable[Finding], outcome: UseOutcome, *, heavy: bool = False
+) -> list[Finding]:
+    """The findings with this outcome, ordered by file and line."""
+    found = [f for f in findings if f.rule.outcome is outcome and f.rule.heavy is heavy]
+    return sorted(found, key=lambda finding: (finding.file, finding.line, finding.what))
 
 
 def judge(ran: TrialRun) -> list[Finding]:

@@ -19,8 +19,7 @@ from common.gpu_wishes import PROCESS, RUNTIMES
 from common.numerals import parse_size
 from gateway_ext.settings import GatewaySettings
 from gpufaas.errors import CommandError
-from gpufaas.local.log_format import FORMATS
-from gpufaas.options.prepare_choice import FIRST_USE, PREPARE_CHOICES
+from gpufaas.log_format import FORMATS
 from scheduler import policies
 from scheduler.service.bill import Billing
 from scheduler.service.settings import Etcd, Serving, Settings
@@ -33,6 +32,10 @@ _SERVICE_LINK = re.compile(
 )
 
 _Settings = TypeVar("_Settings")
+
+
+# Workers import torch at the node's start, or for the first function that uses a GPU.
+PREPARE_CHOICES = AT_START, FIRST_USE = "start", "first-use"
 
 
 @dataclass(frozen=True, slots=True)

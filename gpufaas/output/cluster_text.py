@@ -1,13 +1,13 @@
-"""A scheduler's cluster as text: figures, GPUs, models, queues."""
+"""A scheduler's cluster as text: figures, GPUs, queues, models and how these are hosted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+from common.gpu_wishes import PROCESS, STREAM, WHOLE
 from common.numerals import format_size
-from gpufaas.output.columns import columns
-from gpufaas.output.hosting_text import unusual_hosting
+from gpufaas.output.cells import columns
 from gpufaas.output.request_text import configuration_text
 from scheduler import policies
 from scheduler.model.errors import UnknownPolicy
@@ -139,3 +139,23 @@ def functions_text(names: list[str]) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def hosting_text(row: Mapping[str, Any]) -> str:
+    """`process`, or `stream of 3, 25 % of the GPU`; `-` while it is unknown."""
+    text = row.get("runtime") or "-"
+    if text == STREAM and row.get("process_models"):
+        text = f"{text} of {row['process_models']}"
+    share = row.get("gpu_share") or WHOLE
+    return text if share == WHOLE else f"{text}, {100 * share:.3g} % of the GPU"
+
+
+def hostings_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """How the copies of a model are hosted: each way once."""
+    return "; ".join(dict.fromkeys(map(hosting_text, rows))) or "-"
+
+
+def unusual_hosting(row: Mapping[str, Any]) -> str:
+    """The same in brackets; empty for a process that has all of the GPU, and while unknown."""
+    text = hosting_text(row)
+    return "" if text in ("-", PROCESS) else f" ({text})"

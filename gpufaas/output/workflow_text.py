@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gpufaas.output.columns import columns
+from gpufaas.output.cells import columns
 
 Shown = Mapping[str, Any]
 

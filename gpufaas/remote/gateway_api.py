@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gpufaas.errors import CommandError
-from gpufaas.local.stack_folder import WHICH_STACK, stack_folder
-from gpufaas.options.http_url import HttpUrl, http_url, is_at
-from gpufaas.remote.http_request import TIMEOUT_S, open_response
+from gpufaas.remote.http_request import TIMEOUT_S, HttpUrl, http_url, is_at, open_response
+from gpufaas.stack_folder import WHICH_STACK, stack_folder
 
 _MOST_SHOWN = 4_000  # a file may have many problems
 _DONE = frozenset({http.client.OK, http.client.ACCEPTED})

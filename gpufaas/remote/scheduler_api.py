@@ -8,10 +8,9 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gpufaas.errors import CommandError
-from gpufaas.local.stack_folder import WHICH_STACK, stack_folder
-from gpufaas.options.cluster_secret import add_secret_option, cluster_secret, default_secret_file
-from gpufaas.options.http_url import HttpUrl, http_url, is_at
-from gpufaas.remote.http_request import NoAnswer, open_response
+from gpufaas.options.shared import add_secret_option, cluster_secret, default_secret_file
+from gpufaas.remote.http_request import HttpUrl, NoAnswer, http_url, is_at, open_response
+from gpufaas.stack_folder import WHICH_STACK, stack_folder
 from scheduler.service.http.access import ApiRole, token
 
 _MISDIRECTED = 421

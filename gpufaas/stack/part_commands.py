@@ -10,13 +10,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from common.liveness import Answers
-from gpufaas.etcd.own_password import USER
-from gpufaas.local.stack_folder import StackFolder
-from gpufaas.options.configuration import AllSettings
-from gpufaas.options.http_url import http_url
-from gpufaas.options.prepare_choice import AT_START
-from gpufaas.remote.http_request import NoAnswer, open_response
+from gpufaas.options.configuration import AT_START, AllSettings
+from gpufaas.remote.http_request import NoAnswer, http_url, open_response
+from gpufaas.stack.etcd_login import USER
 from gpufaas.stack.supervisor import Part
+from gpufaas.stack_folder import StackFolder
 
 _OK = 200
 _TIMEOUT_S = 2.0

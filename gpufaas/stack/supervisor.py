@@ -14,12 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from common.liveness import Answers, LivenessTimes
+from common.liveness import Answers, LivenessTimes, signal_name, until_frozen
 from common.time_limits import time_limit
+from gpufaas.child_programs import dies_with_us
 from gpufaas.errors import StackFailed
-from gpufaas.local.child_programs import dies_with_us
-from gpufaas.local.log_files import keep_short, last_words, log_size
-from gpufaas.stack.process_end import exit_text, until_ended
+from gpufaas.stack.log_files import keep_short, last_words, log_size
 
 # A process that ran for a while is restarted at once; the others after growing pauses.
 _STABLE_S = 10.0
@@ -164,3 +163,30 @@ async def _stop(part: Part, process: Process) -> None:
 def _kill_group(process: Process) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+async def until_ended(
+    process: Process, answers: Answers | None, times: LivenessTimes, kill: Callable[[], None]
+) -> str:
+    """Wait for the end of a process, kill it if it freezes, and return what happened to it."""
+    ended = asyncio.create_task(process.wait())
+    frozen = asyncio.create_task(until_frozen(process.pid, answers, times))
+    try:
+        await asyncio.wait({ended, frozen}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            return exit_text(ended.result())
+        why = frozen.result()
+        kill()
+        await ended
+        return f"{why}, and was killed"
+    finally:
+        for task in (ended, frozen):
+            task.cancel()
+        await asyncio.gather(ended, frozen, return_exceptions=True)
+
+
+def exit_text(status: int) -> str:
+    """How a process ended, by its exit status."""
+    if status < 0:
+        return f"was ended by {signal_name(-status)}"
+    return f"ended with status {status}"

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from common.foreign_text import plain
-from gpufaas.output.hosting_text import hosting_text
-from gpufaas.top.bars import memory_bar
+from gpufaas.output.cells import clock, rate, seconds, share, size
+from gpufaas.output.cluster_text import hosting_text
 from gpufaas.top.live_state import State
-from gpufaas.top.number_format import clock, rate, seconds, share, size
 from gpufaas.top.styled_text import (
     BOLD,
     CYAN,
@@ -17,6 +16,7 @@ from gpufaas.top.styled_text import (
     YELLOW,
     StyledLine,
     StyledText,
+    memory_bar,
 )
 
 Item = Mapping[str, Any]

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.foreign_text import plain as clean
+from gpufaas.output.cells import clock, rate, seconds, share
 from gpufaas.output.cluster_text import in_force_text
-from gpufaas.top.bars import sparkline
 from gpufaas.top.live_state import State
-from gpufaas.top.number_format import clock, rate, seconds, share
 from gpufaas.top.panels import PANELS, ListPanel, ListRow
 from gpufaas.top.styled_text import (
     BOLD,
@@ -22,6 +21,7 @@ from gpufaas.top.styled_text import (
     StyledText,
     cut,
     padded,
+    sparkline,
 )
 
 _KEYS = "q quit   ←→ or 1-6 list   ↑↓ PgUp PgDn select   Enter open   Esc close"

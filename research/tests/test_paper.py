@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpufaas.commands.studies.demo import REPORTED_LATENCIES_S, REPORTED_MISS_RATIOS
+from gpufaas.commands.demo import REPORTED_LATENCIES_S, REPORTED_MISS_RATIOS
 from research.thesis import printed_figures
 from research.thesis.experiments import PolicyFigures
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpufaas.local.stack_folder import StackFolder
+from gpufaas.stack_folder import StackFolder
 from tests.kit.stacks import handlers
 from tests.kit.stacks.load import Asked, warm
 from tests.kit.stacks.stack import Rest, Stack, kill, stack

@@ -6,8 +6,8 @@ import time
 
 import httpx
 
-from gpufaas.local.stack_folder import StackFolder
 from gpufaas.remote.http_request import NoAnswer
+from gpufaas.stack_folder import StackFolder
 from tests.kit.processes.stopped_process import stop
 from tests.kit.stacks.handlers import GREETING, ON_GPU, PLAIN, write
 from tests.kit.stacks.load import Asked, warm

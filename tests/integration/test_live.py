@@ -8,7 +8,7 @@ import pytest
 
 from cache_manager.model.ids import MIB, ModelId
 from gpu_manager.attachment.attachment import Attachment
-from gpufaas.commands.studies.replay import replay
+from gpufaas.commands.replay import replay
 from scheduler import policies
 from scheduler.client import lease_client
 from scheduler.core.core import Core

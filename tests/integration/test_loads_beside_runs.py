@@ -14,7 +14,7 @@ from cache_manager.model.ids import ModelId
 from common.gpu_wishes import PROCESS, STREAM
 from gpu_manager.node.leases import LeaseTimes
 from gpu_manager.node.settings import EmulatedTimes
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas.embedded_node import EmbeddedNode
 from tests.kit.nodes.manager_client import SealedWeights, model
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 from tests.kit.nodes.worker_client import FunctionClient, alive

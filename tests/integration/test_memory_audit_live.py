@@ -9,7 +9,7 @@ from common.gpu_wishes import RUNTIMES, STREAM
 from gpu_manager.node.device_watch import process_uses
 from gpu_manager.node.ledger import ProcessUse
 from gpu_manager.node.settings import EmulatedTimes
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas.embedded_node import EmbeddedNode
 from tests.kit.nodes.manager_client import SealedWeights, weights
 from tests.kit.nodes.node_thread import node_thread
 from tests.kit.nodes.worker_client import FunctionClient

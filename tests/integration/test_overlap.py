@@ -9,7 +9,7 @@ import pytest
 
 from gpu_manager.node.leases import LeaseTimes
 from gpu_manager.node.settings import EmulatedTimes
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas.embedded_node import EmbeddedNode
 from tests.kit.live.overlapping_leases import overlapped
 from tests.kit.nodes.manager_client import SealedWeights, model
 from tests.kit.nodes.node_thread import NodeThread, holder_of_first_slot, node_thread

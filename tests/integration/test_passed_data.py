@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 from tests.kit.network.certificates import self_signed
 from tests.kit.places import ACTIVATE, ROOT
 from tests.kit.processes.runtime_process import runtime

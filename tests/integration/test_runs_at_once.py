@@ -1,7 +1,7 @@
 """Leases that run at once on a node with real workers: what their models use of the GPU."""
 
 from cache_manager.model.ids import ModelId
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas.embedded_node import EmbeddedNode
 from scheduler.api import METRICS
 from scheduler.estimates.profiles import Profile
 from tests.kit.nodes.manager_client import model

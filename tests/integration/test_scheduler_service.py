@@ -15,8 +15,8 @@ import pytest
 
 from common.time_limits import time_limit
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.commands.studies.replay import replay
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.commands.replay import replay
+from gpufaas.stack.held_ports import HeldPort
 from scheduler.model.actions import Demote
 from scheduler.service.http.access import ApiRole, token
 from scheduler.wire.node_stream import StreamTimes

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from cache_manager.model.ids import MIB
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas.embedded_node import EmbeddedNode
 from tests.kit.nodes.manager_client import SealedWeights, weights
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 from tests.kit.nodes.worker_client import FunctionClient

@@ -17,8 +17,8 @@ from gpu_manager.node.claims import terms_of
 from gpu_manager.node.leases import LeaseTimes
 from gpu_manager.node.settings import EmulatedTimes
 from gpu_manager.worker.orders import LeaseTerms
-from gpufaas.daemons import embedded_node
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas import embedded_node
+from gpufaas.embedded_node import EmbeddedNode
 from scheduler.core.core import Core
 from scheduler.model.values import Configuration
 from scheduler.policies.placement_policy import Decision, Place, View

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cache_manager.model.ids import MIB, ModelId
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas.embedded_node import EmbeddedNode
 from tests.kit.nodes.manager_client import SealedWeights, weights
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 from tests.kit.nodes.stream_soak import soak

@@ -13,7 +13,7 @@ from cache_manager.model.ids import MIB, ModelId
 from common.gpu_wishes import GpuWishes
 from gpu_manager.api import FunctionIdentity
 from gpu_manager.node.settings import EmulatedTimes
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas.embedded_node import EmbeddedNode
 from tests.kit.nodes.manager_client import SealedWeights, weights
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 from tests.kit.nodes.worker_client import FunctionClient, alive

@@ -15,7 +15,7 @@ from cache_manager.model.ids import MIB
 from common.gpu_wishes import PROCESS, RUNTIMES
 from gpu_manager.node.settings import EmulatedTimes
 from gpu_manager.transfers.process_gate import path_holder
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas.embedded_node import EmbeddedNode
 from tests.kit.nodes.manager_client import SealedWeights, weights
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 from tests.kit.nodes.worker_client import FunctionClient, alive

@@ -9,7 +9,7 @@ import pytest
 
 from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import load_secret
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 from scheduler.client.lease_client import GrantedLease, LeaseClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.http.access import ApiRole, token

@@ -37,7 +37,7 @@ core.handle(GpuJoined(gpu("g0")), 0.0)
 core.handle(RequestArrived(request("r0")), 0.0)
 """
 ASKS_DOCTOR = """
-from gpufaas.commands.programs import doctor
+from gpufaas.commands import doctor
 print(next(each.found for each in doctor.examine() if each.name == "core"))
 """
 

@@ -13,7 +13,7 @@ from bench.measure.report import load_average
 from cache_manager.model.ids import NodeId
 from gpu_manager.devices.host_memory import available_bytes
 from gpu_manager.node.host_gpus import choose_devices
-from gpufaas.commands.programs.doctor import examine
+from gpufaas.commands.doctor import examine
 
 _NODES = "/dev/nvidia*"
 

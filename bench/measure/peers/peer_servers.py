@@ -18,7 +18,7 @@ from bench.measure.peers.peer_installs import (
     peer_python,
     peers_folder,
 )
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 
 _SCRIPTS = Path(__file__).parent
 _START_S, _STOP_S = 180.0, 60.0

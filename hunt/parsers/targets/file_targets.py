@@ -34,8 +34,8 @@ from gpu_manager.runtimes.stream import ProcessBreaks
 from gpu_manager.weights import spill_directory
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import read_settings
-from gpufaas.options.http_url import http_url
-from gpufaas.top.event_reader import events
+from gpufaas.remote.http_request import http_url
+from gpufaas.top.live_state import events
 from hunt.parsers.parser_target import InputForm, Target
 from scheduler.model.errors import BadWorkload, SchedulerError
 from scheduler.sim import model_catalogue, workload
@@ -126,7 +126,7 @@ def _settings() -> list[Target]:
             "http-url", lambda data: http_url(data.decode("utf-8", "replace"), "it"),
             (CommandError,),
             lambda: [b"http://a:b%20@h:80/p?q", b"https://[::1]/", b"https://h"], InputForm.TEXT,
-            ("gpufaas/options/http_url.py",), _OPERATORS, "a flag or a variable",
+            ("gpufaas/remote/http_request.py",), _OPERATORS, "a flag or a variable",
         ),
     ]  # fmt: skip
 
@@ -318,7 +318,7 @@ def _told() -> list[Target]:
         ),
         Target(
             "gateway-events", shown, readable, lambda: [states], InputForm.TEXT,
-            ("gpufaas/top/event_reader.py",), "the gateway that a person named", "a line",
+            ("gpufaas/top/live_state.py",), "the gateway that a person named", "a line",
         ),
     ]  # fmt: skip
 

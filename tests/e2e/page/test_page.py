@@ -4,7 +4,7 @@ from urllib.parse import quote
 
 import pytest
 
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 from tests.e2e.page.doing import (
     FILLED,
     IS_CLOSED,

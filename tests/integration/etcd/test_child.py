@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpufaas.errors import EtcdFailed, PortTaken
-from gpufaas.etcd import own_server
-from gpufaas.etcd.own_server import etcd_server, etcd_version, find_etcd
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack import own_etcd
+from gpufaas.stack.held_ports import HeldPort
+from gpufaas.stack.own_etcd import etcd_server, etcd_version, find_etcd
 from scheduler.store.etcd_channel import EtcdSettings
 from scheduler.store.etcd_store import EtcdStore
 from tests.kit.engines.real_etcd import needs_etcd, patiently
@@ -28,7 +28,7 @@ LOG = logging.getLogger("tests.child")
 _PARENT = """
 import asyncio, logging, sys
 from pathlib import Path
-from gpufaas.etcd.own_server import etcd_server
+from gpufaas.stack.own_etcd import etcd_server
 
 async def main():
     async with etcd_server(Path(sys.argv[1]), logging.getLogger()) as server:
@@ -53,7 +53,7 @@ async def test_an_etcd_keeps_few_writes_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It writes a snapshot when it drops writes; by its own setting after 100,000 of them."""
-    monkeypatch.setattr(own_server, "KEPT_WRITES", 20)
+    monkeypatch.setattr(own_etcd, "KEPT_WRITES", 20)
     data = tmp_path / "new"
     async with etcd_server(data, LOG) as server:
         store = EtcdStore(EtcdSettings((server.url,)), LOG)
@@ -116,7 +116,7 @@ async def test_an_etcd_takes_another_port_when_its_own_choice_is_taken(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         chosen = iter([_Chosen(taken.getsockname()[1]), HeldPort()])
-        monkeypatch.setattr(own_server, "HeldPort", lambda: next(chosen))
+        monkeypatch.setattr(own_etcd, "HeldPort", lambda: next(chosen))
         async with etcd_server(tmp_path / "new", LOG, guarded=guarded) as server:
             assert not server.url.endswith(f":{taken.getsockname()[1]}")
     assert "is taken by another program" in caplog.text

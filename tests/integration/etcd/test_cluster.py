@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas.etcd.own_server import EtcdServer, etcd_server
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
+from gpufaas.stack.own_etcd import EtcdServer, etcd_server
 from scheduler.model.errors import StoreUnavailable
 from scheduler.store.datastore import Fence
 from scheduler.store.etcd_channel import EtcdSettings

@@ -16,10 +16,10 @@ from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
 from common.time_limits import time_limit
 from gpufaas.cli import EXIT_BAD_USE
-from gpufaas.commands.daemons.scheduler import etcd_settings
-from gpufaas.etcd.own_server import etcd_server
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.commands.scheduler import etcd_settings
 from gpufaas.options.configuration import read_settings
+from gpufaas.stack.held_ports import HeldPort
+from gpufaas.stack.own_etcd import etcd_server
 from scheduler.model.errors import DatastoreError, StoreUnavailable
 from scheduler.store.etcd_channel import EtcdChannel, EtcdSettings
 from scheduler.store.etcd_store import EtcdStore

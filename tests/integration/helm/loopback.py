@@ -10,7 +10,7 @@ from base64 import b64decode
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 from tests.kit.engines.kubernetes.helm import Document, Pod, Rendered
 from tests.kit.processes.daemons import GPUFAAS, START_S, Daemon
 from tests.kit.waiting import wait_until

@@ -14,8 +14,7 @@ import pytest
 
 from common.addresses import TcpAddress, TlsAddress, UnixAddress, parse_address
 from common.numerals import parse_size
-from gpufaas.commands.cluster import status
-from gpufaas.commands.daemons import gateway, gpu_manager, scheduler
+from gpufaas.commands import gateway, gpu_manager, scheduler, status
 from gpufaas.options.configuration import AllSettings, read_settings
 from tests.integration.helm.chart_values import FOLDER, VALUES
 from tests.kit.engines.kubernetes.helm import BUILD_S, NAMESPACE, Helm, Pod, Rendered

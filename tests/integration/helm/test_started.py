@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.model import FunctionId
-from gpufaas.etcd.own_server import find_etcd
+from gpufaas.stack.own_etcd import find_etcd
 from tests.integration.helm.chart_values import FOLDER
 from tests.integration.helm.loopback import Loopback
 from tests.kit import needs

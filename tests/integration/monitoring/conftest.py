@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas.local.held_ports import HeldPort
 from gpufaas.remote.scheduler_api import in_path
+from gpufaas.stack.held_ports import HeldPort
 from tests.integration.monitoring.watched import Watched
 from tests.kit.engines.prometheus_server import Prometheus, nvml_node, prometheus
 from tests.kit.folder_fixtures import of_folder

@@ -14,7 +14,7 @@ from gateway_ext.jobs.jetstream.queue import JetStreamQueue, jetstream_queue
 from gateway_ext.jobs.jetstream.settings import JetStreamSettings
 from gateway_ext.jobs.queue import JobQueue, QueueLimits
 from gateway_ext.jobs.values import Job, JobLane
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 from tests.kit import needs
 from tests.kit.waiting import eventually, wait_until
 from tests.kit.worlds.job_world import LOG

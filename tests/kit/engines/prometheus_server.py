@@ -20,7 +20,7 @@ from gpu_manager.node.counts import NodeMeters, of_gpus
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.server.exporter import Exporter
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 from scheduler.api import GpuSpec
 from tests.kit import needs
 from tests.kit.fakes.fake_nvml import GIB, FakeGpu, FakeNvml

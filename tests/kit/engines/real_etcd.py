@@ -12,9 +12,9 @@ import pytest
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
 from gpufaas.errors import PortTaken
-from gpufaas.etcd.own_password import USER
-from gpufaas.etcd.own_server import EtcdServer, etcd_server, find_etcd
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.etcd_login import USER
+from gpufaas.stack.held_ports import HeldPort
+from gpufaas.stack.own_etcd import EtcdServer, etcd_server, find_etcd
 from scheduler.model.errors import StoreUnavailable
 from scheduler.store.etcd_channel import EtcdChannel, EtcdSettings
 from scheduler.store.etcd_store import EtcdStore

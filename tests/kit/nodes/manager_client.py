@@ -17,7 +17,7 @@ from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.frame_stream import FrameStream
 from gpu_manager.runtimes.runtime import Observer, Runtime
 from gpu_manager.weights.sealed_images import ImageWriter
-from gpufaas.daemons.embedded_node import EmbeddedNode, embedded_node
+from gpufaas.embedded_node import EmbeddedNode, embedded_node
 from tests.kit.nodes.in_memory_runtime import InMemoryRuntime
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.connections import connect

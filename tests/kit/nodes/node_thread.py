@@ -14,7 +14,7 @@ from common.addresses import UnixAddress
 from gpu_manager.api import MakeRuntime, NodeSettings
 from gpu_manager.devices.gpu_turns import turn_holder
 from gpu_manager.runtimes.runtime import MergedSums
-from gpufaas.daemons.embedded_node import EmbeddedNode, embedded_node
+from gpufaas.embedded_node import EmbeddedNode, embedded_node
 from gpufaas.options.gpu_node import POLICY
 
 _PATIENCE_S = 120.0

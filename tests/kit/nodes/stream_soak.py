@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cache_manager.model.ids import MIB, ModelId
 from gpu_manager.node.tenant_models import model_id
-from gpufaas.daemons.embedded_node import EmbeddedNode
+from gpufaas.embedded_node import EmbeddedNode
 from tests.kit.nodes.manager_client import SealedWeights, weights
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 from tests.kit.nodes.worker_client import FunctionClient, needs

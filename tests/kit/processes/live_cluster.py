@@ -16,8 +16,8 @@ from gpu_manager.credentials import (
     FunctionIdentity,
     load_secret,
 )
-from gpufaas.etcd.own_server import find_etcd
-from gpufaas.remote.manager_admin import request_admin
+from gpufaas.remote.manager_api import request_admin
+from gpufaas.stack.own_etcd import find_etcd
 from scheduler.client.lease_client import LeaseClient
 from scheduler.service.http.access import ApiRole, token
 from scheduler.store.etcd_channel import EtcdSettings

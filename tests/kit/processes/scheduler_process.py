@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 from scheduler.client.lease_client import LeaseClient
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.processes.stopped_process import stop

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_secret
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.nodes.worker_client import FunctionClient
 from tests.kit.processes.daemons import GPUFAAS, START_S, Daemon

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpufaas.local.shim_counts import summed_counts
+from gpufaas.shim_counts import summed_counts
 from scheduler.api import DecisionCounts
 from tests.kit.programs.warm_process import Order, WarmProcess, warm_process, written
 

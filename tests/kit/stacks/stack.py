@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import httpx
 
-from gpufaas.local.held_ports import HeldPort
-from gpufaas.local.stack_folder import StackFolder
 from gpufaas.remote.scheduler_api import SchedulerApi
+from gpufaas.stack.held_ports import HeldPort
+from gpufaas.stack_folder import StackFolder
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.places import ROOT
 from tests.kit.waiting import wait_until

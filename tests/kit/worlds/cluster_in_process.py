@@ -12,7 +12,7 @@ from common.http.accepted_line import AcceptedLine, StreamHandler
 from common.http.asgi import Receive, Scope, Send, send_text
 from common.stream_upgrade import StreamRequest
 from gpu_manager.attachment.attachment import Attachment
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 from scheduler.core.core import Core
 from scheduler.model.events import Event, NodeSnapshot
 from scheduler.model.values import CoreSettings, StandingTerms

@@ -18,7 +18,7 @@ from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.node.leases import LeaseTimes
 from gpu_manager.node.tenant_models import model_id
 from gpu_manager.runtimes.runtime import Observer, Runtime
-from gpufaas.daemons.cluster_node import cluster_node
+from gpufaas.commands.gpu_manager import cluster_node
 from tests.kit.nodes.in_memory_runtime import InMemoryRuntime
 from tests.kit.nodes.manager_client import ManagerClient, SealedWeights
 from tests.kit.worlds.cluster_in_process import SECRET, TIMES, a_scheduler

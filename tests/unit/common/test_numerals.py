@@ -15,7 +15,7 @@ from common.numerals import natural, number, parse_size, whole
 from gateway_ext.calls import passed_headers
 from gateway_ext.openfaas import quantities, wire
 from gateway_ext.workflows import conditions
-from gpufaas.commands.cluster import bill
+from gpufaas.commands import bill
 from gpufaas.options import configuration, gpu_node
 from scheduler.sim import workload
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.options.cluster_secret import cluster_secret
+from gpufaas.options.shared import cluster_secret
 from tests.kit.network.answering import answering_each
 
 

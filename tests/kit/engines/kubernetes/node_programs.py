@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gpufaas.etcd.own_server import find_etcd
+from gpufaas.stack.own_etcd import find_etcd
 from tests.kit import needs
 from tests.kit.cache import made_once
 from tests.kit.places import ROOT

@@ -12,7 +12,7 @@ import pytest
 
 from common.telemetry.traces import Span, SpanKind, TraceContext
 from gateway_ext.tracing.tracer import CallTracer, TracerSettings, carrying, trace_headers_in
-from gpufaas.local.log_format import JsonLines
+from gpufaas.log_format import JsonLines
 from tests.kit.fakes.fake_function import a_function, says, writes
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
 from tests.kit.worlds.gateway_world import NOBODY, gateway_world

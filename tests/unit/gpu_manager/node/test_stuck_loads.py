@@ -21,7 +21,7 @@ from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import LoadOrder, Observer
 from gpu_manager.transfers import loads
 from gpu_manager.transfers.loads import LoadProgress
-from gpufaas.daemons.embedded_node import embedded_node
+from gpufaas.embedded_node import embedded_node
 from scheduler.api import Demote, LoadFailed, ModelLoaded, NodeSnapshot, Request, RequestId
 from tests.kit.nodes.in_memory_runtime import InMemoryRuntime
 from tests.kit.virtual_time import until, virtually

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas.check.findings import Finding, UseOutcome, UseRule
-from gpufaas.check.report_text import Checked, as_json, as_text
 from gpufaas.check.trial_run import (
     LocalGraph,
     OutsideOperator,
@@ -16,7 +14,16 @@ from gpufaas.check.trial_run import (
     ReportedBreak,
     TrialRun,
 )
-from gpufaas.check.verdicts import judge, of_break, of_local, share_in_graphs
+from gpufaas.check.verdicts import (
+    Finding,
+    UseOutcome,
+    UseRule,
+    judge,
+    of_break,
+    of_local,
+    share_in_graphs,
+)
+from gpufaas.commands.check import Checked, as_json, as_text
 from torch_shim import advice
 
 # Said where Dynamo does not say it by one of its registered names.

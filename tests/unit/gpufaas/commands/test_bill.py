@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.commands.cluster.bill import seconds_ago
+from gpufaas.commands.bill import bill_csv, bill_text, seconds_ago
 from gpufaas.errors import CommandError
-from gpufaas.output.bill_text import bill_csv, bill_text
 from tests.kit.network.answering import answering
 
 GIB_HOUR = (1 << 30) * 3600 * 1_000_000

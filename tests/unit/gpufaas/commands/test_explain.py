@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from gpufaas.commands.cluster.explain import call_text, explanation, latest_text
+from gpufaas.commands.explain import call_text, explanation, latest_text
 from gpufaas.errors import CommandError
-from gpufaas.options.http_url import http_url
 from gpufaas.remote.gateway_api import GatewayApi
+from gpufaas.remote.http_request import http_url
 from gpufaas.remote.scheduler_api import SchedulerApi
 
 

@@ -9,9 +9,8 @@ import pytest
 from common.addresses import UnixAddress
 from gpu_manager.api import EmulatedTimes, NodeSettings
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.commands.cluster.models import table
+from gpufaas.commands.models import table
 from gpufaas.errors import CommandError
-from gpufaas.local.shim_counts import ReportFile, summed_counts
 from gpufaas.options.gpu_node import (
     add_node_options,
     emulation,
@@ -21,7 +20,8 @@ from gpufaas.options.gpu_node import (
     node_settings,
     spare_contexts,
 )
-from gpufaas.remote.manager_admin import default_address
+from gpufaas.remote.manager_api import default_address
+from gpufaas.shim_counts import ReportFile, summed_counts
 from scheduler.api import DecisionCounts
 
 ROW = {
@@ -163,7 +163,7 @@ def test_manager_is_looked_for_where_this_user_may_run_one(monkeypatch: pytest.M
 
 def test_table_has_a_line_for_each_model_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = time.time()
-    monkeypatch.setattr("gpufaas.commands.cluster.models.time.time", lambda: now_s)
+    monkeypatch.setattr("gpufaas.commands.models.time.time", lambda: now_s)
     resident = ROW | {"runtime": "stream", "since": now_s - 7200, "used": now_s - 5}
     stored = ROW | {"gpu": None, "tier": "host", "bytes": 0, "since": None, "used": None}
     stored |= {"uses": 0, "pinned": False}

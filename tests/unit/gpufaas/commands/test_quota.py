@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
+from gpufaas.commands.quota import quota_table
 from gpufaas.errors import CommandError
-from gpufaas.output.quota_text import quota_table
 from gpufaas.remote.scheduler_api import SchedulerApi
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.http.access import ApiRole, token

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.commands.studies import reproduce
+from gpufaas.commands import reproduce
 
 
 def test_reproduce_says_that_it_needs_a_checkout_when_it_is_installed_without_one(

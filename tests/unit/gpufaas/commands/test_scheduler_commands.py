@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.commands.cluster.models import cluster_detail, cluster_table
-from gpufaas.commands.programs import doctor
-from gpufaas.commands.programs.doctor import PartStatus, report
+from gpufaas.commands import doctor
+from gpufaas.commands.doctor import PartStatus, report
+from gpufaas.commands.models import cluster_detail, cluster_table
 from gpufaas.errors import CommandError
-from gpufaas.local.held_ports import claimed_port
-from gpufaas.local.stack_folder import RunningStack, StackFolder
-from gpufaas.options.cluster_secret import cluster_secret, default_secret_file
+from gpufaas.options.shared import cluster_secret, default_secret_file
 from gpufaas.output.cluster_text import cluster_text
 from gpufaas.output.request_text import request_text
+from gpufaas.stack.held_ports import claimed_port
+from gpufaas.stack_folder import RunningStack, StackFolder
 
 GIB = 1 << 30
 

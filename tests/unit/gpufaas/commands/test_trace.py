@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from gpufaas.cli import main
-from gpufaas.commands.cluster.trace import latest_text, request_trace, trace_text
+from gpufaas.commands.trace import latest_text, request_trace, trace_text
 from gpufaas.errors import CommandError
-from gpufaas.options.http_url import http_url
 from gpufaas.remote.gateway_api import GatewayApi
+from gpufaas.remote.http_request import http_url
 from gpufaas.remote.scheduler_api import SchedulerApi
 
 TRACE = 32 * "a"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpufaas.daemons.garbage_collection import freeze_started_objects
+from gpufaas.daemon_process import freeze_started_objects
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 _THREADS = """
 import sys, threading
 from pathlib import Path
-from gpufaas.daemons.malloc_arenas import share_one_arena
+from gpufaas.daemon_process import share_one_arena
 if sys.argv[1] == "shared":
     share_one_arena()
 def reserved():

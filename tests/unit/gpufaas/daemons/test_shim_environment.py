@@ -4,9 +4,9 @@ import pytest
 
 from gateway_ext.api import FunctionId
 from gateway_ext.ports import Capacity
-from gpufaas.daemons.shim_environment import ShimEnvironment
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.commands.gateway import ShimEnvironment
 from gpufaas.remote.scheduler_api import SchedulerApi
+from gpufaas.stack.held_ports import HeldPort
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.cores.builders import gpu
 from tests.kit.nodes.fake_node import fake_node

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from common.telemetry.traces import Span, SpanKind
-from gpufaas.daemons.trace_export import ExportSettings, SpanExporter
-from gpufaas.daemons.trace_settings import export_settings
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import TraceSettings, read_settings
+from gpufaas.trace_export import ExportSettings, SpanExporter, export_settings
 from tests.kit.fakes.trace_collector import Collector, a_collector
 from tests.kit.waiting import PATIENCE_S, eventually
 

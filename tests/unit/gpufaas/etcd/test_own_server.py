@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpufaas.errors import EtcdFailed, PortTaken
-from gpufaas.etcd.own_server import etcd_server, find_etcd
+from gpufaas.stack.own_etcd import etcd_server, find_etcd
 
 
 def program(folder: Path, text: str) -> Path:

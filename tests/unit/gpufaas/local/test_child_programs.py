@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from gpufaas.local.child_programs import killed_at_end
+from gpufaas.child_programs import killed_at_end
 
 
 async def test_child_has_ended_when_its_block_is_cancelled() -> None:

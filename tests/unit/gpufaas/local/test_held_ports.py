@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpufaas.errors import CommandError
-from gpufaas.local.held_ports import LOOPBACK, HeldPort, claimed_port, free_address
+from gpufaas.stack.held_ports import LOOPBACK, HeldPort, claimed_port, free_address
 
 _MANY = 300
 

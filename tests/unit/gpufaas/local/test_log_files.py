@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpufaas.local import log_files
-from gpufaas.local.log_files import keep_short, last_words, shorten
+from gpufaas.stack import log_files
+from gpufaas.stack.log_files import keep_short, last_words, shorten
 from tests.kit.waiting import eventually
 
 _MOST = 10_000

@@ -9,7 +9,7 @@ import pytest
 from common.telemetry.traces import TraceContext
 from common.telemetry.work_context import ABOUT, Work
 from gpufaas.errors import CommandError
-from gpufaas.local.log_format import PLAIN, JsonLines, PlainLines, configure_logs
+from gpufaas.log_format import PLAIN, JsonLines, PlainLines, configure_logs
 
 TRACE = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 

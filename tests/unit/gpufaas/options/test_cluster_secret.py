@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpufaas.options.cluster_secret import cluster_secret, default_secret_file
+from gpufaas.options.shared import cluster_secret, default_secret_file
 
 
 def test_secret_file_is_the_one_that_schedulers_use() -> None:

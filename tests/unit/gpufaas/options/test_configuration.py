@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas.commands.daemons.scheduler import etcd_settings
+from gpufaas.commands.scheduler import etcd_settings
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import read_settings
 from scheduler.model.errors import BadParameter, UnknownPolicy

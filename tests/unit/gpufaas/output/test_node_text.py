@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gpufaas.output.node_text import node_text
+from gpufaas.commands.status import node_text
 
 MIB = 1 << 20
 STORE = {"bytes": 3 * MIB, "budget_bytes": 1024 * MIB, "disk_bytes": 0}

@@ -8,10 +8,10 @@ import pytest
 
 from gateway_ext.api import FunctionId
 from gpu_manager.credentials import ADMINISTRATOR
-from gpufaas.daemons.shim_environment import ShimEnvironment
-from gpufaas.local.held_ports import HeldPort
-from gpufaas.remote import early_greeting
+from gpufaas.commands.gateway import ShimEnvironment
+from gpufaas.remote import manager_api
 from gpufaas.remote.scheduler_api import SchedulerApi
+from gpufaas.stack.held_ports import HeldPort
 from tests.kit.nodes.manager_client import manager
 from tests.kit.waiting import eventually
 
@@ -41,7 +41,7 @@ async def test_manager_prepares_when_a_function_is_announced(
 
 async def test_manager_does_nothing_when_the_announcement_is_forged() -> None:
     async with manager(prepare_at_start=False) as it:
-        early_greeting.announce(it.address, "openfaas-fn/f:" + "0" * 64)
+        manager_api.announce_start(it.address, "openfaas-fn/f:" + "0" * 64)
         administrator = await it.stranger()  # who is served after the forger
         await administrator.hello(it.node.manager.credentials.issue(ADMINISTRATOR), role="admin")
         assert it.runtime.prepared == 0
@@ -52,20 +52,20 @@ def test_announcement_is_dropped_at_once_when_the_manager_is_away_or_does_not_ac
 ) -> None:
     path = tmp_path / "node.sock"
     began_s = time.monotonic()
-    early_greeting.announce(f"unix:{path}", "credential")
+    manager_api.announce_start(f"unix:{path}", "credential")
     with socket.socket(socket.AF_UNIX) as frozen:
         frozen.bind(str(path))
-        early_greeting.announce(f"unix:{path}", "credential")
+        manager_api.announce_start(f"unix:{path}", "credential")
         frozen.listen(0)
         for _ in range(_MANY):
-            early_greeting.announce(f"unix:{path}", "credential")
+            manager_api.announce_start(f"unix:{path}", "credential")
     assert time.monotonic() - began_s < _IN_VAIN_S
 
 
 @pytest.mark.parametrize("address", ["tcp:127.0.0.1:{port}", "tls:127.0.0.1:{port}"])
 def test_manager_elsewhere_is_not_dialled(address: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        early_greeting.announce(address.format(port=server.getsockname()[1]), "credential")
+        manager_api.announce_start(address.format(port=server.getsockname()[1]), "credential")
         server.settimeout(0.1)
         with pytest.raises(TimeoutError):
             server.accept()

@@ -12,7 +12,7 @@ import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.errors import CommandError
-from gpufaas.options.cluster_secret import cluster_secret
+from gpufaas.options.shared import cluster_secret
 from gpufaas.remote.http_request import NoAnswer
 from gpufaas.remote.scheduler_api import SchedulerApi
 from tests.kit.network.answering import answering

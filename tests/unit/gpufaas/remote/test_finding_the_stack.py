@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.local.stack_folder import RunningStack, StackFolder
-from gpufaas.options.cluster_secret import cluster_secret
+from gpufaas.options.shared import cluster_secret
+from gpufaas.stack_folder import RunningStack, StackFolder
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.network.answering import answering
 

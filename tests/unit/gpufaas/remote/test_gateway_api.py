@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gpufaas.errors import CommandError
-from gpufaas.options.http_url import http_url
 from gpufaas.remote.gateway_api import GatewayApi, gateway_api
+from gpufaas.remote.http_request import http_url
 
 
 def options(tmp_path: Any, gateway: str) -> argparse.Namespace:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpufaas.errors import CommandError
-from gpufaas.stack.example_body import example_body
+from gpufaas.stack.examples import example_body
 from tests.kit.places import ROOT
 
 

@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 
 from gpufaas.errors import CommandError
-from gpufaas.stack import example_functions
-from gpufaas.stack.example_functions import show_examples
+from gpufaas.stack import examples
+from gpufaas.stack.examples import show_examples
 
 
 def plan(*readiness: bool, start_s: float = 60.0) -> Any:
@@ -36,8 +36,8 @@ async def test_examples_begin_again_after_a_request_was_broken_off(
             raise outcome
         return True
 
-    monkeypatch.setattr(example_functions, "_show_once", show_once)
-    monkeypatch.setattr(example_functions, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(examples, "_show_once", show_once)
+    monkeypatch.setattr(examples, "_PAUSE_S", 0.0)
     assert await show_examples(plan(False, True, True))
     assert capsys.readouterr().out.count("the gateway broke a request off") == 2
 
@@ -49,7 +49,7 @@ async def break_off(_plan: object) -> bool:
 async def test_examples_end_in_words_when_the_gateway_always_breaks_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(example_functions, "_show_once", break_off)
+    monkeypatch.setattr(examples, "_show_once", break_off)
     with pytest.raises(CommandError, match=r"broke off 3 requests; see gateway\.log"):
         await show_examples(plan(True, True, True))
 
@@ -57,6 +57,6 @@ async def test_examples_end_in_words_when_the_gateway_always_breaks_off(
 async def test_examples_end_in_words_when_the_gateway_does_not_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(example_functions, "_show_once", break_off)
+    monkeypatch.setattr(examples, "_show_once", break_off)
     with pytest.raises(CommandError, match="not ready after 0 s"):
         await show_examples(plan(False, start_s=0.0))

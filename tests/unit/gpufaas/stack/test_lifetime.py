@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from gpufaas.stack.lifetime import run_until_signal
+from gpufaas.daemon_process import run_until_signal
 from gpufaas.stack.supervisor import Part, Supervisor
 
 # A part that takes its time to end, as a gateway does that has calls in flight.

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas.commands.daemons import gpu_manager
-from gpufaas.local.stack_folder import StackFolder
+from gpufaas.commands import gpu_manager
 from gpufaas.options.configuration import AllSettings, StackNode
 from gpufaas.stack.part_commands import StackPlan
+from gpufaas.stack_folder import StackFolder
 
 
 def plan(node: StackNode) -> StackPlan:

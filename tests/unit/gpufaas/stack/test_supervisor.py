@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpufaas import stack_folder as stack_folder_module
 from gpufaas.cli import main
 from gpufaas.errors import AlreadyUp, StackFailed
-from gpufaas.local import stack_folder as stack_folder_module
-from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
 from gpufaas.stack.supervisor import Supervisor
+from gpufaas.stack_folder import RunningStack, StackFolder, stack_folder
 from tests.kit.waiting import eventually
 from tests.unit.gpufaas.stack.toy_parts import alive, never, noting, part, pids
 
@@ -92,7 +92,7 @@ def test_down_reports_it_when_nothing_is_up(
 def test_down_ends_a_stack_that_is_starting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    holds = "import sys; from pathlib import Path; from gpufaas.local.stack_folder import *\n"
+    holds = "import sys; from pathlib import Path; from gpufaas.stack_folder import *\n"
     holds += "with StackFolder(Path(sys.argv[1])).held(): print('held', flush=True); input()"
     command = [sys.executable, "-c", holds, str(tmp_path)]
     pipe = subprocess.PIPE

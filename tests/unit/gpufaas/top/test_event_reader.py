@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from gpufaas.options.http_url import http_url
 from gpufaas.remote.gateway_api import GatewayApi
-from gpufaas.top.event_reader import EventReader
+from gpufaas.remote.http_request import http_url
+from gpufaas.top.live_state import EventReader
 from tests.kit.waiting import wait_until
 
 STATE: Any = {"queue": 1, "gpus": [{"id": "g0"}]}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 from tests.kit.page.generated_cluster import GeneratedCluster
 from tests.kit.page.page_world import PASSWORD, USER
 from tests.kit.page.served_page import served

@@ -8,12 +8,11 @@ from typing import Any
 
 from common.foreign_text import plain
 from gateway_ext.ui.state import Series
-from gpufaas.top.bars import memory_bar, sparkline
+from gpufaas.output.cells import seconds
 from gpufaas.top.live_state import changed
-from gpufaas.top.number_format import seconds
 from gpufaas.top.panels import PANELS
 from gpufaas.top.screen import ScreenView, frame, full_listing, rows_of, selected_index
-from gpufaas.top.styled_text import StyledText, cut, padded, painted
+from gpufaas.top.styled_text import StyledText, cut, memory_bar, padded, painted, sparkline
 from gpufaas.top.terminal import pressed_keys
 from scheduler.policies import describe
 from tests.kit.outcomes import outcome

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.commands.daemons.up import _policy_in_force, _welcome
-from gpufaas.local.stack_folder import StackFolder
-from gpufaas.options.cluster_secret import cluster_secret
+from gpufaas.commands.up import _policy_in_force, _welcome
 from gpufaas.options.configuration import AllSettings
+from gpufaas.options.shared import cluster_secret
 from gpufaas.stack.part_commands import StackPlan
+from gpufaas.stack_folder import StackFolder
 from tests.kit.network.answering import answering
 
 REFUSED = (
@@ -73,7 +73,7 @@ def test_up_says_what_to_export_when_its_folder_is_not_the_default_one(
     assert "gpufaas token" in said
     assert "s3cret" not in said
     assert "was taken" not in said
-    monkeypatch.setattr("gpufaas.commands.daemons.up.state_folder", lambda _: tmp_path)
+    monkeypatch.setattr("gpufaas.commands.up.state_folder", lambda _: tmp_path)
     assert "export" not in _welcome(plan, "lb", 1.0)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpufaas.cli import main
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.stack.held_ports import HeldPort
 
 
 def test_up_refuses_when_it_is_told_to_have_an_etcd_and_none(

@@ -9,7 +9,7 @@ import pytest
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.commands.studies.replay import replay
+from gpufaas.commands.replay import replay
 from scheduler import policies
 from scheduler.core.core import Core
 from scheduler.core.recording import (

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from common.telemetry.traces import Span, TraceContext
-from gpufaas.local.log_format import JsonLines
+from gpufaas.log_format import JsonLines
 from scheduler.model.values import RequestId
 from tests.kit.cores.builders import request
 from tests.kit.worlds.service_world import World, leading

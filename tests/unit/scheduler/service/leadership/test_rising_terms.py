@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from cache_manager.model.ids import ModelId
-from gpufaas.commands.studies.replay import replay
+from gpufaas.commands.replay import replay
 from scheduler.model.actions import Dispatch
 from scheduler.model.events import LeaseIdsRaised, LeaseReleased, LiveLease, RequestArrived
 from scheduler.model.values import LeaseId, RequestId, SlotId

@@ -1,1 +1,0 @@
-"""Commands that query or control a running scheduler, gateway or GPU manager."""

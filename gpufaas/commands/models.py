@@ -1,0 +1,212 @@
+"""`gpufaas models`, `evict`, `pin`, `unpin`, `prefetch`: models in a manager or a cluster."""
+
+import argparse
+import json
+import time
+from typing import Any
+
+from common.numerals import format_size
+from gpufaas.errors import CommandError
+from gpufaas.options.shared import Commands
+from gpufaas.output.cells import columns
+from gpufaas.output.cluster_text import functions_text, hosting_text, hostings_text
+from gpufaas.output.request_text import rest_text
+from gpufaas.remote.manager_api import request_admin
+from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
+from scheduler.client.operator_client import GIVEN_ONCE
+from scheduler.model.errors import UnknownModel
+
+_HEAD = (
+    "MODEL",
+    "FUNCTIONS",
+    "WHERE",
+    "RUNTIME",
+    "BYTES",
+    "SINCE",
+    "USES",
+    "MERGED",
+    "LAST USED",
+    "PINNED",
+)
+_CLUSTER_HEAD = (
+    "MODEL",
+    "FUNCTIONS",
+    "NEEDS",
+    "HELD BY",
+    "RUNTIME",
+    "LEASES",
+    "WAITING",
+    "LOAD",
+    "RUN",
+    "A MINUTE",
+    "STAGES",
+)
+_CONFIGURED_HEAD = ("BATCH", "VCPUS", "VGPUS", "GPU TYPE", "RUN")
+_ORDERS = {
+    "evict": "take a model out of GPU memory",
+    "pin": "keep a model in GPU memory; with --gpu, load it there if needed",
+    "unpin": "let a pinned model be evicted again",
+    "prefetch": "load a model ahead of its requests; a scheduler does it",
+}
+_MINUTE_S, _HOUR_S = 60, 3600
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the commands' options."""
+    parser = commands.add_parser("models", help="the models that a GPU manager or cluster holds")
+    which = "this one alone, or a function's; a cluster's with all its facts"
+    parser.add_argument("model", nargs="?", help=which)
+    _add_common_options(parser)
+    parser.set_defaults(run=_models)
+    for name, help_text in _ORDERS.items():
+        parser = commands.add_parser(name, help=help_text)
+        parser.add_argument("model", help="its id or digest, or their beginning, or a function")
+        parser.add_argument("--gpu", help="on this GPU alone")
+        _add_common_options(parser)
+        parser.set_defaults(run=_order)
+
+
+def _add_common_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--address", help="of a GPU manager, which is asked instead of the scheduler")
+    add("--credential", default="", help="the administrator's, where it is another user's")
+    add_scheduler_options(parser)
+
+
+def _models(options: argparse.Namespace) -> int:
+    if options.address is None:
+        api = scheduler_api(options)
+        found = _named(api.get("/models"), options.model)
+        if options.model:
+            found = [api.get(f"/models/{in_path(each['model'])}") for each in found]
+        show = cluster_details if options.model else cluster_table
+        print(json.dumps(found, indent=1) if options.json else show(found))
+        return 0
+    rows = request_admin(options.address, options.credential, do="models")["models"]
+    rows = _named(rows, options.model)
+    print(json.dumps(rows, indent=1) if options.json else table(rows))
+    return 0
+
+
+def _order(options: argparse.Namespace) -> int:
+    if options.address is None:
+        path = f"/models/{in_path(options.model)}/{options.command}"
+        once = options.command in GIVEN_ONCE
+        done = scheduler_api(options).post(path, once=once, gpu=options.gpu)
+        print(json.dumps(done) if options.json else f"{done['done']}: {done['model']}")
+        return 0
+    if options.command == "prefetch":
+        raise CommandError("a scheduler prefetches, no GPU manager: leave out --address")
+    order = {"do": options.command, "model": options.model, "gpu": options.gpu}
+    answer = request_admin(options.address, options.credential, **order)
+    print(json.dumps(answer) if options.json else f"{options.command}: {answer['model']}")
+    return 0
+
+
+def _named(rows: list[dict[str, Any]], name: str | None) -> list[dict[str, Any]]:
+    """Those whose id or its last part begins so, or of a function of this name; all without one."""
+    if not name:
+        return rows
+    found = [
+        row
+        for row in rows
+        if row["model"].startswith(name)
+        or row["model"].rpartition("/")[2].startswith(name)
+        or any(name in (of, of.rpartition("/")[2]) for of in _functions(row))
+    ]
+    if not found:
+        raise UnknownModel(name)
+    return found
+
+
+def _functions(row: dict[str, Any]) -> list[str]:
+    """The functions of a model, as a scheduler lists them or as a GPU manager does."""
+    found: list[str] = row["label"].split(", ") if "label" in row else row.get("functions", [])
+    return found
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A GPU manager's models, one line for each model and GPU."""
+    return columns([_HEAD, *(_line(row) for row in rows)])
+
+
+def cluster_table(models: list[dict[str, Any]]) -> str:
+    """A cluster's models, one line each, with the GPUs that hold them (`*`: pinned)."""
+    return columns([_CLUSTER_HEAD, *(_cluster_line(model) for model in models)])
+
+
+def cluster_details(models: list[dict[str, Any]]) -> str:
+    """Models of a cluster, one below the other."""
+    return "\n\n".join(map(cluster_detail, models))
+
+
+def cluster_detail(model: dict[str, Any]) -> str:
+    """A line for each fact, its measured times by configuration, and what it uses of a GPU."""
+    parts = [columns(list(zip(_CLUSTER_HEAD, _cluster_line(model), strict=True)))]
+    if model.get("configured"):
+        parts.append(columns([_CONFIGURED_HEAD, *map(_configured_line, model["configured"])]))
+    features = [(name, f"{value:.4g}") for name, value in model.get("features", {}).items()]
+    if features:
+        parts.append(columns([("USES OF A GPU", ""), *features]))
+    return "\n\n".join(parts)
+
+
+def _configured_line(run: dict[str, Any]) -> tuple[str, ...]:
+    sizes = (str(run[each]) for each in ("batch", "vcpus", "vgpus"))
+    return (*sizes, run["gpu_type"], f"{run['run_s']:.3g} s")
+
+
+def _cluster_line(model: dict[str, Any]) -> tuple[str, ...]:
+    holders = model["holders"]
+    held = ", ".join(f"{found['gpu']}{'*' if found['pinned'] else ''}" for found in holders)
+    return (
+        model["model"],
+        functions_text(_functions(model)) or "-",
+        format_size(model["memory_bytes"]),
+        held or "-",
+        hostings_text(holders),
+        str(sum(found["leases"] for found in holders)),
+        str(model["waiting"] + sum(found["waiting"] for found in holders)),
+        _times(model["load_s"]),
+        _times(model["run_s"]),
+        f"{60 * model['rate']:.1f}",
+        ", ".join(rest_text(found) for found in model.get("rests", ())) or "-",
+    )
+
+
+def _times(by: dict[str, float]) -> str:
+    """Measured seconds by tier or GPU type, as in `0.21 host, 1.4 disk`."""
+    return ", ".join(f"{seconds:.3g} {key}" for key, seconds in by.items()) or "-"
+
+
+def _line(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["model"],
+        row["label"],
+        row["gpu"] or row["tier"],
+        hosting_text(row),
+        format_size(row["bytes"] or row["weights_bytes"]),
+        _ago(row["since"]),
+        str(row["uses"]),
+        _merged(row),
+        _ago(row["used"]) if row["uses"] else "-",
+        "yes" if row["pinned"] else "",
+    )
+
+
+def _merged(row: dict[str, Any]) -> str:
+    """Concurrent calls that ran as one, as in `96 in 4`, and why most others did not."""
+    found = row.get("merged") or {}
+    reasons = found.get("singly") or {}
+    merged = [f"{found['calls']} in {found['groups']}"] if found.get("groups") else []
+    return ", ".join([*merged, *sorted(reasons, key=reasons.__getitem__)[-1:]]) or "-"
+
+
+def _ago(moment_s: float | None) -> str:
+    """The time since that moment."""
+    if moment_s is None:
+        return "-"
+    seconds = max(0.0, time.time() - moment_s)
+    if seconds < _MINUTE_S:
+        return f"{seconds:.0f} s"
+    return f"{seconds / _MINUTE_S:.0f} min" if seconds < _HOUR_S else f"{seconds / _HOUR_S:.1f} h"

@@ -1,0 +1,102 @@
+"""`gpufaas policy list|show|get|set`: the policy of a running scheduler."""
+
+import argparse
+import json
+from typing import Any
+
+from common import numerals
+from gpufaas.errors import CommandError
+from gpufaas.options.shared import Commands, add_verb
+from gpufaas.output.cells import columns
+from gpufaas.output.cluster_text import choice_text
+from gpufaas.remote.scheduler_api import add_scheduler_options, scheduler_api
+
+Policy = dict[str, Any]
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser("policy", help="show, change or list a scheduler's policies")
+    add_scheduler_options(parser)
+    parser.set_defaults(run=_list, long=False)
+    verbs = parser.add_subparsers(dest="verb")
+    get = add_verb(verbs, "get", "the policy in force")
+    choose = add_verb(verbs, "set", "change the policy, losing no request")
+    choose.add_argument("policy")
+    choose.add_argument(
+        "parameters", nargs="*", default=[], metavar="NAME=NUMBER", help="as in o3_limit=10"
+    )
+    every = add_verb(verbs, "list", "every policy with its parameters; * is in force")
+    every.add_argument("--long", action="store_true", default=False, help="with their rules")
+    show = add_verb(verbs, "show", "a policy's rule and parameters, by default of that in force")
+    show.add_argument("policy", nargs="?", default=None)
+    for each, run in ((get, _get), (choose, _set), (every, _list), (show, _show)):
+        add_scheduler_options(each)
+        each.set_defaults(run=run)
+
+
+def _get(options: argparse.Namespace) -> int:
+    return _print_choice(scheduler_api(options).get("/policy"), options)
+
+
+def _set(options: argparse.Namespace) -> int:
+    parameters = dict(_parameter(text) for text in options.parameters)
+    choice = {"policy": options.policy, "parameters": parameters}
+    return _print_choice(scheduler_api(options).put("/policy", choice), options)
+
+
+def _list(options: argparse.Namespace) -> int:
+    scheduler = scheduler_api(options)
+    found = scheduler.get("/policies")
+    if options.json:
+        print(json.dumps(found, indent=1))
+    elif options.long:
+        print("\n\n".join(map(_rule_text, found)))
+    else:
+        in_force = scheduler.get("/policy")["policy"]
+        rows = [_row(policy, "*" if policy["name"] == in_force else "") for policy in found]
+        print(columns([("", "POLICY", "RULE", "PARAMETERS"), *rows]))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    scheduler = scheduler_api(options)
+    name = options.policy or scheduler.get("/policy")["policy"]
+    found = [policy for policy in scheduler.get("/policies") if policy["name"] == name]
+    if not found:
+        raise CommandError(f"there is no policy {name!r}: `gpufaas policy list` has all")
+    print(json.dumps(found[0], indent=1) if options.json else _rule_text(found[0]))
+    return 0
+
+
+def _row(policy: Policy, mark: str) -> tuple[str, ...]:
+    _, _, parameters = _defaults(policy).partition(" ")
+    return mark, policy["name"], _summary(policy), parameters
+
+
+def _rule_text(policy: Policy) -> str:
+    """The policy with its defaults, what it does in a line, and its whole rule."""
+    lines = [_summary(policy), "", *policy["rule"].splitlines()]
+    return "\n".join([_defaults(policy), *(f"  {line}".rstrip() for line in lines)])
+
+
+def _summary(policy: Policy) -> str:
+    """The summary without the policy's name, which it begins with."""
+    return policy["summary"].partition(": ")[2] or str(policy["summary"])
+
+
+def _defaults(policy: Policy) -> str:
+    return choice_text({"policy": policy["name"], "parameters": policy["parameters"]})
+
+
+def _print_choice(choice: dict[str, Any], options: argparse.Namespace) -> int:
+    print(json.dumps(choice) if options.json else choice_text(choice))
+    return 0
+
+
+def _parameter(text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    try:
+        return name, numerals.number(number)
+    except ValueError as error:
+        raise CommandError(f"parameter {text!r}: NAME=NUMBER is expected") from error

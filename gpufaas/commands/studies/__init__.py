@@ -1,1 +1,0 @@
-"""Commands that simulate: policies compared, the thesis repeated, a recorded run replayed."""

@@ -1,0 +1,25 @@
+"""`gpufaas token`: the bearer token for a scheduler's API."""
+
+import argparse
+
+from gpufaas.options.shared import Commands, add_secret_option, cluster_secret
+from scheduler.service.http.access import ApiRole, token
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser("token", help="print the token for a scheduler's API")
+    parser.add_argument(
+        "--caller",
+        action="store_true",
+        help="a token that may acquire and read, and change nothing",
+    )
+    add_secret_option(parser)
+    parser.epilog = "The token is that of the file, else of the stack's folder in GPUFAAS_STATE."
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    secret = cluster_secret(options.secret_file, options.environment)
+    print(token(secret, ApiRole.CALLER if options.caller else ApiRole.ADMIN))
+    return 0

@@ -1,1 +1,0 @@
-"""Parts of the serving processes: nodes, trace export, the shim's variables, tuning."""

@@ -1,0 +1,52 @@
+"""Pieces of many subcommands' parsers, and the secret of a cluster, which an option names."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from gpu_manager.credentials import load_secret
+from gpufaas.log_format import FORMATS
+from gpufaas.stack_folder import state_folder
+
+# The type of `add_subparsers`; the standard library has no public name for it, nor a subscript.
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
+
+
+def add_verb(verbs: Commands, name: str, help_text: str, *aliases: str) -> argparse.ArgumentParser:
+    """A command's verb, whose options may also stand before it if the command has them.
+
+    The verb's options have no defaults, so that options before the verb keep their values.
+    Commands have one vocabulary: `list` for all, `show` for one, `set` or `deploy`, `remove`.
+    """
+    return verbs.add_parser(
+        name, help=help_text, aliases=aliases, argument_default=argparse.SUPPRESS
+    )
+
+
+def add_log_format_option(parser: argparse.ArgumentParser) -> None:
+    """The option for the format of log lines; GPUFAAS_LOG_FORMAT sets it for a whole stack."""
+    parser.add_argument("--log-format", choices=FORMATS, help="of log lines (text)")
+
+
+def add_secret_option(parser: argparse.ArgumentParser, missing: str = "") -> None:
+    """The option for the file of the secret that all processes of a cluster share."""
+    parser.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        help=f"the cluster's secret{missing} (GPUFAAS_STATE/secret; /var/lib/gpufaas for root)",
+    )
+
+
+def cluster_secret(
+    option: str | None, environment: Mapping[str, str], *, make: bool = False
+) -> bytes:
+    """The secret in the option's file, or in the default file; daemons `make` a missing one."""
+    path = Path(option) if option else default_secret_file(environment)
+    return load_secret(path, make=make)
+
+
+def default_secret_file(environment: Mapping[str, str]) -> Path:
+    """The file of the variable, or the file in this user's state folder."""
+    named = environment.get("GPUFAAS_SCHEDULER_SECRET_FILE")
+    return Path(named) if named else state_folder(environment) / "secret"

@@ -1,0 +1,49 @@
+"""Cells of tables: rows in columns, and numbers with their units; pure."""
+
+import time
+from collections.abc import Sequence
+
+from common.numerals import format_size
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines, with each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+_MINUTE_S, _HOUR_S = 60, 3600
+
+
+def seconds(value: float | None) -> str:
+    """A duration to three digits."""
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{value * 1000:.3g} ms"
+    if value < _MINUTE_S:
+        return f"{value:.3g} s"
+    if value < _HOUR_S:
+        return f"{value // _MINUTE_S:.0f} min {value % _MINUTE_S:.0f} s"
+    return f"{value // _HOUR_S:.0f} h {value % _HOUR_S // _MINUTE_S:.0f} min"
+
+
+def share(value: float | None) -> str:
+    """A share in percent."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def rate(value: float | None) -> str:
+    """A rate a second."""
+    return "-" if value is None else f"{value:.3g}/s"
+
+
+def size(value: int) -> str:
+    """A number of bytes."""
+    return format_size(value)
+
+
+def clock(at_s: float) -> str:
+    """A moment in local time."""
+    return time.strftime("%H:%M:%S", time.localtime(at_s))

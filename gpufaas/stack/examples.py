@@ -1,0 +1,292 @@
+"""Deploys and calls the functions of stack.yml and their workflow; prints times and placement."""
+
+import asyncio
+import json
+import secrets
+import shutil
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from gateway_ext.runtime.template.example_calls import BadExample, examples_in
+from gpufaas.child_programs import killed_at_end
+from gpufaas.errors import CommandError
+from gpufaas.output.cluster_text import cluster_text
+from gpufaas.output.request_text import request_text
+from gpufaas.output.workflow_text import workflow_text
+from gpufaas.remote.scheduler_api import SchedulerApi, request_story
+from gpufaas.stack.part_commands import StackPlan
+from gpufaas.stack.supervisor import Part
+from scheduler.service.http.access import ApiRole, token
+
+_STACK = Path("stack.yml")
+_READY_S = 600.0
+_TRACED_S, _PAUSE_S = 60.0, 0.5
+_TRIES = 3
+_ACCEPTED = {200, 202}
+_OK = 200
+_SHOWN = 160
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    name: str
+    body: bytes
+    deployment: Mapping[str, Any]
+
+    @property
+    def gpu(self) -> bool:
+        """Whether the function uses a GPU, as those of our template do by default."""
+        enabled: str = self.deployment["annotations"].get("com.gpufaas.enabled", "true")
+        return enabled != "false"
+
+
+async def show_examples(plan: StackPlan) -> bool:
+    """Deploy and invoke all examples, then their workflow; whether every call succeeded.
+
+    If the gateway breaks a request off, as one that is started again does, all begins again.
+    """
+    gateway = plan.gateway()
+    for _ in range(_TRIES):
+        try:
+            return await _show_once(plan)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            print(f"\nthe gateway broke a request off ({why})", flush=True)
+        await _until_ready(gateway)
+    raise CommandError(f"the gateway broke off {_TRIES} requests; see {gateway.log}")
+
+
+async def _until_ready(gateway: Part) -> None:
+    deadline_s = time.monotonic() + gateway.start_s
+    while not await gateway.ready():
+        if time.monotonic() > deadline_s:
+            text = f"the gateway is not ready after {gateway.start_s:g} s; see {gateway.log}"
+            raise CommandError(text)
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _show_once(plan: StackPlan) -> bool:
+    if not _STACK.is_file():
+        raise CommandError(f"there is no {_STACK} here; run it where the examples are")
+    examples = [_example(name, entry) for name, entry in _functions().items()]
+    cli = shutil.which("faas-cli")
+    password = (plan.gateway_credentials / "basic-auth-password").read_text().strip()
+    user = (plan.gateway_credentials / "basic-auth-user").read_text().strip()
+    credentials = {"Authorization": "Basic " + b64encode(f"{user}:{password}".encode()).decode()}
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with aiohttp.ClientSession(plan.gateway_url, timeout=timeout) as session:
+        if cli is None:
+            await _deploy_by_rest(session, credentials, examples)
+        else:
+            await _deploy_by_cli(cli, plan, password)
+        bearer = token(plan.folder.secret_file.read_bytes(), ApiRole.CALLER)
+        scheduler = SchedulerApi((plan.scheduler_url,), bearer)
+        found = [
+            await _invoke_example(session, credentials, scheduler, example) for example in examples
+        ]
+        found.append(await show_workflow(session, credentials))
+        print(f"\n{cluster_text(await asyncio.to_thread(scheduler.get, '/cluster'))}\n", flush=True)
+    return all(found)
+
+
+def _functions() -> dict[str, dict[str, Any]]:
+    try:
+        found: dict[str, dict[str, Any]] = yaml.safe_load(_STACK.read_text())["functions"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise CommandError(f"{_STACK}: {error}") from error
+    return found
+
+
+def _example(name: str, entry: Mapping[str, Any]) -> _Example:
+    """A function as faas-cli deploys it, and the body of the first call of its example.json."""
+    template = yaml.safe_load(Path("template", entry["lang"], "template.yml").read_text())
+    deployment = {
+        "service": name,
+        "image": entry["image"],
+        "envProcess": template["fprocess"],
+        "envVars": {key: str(value) for key, value in entry.get("environment", {}).items()},
+        "labels": entry.get("labels", {}),
+        "annotations": entry.get("annotations", {}),
+        "secrets": entry.get("secrets", []),
+    }
+    return _Example(name, example_body(Path(entry["handler"])), deployment)
+
+
+async def _deploy_by_cli(cli: str, plan: StackPlan, password: str) -> None:
+    """Deploy with faas-cli, whose login is kept apart from the user's own."""
+    print(f"deploying {_STACK} with {cli}", flush=True)
+    environment = {**plan.environment, "OPENFAAS_CONFIG": str(plan.folder.root / "faas-cli")}
+    gateway = ("--gateway", plan.gateway_url)
+    login = (cli, "login", *gateway, "--password-stdin")
+    await _run(login, environment, password)
+    await _run((cli, "deploy", "-f", str(_STACK), *gateway), environment, "")
+
+
+async def _run(
+    command: tuple[str, ...], environment: Mapping[str, str], standard_input: str
+) -> None:
+    child = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=environment,
+    )
+    async with killed_at_end(child):
+        output, _ = await child.communicate(standard_input.encode())
+    if child.returncode:
+        raise CommandError(f"{' '.join(command)} failed:\n{output.decode(errors='replace')}")
+
+
+async def _deploy_by_rest(
+    session: aiohttp.ClientSession, credentials: Mapping[str, str], examples: list[_Example]
+) -> None:
+    print(f"deploying {_STACK} by REST (faas-cli is not on the PATH)", flush=True)
+    for example in examples:
+        async with session.post(
+            "/system/functions", json=example.deployment, headers=credentials
+        ) as answer:
+            if answer.status not in _ACCEPTED:
+                raise CommandError(f"{example.name}: {await answer.text()}")
+
+
+async def _invoke_example(
+    session: aiohttp.ClientSession,
+    credentials: Mapping[str, str],
+    scheduler: SchedulerApi,
+    example: _Example,
+) -> bool:
+    """Print an example's answer and time, and its placement if it uses a GPU."""
+    await _ready(session, credentials, example.name)
+    answer = await _call(session, example, "first")
+    if answer is None:
+        return False
+    print(f"  {' '.join(answer.split())[:_SHOWN]}", flush=True)
+    if not example.gpu:
+        return await _call(session, example, "again") is not None
+    return await _on_gpu(session, scheduler, example)
+
+
+async def _on_gpu(
+    session: aiohttp.ClientSession, scheduler: SchedulerApi, example: _Example
+) -> bool:
+    """Call until a GPU answers; before its graph is traced, a function computes locally."""
+    deadline_s = time.monotonic() + _TRACED_S
+    call_id = ""
+    while not await asyncio.to_thread(_story, scheduler, call_id):
+        if time.monotonic() > deadline_s:
+            print(f"\n{example.name} was on no GPU within {_TRACED_S:g} s", flush=True)
+            return False
+        await asyncio.sleep(_PAUSE_S)
+        call_id = _call_id(example)
+        if await _call(session, example, "", call_id) is None:
+            return False
+    call_id = _call_id(example)
+    if await _call(session, example, "on a GPU", call_id) is None:
+        return False
+    await asyncio.sleep(_PAUSE_S)  # the lease is released after the answer
+    story = await asyncio.to_thread(request_story, scheduler, call_id)
+    print("\n".join(f"  {line}" for line in request_text(story).splitlines()), flush=True)
+    return True
+
+
+async def _call(
+    session: aiohttp.ClientSession, example: _Example, when: str, call_id: str = ""
+) -> str | None:
+    """One call's answer, printed with its time if `when` names the call; None if it failed."""
+    headers = {
+        "X-Call-Id": call_id or _call_id(example),
+        "Content-Type": "application/json",
+    }
+    began_s = time.monotonic()
+    async with session.post(
+        f"/function/{example.name}", data=example.body, headers=headers
+    ) as response:
+        content = (await response.read()).decode(errors="replace").strip()
+    took_ms = (time.monotonic() - began_s) * 1000
+    if response.status != _OK:
+        print(f"\n{example.name} answered {response.status}: {content}", flush=True)
+        return None
+    if when:
+        print(f"\n{example.name}, {when}: {took_ms:.0f} ms", flush=True)
+    return content
+
+
+def _call_id(example: _Example) -> str:
+    return f"{example.name}-{secrets.token_hex(4)}"
+
+
+def _story(scheduler: SchedulerApi, call_id: str) -> dict[str, Any] | None:
+    """The call's decisions; None if the scheduler has no request of the call."""
+    if not call_id:
+        return None
+    try:
+        return request_story(scheduler, call_id)
+    except CommandError:
+        return None
+
+
+async def _ready(session: aiohttp.ClientSession, credentials: Mapping[str, str], name: str) -> None:
+    """Wait for an instance; CommandError with the provider's reason if none comes."""
+    deadline_s = time.monotonic() + _READY_S
+    while True:
+        async with session.get(f"/system/function/{name}", headers=credentials) as answer:
+            found = await answer.json(content_type=None) if answer.status == _OK else {}
+        if found.get("availableReplicas"):
+            return
+        if time.monotonic() > deadline_s:
+            trouble = found.get("annotations", {}).get("com.gpufaas.trouble", "no reason is known")
+            raise CommandError(f"{name} is not ready after {_READY_S:g} s: {trouble}")
+        await asyncio.sleep(0.2)
+
+
+_WORKFLOW = Path("workflow.yml")
+_WORKFLOW_NAME = "describe-picture"
+# The workflow takes what this function takes.
+_WORKFLOW_INPUT = Path("functions", "classify")
+_STORED = 202
+
+
+async def show_workflow(session: aiohttp.ClientSession, credentials: Mapping[str, str]) -> bool:
+    """Whether the workflow's call succeeded; True without a workflow.yml here."""
+    if not _WORKFLOW.is_file():
+        return True
+    async with session.post(
+        "/system/workflows", data=_WORKFLOW.read_bytes(), headers=credentials
+    ) as answer:
+        if answer.status != _STORED:
+            raise CommandError(f"{_WORKFLOW}: {await answer.text()}")
+    headers = {
+        "X-Call-Id": f"{_WORKFLOW_NAME}-{secrets.token_hex(4)}",
+        "Content-Type": "application/json",
+    }
+    began_s = time.monotonic()
+    body = example_body(_WORKFLOW_INPUT)
+    async with session.post(f"/workflow/{_WORKFLOW_NAME}", data=body, headers=headers) as response:
+        content = (await response.read()).decode(errors="replace")
+    took_ms = (time.monotonic() - began_s) * 1000
+    if response.status != _OK:
+        print(f"\nworkflow {_WORKFLOW_NAME} answered {response.status}: {content}", flush=True)
+        return False
+    print(f"\nworkflow {_WORKFLOW_NAME}: {took_ms:.0f} ms", flush=True)
+    print(f"  {' '.join(content.split())[:_SHOWN]}", flush=True)
+    async with session.get(f"/system/workflow/{_WORKFLOW_NAME}", headers=credentials) as answer:
+        found = json.loads(await answer.read())
+    print("\n".join(f"  {line}" for line in workflow_text(found).splitlines()), flush=True)
+    return True
+
+
+def example_body(handler: Path) -> bytes:
+    """The body of the first call in the handler's example.json; none without the file."""
+    try:
+        calls = examples_in(handler)
+    except BadExample as error:
+        raise CommandError(f"{handler}: {error}") from error
+    return calls[0].body if calls else b""
