@@ -8,7 +8,6 @@ import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from types import TracebackType
 from typing import Self
 
 _TIMEOUT_S = 10.0
@@ -81,12 +80,7 @@ class SignalForwarding:
             loop.add_signal_handler(number, self._handle, number)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         loop = asyncio.get_running_loop()
         for number in _FORWARDED:
             loop.remove_signal_handler(number)

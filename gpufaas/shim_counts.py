@@ -3,7 +3,6 @@
 import json
 import os
 from collections import Counter
-from types import TracebackType
 from typing import Any, Self
 
 from scheduler.api import DecisionCounts
@@ -28,12 +27,7 @@ class ReportFile:
         self._descriptor = os.memfd_create("gpufaas-stats", os.MFD_CLOEXEC)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         os.close(self._descriptor)
 
     @property

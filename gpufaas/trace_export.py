@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote
 
@@ -103,12 +102,7 @@ class SpanExporter:
         self._sending.add_done_callback(_log_failure)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         assert self._sending is not None, "the context was entered"
         assert self._session is not None, "the context was entered"
         self._closing.set()

@@ -3,7 +3,6 @@
 import sys
 from itertools import groupby
 from statistics import fmean
-from types import TracebackType
 
 from scheduler.sim.study import ScenarioResult
 
@@ -59,11 +58,6 @@ class ProgressBar:
             bar = "#" * full + "." * (_WIDTH - full)
             print(f"\r[{bar}] {done}/{total} {self._unit}", end="", file=sys.stderr, flush=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         if self._shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from logging import Logger
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from common.liveness import Answers, LivenessTimes, signal_name, until_frozen
@@ -59,12 +58,7 @@ class Supervisor:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         while self._running:
             part, keeping, shortening = self._running.pop()
             keeping.cancel()
