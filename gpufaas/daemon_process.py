@@ -38,7 +38,13 @@ def freeze_started_objects() -> None:
     gc.set_threshold(_YOUNG, _MIDDLE, _OLD)
 
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+def stop_event(*signals: signal.Signals) -> asyncio.Event:
+    """An event that is set by these signals, else by SIGTERM and SIGINT; later ones do nothing."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in signals or (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
 
 
 async def run_until_signal(work: Coroutine[Any, Any, int]) -> int:
@@ -46,12 +52,9 @@ async def run_until_signal(work: Coroutine[Any, Any, int]) -> int:
 
     Further signals have no effect: a second cancellation would interrupt the end of the parts.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stop.set)
-    working = loop.create_task(work)
-    stopping = loop.create_task(stop.wait())
+    stop = stop_event(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    working = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not working.done():
         print("stopping ...", file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from gateway_ext.api import (
     make_provider,
 )
 from gpu_manager.api import FunctionCredentials, FunctionIdentity
-from gpufaas.daemon_process import freeze_started_objects, share_one_arena
+from gpufaas.daemon_process import freeze_started_objects, share_one_arena, stop_event
 from gpufaas.errors import CommandError
 from gpufaas.log_format import configure_logs
 from gpufaas.options.configuration import TraceSettings, read_settings
@@ -129,10 +128,7 @@ class _Serving:
 async def _serve(serving: _Serving, environment: Mapping[str, str]) -> None:
     """Serve until SIGTERM or SIGINT."""
     settings, secret, urls = serving.settings, serving.secret, serving.urls
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     Path(settings.state_dir).mkdir(parents=True, exist_ok=True)
     shim = ShimEnvironment(serving.node, secret, SchedulerApi(urls, token(secret, ApiRole.CALLER)))
     provider = make_provider(settings, shim, environment)

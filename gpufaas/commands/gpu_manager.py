@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import logging
-import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ from common.numerals import parse_size
 from gpu_manager.api import GpuManager, MakeRuntime, NodeSettings
 from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.credentials import load_secret
-from gpufaas.daemon_process import share_one_arena
+from gpufaas.daemon_process import share_one_arena, stop_event
 from gpufaas.embedded_node import embedded_node, worker_processes
 from gpufaas.log_format import FORMATS, configure_logs
 from gpufaas.options.configuration import AT_START, PREPARE_CHOICES
@@ -106,10 +105,7 @@ def _secret_file(options: argparse.Namespace) -> Path | None:
 
 async def _serve(settings: NodeSettings, options: argparse.Namespace) -> None:
     """Serve until SIGTERM or SIGINT; a second signal does not shorten the drain."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     async with _node(settings, options) as manager:
         gpus = ", ".join(f"{device.id} ({device.name})" for device in manager.devices)
         log.info("node %s with %s", settings.node, gpus)

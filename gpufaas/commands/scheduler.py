@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import logging
-import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
@@ -14,7 +13,7 @@ import uvloop
 
 from cache_manager import eviction, exits
 from common.addresses import address_text, host_and_port
-from gpufaas.daemon_process import freeze_started_objects, share_one_arena
+from gpufaas.daemon_process import freeze_started_objects, share_one_arena, stop_event
 from gpufaas.errors import CommandError
 from gpufaas.log_format import configure_logs
 from gpufaas.options.configuration import TraceSettings, read_settings
@@ -121,10 +120,7 @@ async def _serve(
     settings: Settings, secret: bytes, tracing: TraceSettings, environment: Mapping[str, str]
 ) -> None:
     """Serve until SIGTERM or SIGINT."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     listener = _listener(settings.scheduler.listen)
     url = settings.scheduler.advertise or _url(listener)
     name = settings.scheduler.name or url.partition("//")[2]
