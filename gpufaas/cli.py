@@ -19,34 +19,18 @@ from torch_shim.collector_pause import without_collections
 
 EXIT_BAD_USE = 2
 
-# The module that describes and runs each subcommand.
+_COMMANDS = (
+    *("up", "down", "exec", "check", "gpu-manager", "scheduler", "gateway"),
+    *("status", "top", "bill", "policy", "quota", "explain", "trace", "workflow"),
+    *("models", "prefetch", "evict", "pin", "unpin"),
+    *("simulate", "reproduce", "replay", "demo", "doctor", "token"),
+)
+# The module of `gpufaas.commands` that describes and runs a subcommand, if its name is another.
 _MODULES = {
-    "up": "up",
     "down": "up",
     "exec": "execute",
-    "check": "check",
     "gpu-manager": "gpu_manager",
-    "scheduler": "scheduler",
-    "gateway": "gateway",
-    "status": "status",
-    "top": "top",
-    "bill": "bill",
-    "policy": "policy",
-    "quota": "quota",
-    "explain": "explain",
-    "trace": "trace",
-    "workflow": "workflow",
-    "models": "models",
-    "prefetch": "models",
-    "evict": "models",
-    "pin": "models",
-    "unpin": "models",
-    "simulate": "simulate",
-    "reproduce": "reproduce",
-    "replay": "replay",
-    "demo": "demo",
-    "doctor": "doctor",
-    "token": "token",
+    **dict.fromkeys(("prefetch", "evict", "pin", "unpin"), "models"),
 }
 # The extra that installs a subcommand's packages, if it is not `gpu`.
 _EXTRA = dict.fromkeys(("scheduler", "gateway", "up", "down"), "control")
@@ -99,8 +83,9 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     version = f"gpufaas {release()} {commit()[:12]}".rstrip() if "--version" in arguments else ""
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
-    named = _MODULES.get(arguments[0]) if arguments else None
-    for name in [named] if named else dict.fromkeys(_MODULES.values()):
+    named = bool(arguments) and arguments[0] in _COMMANDS
+    chosen = arguments[:1] if named else _COMMANDS
+    for name in dict.fromkeys(_MODULES.get(command, command) for command in chosen):
         try:
             with without_collections():
                 module = importlib.import_module(f"gpufaas.commands.{name}")
