@@ -262,7 +262,6 @@ async def test_request_is_cancelled_when_its_task_is_or_its_client_ends() -> Non
     [
         b"\xc1",
         b"\x93\x01\x02\x03",
-        pack_up(Present(9, "x")),
         pack_up(Present(VERSION, "")),
         pack_up(GiveBack(LeaseId(1))),
         bytes(20 << 10),
