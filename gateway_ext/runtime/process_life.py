@@ -18,7 +18,7 @@ from gateway_ext.runtime.quick_end import die_with, end_at_once
 from gateway_ext.runtime.server import FunctionServer
 from gateway_ext.runtime.serving_processes import Workers
 from gateway_ext.runtime.settings import BadRuntimeSetting, RuntimeSettings
-from gateway_ext.runtime.template import example_calls, fork_line, template_process
+from gateway_ext.runtime.template import example_calls, fork_line, process
 
 _ASK_FOR_MORE = "the annotation com.gpufaas.batch-handler says how many it takes"
 
@@ -98,9 +98,7 @@ def _call_examples(settings: RuntimeSettings) -> int:
 
 def _serve_from_template(settings: RuntimeSettings, environment: MutableMapping[str, str]) -> int:
     """Be a template, and serve in the instances that it becomes: only they return."""
-    template = template_process.Template(
-        Path(settings.handler), environment, takes_list=settings.takes_list
-    )
+    template = process.Template(Path(settings.handler), environment, takes_list=settings.takes_list)
     loaded = template.until_instance()
     settings = RuntimeSettings.from_environment(environment)
     listener = listening(settings.listen)

@@ -24,8 +24,8 @@ from gateway_ext.providers.managed.logs import OutputPipe
 from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.instance_process import InstanceProcess, StartedProcess
 from gateway_ext.providers.process.launch import LaunchedProcess, LaunchOrders, launch
-from gateway_ext.providers.process.template.function_template import FunctionTemplate
-from gateway_ext.providers.process.template.template_run import (
+from gateway_ext.providers.process.template.function import FunctionTemplate
+from gateway_ext.providers.process.template.run import (
     TemplatePlace,
     mark_of,
     named,

@@ -27,7 +27,7 @@ from gateway_ext.providers.process.python_environments import (
     PythonEnvironments,
 )
 from gateway_ext.providers.process.settings import ProcessProviderSettings
-from gateway_ext.providers.process.template.template_bounds import enforce_bounds
+from gateway_ext.providers.process.template.function import enforce_bounds
 from gateway_ext.providers.process.users import MachineUsers
 
 log = logging.getLogger(__name__)

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.providers.process.template import function_template, template_run
+from gateway_ext.providers.process.template import function, run
 from tests.kit.processes.process_functions import call, lines_with, world
 from tests.kit.waiting import eventually
 
 _FIND_LINE = """
 import array, os, socket, stat, time
-from gateway_ext.runtime.template import fork_line, template_process
+from gateway_ext.runtime.template import fork_line
+from gateway_ext.runtime.template import process
 IS_TEMPLATE = "GPUFAAS_TEMPLATE=" in open("/proc/self/environ").read()
 def lines():
     for name in os.listdir("/proc/self/fd"):
@@ -48,7 +49,7 @@ HOSTILE = {
 async def test_function_is_served_whatever_its_template_does(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_run, "_FORK_S", 2.0)
+    monkeypatch.setattr(run, "_FORK_S", 2.0)
     async with world() as there:
         hostile = textwrap.indent(HOSTILE[what], "    ")
         there.build("f", f"{_FIND_LINE}\nif IS_TEMPLATE:\n{hostile}")
@@ -64,7 +65,7 @@ async def test_function_is_served_whatever_its_template_does(
 async def test_template_that_computes_without_an_order_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(function_template, "_MOST_IDLE_CPU_S", 0.5)
+    monkeypatch.setattr(function, "_MOST_IDLE_CPU_S", 0.5)
     busy = (
         "before = fork_line.ControlLine.order\n"
         "def order(self):\n"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gateway_ext.runtime.calls import LoopMailbox
 from gateway_ext.runtime.deadlines import CallDeadlines
-from gateway_ext.runtime.threads import LoopMailbox
 from tests.kit.virtual_time import virtually
 
 

@@ -9,7 +9,7 @@ import os
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 from gateway_ext.runtime.template import fork_obstacles
-from gateway_ext.runtime.template.single_thread import SingleThread
+from gateway_ext.runtime.template.own_states import SingleThread
 
 threads = SingleThread()
 from torch_shim.wire.shared_memory import LEAST_BLOCK_BYTES, shared_blocks

@@ -13,7 +13,7 @@ from gateway_ext.providers.managed.logs import FunctionLog, OutputPipe
 from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.instance_process import KeptProcess
 from gateway_ext.providers.process.launch import MARK, LaunchOrders
-from gateway_ext.providers.process.template.template_keeper import TemplateKeeper
+from gateway_ext.providers.process.template.keeper import TemplateKeeper
 from gateway_ext.runtime.template.fork_line import (
     VARIABLE,
     ForkReport,

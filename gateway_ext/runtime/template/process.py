@@ -18,11 +18,10 @@ from gateway_ext.runtime import handler_module
 from gateway_ext.runtime.handler_failure import HandlerErrors
 from gateway_ext.runtime.handler_module import Handler
 from gateway_ext.runtime.quick_end import die_with
-from gateway_ext.runtime.template import example_calls, fork_obstacles, process_names
+from gateway_ext.runtime.template import example_calls, fork_obstacles, own_states
 from gateway_ext.runtime.template.example_calls import BadExample
 from gateway_ext.runtime.template.fork_line import VARIABLE, ControlLine, ForkOrder
-from gateway_ext.runtime.template.random_states import RandomStates
-from gateway_ext.runtime.template.single_thread import SingleThread
+from gateway_ext.runtime.template.own_states import RandomStates, SingleThread
 
 _SHIM = "torch_shim.fork_steps"
 # A template waits for its traces: a thread that makes them would keep it from being forked.
@@ -135,7 +134,7 @@ class Template:
             self._take_place(order)
         elif not self._is_forked(order):
             return False
-        process_names.hide(self._variable)
+        own_states.hide(self._variable)
         self._threads.end()
         self._random.begin_anew()
         self._trace_as_asked()
@@ -189,7 +188,7 @@ class Template:
         A worker keeps the output of the process that looks after it.
         """
         line, *others = order.descriptors
-        process_names.rename(self._name, order.name)
+        own_states.rename(self._name, order.name)
         self._name = order.name
         self._environment.update(order.environment)
         if others and order.kind != "worker":
