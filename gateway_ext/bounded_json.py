@@ -19,7 +19,7 @@ _SHOWN = 80  # characters of a number that is refused
 def read_json(
     body: bytes, most_bytes: int, what: str = "the body", most_elements: int = MOST_ELEMENTS
 ) -> Any:
-    """The value of a body; TooLarge beyond a bound, BadRequest if it is not JSON."""
+    """TooLarge beyond a bound, BadRequest if it is not JSON."""
     if len(body) > most_bytes:
         raise TooLarge(most_bytes, f"as JSON {what} is")
     if _separators(body) > most_elements and _elements(body, most_elements) > most_elements:
@@ -66,7 +66,6 @@ class Fields:
 
     @classmethod
     def of(cls, body: bytes, most_elements: int = MOST_ELEMENTS) -> "Fields":
-        """The object in a request's body."""
         return cls(_object(parsed(body, most_elements), "the body"))
 
     def text(self, name: str) -> str:
@@ -79,21 +78,19 @@ class Fields:
         return value
 
     def required(self, name: str) -> str:
-        """A text; the field is required."""
         value = self.text(name)
         if not value:
             raise BadRequest(f"{self._where}{name} is missing")
         return value
 
     def truth(self, name: str) -> bool:
-        """True or false; false if the field is missing."""
+        """False if the field is missing."""
         value = self._get(name)
         if not isinstance(value, bool | None):
             raise self._wrong(name, "true or false", value)
         return bool(value)
 
     def number(self, name: str) -> float | None:
-        """A number."""
         value = self._get(name)
         if isinstance(value, bool) or not isinstance(value, int | float | None):
             raise self._wrong(name, "a number", value)
@@ -111,31 +108,28 @@ class Fields:
         return int(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts."""
-        found = self.many(name)
-        if not all(isinstance(each, str) for each in found):
-            raise self._wrong(name, "a list of texts", found)
-        return tuple(found)
+        values = self.many(name)
+        if not all(isinstance(value, str) for value in values):
+            raise self._wrong(name, "a list of texts", values)
+        return tuple(values)
 
     def many(self, name: str) -> list[Any]:
-        """A list of anything."""
         value = self._get(name)
         if not isinstance(value, list | None):
             raise self._wrong(name, "a list", value)
         return value or []
 
     def mapping(self, name: str) -> dict[str, str]:
-        """An object whose values are texts."""
-        found = self._object(name)
-        for key, value in found.items():
+        members = self._object(name)
+        for key, value in members.items():
             if not isinstance(value, str):
                 raise self._wrong(f"{name}.{key}", "a text", value)
-        return dict(found)
+        return dict(members)
 
     def inner(self, name: str) -> "Fields | None":
-        """An object in this one; None if the field is missing or empty."""
-        found = self._object(name)
-        return Fields(found, f"{self._where}{name}.") if found else None
+        """None if the field is missing or empty."""
+        members = self._object(name)
+        return Fields(members, f"{self._where}{name}.") if members else None
 
     def decoded(self, name: str) -> bytes:
         """Bytes, in base64."""

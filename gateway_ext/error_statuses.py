@@ -55,7 +55,6 @@ _LATER = scheduler.QueueFull | scheduler.OverQuota
 
 
 def status_of(error: errors.GatewayError) -> int:
-    """The HTTP status of an error."""
     if isinstance(error, errors.NoGpu | errors.Declined | errors.StageFailed):
         return error.status
     return next((status for kind, status in STATUSES if isinstance(error, kind)), _OTHER)
@@ -76,7 +75,6 @@ def headers_of(error: errors.GatewayError) -> list[Header]:
 
 
 def no_gpu(error: scheduler.SchedulerError) -> errors.NoGpu:
-    """The caller's error for an error of the scheduler."""
     for kind, status, why in _OF_SCHEDULER:
         if isinstance(error, kind):
             later_s = error.wait_s if isinstance(error, _LATER) else None

@@ -270,7 +270,6 @@ class Unreachable(GatewayError):
 
     @property
     def logged(self) -> str:
-        """The text with all that is known of the end."""
         return self._logged
 
 

@@ -151,7 +151,6 @@ class _Rest:
         await self._by_segment.get(first, _nothing)(scope, receive, send)
 
     async def _system(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Ask for credentials, and count the answer."""
         began_s = perf_counter()
         status = 500
 
@@ -308,12 +307,10 @@ class Gateway:
         await self._exits.aclose()
 
     def readiness(self) -> Readiness:
-        """Whether calls are accepted."""
         text = "ready\n" if self._serving else "the gateway starts or stops\n"
         return Readiness(self._serving, text)
 
     async def _started(self, exits: contextlib.AsyncExitStack) -> App:
-        """Build and start the parts of the application; `exits` ends them."""
         settings = self._settings
         invocation = InvokeSettings(
             max_body_bytes=settings.max_body_bytes,
@@ -389,8 +386,8 @@ class Gateway:
             self._feed.close()
 
     def _template_families(self) -> Iterator[MetricFamily]:
-        name_of, found = self.meters.functions.of, self._provider.template_bytes()
-        values = [((name_of(str(id_)),), size) for id_, size in found.items()]
+        name_of, sizes = self.meters.functions.of, self._provider.template_bytes()
+        values = [((name_of(str(id_)),), size) for id_, size in sizes.items()]
         yield gauge(metrics.TEMPLATES, values)
 
     def _make_scaler(self, jobs: AsyncJobs) -> Scaler:

@@ -199,11 +199,10 @@ class GatewayMeters:
         self._started = gauge(STARTED, [((), time.time())])
 
     def add(self, source: Source) -> None:
-        """Show the metrics of this source too; it is called at every scrape."""
+        """The source is called at every scrape."""
         self._sources.append(source)
 
     def started(self, function: str) -> None:
-        """Count a call of a known function that has arrived."""
         self._begun.add((self.functions.of(function),))
 
     def ended(self, function: str, code: int, seconds: float) -> None:
@@ -229,7 +228,6 @@ class GatewayMeters:
         self._leases.add((result,), seconds)
 
     def retried(self, function: str) -> None:
-        """Count a repeated attempt of a call."""
         self._retries.add((self.functions.of(function),))
 
     def batched(self, function: str, together: int) -> None:
@@ -251,32 +249,30 @@ class GatewayMeters:
             self._instances_started.add((self.functions.of(function),), len(new))
 
     def gone(self, function: str) -> None:
-        """Note that a function was removed."""
         self._forget(function)
         if self._loads is not None:
             self._forget_all_but({load.function for load in self._loads()})
 
     def invocations_of(self, function: str) -> int:
-        """How many calls of a function were answered."""
         return self._answered[function]
 
     def failures(self) -> Counter[str]:
         """How many calls of each function were answered with a 5xx."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for (code, function), count in self._invocations.values.items():
             if code.startswith(_FAILED):
-                found[function] += int(count)
-        return found
+                counts[function] += int(count)
+        return counts
 
     def seconds(self, functions: Container[str]) -> dict[str, list[int]]:
         """For each function, how many answers took up to each bound of `BOUNDS_S`, or longer."""
-        found: dict[str, list[int]] = {}
+        sums: dict[str, list[int]] = {}
         for (_, function), counts in self._seconds.counts():
             if function not in functions:
                 continue
-            before = found.get(function)
-            found[function] = list(counts) if before is None else list(map(add, before, counts))
-        return found
+            before = sums.get(function)
+            sums[function] = list(counts) if before is None else list(map(add, before, counts))
+        return sums
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
@@ -339,7 +335,7 @@ class ApiMeters:
         self._times = Histogram(SYSTEM_SECONDS)
 
     def answered(self, method: str, path: str, status: int, took_s: float) -> None:
-        """Count one answer; names in its path are left out, as their number has no bound."""
+        """Names in the path are left out, as their number has no bound."""
         shown = "/".join(path.split("/")[:3])
         labels = (
             str(status),
@@ -350,9 +346,7 @@ class ApiMeters:
         self._times.add(labels, took_s)
 
     def families(self) -> Iterable[MetricFamily]:
-        """All metrics counted here."""
         return (self._requests, self._times)
 
     def text(self) -> bytes:
-        """The metrics in Prometheus's text format."""
         return page(self.families())

@@ -33,7 +33,6 @@ class FunctionId(NamedTuple):
 
     @property
     def log_command(self) -> str:
-        """The command that shows its log."""
         elsewhere = "" if self.namespace == DEFAULT_NAMESPACE else f" -n {self.namespace}"
         return f"faas-cli logs {self.name}{elsewhere}"
 
@@ -143,7 +142,6 @@ class Namespace(NamedTuple):
 
 
 def written_deployment(deployment: Deployment) -> dict[str, Any]:
-    """The deployment as a JSON object."""
     plain = replace(
         deployment,
         environment=dict(deployment.environment),
@@ -153,10 +151,10 @@ def written_deployment(deployment: Deployment) -> dict[str, Any]:
     return asdict(plain) | {"id": list(deployment.id)}
 
 
-def read_deployment(found: dict[str, Any]) -> Deployment:
+def read_deployment(written: dict[str, Any]) -> Deployment:
     """The inverse of `written_deployment`."""
     for key in ("limits", "requests"):
-        found[key] = None if found[key] is None else Resources(**found[key])
+        written[key] = None if written[key] is None else Resources(**written[key])
     for key in ("constraints", "secrets"):
-        found[key] = tuple(found[key])
-    return Deployment(**found | {"id": FunctionId(*found["id"])})
+        written[key] = tuple(written[key])
+    return Deployment(**written | {"id": FunctionId(*written["id"])})

@@ -36,9 +36,7 @@ class FunctionListener(Protocol):
         """
         ...
 
-    def function_gone(self, function: FunctionId) -> None:
-        """A function was removed."""
-        ...
+    def function_gone(self, function: FunctionId) -> None: ...
 
     async def drained(self, instances: Iterable[str], within_s: float) -> bool:
         """Wait until none of these instances has a call; False after `within_s`."""
@@ -91,7 +89,7 @@ class Provider(Protocol):
         ...
 
     async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
-        """One function."""
+        """UnknownFunction if there is none of that name."""
         ...
 
     def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
@@ -102,20 +100,18 @@ class Provider(Protocol):
         """The memory of the process that instances of a function are forked from, if any."""
         ...
 
-    async def secrets(self, namespace: str) -> Sequence[str]:
-        """Names of the secrets of a namespace."""
-        ...
+    async def secrets(self, namespace: str) -> Sequence[str]: ...
 
     async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
-        """Create a secret; SecretExists if there is one of that name."""
+        """SecretExists if there is one of that name."""
         ...
 
     async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
-        """Replace a secret's value; UnknownSecret if there is none of that name."""
+        """UnknownSecret if there is none of that name."""
         ...
 
     async def remove_secret(self, namespace: str, name: str) -> None:
-        """Remove a secret; UnknownSecret if there is none, SecretInUse if a function mounts it."""
+        """UnknownSecret if there is none, SecretInUse if a function mounts it."""
         ...
 
     async def namespaces(self) -> Sequence[Namespace]:
@@ -123,7 +119,7 @@ class Provider(Protocol):
         ...
 
     async def create_namespace(self, namespace: Namespace) -> None:
-        """Create a namespace; NamespaceExists if there is one of that name."""
+        """NamespaceExists if there is one of that name."""
         ...
 
     async def update_namespace(self, namespace: Namespace) -> None:
@@ -139,7 +135,7 @@ class Capacity(Protocol):
     """The known memory sizes of the GPUs."""
 
     def largest_gpu_bytes(self) -> int | None:
-        """The memory of the largest GPU; None if no GPU is known."""
+        """None if no GPU is known."""
         ...
 
 

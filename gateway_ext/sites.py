@@ -87,22 +87,23 @@ def refuse_other_sites(headers: Iterable[tuple[bytes, bytes]], *, reading: bool 
     A link on another site's page may lead here if the request only reads. The origin of a
     sandboxed page, `null`, is another site too.
     """
-    found: dict[bytes, bytes] = {}
+    values: dict[bytes, bytes] = {}
     for name, value in headers:
-        found[name] = found[name] + b", " + value if name in found else value
-    site = found.get(b"sec-fetch-site", b"none")
+        values[name] = values[name] + b", " + value if name in values else value
+    site = values.get(b"sec-fetch-site", b"none")
     followed = reading and (
-        found.get(b"sec-fetch-mode") == b"navigate" and found.get(b"sec-fetch-dest") == b"document"
+        values.get(b"sec-fetch-mode") == b"navigate"
+        and values.get(b"sec-fetch-dest") == b"document"
     )
     if not followed and site not in _OURS:
         raise CrossSite("another site's page sent the request")
-    origin = found.get(b"origin")
+    origin = values.get(b"origin")
     if origin is None:
         return
     scheme, _, host = origin.partition(b"://")
     # What a browser itself calls the same origin has the same scheme, whatever is in between.
     is_ours = (
-        site == b"same-origin" or scheme == found.get(_SCHEME, b"http").partition(b",")[0].lower()
+        site == b"same-origin" or scheme == values.get(_SCHEME, b"http").partition(b",")[0].lower()
     )
-    if host != found.get(b"host") or not is_ours:
+    if host != values.get(b"host") or not is_ours:
         raise CrossSite(f"the page of {origin.decode(errors='replace')} sent the request")

@@ -47,19 +47,17 @@ class TreeEntry(NamedTuple):
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file."""
         return stat.S_ISREG(self.status.st_mode)
 
     @property
     def is_link(self) -> bool:
-        """Whether it is a symbolic link."""
         return stat.S_ISLNK(self.status.st_mode)
 
     def opened(self) -> int:
         """A descriptor of this very file or folder; TreeChanged if it is another one by now."""
         handle = os.open(self.name, _FOLDER if self.is_folder else _FILE, dir_fd=self.parent)
-        found = os.fstat(handle)
-        if (found.st_dev, found.st_ino) != (self.status.st_dev, self.status.st_ino):
+        status = os.fstat(handle)
+        if (status.st_dev, status.st_ino) != (self.status.st_dev, self.status.st_ino):
             os.close(handle)
             raise TreeChanged(f"{self.path} was replaced")
         return handle
@@ -212,7 +210,6 @@ def _empty(top: int) -> None:
 
 
 def _move_up(folder: int, top: int) -> None:
-    """Delete the files in a folder, and move the folders in it to the top."""
     while names := _names(folder, _DELETED_AT_ONCE):
         for name in names:
             if _is_folder(name, folder):
@@ -223,16 +220,14 @@ def _move_up(folder: int, top: int) -> None:
 
 
 def _open_to_delete(name: str, parent: int) -> int:
-    """A folder below, with all rights to it for its owner."""
     if os.geteuid() != 0:  # root may open it whatever its rights are
         os.chmod(name, 0o700, dir_fd=parent)
     return os.open(name, _FOLDER, dir_fd=parent)
 
 
 def _names(folder: int, most: int) -> list[str]:
-    """Names in an open folder, at most so many, the last one first."""
-    with os.scandir(folder) as found:
-        return sorted((entry.name for entry in islice(found, most)), reverse=True)
+    with os.scandir(folder) as scan:
+        return sorted((entry.name for entry in islice(scan, most)), reverse=True)
 
 
 def _is_folder(name: str, parent: int) -> bool:

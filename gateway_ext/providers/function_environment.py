@@ -56,10 +56,10 @@ def container_environment(
 def runtime_defaults(options: function_options.FunctionOptions) -> dict[str, str]:
     """Settings of our runtime that a deployment may override."""
     # The gateway answers when the time-out passes; the runtime gives the call up a second later.
-    found = {"exec_timeout": str(math.ceil(options.timeout_s) + 1)}
+    settings = {"exec_timeout": str(math.ceil(options.timeout_s) + 1)}
     if options.concurrency:
-        found["GPUFAAS_THREADS"] = str(options.concurrency)
-    return found
+        settings["GPUFAAS_THREADS"] = str(options.concurrency)
+    return settings
 
 
 def runtime_settings(

@@ -82,7 +82,7 @@ class KeptModels:
             await asyncio.sleep(EVERY_S)
 
     def _look(self) -> None:
-        """Read the options; a function whose models are unknown for now keeps its former models."""
+        """A function whose models are unknown for now keeps its former models."""
         self._kept = {
             function.id: function.learned.models
             if function.learned.known

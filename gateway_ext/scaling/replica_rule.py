@@ -29,7 +29,6 @@ class Observed:
 
     @property
     def busy(self) -> bool:
-        """Whether calls wait or are queued."""
         return bool(self.inflight or self.waiting or self.queued)
 
 
@@ -59,7 +58,7 @@ class Decision(NamedTuple):
 
 
 def decide(seen: Observed, options: FunctionOptions, past: Past, now_s: float) -> Decision:
-    """Decide the number of replicas. A function at zero stays there until it is called."""
+    """A function at zero stays there until it is called."""
     past = noticed(past, seen.wanted, seen.available, now_s)
     if seen.busy:
         past = replace(past, busy_at_s=now_s)
@@ -96,11 +95,11 @@ def needed_replicas(seen: Observed, options: FunctionOptions) -> int:
         # Scaling is switched off; only the bounds hold.
         return max(least, min(seen.wanted, options.scale_max))
     load = seen.rate if options.scale_type == "rps" else float(seen.inflight + seen.waiting)
-    each = options.scale_target
+    target = options.scale_target
     if options.scale_type != "rps" and options.concurrency is not None:
         # One instance takes no more calls than this: further calls wait for another instance.
-        each = min(each, options.concurrency)
-    carried = math.ceil(round(load / (each * options.scale_proportion), 9))
+        target = min(target, options.concurrency)
+    carried = math.ceil(round(load / (target * options.scale_proportion), 9))
     return max(least, min(options.scale_max, carried))
 
 

@@ -132,8 +132,8 @@ class Scaler:
         self._awake(function, hand)
 
     def families(self, names: BoundedNames) -> Iterator[MetricFamily]:
-        """The metrics of replicas and wakes; `names` have numbers of their own."""
-        wanted = [((names.of(each.label),), each.wanted) for each in self._functions]
+        """`names` have numbers of their own."""
+        wanted = [((names.of(function.label),), function.wanted) for function in self._functions]
         yield gauge(metrics.WANTED, wanted)
         yield self._wakes
 
@@ -144,11 +144,11 @@ class Scaler:
 
     def _look_at_all(self) -> None:
         now_s = self._now_s()
-        known = set()
+        ids = set()
         for function in self._functions:
-            known.add(function.id)
+            ids.add(function.id)
             self._look_apart(function, now_s)
-        for function_id in [one for one in self._hands if one not in known]:
+        for function_id in [id_ for id_ in self._hands if id_ not in ids]:
             self._forget(function_id)
 
     def _look_apart(self, function: Function, now_s: float) -> None:
@@ -164,7 +164,6 @@ class Scaler:
             self._hands[function.id].error = ""
 
     def _look(self, function: Function, now_s: float, *, calling: bool = False) -> None:
-        """Decide for one function, and order the change if there is one."""
         hand = self._hands.get(function.id)
         if hand is None:
             hand = self._hands[function.id] = _FunctionScaling()
@@ -211,10 +210,10 @@ class Scaler:
                 hand.believed_until_s = self._now_s() + BELIEVED_S
             else:
                 self._failed(function, hand, error)
-            known = self._functions.by_id(function)
-            if known is not None:
+            current = self._functions.by_id(function)
+            if current is not None:
                 # A call may have arrived while the function was being scaled to zero.
-                self._look(known, self._now_s())
+                self._look(current, self._now_s())
 
         task.add_done_callback(ended)
 

@@ -89,13 +89,11 @@ class Journey:
         self.stage = ""
 
     def attempt(self) -> Attempt:
-        """Begin an attempt, the first or a repeated one."""
-        found = Attempt(len(self.attempts))
-        self.attempts.append(found)
-        return found
+        attempt = Attempt(len(self.attempts))
+        self.attempts.append(attempt)
+        return attempt
 
     def span_id(self, number: int, attempt: int = 0) -> str:
-        """The id of one of the journey's spans."""
         return f"{(self.seed + number + attempt * IN_ATTEMPT) % _SPAN_IDS or 1:016x}"
 
     def has_span(self, span_id: str) -> bool:
@@ -118,20 +116,19 @@ class Journey:
 
     @property
     def trace(self) -> TraceContext:
-        """The trace context of the whole call."""
         return self.context(WHOLE)
 
     @property
     def lease(self) -> LeaseId | None:
         """The last lease that the call was given."""
-        given = [each.placement for each in self.attempts if each.placement is not None]
+        given = [attempt.placement for attempt in self.attempts if attempt.placement is not None]
         return given[-1].lease if given else None
 
     def facts(self) -> Mapping[str, str]:
         """The facts for a log line."""
-        found = {"call_id": self.call_id, "trace_id": self.trace_id, "function": self.function}
-        requests = [each.request for each in self.attempts if each.request is not None]
+        facts = {"call_id": self.call_id, "trace_id": self.trace_id, "function": self.function}
+        requests = [attempt.request for attempt in self.attempts if attempt.request is not None]
         if requests:
-            found["request"] = requests[-1]
+            facts["request"] = requests[-1]
         lease = self.lease
-        return found if lease is None else found | {"lease": str(lease)}
+        return facts if lease is None else facts | {"lease": str(lease)}

@@ -35,7 +35,7 @@ class CallTimes:
     facts: Mapping[str, str] = field(default_factory=dict)
 
     def number(self, name: str) -> int:
-        """A numeric fact; 0 if it is missing or no number."""
+        """0 if it is missing or no number."""
         return _number(self.facts.get(name, "0")) or 0
 
 
@@ -61,40 +61,42 @@ class ReportedTrace:
 
 def read(header: bytes) -> ReportedTrace:
     """The readable part of the report."""
-    found = ReportedTrace()
+    report = ReportedTrace()
     version, *entries = header.decode("latin-1").split(" ", _MOST_ENTRIES)
     if version != VERSION:
-        return found
+        return report
     for entry in entries:
         letter, *parts = entry.split(";")
         if letter == "x":
-            found.more_calls, found.more_us = [_number(part) or 0 for part in (*parts, "", "")][:2]
+            report.more_calls, report.more_us = [_number(part) or 0 for part in (*parts, "", "")][
+                :2
+            ]
             continue
         times = _times(letter, parts)
         if times is None:
             continue
         if letter == "h":
-            found.handler = times
+            report.handler = times
         elif letter == "c":
-            found.calls.append(times)
+            report.calls.append(times)
         elif letter == "a":
-            found.acquires.append(times)
-    return found
+            report.acquires.append(times)
+    return report
 
 
 def thread_wait(header: bytes) -> ThreadWait | None:
-    """The wait in a report; None if its function does not say."""
-    found = _WAIT.match(header)
-    if found is None:
+    """None if its function does not say."""
+    match = _WAIT.match(header)
+    if match is None:
         return None
-    took_us, waited_us, at_a_time = (int(number) for number in found.groups())
+    took_us, waited_us, at_a_time = (int(number) for number in match.groups())
     return ThreadWait(waited_us / 1e6, took_us / 1e6, at_a_time)
 
 
 def batch_size(header: bytes) -> int:
-    """How many calls the handler was given together; 0 if the report does not say."""
-    found = _BATCH.match(header)
-    return 0 if found is None else int(found[1])
+    """0 if the report does not say."""
+    match = _BATCH.match(header)
+    return 0 if match is None else int(match[1])
 
 
 def _times(letter: str, parts: list[str]) -> CallTimes | None:

@@ -139,8 +139,6 @@ def _leased(attempt: Attempt) -> Facts:
     }
 
 
-# Spans from a function's report: its handler, its graph calls, their workers' steps. Pure.
-
 WORKER, SHIM = "gpufaas-worker", "gpufaas-shim"
 
 _US = 1_000
@@ -166,7 +164,7 @@ def spans_below(journey: Journey, attempt: Attempt, begin_ns: int, end_ns: int) 
         if call.span_id in seen or journey.has_span(call.span_id):
             continue
         seen.add(call.span_id)
-        acquires = [each for each in report.acquires if each.parent == call.span_id]
+        acquires = [acquire for acquire in report.acquires if acquire.parent == call.span_id]
         yield from below.call(call, acquires[:_MOST_LEASES], BELOW + number * _OF_A_CALL)
 
 
@@ -235,7 +233,9 @@ class _Below:
     def _work(self, call: CallTimes, acquires: list[CallTimes], number: int) -> Iterator[Span]:
         """Centre the worker's time in the call: assume that both transfers take the same time."""
         end_us = call.begin_us + call.took_us
-        begin_us = max([call.begin_us, *(each.begin_us + each.took_us for each in acquires)])
+        begin_us = max(
+            [call.begin_us, *(acquire.begin_us + acquire.took_us for acquire in acquires)]
+        )
         work_us = sum(call.number(letter) for letter, _ in _WORK)
         if not work_us:
             return

@@ -72,7 +72,7 @@ class TracedStep:
     error: str = ""
 
     def span(self) -> Span:
-        """The step as a span; a step in progress ends now."""
+        """A step in progress ends now."""
         return Span(
             trace_id=self.trace.trace_id,
             span_id=self.trace.span_id,
@@ -165,42 +165,40 @@ class CallTracer:
 
     def spans(self, call_id: str) -> list[Span]:
         """All remembered spans of a call, in the order in which they began."""
-        found: list[Span] = []
+        spans: list[Span] = []
         seen: set[int] = set()
         for noted in (*self._plain, *self._others):
             if noted.call_id != call_id or id(noted) in seen:
                 continue
             seen.add(id(noted))
-            found += (
+            spans += (
                 spans_of(noted, time.monotonic()) if isinstance(noted, Journey) else [noted.span()]
             )
-        return sorted(found, key=lambda span: span.begin_ns)
+        return sorted(spans, key=lambda span: span.begin_ns)
 
     def latest(self, most: int) -> list[Mapping[str, str | int | float | bool]]:
         """The calls that arrived last, the latest first."""
-        calls = [*self._plain, *(each for each in self._others if isinstance(each, Journey))]
-        unique = {id(each): each for each in calls}.values()
-        newest = sorted(unique, key=lambda each: -each.began_s)[:most]
+        calls = [*self._plain, *(call for call in self._others if isinstance(call, Journey))]
+        unique = {id(call): call for call in calls}.values()
+        newest = sorted(unique, key=lambda call: -call.began_s)[:most]
         return [
             {
-                "call_id": each.call_id,
-                "trace_id": each.trace_id,
-                "function": each.function,
-                "status": each.status,
-                "took_s": round((each.ended_s or time.monotonic()) - each.began_s, 6),
-                "running": not each.ended_s,
-                "failed": bool(each.error),
+                "call_id": call.call_id,
+                "trace_id": call.trace_id,
+                "function": call.function,
+                "status": call.status,
+                "took_s": round((call.ended_s or time.monotonic()) - call.began_s, 6),
+                "running": not call.ended_s,
+                "failed": bool(call.error),
             }
-            for each in newest
+            for call in newest
         ]
 
     def families(self) -> Iterator[MetricFamily]:
-        """The metrics of spans for the collector."""
         counts = NO_COUNTS if self._sink is None else self._sink.counts()
         yield gauge(metrics.TRACE_SPANS, [((name,), count) for name, count in counts.items()])
 
     def remembered(self) -> Remembered:
-        """How many calls are remembered, and since when."""
         oldest = min(
             (ring[0].began_s for ring in (self._plain, self._others) if ring), default=None
         )
@@ -216,9 +214,8 @@ class CallTracer:
 
 
 def trace_headers_in(headers: Iterable[Header]) -> tuple[bytes, bytes]:
-    """The trace context in the headers of a request."""
-    found = dict(headers)
-    return found.get(_PARENT, b""), found.get(_STATE, b"")
+    values = dict(headers)
+    return values.get(_PARENT, b""), values.get(_STATE, b"")
 
 
 def carrying(headers: Iterable[Header], trace: TraceContext) -> list[Header]:
@@ -246,7 +243,6 @@ class TraceRoutes:
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         del receive
         if scope["method"] not in {"GET", "HEAD"}:
             await send_text(send, _NOT_ALLOWED, "GET is expected", [(b"allow", b"GET, HEAD")])
@@ -261,8 +257,8 @@ class TraceRoutes:
         if not spans:
             await send_response(send, _NOT_FOUND, _json(self._unknown(call_id)), _JSON)
             return
-        found = {"call_id": call_id, "spans": [plain_span(span) for span in spans]}
-        await send_response(send, 200, _json(found | self._memory()), _JSON)
+        answer = {"call_id": call_id, "spans": [plain_span(span) for span in spans]}
+        await send_response(send, 200, _json(answer | self._memory()), _JSON)
 
     def _memory(self) -> dict[str, Any]:
         return {"memory": self._tracer.remembered()._asdict()}

@@ -101,26 +101,23 @@ def filler(image: str, volume: str, labels: Mapping[str, str]) -> dict[str, Any]
 
 
 def _resources(deployment: Deployment, cores: int) -> dict[str, int]:
-    """Limits and requests in the Engine's units: the nearest amounts that it accepts.
-
-    An Engine with so many `cores` lets no container have more of them.
-    """
+    """The nearest amounts that the Engine accepts: it lets no container have more `cores`."""
     limits, requests = deployment.limits, deployment.requests
-    found: dict[str, int] = {}
+    resources: dict[str, int] = {}
     if limits and limits.memory:
         size = _memory("limits.memory", limits.memory)
-        found |= {"Memory": size, "MemorySwap": size}  # the same: no swap
+        resources |= {"Memory": size, "MemorySwap": size}  # the same: no swap
     if limits and limits.cpu:
         wanted = _read("limits.cpu", limits.cpu, quantities.cpus)
-        found["NanoCpus"] = round(min(max(wanted, _LEAST_CORES), cores) * _NANOS)
+        resources["NanoCpus"] = round(min(max(wanted, _LEAST_CORES), cores) * _NANOS)
     if requests and requests.memory:
         size = _memory("requests.memory", requests.memory)
-        found["MemoryReservation"] = min(size, found.get("Memory", size))
+        resources["MemoryReservation"] = min(size, resources.get("Memory", size))
     if requests and requests.cpu:
         wanted = _read("requests.cpu", requests.cpu, quantities.cpus)
         shares = round(wanted * _SHARES_OF_A_CORE)
-        found["CpuShares"] = min(max(shares, _LEAST_SHARES), _MOST_SHARES)
-    return found
+        resources["CpuShares"] = min(max(shares, _LEAST_SHARES), _MOST_SHARES)
+    return resources
 
 
 def _memory(key: str, text: str) -> int:
@@ -137,16 +134,16 @@ def _read(key: str, text: str, read: Any) -> float:
 def _mounts(
     settings: DockerSettings, injected: Mapping[str, str], secrets_volume: str
 ) -> list[dict[str, Any]]:
-    found = []
+    mounts = []
     if secrets_volume:
-        found.append(_mount("volume", secrets_volume, SECRETS))
+        mounts.append(_mount("volume", secrets_volume, SECRETS))
     kind, _, path = injected.get("GPUFAAS_ADDRESS", "").partition(":")
     if kind == "unix" and path.startswith("/"):
         # The folder is mounted, as each start of the GPU manager makes a new socket in it.
         folder = str(PurePosixPath(path).parent)
         source = settings.gpu_mount or folder
-        found.append(_mount("bind" if source.startswith("/") else "volume", source, folder))
-    return found
+        mounts.append(_mount("bind" if source.startswith("/") else "volume", source, folder))
+    return mounts
 
 
 def _mount(kind: str, source: str, target: str) -> dict[str, Any]:

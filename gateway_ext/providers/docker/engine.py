@@ -76,12 +76,6 @@ class ContainerUsage(NamedTuple):
     memory_bytes: int
 
 
-# HTTP to a Docker Engine: over its socket or TCP, in an API version that both sides support.
-#
-# ProviderFailed
-# ├── EngineAway      it cannot be reached, or the connection broke
-# └── EngineRefused   it answered with an error
-
 # Docker 20.10 supports 1.41; 1.47 is the newest version that was tested.
 _OLDEST, _NEWEST = (1, 41), (1, 47)
 _CONNECT_S, _ANSWER_S = 5.0, 60.0
@@ -116,7 +110,7 @@ class EngineTransport:
         self._version = ""
 
     def open(self) -> None:
-        """Allow requests; needs a running event loop."""
+        """Needs a running event loop."""
         self._session = aiohttp.ClientSession(
             connector=self._connector(),
             timeout=aiohttp.ClientTimeout(None, sock_connect=_CONNECT_S),
@@ -124,7 +118,6 @@ class EngineTransport:
         )
 
     async def close(self) -> None:
-        """Close all connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -173,9 +166,9 @@ class EngineTransport:
 
     async def _negotiated(self, within_s: float) -> str:
         with self._translated(within_s):
-            found = await self._response("/_ping", "GET", None, None, None, within_s)
-            found.release()
-        version = found.headers.get("API-Version", "")
+            answer = await self._response("/_ping", "GET", None, None, None, within_s)
+            answer.release()
+        version = answer.headers.get("API-Version", "")
         try:
             theirs = tuple(int(part) for part in version.split("."))
         except ValueError:
@@ -202,20 +195,19 @@ class EngineTransport:
         raw = body if isinstance(body, bytes) else None
         sent = headers or ({"Content-Type": "application/x-tar"} if raw else {})
         async with time_limit(within_s):
-            found = await self._session.request(
+            answer = await self._session.request(
                 *(method, f"{self._base}{path}"),
                 params=query,
                 data=raw,
                 json=None if raw is not None else body,
                 headers=sent,
             )
-            if found.status >= _BAD:
-                raise EngineRefused(found.status, _message(await found.read()))
-        return found
+            if answer.status >= _BAD:
+                raise EngineRefused(answer.status, _message(await answer.read()))
+        return answer
 
     @contextlib.contextmanager
     def _translated(self, within_s: float) -> Iterator[None]:
-        """Raise EngineAway for errors of the connection."""
         try:
             yield
         except TimeoutError as error:
@@ -275,7 +267,6 @@ class EngineClient:
 
     @property
     def url(self) -> str:
-        """The URL of the Engine."""
         return self._transport.url
 
     @property
@@ -286,18 +277,17 @@ class EngineClient:
     # -- containers -----------------------------------------------------------------------------
 
     async def containers(self) -> list[ListedContainer]:
-        """All containers of this gateway."""
-        found = await self._transport.call(
+        containers = await self._transport.call(
             "GET", "/containers/json", {"all": "1", **self._filter()}
         )
-        return [_container(one) for one in found]
+        return [_container(container) for container in containers]
 
     async def create(self, name: str, body: Mapping[str, object]) -> None:
         """Create a container without starting it."""
         await self._transport.call("POST", "/containers/create", {"name": name}, body)
 
     async def start(self, name: str) -> None:
-        """Start a container; nothing happens if it runs already."""
+        """Nothing happens if the container runs already."""
         await self._transport.call("POST", f"/containers/{name}/start")
 
     async def stop(self, name: str, within_s: float) -> None:
@@ -308,7 +298,6 @@ class EngineClient:
         )
 
     async def kill(self, name: str) -> None:
-        """Send SIGKILL."""
         await self._transport.call("POST", f"/containers/{name}/kill")
 
     async def remove(self, name: str) -> None:
@@ -320,9 +309,9 @@ class EngineClient:
                 raise  # a conflict: it is being removed already
 
     async def inspect(self, name: str, network: str) -> ContainerState | None:
-        """The state of a container; None if there is none of this name."""
-        found = await self._found(f"/containers/{name}/json")
-        return None if found is None else _inspected(found, network)
+        """None if there is none of this name."""
+        container = await self._found(f"/containers/{name}/json")
+        return None if container is None else _inspected(container, network)
 
     async def put(self, name: str, folder: str, archive: bytes) -> None:
         """Unpack a tar archive in a folder of a container."""
@@ -332,22 +321,22 @@ class EngineClient:
         """Resources of a container; zero if it has ended."""
         query = {"stream": "0", "one-shot": "1"}
         try:
-            found = await self._transport.call("GET", f"/containers/{name}/stats", query)
+            stats = await self._transport.call("GET", f"/containers/{name}/stats", query)
         except EngineRefused as refused:
             if refused.status in {_GONE, _CONFLICT}:
                 return ContainerUsage(0.0, 0)
             raise
-        return _usage(found)
+        return _usage(stats)
 
     # -- images ---------------------------------------------------------------------------------
 
     async def image(self, name: str) -> EngineImage | None:
-        """The image of this name or id; None if it is not on the Engine."""
-        found = await self._found(f"/images/{name}/json")
-        if found is None:
+        """None if it is not on the Engine."""
+        image = await self._found(f"/images/{name}/json")
+        if image is None:
             return None
-        labels = (found.get("Config") or {}).get("Labels") or {}
-        return EngineImage(found["Id"], TEMPLATE in labels)
+        labels = (image.get("Config") or {}).get("Labels") or {}
+        return EngineImage(image["Id"], TEMPLATE in labels)
 
     async def pull(self, name: str, credentials: str) -> None:
         """Pull an image from its registry; EngineRefused has the reason of a failure."""
@@ -367,19 +356,17 @@ class EngineClient:
         return str((await self._transport.call("GET", "/info")).get("IndexServerAddress", ""))
 
     async def cores(self) -> int:
-        """The number of processors that the Engine has."""
         return max(1, int((await self._transport.call("GET", "/info")).get("NCPU", 1)))
 
     # -- networks and volumes -------------------------------------------------------------------
 
     async def has_network(self, name: str) -> bool:
-        """Whether there is one of this name."""
         return await self._found(f"/networks/{name}") is not None
 
     async def remove_network(self, name: str) -> None:
         """Remove a network, if this gateway made it and no container is in it."""
-        found = await self._found(f"/networks/{name}")
-        if found is None or (found.get("Labels") or {}).get(OURS) != self._gateway:
+        network = await self._found(f"/networks/{name}")
+        if network is None or (network.get("Labels") or {}).get(OURS) != self._gateway:
             return
         try:
             await self._transport.call("DELETE", f"/networks/{name}")
@@ -388,7 +375,7 @@ class EngineClient:
                 raise
 
     async def make_network(self, body: Mapping[str, object]) -> None:
-        """Create a network; nothing happens if one of its name was made meanwhile."""
+        """Nothing happens if one of its name was made meanwhile."""
         try:
             await self._transport.call(
                 "POST", "/networks/create", None, {**body, "CheckDuplicate": True}
@@ -399,15 +386,14 @@ class EngineClient:
 
     async def volumes(self) -> Mapping[str, Mapping[str, str]]:
         """Names and labels of this gateway's volumes."""
-        found = await self._transport.call("GET", "/volumes", self._filter())
-        return {one["Name"]: one.get("Labels") or {} for one in found.get("Volumes") or ()}
+        answer = await self._transport.call("GET", "/volumes", self._filter())
+        return {one["Name"]: one.get("Labels") or {} for one in answer.get("Volumes") or ()}
 
     async def has_volume(self, name: str) -> bool:
-        """Whether there is one of this name."""
         return await self._found(f"/volumes/{name}") is not None
 
     async def make_volume(self, name: str, labels: Mapping[str, str]) -> None:
-        """Create a volume; nothing happens if it exists."""
+        """Nothing happens if it exists."""
         await self._transport.call(
             "POST", "/volumes/create", None, {"Name": name, "Labels": dict(labels)}
         )
@@ -445,12 +431,12 @@ class EngineClient:
 
     async def _found(self, path: str) -> dict[str, Any] | None:
         try:
-            found = await self._transport.call("GET", path)
+            answer = await self._transport.call("GET", path)
         except EngineRefused as refused:
             if refused.status == _GONE:
                 return None
             raise
-        return dict(found)
+        return dict(answer)
 
     def _filter(self) -> dict[str, str]:
         return {"filters": json.dumps({"label": self._label()})}
@@ -496,7 +482,6 @@ def _why(state: Mapping[str, Any]) -> str:
 
 
 def ended_with(status: str, error: str = "") -> str:
-    """Describe how a container ended."""
     code = natural(status) or 0
     signal_number = code - 128
     if signal_number in _ENDING:
@@ -558,15 +543,13 @@ def _is_complete(line: bytearray) -> bool:
 
 def _read(line: bytearray) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ProviderFailed("the Docker Engine sends a line that is no JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ProviderFailed("the Docker Engine sends a line that is no JSON object")
-    return found
+    return value
 
-
-# Splits the Engine's stream of a container's output into lines with their times. Pure.
 
 _HEADER = 8
 # Of one entry: the Engine's own are of 16 KiB. The content of a larger one is dropped as it comes.
@@ -596,7 +579,7 @@ class OutputFrames:
     def feed(self, data: bytes) -> list[OutputLine]:
         """The lines that are complete with this data."""
         self._rest += data
-        found: list[OutputLine] = []
+        lines: list[OutputLine] = []
         at = self._drop(0)
         while len(self._rest) - at >= _HEADER:
             size = int.from_bytes(self._rest[at + 4 : at + _HEADER], "big")
@@ -607,16 +590,16 @@ class OutputFrames:
                 continue
             if len(self._rest) < end:
                 break
-            found += self._entry_lines(self._rest[at], self._rest[at + _HEADER : end])
+            lines += self._entry_lines(self._rest[at], self._rest[at + _HEADER : end])
             at = end
         self._rest = self._rest[at:]
-        return found
+        return lines
 
     def end(self) -> list[OutputLine]:
         """The incomplete lines at the end of the stream."""
-        found = [_line(at, text) for at, text in self._begun.values()]
+        lines = [_line(at, text) for at, text in self._begun.values()]
         self._begun.clear()
-        return found
+        return lines
 
     def _drop(self, at: int) -> int:
         """Where what follows an entry that is too large begins, as far as it has come."""

@@ -91,11 +91,9 @@ class ContainerFleet:
             self._compared.set()  # releases those who wait for the first comparison
 
     def has(self, name: str) -> bool:
-        """Whether an instance stands for this container."""
         return name in self._instances
 
     def forget(self, name: str) -> None:
-        """Drop the instance of this container."""
         self._instances.pop(name, None)
 
     async def first_comparison(self) -> None:
@@ -142,8 +140,8 @@ class ContainerFleet:
                 await task
             yield task
         finally:
-            for one in (task, listened):
-                one.cancel()
+            for pending in (task, listened):
+                pending.cancel()
             await asyncio.gather(task, listened, return_exceptions=True)
 
     async def _follow_events(self, listening: asyncio.Event) -> None:
@@ -156,28 +154,30 @@ class ContainerFleet:
     async def _handle_end(self, instance: ContainerInstance, why: str) -> None:
         """An event has the exit status alone: ask whether memory was lacking."""
         instance.ready = False
-        found = await self._inspected(instance)
-        if found is not None and not found.running:
-            why = found.why
+        state = await self._inspected(instance)
+        if state is not None and not state.running:
+            why = state.why
         instance.set_ended(why)
 
     async def _compare(self, reconcile: Reconcile) -> None:
         # Read before the Engine is asked: its answer misses containers that start meanwhile.
-        known = [one for one in self._instances.values() if one.started]
-        present = {one.name: one for one in await self._engine.containers()}
-        for instance in known:
+        instances = [instance for instance in self._instances.values() if instance.started]
+        present = {container.name: container for container in await self._engine.containers()}
+        for instance in instances:
             container = present.get(instance.name)
             if container is None:
                 instance.set_ended("is gone: another program removed it")
             elif not container.running:
                 await self._handle_listed_as_ended(instance)
-        await reconcile([one for one in present.values() if one.name not in self._instances])
+        await reconcile(
+            [container for container in present.values() if container.name not in self._instances]
+        )
 
     async def _handle_listed_as_ended(self, instance: ContainerInstance) -> None:
         """The list may be older than the container's start."""
-        found = await self._inspected(instance)
-        if found is None or not found.running:
-            instance.set_ended("is stopped" if found is None else found.why)
+        state = await self._inspected(instance)
+        if state is None or not state.running:
+            instance.set_ended("is stopped" if state is None else state.why)
 
     async def _inspected(self, instance: ContainerInstance) -> ContainerState | None:
         """None also if the Engine does not answer: its end is known already."""
@@ -187,14 +187,14 @@ class ContainerFleet:
             return None
 
     async def _set_started(self, instance: ContainerInstance) -> None:
-        found = await self._engine.inspect(instance.name, self._settings.network)
-        if found is None:
+        state = await self._engine.inspect(instance.name, self._settings.network)
+        if state is None:
             instance.set_ended("is gone: another program removed it")
-        elif not found.running:
-            instance.set_ended(found.why)
+        elif not state.running:
+            instance.set_ended(state.why)
         else:
-            self._check_address(found.address)
-            instance.set_started(found.address)
+            self._check_address(state.address)
+            instance.set_started(state.address)
 
     def _check_address(self, address: str) -> None:
         if not address:

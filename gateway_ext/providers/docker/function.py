@@ -78,7 +78,6 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
 
     @property
     def deployment(self) -> Deployment:
-        """The deployment that they run."""
         return self.release.deployment
 
     async def _make(self) -> ContainerInstance:
@@ -105,7 +104,6 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
 
 
 def place_of(release: Release, parts: DockerParts, log: FunctionLog) -> ContainerPlace:
-    """What instances of this release need to know of their function."""
     has_our_runtime = release.image is not None and release.image.has_our_template
     return ContainerPlace(release.deployment.id, log, parts.settings.port, has_our_runtime)
 
@@ -129,7 +127,6 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
         self._tidying: set[asyncio.Task[None]] = set()
 
     def notify(self) -> None:
-        """Report the function to the listener."""
         self._rollout.notify()
 
     async def resume(self, containers: Sequence[ListedContainer]) -> None:
@@ -153,7 +150,6 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
         self._rollout.begin(lambda: self._make(release))
 
     def update(self, release: Release, wanted: int) -> None:
-        """Replace the current release by another one."""
         if not self._resumed:
             serving = self.record.before or self.record.release
             before = serving if serving.image is not None else None
@@ -166,8 +162,8 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
         self.begin()
 
     async def stop(self, *, drain: bool) -> None:
-        """End all instances and delete their secrets; with `drain` they finish calls first."""
-        releases = {one.id: one for one in self.releases}
+        """The secrets of its releases are deleted too."""
+        releases = {release.id: release for release in self.releases}
         await super().stop(drain=drain)
         for release in releases.values():
             await self._tidy(release)
@@ -195,13 +191,12 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
 
     @property
     def secrets(self) -> set[str]:
-        """Names of the secrets that running or coming instances read."""
-        return {name for one in self.releases for name in one.deployment.secrets}
+        return {name for release in self.releases for name in release.deployment.secrets}
 
     @property
     def releases(self) -> list[Release]:
         """Releases that containers run of, now or soon; a release may be listed twice."""
-        return [*self.record.releases, *(one.release for one in self._rollout.present)]
+        return [*self.record.releases, *(version.release for version in self._rollout.present)]
 
     def took_over(self, version: ContainerVersion) -> None:
         """Forget the release before this one: the next gateway must not start it again."""
@@ -215,7 +210,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
 
     def instances_ended(self, version: ContainerVersion) -> None:
         """Delete the secrets of a release that no container belongs to any more."""
-        if version.release.id in {one.id for one in self.releases}:
+        if version.release.id in {release.id for release in self.releases}:
             return
         task = asyncio.create_task(self._tidy(version.release))
         self._tidying.add(task)
@@ -224,21 +219,25 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
     async def _adopted(
         self, containers: Iterable[ListedContainer]
     ) -> Mapping[str, list[ContainerInstance]]:
-        found: dict[str, list[ContainerInstance]] = {one.id: [] for one in self.record.releases}
+        instances: dict[str, list[ContainerInstance]] = {
+            release.id: [] for release in self.record.releases
+        }
         try:
             for container in containers:
                 instance = await self._adopt(container)
                 if instance is not None:
-                    found[container.release].append(instance)
+                    instances[container.release].append(instance)
         except BaseException:
-            for instance in (one for several in found.values() for one in several):
+            for instance in (one for several in instances.values() for one in several):
                 self._parts.fleet.forget(instance.name)  # the next comparison adopts them again
             raise
-        return found
+        return instances
 
     async def _adopt(self, container: ListedContainer) -> ContainerInstance | None:
         """None for a container of no known release, which the provider removes."""
-        release = next((one for one in self.record.releases if one.id == container.release), None)
+        release = next(
+            (release for release in self.record.releases if release.id == container.release), None
+        )
         if release is None or not container.running:
             return None
         place = place_of(release, self._parts, self.log)
@@ -291,5 +290,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
 
     async def _measure(self) -> InstanceUsage:
         names = [one.name for version in self._rollout.versions for one in version.instances]
-        each = await asyncio.gather(*(self._parts.engine.usage(name) for name in names))
-        return InstanceUsage(sum(one.cpu_s for one in each), sum(one.memory_bytes for one in each))
+        usages = await asyncio.gather(*(self._parts.engine.usage(name) for name in names))
+        return InstanceUsage(
+            sum(usage.cpu_s for usage in usages), sum(usage.memory_bytes for usage in usages)
+        )

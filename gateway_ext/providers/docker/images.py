@@ -40,7 +40,6 @@ class ImagePulls:
         return await self._engine.image(image.id) or await self.ready(name)
 
     async def close(self) -> None:
-        """Cancel all pulls."""
         tasks = list(self._pulling.values())
         for task in tasks:
             task.cancel()
@@ -70,10 +69,10 @@ class ImagePulls:
                 raise _pull_error(name, refused) from refused
             log.warning("image %s: the one on the Engine is used: %s", name, refused)
             return present
-        found = await self._engine.image(name)
-        if found is None:
+        image = await self._engine.image(name)
+        if image is None:
             raise ProviderFailed(f"image {name} was pulled, and is not there")
-        return found
+        return image
 
     async def _credentials(self, name: str) -> str:
         if self._registries is None:
@@ -97,10 +96,10 @@ def credentials_for(image: str, config: Path, usual: str) -> str:
     `usual` is the registry of images whose name has no registry, as the file calls it.
     """
     registry = _registry_of(image, usual)
-    known = _known(config)
+    auths = _known(config)
     for name in (registry, f"https://{registry}", f"https://{registry}/v1/"):
-        if name in known:
-            return _header(name, known[name], config)
+        if name in auths:
+            return _header(name, auths[name], config)
     return ""
 
 
@@ -115,8 +114,8 @@ def _registry_of(image: str, usual: str) -> str:
 def _known(config: Path) -> dict[str, object]:
     """Read for every pull, as `docker login` may have changed the file."""
     try:
-        found = json.loads(config.read_bytes()).get("auths") or {}
-        return dict(found)
+        auths = json.loads(config.read_bytes()).get("auths") or {}
+        return dict(auths)
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ProviderFailed(f"the registries' credentials in {config}: {error}") from error
 

@@ -66,7 +66,6 @@ class ContainerInstance:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it is called."""
         address = f"tcp:{self._address}:{self._place.port}"
         return Endpoint(self.name, address, exited=self.exited)
 
@@ -75,12 +74,10 @@ class ContainerInstance:
         self._newest_at = await asyncio.to_thread(self._place.log.last_at, self.name)
 
     def set_started(self, address: str) -> None:
-        """The container runs, and has this address in its network."""
         self.started = True
         self._address = address
 
     def set_ended(self, why: str) -> None:
-        """The container does not run any more."""
         self.ready = False
         if not self.exited.done():
             self.exited.set_result(self._why or why)
@@ -102,7 +99,6 @@ class ContainerInstance:
         await self._remove()
 
     async def until_ready(self, within_s: float) -> bool:
-        """True once it can be called; False if it ends first or `within_s` passes."""
         self.ready = await wait_until_ready(self._is_ready, self.exited, within_s, _INTERVALS)
         return self.ready
 
@@ -124,7 +120,6 @@ class ContainerInstance:
         await self._wait_for_end()
 
     def kill(self, why: str) -> None:
-        """Kill it at once; `why` is the reason that `exited` resolves to."""
         if self.exited.done() or self._why:
             return
         self._why = why
@@ -191,7 +186,7 @@ class ContainerInstance:
 
     def _store(self, lines: Sequence[OutputLine]) -> None:
         function = self._place.function
-        self._place.log.add([LogLine(function, self.name, one.at, one.text) for one in lines])
+        self._place.log.add([LogLine(function, self.name, line.at, line.text) for line in lines])
 
     def _write(self, text: str) -> None:
         self._place.log.write(self.name, text)

@@ -79,7 +79,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             await asyncio.wait(list(self._leaving), timeout=patience_s)
         for task in self._leaving:
             task.cancel()
-        background = [one for one in (self._watching, self._clearing) if one is not None]
+        background = [task for task in (self._watching, self._clearing) if task is not None]
         for task in background:
             task.cancel()
         if background:
@@ -157,7 +157,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
 
     def _releases(self) -> set[str]:
         present = [*self._functions.values(), *self._leaving.values()]
-        return {one.id for each in present for one in each.releases}
+        return {release.id for record in present for release in record.releases}
 
     def _renewed(self, record: ReleaseRecord) -> ReleaseRecord:
         """A new release if the variables that activate the shim have changed, else the record."""

@@ -37,13 +37,11 @@ class ReleaseRecord:
 
     @property
     def deployment(self) -> Deployment:
-        """The deployment that was accepted last."""
         return self.release.deployment
 
     @property
     def releases(self) -> list[Release]:
-        """The releases that containers may belong to."""
-        return [one for one in (self.before, self.release) if one is not None]
+        return [release for release in (self.before, self.release) if release is not None]
 
 
 class ReleaseStore(RecordStore[ReleaseRecord]):

@@ -32,7 +32,7 @@ class SecretVolumes:
         self._fillers: set[str] = set()
 
     async def ready(self, release: Release) -> str:
-        """The name of the filled volume of a release; empty if the release has no secrets."""
+        """Empty if the release has no secrets."""
         if not release.deployment.secrets:
             return ""
         name = self._volume_of(release)
@@ -42,14 +42,12 @@ class SecretVolumes:
         return name
 
     async def fill(self, release: Release) -> None:
-        """Write the current values of a release's secrets to its volume."""
         if release.image is None or not release.deployment.secrets:
             return
         async with self._filling[release.id]:  # else an older value could be written last
             await self._write(release)
 
     def fills(self, container: str) -> bool:
-        """Whether this container is being used to fill a volume."""
         return container in self._fillers
 
     async def remove(self, release: Release) -> None:
@@ -63,9 +61,9 @@ class SecretVolumes:
         """Delete volumes of unknown releases."""
         # Volumes are listed first: a release becomes known before its volume is made.
         present = await self._engine.volumes()
-        known = releases()
+        ids = releases()
         for name, labels in present.items():
-            if labels.get(RELEASE, "") not in known:
+            if labels.get(RELEASE, "") not in ids:
                 await self._engine.remove_volume(name)
 
     async def _write(self, release: Release) -> None:

@@ -56,7 +56,7 @@ class ClusterClient:
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
-        """Allow requests; needs a running event loop."""
+        """Needs a running event loop."""
         secured: ssl.SSLContext | bool = True
         if self.url.startswith("https:"):
             try:
@@ -69,14 +69,12 @@ class ClusterClient:
         )
 
     async def close(self) -> None:
-        """Close all connections."""
         if self._session is not None:
             await self._session.close()
             # The library does not wait until connections with TLS have said goodbye.
             await asyncio.sleep(_GOODBYE_S)
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
-        """The object or list at a path."""
         return await self.call("GET", path, query)
 
     async def call(
@@ -99,7 +97,7 @@ class ClusterClient:
     async def events(
         self, path: str, query: Mapping[str, str], quiet_s: float
     ) -> AsyncGenerator[Json, None]:
-        """Yield the events of a watch; ClusterAway if nothing arrives for `quiet_s`."""
+        """ClusterAway if nothing arrives for `quiet_s`."""
         async with contextlib.aclosing(self.lines(path, query, quiet_s)) as lines:
             async for line in lines:
                 if line.strip():
@@ -108,7 +106,6 @@ class ClusterClient:
     async def lines(
         self, path: str, query: Mapping[str, str], quiet_s: float | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of an answer as they arrive."""
         timeout = aiohttp.ClientTimeout(None, sock_connect=_CONNECT_S, sock_read=quiet_s)
         with self._translated():
             async with self._answer("GET", path, query, timeout=timeout) as answer:
@@ -160,16 +157,15 @@ class ClusterClient:
 
     def _object(self, text: bytes) -> Json:
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ProviderFailed(f"{self.url} does not answer JSON") from error
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise ProviderFailed(f"{self.url} does not answer a JSON object")
-        return found
+        return value
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Raise ClusterAway for errors of the connection."""
         try:
             yield
         except TimeoutError as error:
@@ -179,18 +175,18 @@ class ClusterClient:
 
 
 async def _beginning(answer: aiohttp.ClientResponse) -> bytes:
-    found = b""
+    beginning = b""
     async for part in answer.content.iter_any():
-        found += part
-        if len(found) > _LONGEST_REFUSAL_BYTES:
+        beginning += part
+        if len(beginning) > _LONGEST_REFUSAL_BYTES:
             break
-    return found
+    return beginning
 
 
 def _refusal(status: int, body: bytes) -> ClusterRefused:
     try:
-        found = json.loads(body)
-        reason, message = str(found.get("reason", "")), str(found.get("message", ""))
+        refusal = json.loads(body)
+        reason, message = str(refusal.get("reason", "")), str(refusal.get("message", ""))
     except (ValueError, AttributeError, RecursionError):
         reason, message = "", body.decode(errors="replace").strip()
     return ClusterRefused(status, reason, message[:_LONGEST_MESSAGE] or f"status {status}")

@@ -53,7 +53,7 @@ class PodLogs:
     async def _in_order(
         self, pods: Sequence[PodState], query: LogQuery
     ) -> AsyncGenerator[LogLine, None]:
-        """What the pods have written until now; of each one line is kept here at a time."""
+        """Of each pod one line is kept here at a time."""
         async with contextlib.AsyncExitStack() as open_logs:
             heads: list[tuple[datetime, int, LogLine, AsyncGenerator[LogLine, None]]] = []
             for number, pod in enumerate(pods):

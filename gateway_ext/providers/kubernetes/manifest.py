@@ -70,7 +70,6 @@ def manifest(
     marks: ReleaseMarks,
     replicas: int,
 ) -> Json:
-    """The Deployment of a function with so many replicas."""
     chosen = {FUNCTION: deployment.id.name, GATEWAY: settings.name, LIFE: marks.life}
     labels = {**deployment.labels, **chosen}
     return {
@@ -107,10 +106,10 @@ def manifest(
     }
 
 
-def stored_function(found: Json) -> StoredFunction | None:
+def stored_function(raw: Json) -> StoredFunction | None:
     """The inverse of `manifest`; None if somebody else has changed what was stored in it."""
     try:
-        metadata, spec = found["metadata"], found["spec"]
+        metadata, spec = raw["metadata"], raw["spec"]
         annotations, labels = metadata["annotations"], metadata["labels"]
         deployment = model.read_deployment(json.loads(annotations[_STORED]))
         if deployment.id != FunctionId(str(metadata["namespace"]), str(metadata["name"])):
@@ -121,15 +120,15 @@ def stored_function(found: Json) -> StoredFunction | None:
             created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
             marks=ReleaseMarks(str(labels[LIFE]), str(annotations[_RELEASE])),
             injected=str(annotations[_INJECTED]),
-            trouble=_refused_pods(found),
+            trouble=_refused_pods(raw),
         )
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return None
 
 
-def _refused_pods(found: Json) -> str:
+def _refused_pods(raw: Json) -> str:
     """Why the cluster takes no pod of it, as when a quota is used up."""
-    for condition in found.get("status", {}).get("conditions") or []:
+    for condition in raw.get("status", {}).get("conditions") or []:
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
             return str(condition.get("message", ""))
     return ""
@@ -141,7 +140,7 @@ def _pod(
     options = function_options.of(deployment)
     further = dict(settings.further_gpu_fields()) if injected else {}
     mounts, volumes = _volumes(deployment, injected)
-    found = {
+    spec = {
         **further,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -152,10 +151,10 @@ def _pod(
         "volumes": volumes,
     }
     if settings.pull_secrets:
-        found["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
+        spec["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
     if chosen := {**(further.get("nodeSelector") or {}), **_node_selector(deployment)}:
-        found["nodeSelector"] = chosen
-    return found
+        spec["nodeSelector"] = chosen
+    return spec
 
 
 def _container(
@@ -194,22 +193,21 @@ def _probes(deployment: Deployment, settings: KubernetesSettings) -> Json:
     asked: Json = {"tcpSocket": {"port": settings.port}}
     if path:
         asked = {"httpGet": {"path": path, "port": settings.port}}
-    found = {
+    probes = {
         "readinessProbe": {**asked, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 3}
     }
     if ours:
         health = {"httpGet": {"path": "/_/health", "port": settings.port}}
-        found["livenessProbe"] = {
+        probes["livenessProbe"] = {
             **health,
             "periodSeconds": 10,
             "timeoutSeconds": 5,
             "failureThreshold": 6,
         }
-    return found
+    return probes
 
 
 def _volumes(deployment: Deployment, injected: Mapping[str, str]) -> tuple[list[Json], list[Json]]:
-    """What is mounted, and what is there to be mounted."""
     mounts: list[Json] = []
     volumes: list[Json] = []
     if deployment.secrets:
@@ -232,36 +230,36 @@ def _volumes(deployment: Deployment, injected: Mapping[str, str]) -> tuple[list[
 
 
 def _resources(deployment: Deployment) -> Json:
-    """Limits and requests but for GPUs, which GPU managers share out."""
-    found = {}
+    """Without GPUs, which GPU managers share out."""
+    resources = {}
     for key, amounts in (("limits", deployment.limits), ("requests", deployment.requests)):
         if read := _amounts(key, amounts):
-            found[key] = read
-    return found
+            resources[key] = read
+    return resources
 
 
 def _amounts(key: str, amounts: Resources | None) -> dict[str, str]:
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     if amounts is None:
-        return found
+        return texts
     try:
         if amounts.memory:
-            found["memory"] = str(quantities.memory_bytes(amounts.memory))
+            texts["memory"] = str(quantities.memory_bytes(amounts.memory))
         if amounts.cpu:
-            found["cpu"] = f"{max(1, round(quantities.cpus(amounts.cpu) * 1000))}m"
+            texts["cpu"] = f"{max(1, round(quantities.cpus(amounts.cpu) * 1000))}m"
     except ValueError as error:
         raise BadDeployment(f"{key}: {error}") from error
-    return found
+    return texts
 
 
 def _node_selector(deployment: Deployment) -> dict[str, str]:
-    """Constraints such as `zone=a`; those about GPUs are for GPU managers' nodes."""
-    found = {}
+    """Constraints about GPUs are left out: they are for GPU managers' nodes."""
+    labels = {}
     for constraint in deployment.constraints:
         if function_options.is_gpu_constraint(constraint):
             continue
         match = _CONSTRAINT.fullmatch(constraint)
         if match is None:
             raise BadDeployment(f"constraint {constraint!r}: LABEL=VALUE is expected")
-        found[match[1]] = match[2]
-    return found
+        labels[match[1]] = match[2]
+    return labels

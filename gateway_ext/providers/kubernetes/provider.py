@@ -104,13 +104,14 @@ class KubernetesProvider:
         manifest.check(deployment)
         await self._check_secrets(deployment)
         async with self._locks.setdefault(deployment.id, asyncio.Lock()):
-            known = self._view.found(deployment.id)
+            before = self._view.found(deployment.id)
             await _until_made(
                 deployment.id,
                 lambda: self._write(deployment, options.scale_min, token_hex(6), update=update),
             )
             await self._seen(
-                deployment.id, lambda one: one and (known is None or one.marks != known.marks)
+                deployment.id,
+                lambda stored: stored and (before is None or stored.marks != before.marks),
             )
 
     async def remove(self, function: FunctionId) -> None:
@@ -118,17 +119,15 @@ class KubernetesProvider:
         async with self._locks.setdefault(function, asyncio.Lock()):
             await self._owned(function)
             await self._change("DELETE", function, _DELETION)
-            await self._seen(function, lambda one: one is None)
+            await self._seen(function, lambda stored: stored is None)
 
     async def scale(self, function: FunctionId, replicas: int) -> None:
-        """Request this many replicas."""
         async with self._locks.setdefault(function, asyncio.Lock()):
             await self._owned(function)
             await self._change("PATCH", function, {"spec": {"replicas": replicas}}, MERGE)
-            await self._seen(function, lambda one: one is None or one.wanted == replicas)
+            await self._seen(function, lambda stored: stored is None or stored.wanted == replicas)
 
     async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
-        """All functions of a namespace, by name."""
         await self._namespaces.check(namespace)
         return [self._view.status(function) for function in self._view.ids(namespace)]
 
@@ -149,12 +148,10 @@ class KubernetesProvider:
         return {}
 
     async def secrets(self, namespace: str) -> Sequence[str]:
-        """Names of the secrets of a namespace."""
         await self._namespaces.check(namespace)
         return await self._secrets.names(namespace)
 
     async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
-        """SecretExists if there is one of that name."""
         await self._namespaces.check(namespace)
         await self._secrets.create(namespace, name, value)
 
@@ -164,7 +161,6 @@ class KubernetesProvider:
         await self._secrets.update(namespace, name, value)
 
     async def remove_secret(self, namespace: str, name: str) -> None:
-        """SecretInUse if a function has it mounted."""
         await self._namespaces.check(namespace)
         for stored in self._view.all():
             deployment = stored.deployment
@@ -173,7 +169,6 @@ class KubernetesProvider:
         await self._secrets.remove(namespace, name)
 
     async def namespaces(self) -> Sequence[Namespace]:
-        """All namespaces, the default one among them."""
         return await self._namespaces.all()
 
     async def create_namespace(self, namespace: Namespace) -> None:
@@ -185,7 +180,6 @@ class KubernetesProvider:
         await self._namespaces.update(namespace)
 
     async def remove_namespace(self, name: str) -> None:
-        """Remove a namespace with all its functions and secrets."""
         await self._namespaces.remove(name)
         await self._view.until(lambda: not self._view.ids(name), _SEEN_S)
 
@@ -210,33 +204,33 @@ class KubernetesProvider:
     async def _write(
         self, deployment: Deployment, least: int, release: str, *, update: bool
     ) -> bool:
-        """Create or replace a Deployment; False if somebody else changed it meanwhile."""
+        """False if somebody else changed the Deployment meanwhile."""
         id_ = deployment.id
-        found = await self._raw(id_)
-        if found is None and update:
+        raw = await self._raw(id_)
+        if raw is None and update:
             raise UnknownFunction(id_)
-        stored = None if found is None else self._ours(found)
-        if found is not None and stored is None:
+        stored = None if raw is None else self._ours(raw)
+        if raw is not None and stored is None:
             raise BadDeployment(f"{id_.namespace} has a Deployment {id_.name} that is not ours")
         life = stored.marks.life if stored else token_hex(4)
         wanted = max(stored.wanted, least) if stored else least
-        return await self._replace(found, deployment, ReleaseMarks(life, release), wanted)
+        return await self._replace(raw, deployment, ReleaseMarks(life, release), wanted)
 
     async def _replace(
-        self, found: Json | None, deployment: Deployment, marks: ReleaseMarks, wanted: int
+        self, raw: Json | None, deployment: Deployment, marks: ReleaseMarks, wanted: int
     ) -> bool:
-        """Put a function in the place of what was found; False if that has changed meanwhile."""
+        """False if what was found has changed meanwhile."""
         id_ = deployment.id
         injected = gpu_environment(self._injection, deployment)
         body = manifest.manifest(deployment, self._settings, injected, marks, wanted)
         try:
-            if found is None:
+            if raw is None:
                 await self._client.call("POST", _path(id_.namespace), body=body)
             else:
-                body["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
+                body["metadata"]["resourceVersion"] = raw["metadata"]["resourceVersion"]
                 await self._client.call("PUT", _path(id_.namespace, id_.name), body=body)
         except ClusterRefused as refused:
-            if refused.status == _CONFLICT or (found is not None and refused.status == _ABSENT):
+            if refused.status == _CONFLICT or (raw is not None and refused.status == _ABSENT):
                 return False
             if refused.status == _ABSENT:
                 raise UnknownNamespace(id_.namespace) from refused
@@ -257,7 +251,6 @@ class KubernetesProvider:
             raise
 
     async def _raw(self, function: FunctionId) -> Json | None:
-        """The Deployment of this name as it is in the cluster."""
         try:
             return await self._client.get(_path(function.namespace, function.name))
         except ClusterRefused as refused:
@@ -267,22 +260,22 @@ class KubernetesProvider:
 
     async def _owned(self, function: FunctionId) -> None:
         """UnknownFunction if there is none of that name; what is not ours is not touched."""
-        found = await self._raw(function)
-        if found is None or self._ours(found) is None:
+        raw = await self._raw(function)
+        if raw is None or self._ours(raw) is None:
             raise UnknownFunction(function)
 
-    def _ours(self, found: Json) -> StoredFunction | None:
+    def _ours(self, raw: Json) -> StoredFunction | None:
         """The function in a Deployment; None if it is none of this gateway's."""
-        labels = found["metadata"].get("labels") or {}
-        return _stored(found) if labels.get(GATEWAY) == self._settings.name else None
+        labels = raw["metadata"].get("labels") or {}
+        return _stored(raw) if labels.get(GATEWAY) == self._settings.name else None
 
     async def _check_secrets(self, deployment: Deployment) -> None:
         namespace = deployment.id.namespace
         await self._namespaces.check(namespace)
         if not deployment.secrets:
             return
-        known = await self._secrets.names(namespace)
-        missing = [name for name in deployment.secrets if name not in known]
+        names = await self._secrets.names(namespace)
+        missing = [name for name in deployment.secrets if name not in names]
         if missing:
             raise BadDeployment(f"there is no secret {', '.join(missing)} in {namespace}")
 
@@ -305,23 +298,23 @@ class KubernetesProvider:
 
     async def _renew(self, function: FunctionId) -> bool:
         """Deploy a function again as it is by now; False if it has changed meanwhile."""
-        found = await self._raw(function)
-        stored = None if found is None else self._ours(found)
+        raw = await self._raw(function)
+        stored = None if raw is None else self._ours(raw)
         if stored is None or self._is_injected(stored):
             return True  # another gateway was faster
         log.info("%s is deployed again: its injected variables changed", function)
         marks = ReleaseMarks(stored.marks.life, token_hex(6))
-        return await self._replace(found, stored.deployment, marks, stored.wanted)
+        return await self._replace(raw, stored.deployment, marks, stored.wanted)
 
     def _is_injected(self, stored: StoredFunction) -> bool:
         injected = gpu_environment(self._injection, stored.deployment)
         return injected_digest(injected) == stored.injected
 
 
-def _stored(found: Json) -> StoredFunction | None:
-    stored = manifest.stored_function(found)
+def _stored(raw: Json) -> StoredFunction | None:
+    stored = manifest.stored_function(raw)
     if stored is None:
-        metadata = found["metadata"]
+        metadata = raw["metadata"]
         log.warning("%s in %s is no function", metadata.get("name"), metadata.get("namespace"))
     return stored
 
@@ -346,10 +339,9 @@ class ClusterSecrets:
         self._name = name
 
     async def names(self, namespace: str) -> Sequence[str]:
-        """Names of the secrets of a namespace."""
         chosen = {"labelSelector": f"{GATEWAY}={self._name}"}
-        found = await self._client.get(_secret_path(namespace), chosen)
-        return sorted(str(each["metadata"]["name"]) for each in found.get("items") or [])
+        answer = await self._client.get(_secret_path(namespace), chosen)
+        return sorted(str(secret["metadata"]["name"]) for secret in answer.get("items") or [])
 
     async def create(self, namespace: str, name: str, value: bytes) -> None:
         """SecretExists if there is one of that name, this gateway's or another one."""
@@ -372,13 +364,11 @@ class ClusterSecrets:
             raise
 
     async def update(self, namespace: str, name: str, value: bytes) -> None:
-        """UnknownSecret if there is none of that name."""
         await self._check(namespace, name)
         body = {"data": {name: b64encode(value).decode()}}
         await self._client.call("PATCH", _secret_path(namespace, name), body=body, kind=MERGE)
 
     async def remove(self, namespace: str, name: str) -> None:
-        """UnknownSecret if there is none of that name."""
         await self._check(namespace, name)
         await self._client.call("DELETE", _secret_path(namespace, name))
 
@@ -414,15 +404,14 @@ class ClusterNamespaces:
         if self._fixed:
             return [Namespace(name) for name in sorted(self._fixed)]
         chosen = {"labelSelector": f"{_NAMESPACE_LABEL}={self._name}"}
-        found = {DEFAULT_NAMESPACE: Namespace(DEFAULT_NAMESPACE)}
-        for each in (await self._client.get(_PATH, chosen)).get("items") or []:
-            one = _read(each)
-            found[one.name] = one
-        return [found[name] for name in sorted(found)]
+        namespaces = {DEFAULT_NAMESPACE: Namespace(DEFAULT_NAMESPACE)}
+        for raw in (await self._client.get(_PATH, chosen)).get("items") or []:
+            namespace = _read(raw)
+            namespaces[namespace.name] = namespace
+        return [namespaces[name] for name in sorted(namespaces)]
 
     async def check(self, name: str) -> None:
-        """UnknownNamespace if there is none of that name."""
-        if name not in {one.name for one in await self.all()}:
+        if name not in {namespace.name for namespace in await self.all()}:
             raise UnknownNamespace(name)
 
     async def create(self, namespace: Namespace) -> None:
@@ -452,7 +441,6 @@ class ClusterNamespaces:
             raise _bad(refused) from refused
 
     async def remove(self, name: str) -> None:
-        """Remove a namespace with everything in it."""
         self._check_managed()
         if name == DEFAULT_NAMESPACE:
             raise BadRequest(f"the namespace {name} cannot be removed")
@@ -466,14 +454,14 @@ class ClusterNamespaces:
     async def _labelled(self, name: str) -> Namespace:
         """One of ours as it is now; UnknownNamespace of another one."""
         try:
-            found = await self._client.get(f"{_PATH}/{name}")
+            raw = await self._client.get(f"{_PATH}/{name}")
         except ClusterRefused as refused:
             if refused.status == _ABSENT:
                 raise UnknownNamespace(name) from refused
             raise
-        if (found["metadata"].get("labels") or {}).get(_NAMESPACE_LABEL) != self._name:
+        if (raw["metadata"].get("labels") or {}).get(_NAMESPACE_LABEL) != self._name:
             raise UnknownNamespace(name)
-        return _read(found)
+        return _read(raw)
 
     def _metadata(self, namespace: Namespace) -> Json:
         return {
@@ -483,8 +471,8 @@ class ClusterNamespaces:
         }
 
 
-def _read(found: Json) -> Namespace:
-    metadata = found["metadata"]
+def _read(raw: Json) -> Namespace:
+    metadata = raw["metadata"]
     labels = dict(metadata.get("labels") or {})
     for name in (_NAMESPACE_LABEL, "kubernetes.io/metadata.name"):
         labels.pop(name, None)

@@ -53,9 +53,9 @@ class KubernetesSettings:
     def further_gpu_fields(self) -> Mapping[str, Any]:
         """Further fields of the pods of GPU functions, such as `nodeSelector`."""
         try:
-            found = json.loads(self.gpu_pod or "{}")
+            fields = json.loads(self.gpu_pod or "{}")
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"kubernetes_gpu_pod is no JSON: {error}") from error
-        if not isinstance(found, dict):
+        if not isinstance(fields, dict):
             raise BadRequest("kubernetes_gpu_pod: a JSON object is expected")
-        return found
+        return fields

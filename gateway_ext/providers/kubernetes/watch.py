@@ -55,12 +55,12 @@ class ObjectWatch(Generic[T]):
 
     async def list(self) -> None:
         """Ask for all objects; what was not heard of is reported as changes."""
-        found: dict[str, T | None] = {}
+        listed: dict[str, T | None] = {}
         query = {**self._query, "limit": _PAGE}
         while True:
             answer = await self._client.get(self._path, query)
             try:
-                found |= {_uid(each): self._read(each) for each in answer["items"] or []}
+                listed |= {_uid(raw): self._read(raw) for raw in answer["items"] or []}
                 version = str(answer["metadata"]["resourceVersion"])
                 query["continue"] = str(answer["metadata"].get("continue") or "")
             except (KeyError, TypeError, AttributeError) as error:
@@ -68,9 +68,9 @@ class ObjectWatch(Generic[T]):
             if not query["continue"]:
                 break
         self._version = version
-        for uid in [one for one in self._objects if one not in found]:
+        for uid in [uid for uid in self._objects if uid not in listed]:
             self._set(uid, None)
-        for uid, value in found.items():
+        for uid, value in listed.items():
             self._set(uid, value)
 
     async def follow(self) -> None:
@@ -104,8 +104,8 @@ class ObjectWatch(Generic[T]):
         }
         try:
             events = self._client.events(self._path, query, _QUIET_S)
-            async with contextlib.aclosing(events) as each:
-                async for event in each:
+            async with contextlib.aclosing(events) as stream:
+                async for event in stream:
                     self._take(event)
         except ClusterRefused as refused:
             if refused.status == _GONE:
@@ -114,14 +114,14 @@ class ObjectWatch(Generic[T]):
 
     def _take(self, event: Json) -> None:
         try:
-            kind, found = event["type"], event["object"]
+            kind, raw = event["type"], event["object"]
             if kind == "ERROR":
-                if found.get("code") == _GONE:
+                if raw.get("code") == _GONE:
                     raise WatchExpired
-                raise ProviderFailed(f"its watch failed: {found.get('message')}")
-            version = str(found["metadata"]["resourceVersion"])
-            uid = "" if kind == "BOOKMARK" else _uid(found)
-            value = self._read(found) if uid and kind != "DELETED" else None
+                raise ProviderFailed(f"its watch failed: {raw.get('message')}")
+            version = str(raw["metadata"]["resourceVersion"])
+            uid = "" if kind == "BOOKMARK" else _uid(raw)
+            value = self._read(raw) if uid and kind != "DELETED" else None
         except (KeyError, TypeError, AttributeError) as error:
             raise ProviderFailed(f"its watch sends no event: {error!r}") from error
         self._heard()
@@ -143,5 +143,5 @@ class ObjectWatch(Generic[T]):
             self._changed(before, value)
 
 
-def _uid(found: Json) -> str:
-    return str(found["metadata"]["uid"])
+def _uid(raw: Json) -> str:
+    return str(raw["metadata"]["uid"])

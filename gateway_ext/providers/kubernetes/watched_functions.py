@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 _Report = tuple[Deployment, tuple[Endpoint, ...], int, Troubles]
 
 
-# What the cluster says of one pod of a function. Pure.
-
 _STARTING = frozenset({"ContainerCreating", "PodInitializing"})
 
 
@@ -42,9 +40,8 @@ class PodState:
     stays: bool = False
 
 
-def pod_state(found: Json) -> PodState:
-    """The state in a pod's object."""
-    metadata, status = found["metadata"], found.get("status", {})
+def pod_state(raw: Json) -> PodState:
+    metadata, status = raw["metadata"], raw.get("status", {})
     leaving = "deletionTimestamp" in metadata or status.get("phase") in {"Succeeded", "Failed"}
     ready = _condition(status, "Ready").get("status") == "True"
     address = str(status.get("podIP", ""))
@@ -55,17 +52,17 @@ def pod_state(found: Json) -> PodState:
         name=str(metadata["name"]),
         address=f"[{address}]" if ":" in address else address,
         ready=ready and bool(address) and not leaving,
-        started=any("containerID" in each for each in _containers(status)),
+        started=any("containerID" in container for container in _containers(status)),
         trouble="" if ready or leaving else _trouble(status),
         stays=not (ready or leaving) and any(map(_is_put_off, _containers(status))),
     )
 
 
 def _trouble(status: Json) -> str:
-    for each in _containers(status):
-        waiting = each.get("state", {}).get("waiting", {})
-        ended = each.get("lastState", {}).get("terminated", {})
-        if _is_put_off(each):
+    for container in _containers(status):
+        waiting = container.get("state", {}).get("waiting", {})
+        ended = container.get("lastState", {}).get("terminated", {})
+        if _is_put_off(container):
             return _joined(_joined(waiting.get("reason"), waiting.get("message")), _end(ended))
         if ended:
             return _end(ended)
@@ -95,9 +92,9 @@ def _joined(*parts: Any) -> str:
 
 
 def _condition(status: Json, kind: str) -> Json:
-    for each in status.get("conditions") or []:
-        if each.get("type") == kind:
-            return dict(each)
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == kind:
+            return dict(condition)
     return {}
 
 
@@ -125,8 +122,8 @@ class WatchedFunctions:
             self._changed(now.deployment.id)
         elif before is not None:
             id_ = before.deployment.id
-            known = self._functions.get(id_)
-            if known is not None and known.marks.life == before.marks.life:
+            stored = self._functions.get(id_)
+            if stored is not None and stored.marks.life == before.marks.life:
                 del self._functions[id_]
             self._changed(id_)
 
@@ -144,16 +141,13 @@ class WatchedFunctions:
         self._changed(shown.function)
 
     def ids(self, namespace: str) -> list[FunctionId]:
-        """The functions of a namespace, by name."""
-        return sorted(one for one in self._functions if one.namespace == namespace)
+        return sorted(function for function in self._functions if function.namespace == namespace)
 
     def found(self, function: FunctionId) -> StoredFunction | None:
-        """A function; None if there is none of that name."""
         return self._functions.get(function)
 
     def all(self) -> Sequence[StoredFunction]:
-        """All functions."""
-        return [self._functions[one] for one in sorted(self._functions)]
+        return [self._functions[function] for function in sorted(self._functions)]
 
     def pods(self, function: FunctionId) -> list[PodState]:
         """Pods of a function, by name; none of an earlier life of the name."""
@@ -164,7 +158,7 @@ class WatchedFunctions:
         return [pods[name] for name in sorted(pods) if pods[name].life == stored.marks.life]
 
     def status(self, function: FunctionId) -> FunctionStatus:
-        """The status of a function; UnknownFunction if there is none of that name."""
+        """UnknownFunction if there is none of that name."""
         stored = self._functions.get(function)
         if stored is None:
             raise UnknownFunction(function)

@@ -75,7 +75,6 @@ class ManagedFunction(ABC, Generic[R, V]):
 
     @property
     def template_bytes(self) -> int:
-        """The memory of what its instances are forked from."""
         return 0
 
     @property
@@ -85,11 +84,9 @@ class ManagedFunction(ABC, Generic[R, V]):
 
     @property
     def wanted(self) -> int:
-        """The number of replicas."""
         return self.record.wanted
 
     def scale(self, wanted: int) -> None:
-        """Store and apply another number of replicas."""
         self.record = replace(self.record, wanted=wanted)
         self._store.save(self.record)
         self._rollout.resize()
@@ -165,8 +162,7 @@ class Rollout(Generic[V]):
         self._end_surplus(leaving, version)
 
     def resize(self) -> None:
-        """Apply the owner's number of replicas to all versions."""
-        leaving = [(one.resize(self._owner.wanted), one) for one in self.versions]
+        leaving = [(version.resize(self._owner.wanted), version) for version in self.versions]
         self.notify()
         for replicas, version in leaving:
             self._retire(replicas, version)
@@ -180,9 +176,8 @@ class Rollout(Generic[V]):
         self.notify()
 
     async def stop(self, *, drain: bool) -> None:
-        """End all instances; with `drain` they may finish their calls first."""
         await self._stop_making()
-        leaving = [replica for one in self.versions for replica in one.resize(0)]
+        leaving = [replica for version in self.versions for replica in version.resize(0)]
         self.current = self.coming = None
         if not drain:
             self.hurry()
@@ -198,14 +193,13 @@ class Rollout(Generic[V]):
         """Stop watching all instances; they continue to run."""
         await self._stop_making()
         self.hurry()
-        await asyncio.gather(*(one.detach() for v in self.versions for one in v.replicas))
+        await asyncio.gather(*(replica.detach() for v in self.versions for replica in v.replicas))
         if self._retiring:
             await asyncio.wait(list(self._retiring))
 
     @property
     def versions(self) -> list[V]:
-        """The current version and the coming one, if they exist."""
-        return [one for one in (self.current, self.coming) if one is not None]
+        return [version for version in (self.current, self.coming) if version is not None]
 
     @property
     def present(self) -> list[V]:
@@ -214,12 +208,10 @@ class Rollout(Generic[V]):
 
     @property
     def settled(self) -> bool:
-        """Whether no version is coming and none is retiring."""
         return not self._retiring and self.coming is None
 
     @property
     def available(self) -> int:
-        """The number of replicas that can be called."""
         return len(self.current.endpoints) if self.current else 0
 
     @property
@@ -242,9 +234,9 @@ class Rollout(Generic[V]):
         return Troubles(
             "",
             template,
-            broken or next(filter(None, (one.partly_broken for one in newest_first)), ""),
-            next(filter(None, (one.dying for one in newest_first)), ""),
-            next(filter(None, (one.slow for one in newest_first)), None),
+            broken or next(filter(None, (version.partly_broken for version in newest_first)), ""),
+            next(filter(None, (version.dying for version in newest_first)), ""),
+            next(filter(None, (version.slow for version in newest_first)), None),
         )
 
     @property
@@ -259,7 +251,6 @@ class Rollout(Generic[V]):
             self._renew_outdated()
 
     def notify(self) -> None:
-        """Report deployment, endpoints and wanted replicas to the listener."""
         current = self.current
         unserved = ""
         try:
@@ -323,9 +314,9 @@ class Rollout(Generic[V]):
     def _renew_outdated(self) -> None:
         if self._renewing is not None and not self._renewing.done():
             return
-        outdated = ((one, replica) for one in self.versions for replica in one.outdated)
-        if (found := next(outdated, None)) is not None:
-            self._renewing = asyncio.create_task(self._renew(*found))
+        outdated = ((version, replica) for version in self.versions for replica in version.outdated)
+        if (pair := next(outdated, None)) is not None:
+            self._renewing = asyncio.create_task(self._renew(*pair))
             self._renewing.add_done_callback(self._renewed)
 
     async def _renew(self, version: V, old: Replica[Any]) -> None:
@@ -383,7 +374,7 @@ class Rollout(Generic[V]):
 
     async def _drain_and_stop(self, leaving: Iterable[Replica[Any]], *, drain: bool) -> None:
         replicas = list(leaving)
-        names = [one.instance.name for one in replicas if one.instance is not None]
+        names = [replica.instance.name for replica in replicas if replica.instance is not None]
         try:
             if drain and names:
                 drained = self._listener.drained(names, self._drain_s)

@@ -33,9 +33,7 @@ class ManagedInstance(Protocol):
         ...
 
     @property
-    def endpoint(self) -> Endpoint:
-        """Where it is called."""
-        ...
+    def endpoint(self) -> Endpoint: ...
 
     async def collect_output(self) -> None:
         """Store its output until it has ended and nothing is left of it."""

@@ -53,7 +53,6 @@ class StartOutput:
         return ()
 
     def release(self) -> list[LogLine]:
-        """The lines that were held back."""
         held, self._held = self._held, []
         return held
 
@@ -121,11 +120,9 @@ class FunctionLog:
         return next(filter(None, lines), "")
 
     def last_at(self, instance: str) -> datetime | None:
-        """The time of the newest stored line of an instance."""
         return next((line.at for line in self._newest_of(instance)), None)
 
     def close(self) -> None:
-        """Close the files and end all followers."""
         self._file.close()
         for follower in self._followers:
             follower.end()
@@ -138,7 +135,7 @@ class FunctionLog:
             follower.add(lines)
 
     def _newest_of(self, instance: str) -> Iterator[LogLine]:
-        """Lines of one instance, the newest first; lines of others are not decoded."""
+        """The newest line first; lines of other instances are not decoded."""
         name = json.dumps(instance).encode()
         for text in reversed(self._raw()):
             line = _decoded(self.function, text) if name in text else None
@@ -194,9 +191,9 @@ class _Follower:
     async def lines(self) -> list[LogLine]:
         await self._changed.wait()
         self._changed.clear()
-        found = list(self._lines)
+        lines = list(self._lines)
         self._lines.clear()
-        return found
+        return lines
 
 
 def _wanted(line: LogLine, query: LogQuery) -> bool:
@@ -206,7 +203,7 @@ def _wanted(line: LogLine, query: LogQuery) -> bool:
 
 
 def _encoded(lines: Sequence[LogLine]) -> Iterator[str]:
-    """Each line as a JSON list; what successive lines have in common is encoded once."""
+    """What successive lines have in common is encoded once."""
     head, at, instance = "", None, None
     for line in lines:
         if line.at is not at or line.instance is not instance:
@@ -218,9 +215,9 @@ def _encoded(lines: Sequence[LogLine]) -> Iterator[str]:
 def _decoded(function: FunctionId, text: bytes) -> LogLine | None:
     try:
         at, instance, line = json.loads(text)
-        found = LogLine(function, instance, datetime.fromisoformat(at), line)
+        log_line = LogLine(function, instance, datetime.fromisoformat(at), line)
         is_whole = isinstance(instance, str) and isinstance(line, str)
-        return found if is_whole and found.at.tzinfo is not None else None
+        return log_line if is_whole and log_line.at.tzinfo is not None else None
     except (ValueError, TypeError, RecursionError):
         return None  # an incomplete line: the machine stopped while it was written
 

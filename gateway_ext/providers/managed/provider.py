@@ -43,7 +43,6 @@ class ManagedProvider(ABC, Generic[F, R]):
     """Implements `gateway_ext.ports.Provider` except starting and ending instances."""
 
     def __init__(self, store: RecordStore[R]) -> None:
-        """Secrets and namespaces are stored in the state folder too."""
         self._records = store
         self._secrets = SecretFiles(store.folder / "secrets")
         self._namespaces = NamespaceFile(store.folder / "namespaces.json")
@@ -62,39 +61,31 @@ class ManagedProvider(ABC, Generic[F, R]):
             self._remove(function)
 
     async def scale(self, function: FunctionId, replicas: int) -> None:
-        """Ask for this many replicas."""
         self._found(function).scale(replicas)
 
     async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
-        """All functions of a namespace, by name."""
         self._namespaces.check(namespace)
-        ids = sorted(one for one in self._functions if one.namespace == namespace)
-        return [await self._functions[one].status(usage=False) for one in ids]
+        ids = sorted(id_ for id_ in self._functions if id_.namespace == namespace)
+        return [await self._functions[id_].status(usage=False) for id_ in ids]
 
     async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
-        """One function; UnknownFunction if there is none of that name."""
         return await self._found(function).status(usage=usage)
 
     def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
-        """Log lines, oldest first."""
         return self._found(query.function).log.read(query)
 
     def template_bytes(self) -> Mapping[FunctionId, int]:
-        """The memory of each function's template."""
-        return {id_: one.template_bytes for id_, one in self._functions.items()}
+        return {id_: function.template_bytes for id_, function in self._functions.items()}
 
     async def secrets(self, namespace: str) -> Sequence[str]:
-        """Names of the secrets of a namespace."""
         self._namespaces.check(namespace)
         return self._secrets.names(namespace)
 
     async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
-        """SecretExists if there is one of that name."""
         self._namespaces.check(namespace)
         self._secrets.create(namespace, name, value)
 
     async def remove_secret(self, namespace: str, name: str) -> None:
-        """SecretInUse if a function has it mounted."""
         if name not in self._secrets.names(namespace):
             raise UnknownSecret(namespace, name)
         for function in self._using(namespace, name):
@@ -102,22 +93,18 @@ class ManagedProvider(ABC, Generic[F, R]):
         self._secrets.remove(namespace, name)
 
     async def namespaces(self) -> Sequence[Namespace]:
-        """All namespaces, the default one among them."""
         return self._namespaces.all()
 
     async def create_namespace(self, namespace: Namespace) -> None:
-        """NamespaceExists if there is one of that name."""
         self._namespaces.create(namespace)
 
     async def update_namespace(self, namespace: Namespace) -> None:
-        """UnknownNamespace if there is none of that name."""
         self._namespaces.update(namespace)
 
     async def remove_namespace(self, name: str) -> None:
-        """Remove a namespace with all its functions and secrets."""
         async with self._deploying:  # else a function whose deployment is under way would stay
             self._namespaces.check_removable(name)
-            for function in [one for one in self._functions if one.namespace == name]:
+            for function in [id_ for id_ in self._functions if id_.namespace == name]:
                 self._remove(function)
             for secret in self._secrets.names(name):
                 self._secrets.remove(name, secret)
@@ -132,23 +119,23 @@ class ManagedProvider(ABC, Generic[F, R]):
 
     def _remove(self, function: FunctionId) -> None:
         """Forget a function, while nothing is deployed; the rest is done in the background."""
-        found = self._functions.pop(function, None)
-        if found is None:
+        removed = self._functions.pop(function, None)
+        if removed is None:
             raise UnknownFunction(function)
-        self._forget(found)
+        self._forget(removed)
         self._listener.function_gone(function)
-        task = asyncio.create_task(self._take_down(found))
-        self._leaving[task] = found
+        task = asyncio.create_task(self._take_down(removed))
+        self._leaving[task] = removed
         task.add_done_callback(self._taken_down)
 
     def _forget(self, function: F) -> None:
         self._records.forget(function.record)
 
     def _found(self, function: FunctionId) -> F:
-        found = self._functions.get(function)
-        if found is None:
+        deployed = self._functions.get(function)
+        if deployed is None:
             raise UnknownFunction(function)
-        return found
+        return deployed
 
     def _using(self, namespace: str, secret: str) -> list[F]:
         return [
@@ -163,8 +150,8 @@ class ManagedProvider(ABC, Generic[F, R]):
         self._namespaces.check(namespace)
         if update:
             self._found(deployment.id)
-        known = self._secrets.names(namespace)
-        missing = [name for name in deployment.secrets if name not in known]
+        names = self._secrets.names(namespace)
+        missing = [name for name in deployment.secrets if name not in names]
         if missing:
             raise BadDeployment(f"there is no secret {', '.join(missing)} in {namespace}")
 
@@ -184,7 +171,6 @@ class NamespaceFile:
         self._made: dict[str, Namespace] = {}
 
     def open(self) -> None:
-        """Read the file, if there is one."""
         if not self._path.exists():
             return
         try:
@@ -194,23 +180,19 @@ class NamespaceFile:
             raise ProviderFailed(f"{self._path} is damaged: {error}") from error
 
     def all(self) -> Sequence[Namespace]:
-        """All namespaces, by name."""
-        found = {DEFAULT_NAMESPACE: Namespace(DEFAULT_NAMESPACE), **self._made}
-        return [found[name] for name in sorted(found)]
+        namespaces = {DEFAULT_NAMESPACE: Namespace(DEFAULT_NAMESPACE), **self._made}
+        return [namespaces[name] for name in sorted(namespaces)]
 
     def check(self, name: str) -> None:
-        """UnknownNamespace if there is none of that name."""
         if name not in self._made and name != DEFAULT_NAMESPACE:
             raise UnknownNamespace(name)
 
     def create(self, namespace: Namespace) -> None:
-        """NamespaceExists if there is one of that name."""
         if namespace.name in self._made or namespace.name == DEFAULT_NAMESPACE:
             raise NamespaceExists(namespace.name)
         self._set(namespace)
 
     def update(self, namespace: Namespace) -> None:
-        """UnknownNamespace if there is none of that name."""
         self.check(namespace.name)
         self._set(namespace)
 
@@ -221,7 +203,6 @@ class NamespaceFile:
             raise BadRequest(f"the namespace {name} cannot be removed")
 
     def remove(self, name: str) -> None:
-        """Remove a namespace; it raises what `check_removable` raises."""
         self.check_removable(name)
         del self._made[name]
         self._save()
@@ -242,32 +223,27 @@ class SecretFiles:
         self._folder = folder
 
     def names(self, namespace: str) -> list[str]:
-        """Names of the secrets of a namespace."""
         folder = self._folder / namespace
         if not folder.is_dir():
             return []
         return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
     def value(self, namespace: str, name: str) -> bytes:
-        """The content of a secret."""
         try:
             return self._path(namespace, name).read_bytes()
         except FileNotFoundError as error:
             raise UnknownSecret(namespace, name) from error
 
     def create(self, namespace: str, name: str, value: bytes) -> None:
-        """SecretExists if there is one of that name."""
         if name in self.names(namespace):
             raise SecretExists(namespace, name)
         self._put(namespace, name, value)
 
     def update(self, namespace: str, name: str, value: bytes) -> None:
-        """UnknownSecret if there is none of that name."""
         self._require(namespace, name)
         self._put(namespace, name, value)
 
     def remove(self, namespace: str, name: str) -> None:
-        """UnknownSecret if there is none of that name."""
         self._require(namespace, name)
         self._path(namespace, name).unlink()
 

@@ -43,9 +43,7 @@ class FunctionRecord(Protocol):
         ...
 
     @property
-    def wanted(self) -> int:
-        """The number of replicas."""
-        ...
+    def wanted(self) -> int: ...
 
 
 R = TypeVar("R", bound=FunctionRecord)
@@ -131,11 +129,9 @@ class StateLock:
 
     @property
     def ours(self) -> bool:
-        """Whether this gateway has it."""
         return self._lock is not None
 
     def give_back(self) -> None:
-        """Release the lock, if this gateway has it."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None

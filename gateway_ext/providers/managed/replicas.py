@@ -73,7 +73,6 @@ class Replica(Generic[I]):
 
     @property
     def ready(self) -> bool:
-        """Whether it can be called now."""
         return self.instance is not None and self.instance.ready and not self._leaving.is_set()
 
     @property
@@ -209,8 +208,8 @@ class Replica(Generic[I]):
     async def _next_instance(self) -> I:
         if self._running is None:
             return await self._make()
-        found, self._running = self._running, None
-        return found
+        instance, self._running = self._running, None
+        return instance
 
     def _note_death(self, why: str, pause_s: float) -> None:
         self._deaths += 1
@@ -240,19 +239,16 @@ class ReplicaSet(ABC, Generic[I]):
 
     def __init__(self, context: ReplicaContext, running: Iterable[I] = ()) -> None:
         self._context = context
-        self.replicas = [Replica(context, self._make, one) for one in running]
+        self.replicas = [Replica(context, self._make, instance) for instance in running]
 
     @property
     @abstractmethod
-    def deployment(self) -> Deployment:
-        """The deployment that they run."""
+    def deployment(self) -> Deployment: ...
 
     @abstractmethod
-    async def _make(self) -> I:
-        """Start another instance."""
+    async def _make(self) -> I: ...
 
     def add(self) -> Replica[I]:
-        """Start another replica."""
         self.replicas.append(Replica(self._context, self._make))
         return self.replicas[-1]
 
@@ -274,7 +270,6 @@ class ReplicaSet(ABC, Generic[I]):
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """Endpoints of the replicas that are ready."""
         return [r.instance.endpoint for r in self.replicas if r.ready and r.instance is not None]
 
     @property
@@ -294,7 +289,6 @@ class ReplicaSet(ABC, Generic[I]):
 
     @property
     def slow(self) -> SlowStart | None:
-        """A start that takes long; None if there is none."""
         return next((replica.slow for replica in self.replicas if replica.slow), None)
 
     @property

@@ -41,9 +41,9 @@ def find(deployment: Deployment, settings: ProcessProviderSettings) -> Path:
     places = _places(deployment, settings)
     for name in dict.fromkeys(place.name for place in places):
         of_name = (_handler_in(place, allowed) for place in places if place.name == name)
-        found = [folder for folder in of_name if folder is not None]
-        if found:
-            return found[0] if PATH in deployment.annotations else max(found, key=_changed_ns)
+        folders = [folder for folder in of_name if folder is not None]
+        if folders:
+            return folders[0] if PATH in deployment.annotations else max(folders, key=_changed_ns)
     meant = f"{deployment.id} (image {_shown(deployment.image)})"
     looked = ", ".join(_shown(str(place.absolute())) for place in places)
     not_run = f"; fprocess is not run here: `handle` in {_HANDLER} is called"
@@ -81,7 +81,6 @@ def copy(folder: Path, into: Path, gid: int | None, most_bytes: int) -> Path:
 
 
 def handler_of(build: Path) -> Path:
-    """The folder of the handler in a copy."""
     return build / _PACKAGE
 
 

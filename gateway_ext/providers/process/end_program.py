@@ -16,7 +16,6 @@ _LEAST_UID = 1000  # below it are users of the system
 
 
 def main() -> None:
-    """End all processes of the users that the arguments name."""
     own, *uids = map(int, sys.argv[1:])
     sys.exit(sum(_end(uid, own) for uid in uids))
 

@@ -82,7 +82,6 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
 
     @property
     def deployment(self) -> Deployment:
-        """The deployment that they run."""
         return self.record.deployment
 
     @property
@@ -137,7 +136,6 @@ def _template_refused(
 
 
 def secrets_folder(record: BuildRecord) -> Path:
-    """The folder in which its instances find their secrets."""
     return record.folder / "secrets"
 
 
@@ -168,7 +166,7 @@ def _environment(
         "GPUFAAS_HANDLER": str(builds.handler_of(record.build)),
         **runtime_settings(record.deployment.id, options),
     }
-    paths = [one for one in (injected.get("PYTHONPATH"), own.get("PYTHONPATH")) if one]
+    paths = [path for path in (injected.get("PYTHONPATH"), own.get("PYTHONPATH")) if path]
     joined = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
     return {**defaults, **own, **ours, **injected, **joined}
 
@@ -230,7 +228,6 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         self._rollout.begin(lambda: self._make(record))
 
     def update(self, record: BuildRecord) -> None:
-        """Replace the current version by that of another record."""
         before, self.record = self.record, record
         self._shows_old_secrets = True
         self.begin()
@@ -240,32 +237,28 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
     @property
     def builds(self) -> set[Path]:
         """Builds that instances run in, now or soon."""
-        return {self.record.build, *(one.record.build for one in self._rollout.present)}
+        return {self.record.build, *(version.record.build for version in self._rollout.present)}
 
     @property
     def secrets(self) -> set[str]:
-        """Names of the secrets that running or coming instances read."""
-        records = [self.record, *(one.record for one in self._rollout.versions)]
+        records = [self.record, *(version.record for version in self._rollout.versions)]
         return {name for record in records for name in record.deployment.secrets}
 
     @property
     def instances(self) -> list[ChildInstance]:
-        """Instances that are alive, of the current and the coming version."""
-        return [instance for one in self._rollout.versions for instance in one.instances]
+        return [instance for version in self._rollout.versions for instance in version.instances]
 
     @property
     def templates(self) -> list[BoundedTemplate]:
-        """The templates that are alive."""
         return [
-            BoundedTemplate(one.template, bool(one.replicas))
-            for one in self._made
-            if one.template.alive
+            BoundedTemplate(version.template, bool(version.replicas))
+            for version in self._made
+            if version.template.alive
         ]
 
     @property
     def template_bytes(self) -> int:
-        """The memory of the templates of all its versions."""
-        return sum(one.template.memory_bytes for one in self._made)
+        return sum(version.template.memory_bytes for version in self._made)
 
     def renew_templates(self, why: str) -> None:
         """Have later instances import the handler anew."""
@@ -289,7 +282,6 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
 
     @property
     def memory_bytes(self) -> int | None:
-        """The most memory of one instance; None if there is no limit."""
         return memory_limit_bytes(self.record.deployment)
 
     def enforce_memory_limit_outside(self, pids: Collection[int], used_bytes: int) -> None:
@@ -306,11 +298,10 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         """Nothing to do: what the previous version had is deleted when its instances end."""
 
     async def stop(self, *, drain: bool) -> None:
-        """End all instances and templates."""
         try:
             await super().stop(drain=drain)
         finally:
-            await asyncio.gather(*(one.template.close() for one in self._made))
+            await asyncio.gather(*(version.template.close() for version in self._made))
             await self._closing.wait()
 
     def instances_ended(self, version: ProcessVersion) -> None:
@@ -335,7 +326,7 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         return made
 
     async def _measure(self) -> InstanceUsage:
-        each = await asyncio.to_thread(lambda: [one.usage() for one in self.instances])
+        usages = await asyncio.to_thread(lambda: [instance.usage() for instance in self.instances])
         return InstanceUsage(
-            sum(one.cpu_s for one in each), sum(one.resident_bytes for one in each)
+            sum(usage.cpu_s for usage in usages), sum(usage.resident_bytes for usage in usages)
         )

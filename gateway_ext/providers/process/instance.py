@@ -109,7 +109,6 @@ class ChildInstance:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it is called."""
         return Endpoint(self.name, f"unix:{self._path}", exited=self.exited)
 
     async def collect_output(self) -> None:
@@ -126,14 +125,12 @@ class ChildInstance:
             pipe.close()
 
     async def until_ready(self, within_s: float) -> bool:
-        """True once it can be called; False if it ends first or `within_s` passes."""
         self.ready = await wait_until_ready(self._is_ready, self.exited, within_s, _INTERVALS)
         if self._template is not None and not self._stopping:
             self._template.fork_ended_up(ready=self.ready)
         return self.ready
 
     async def stop(self, within_s: float) -> None:
-        """Ask it to end; kill it after `within_s`."""
         self.ready = False
         self._stopping = True
         self._signal(signal.SIGTERM)
@@ -154,7 +151,6 @@ class ChildInstance:
             self._signal(signal.SIGKILL)
 
     def enforce_memory_limit(self, usage: processes.ProcessUsage) -> None:
-        """Kill it if it uses more memory than its limit."""
         limit_bytes = self.memory_bytes
         if limit_bytes is not None and usage.own_bytes > limit_bytes:
             self.kill(
@@ -212,15 +208,15 @@ def _started(
 
 
 def _listener(path: Path) -> socket.socket:
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        found.bind(str(path))
+        listener.bind(str(path))
         path.chmod(0o600)
-        found.listen(_BACKLOG)
+        listener.listen(_BACKLOG)
     except OSError:
-        found.close()
+        listener.close()
         raise
-    return found
+    return listener
 
 
 def _described(status: int) -> str:

@@ -60,11 +60,9 @@ class StartedProcess:
 
     @property
     def pid(self) -> int:
-        """Its id."""
         return self._process.pid
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
         if not self.exited.done():
             self._process.send_signal(number)
 
@@ -98,7 +96,6 @@ class KeptProcess:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def ended(self, status: int) -> None:
-        """Note how it ended."""
         if self._pidfd >= 0:
             self._note_end()
             os.close(self._pidfd)

@@ -27,16 +27,15 @@ class ProcessUsage(NamedTuple):
 
 def sessions() -> dict[int, list[int]]:
     """Process ids by the leader of their session."""
-    found: dict[int, list[int]] = {}
+    by_leader: dict[int, list[int]] = {}
     for pid in _pids():
         stat = _stat(pid)
         if stat is not None:
-            found.setdefault(int(stat[_SESSION]), []).append(pid)
-    return found
+            by_leader.setdefault(int(stat[_SESSION]), []).append(pid)
+    return by_leader
 
 
 def usage(pids: Iterable[int]) -> ProcessUsage:
-    """The sum over these processes."""
     cpu_s, resident_bytes, own_bytes = 0.0, 0, 0
     for pid in pids:
         stat, status = _stat(pid), _status(pid)
@@ -60,15 +59,14 @@ def end_marked(mark: str) -> int:
 
 def by_user() -> dict[int, list[int]]:
     """Process ids by the user that they have; what has ended and waits for its parent has none."""
-    found: dict[int, list[int]] = {}
+    by_uid: dict[int, list[int]] = {}
     for pid in _pids():
         for uid in _uids(pid):
-            found.setdefault(uid, []).append(pid)
-    return found
+            by_uid.setdefault(uid, []).append(pid)
+    return by_uid
 
 
 def users() -> set[int]:
-    """The ids of all users that have a process."""
     return set(by_user())
 
 

@@ -79,7 +79,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         leaving = dict(self._leaving)
         for function in leaving.values():
             function.hurry()
-        await asyncio.gather(*(one.stop(drain=False) for one in self._functions.values()))
+        await asyncio.gather(*(function.stop(drain=False) for function in self._functions.values()))
         if leaving:
             await asyncio.wait(list(leaving))
         self._functions = {}  # only now: what leaves prunes environments that these do not need
@@ -205,8 +205,8 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
             await self._environments.prune(
                 {
                     BuildOfNamespace(id_.namespace, build)
-                    for id_, one in self._functions.items()
-                    for build in one.builds
+                    for id_, function in self._functions.items()
+                    for build in function.builds
                 }
             )
 
@@ -225,7 +225,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
     async def _check_memory_once(self) -> None:
         functions = list(self._functions.values())
         limited = [one for one in functions if one.memory_bytes is not None and one.instances]
-        templates = [one for function in functions for one in function.templates]
+        templates = [template for function in functions for template in function.templates]
         if limited or templates:
             await self._enforce_memory_limits(functions)
         enforce_bounds(

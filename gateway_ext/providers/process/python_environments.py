@@ -54,8 +54,6 @@ class BuildOfNamespace(NamedTuple):
     build: Path
 
 
-# One build of an environment: a user of its own, limits, and an end that leaves nothing running.
-#
 # A build runs what packages bring with them, so it is as hostile as a function. Root writes into
 # its folder only before its first process and after its last one has ended.
 
@@ -145,7 +143,7 @@ class EnvironmentBuilds:
     async def _watch(
         self, wanted: WantedEnvironment, uid: int | None, started: StartedProcess
     ) -> None:
-        """Wait for the end of the program; EnvironmentFailed if it uses too much."""
+        """EnvironmentFailed if it uses too much."""
         now_s = asyncio.get_running_loop().time
         measured_s = now_s() + _MEASURE_EVERY_S
         while not started.exited.done():
@@ -214,15 +212,15 @@ class EnvironmentBuilds:
         )
 
     def _resource_limits(self, uid: int | None) -> dict[str, int]:
-        found = {
+        limits = {
             "RLIMIT_CORE": 0,
             "RLIMIT_DATA": self._limits.memory_bytes,
             "RLIMIT_FSIZE": self._limits.disk_bytes,
             "RLIMIT_NOFILE": _MOST_OPEN_FILES,
         }
         if uid is not None:  # else all processes of the gateway's user would count
-            found["RLIMIT_NPROC"] = self._limits.processes
-        return found
+            limits["RLIMIT_NPROC"] = self._limits.processes
+        return limits
 
     def _mark_of(self, wanted: WantedEnvironment) -> str:
         return f"{self._mark}/env-{wanted.folder.name}"
@@ -245,8 +243,8 @@ def _has_pip(folders: Sequence[str]) -> bool:
 
 
 def _memory_bytes(uid: int | None, leader: int) -> int:
-    found = processes.sessions().get(leader) if uid is None else processes.by_user().get(uid)
-    return processes.usage(found or []).own_bytes
+    pids = processes.sessions().get(leader) if uid is None else processes.by_user().get(uid)
+    return processes.usage(pids or []).own_bytes
 
 
 def _check_amount(what: str, used: int, limit: int) -> None:
@@ -273,7 +271,6 @@ class PythonEnvironments:
         self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def name_of(self, namespace: str, requirements: bytes) -> str:
-        """The name of the environment for these requirements."""
         missing = self._missing(requirements)
         base = os.path.realpath(self._settings.base_python)
         identity = f"{sys.version} {base} {self._gateway_packages()}\n".encode()
@@ -292,11 +289,10 @@ class PythonEnvironments:
         return folder / "bin" / "python"
 
     async def prune(self, builds: Collection[BuildOfNamespace]) -> None:
-        """Delete environments that none of these builds needs."""
         self._requested.clear()
         used = {
-            self.name_of(one.namespace, await asyncio.to_thread(requirements_of, one.build))
-            for one in builds
+            self.name_of(build.namespace, await asyncio.to_thread(requirements_of, build.build))
+            for build in builds
         }
         for folder in list(self._folder.iterdir()):
             if folder.name in used | self._requested:
@@ -335,7 +331,7 @@ class PythonEnvironments:
         _mark_as_made(folder)
 
     def _missing(self, requirements: bytes) -> bytes:
-        """The lines that pip must install: a package of the gateway satisfies a bare name."""
+        """A package of the gateway satisfies a bare name."""
         lines = [line.split(b" #")[0].strip() for line in requirements.splitlines()]
         asked = [line for line in lines if line and not line.startswith(b"#")]
         return b"\n".join(line for line in asked if not self._is_met(line))
@@ -343,8 +339,8 @@ class PythonEnvironments:
     def _is_met(self, line: bytes) -> bool:
         if not _BARE_NAME.fullmatch(line):
             return False
-        found = distributions(name=line.decode(), path=self._gateway_packages())
-        return next(iter(found), None) is not None
+        installed = distributions(name=line.decode(), path=self._gateway_packages())
+        return next(iter(installed), None) is not None
 
     def _gateway_packages(self) -> list[str]:
         """Empty for another Python than the gateway's, as compiled packages would not load."""

@@ -27,9 +27,9 @@ class BuildLimits:
 
     def check(self) -> None:
         """BadRequest names the value with which no build could run."""
-        for one in fields(self):
-            if one.name != "network" and getattr(self, one.name) <= 0:
-                raise BadRequest(f"{one.name} of builds: more than 0 is expected")
+        for limit in fields(self):
+            if limit.name != "network" and getattr(self, limit.name) <= 0:
+                raise BadRequest(f"{limit.name} of builds: more than 0 is expected")
 
     @property
     def at_once_of_one(self) -> int:

@@ -46,7 +46,6 @@ class UserIds:
 
     @property
     def held(self) -> frozenset[int]:
-        """The ids that this gateway holds."""
         return frozenset(self._held)
 
     def take(self) -> int:
@@ -85,7 +84,6 @@ class UserIds:
                 self._lock(fcntl.F_UNLCK, uid)
 
     def close(self) -> None:
-        """Give all ids back."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1

@@ -60,12 +60,10 @@ class ProviderHttp:
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        """Allow requests."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
         self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
 
     async def close(self) -> None:
-        """Close all connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -94,7 +92,6 @@ class ProviderHttp:
     async def lines(
         self, path: str, query: Mapping[str, str], missing: GatewayError
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of an answer as they arrive."""
         try:
             async with self._sent("GET", path, query, None, missing, None) as answer:
                 rest = b""

@@ -59,15 +59,15 @@ def parted(
     return forwarded, extras
 
 
-def merged(found: Deployment, extras: Extras) -> Deployment:
+def merged(forwarded: Deployment, extras: Extras) -> Deployment:
     """The inverse of `parted`: the deployment as it was sent to this gateway."""
-    own = _without(found.environment, dict.fromkeys(extras.injected, ""))
+    own = _without(forwarded.environment, dict.fromkeys(extras.injected, ""))
     return replace(
-        found,
-        labels={**found.labels, **extras.labels},
-        annotations={**found.annotations, **extras.annotations},
-        limits=_with_gpu(found.limits, extras.limits_gpu),
-        requests=_with_gpu(found.requests, extras.requests_gpu),
+        forwarded,
+        labels={**forwarded.labels, **extras.labels},
+        annotations={**forwarded.annotations, **extras.annotations},
+        limits=_with_gpu(forwarded.limits, extras.limits_gpu),
+        requests=_with_gpu(forwarded.requests, extras.requests_gpu),
         environment={**own, **extras.replaced},
     )
 
@@ -106,8 +106,8 @@ def _without(values: Mapping[str, str], others: Mapping[str, str]) -> dict[str, 
 
 
 def _with_gpu(amounts: Resources | None, gpu: str) -> Resources | None:
-    found = replace(amounts or Resources(), gpu=gpu)
-    return found if found != Resources() else None
+    completed = replace(amounts or Resources(), gpu=gpu)
+    return completed if completed != Resources() else None
 
 
 class ExtrasFile:
@@ -125,7 +125,6 @@ class ExtrasFile:
         return self._extras.get(function, NOTHING)
 
     def functions(self) -> list[FunctionId]:
-        """Functions that have extras."""
         return sorted(self._extras)
 
     def put(self, function: FunctionId, extras: Extras) -> None:
@@ -144,16 +143,16 @@ class ExtrasFile:
 def _read(path: Path) -> dict[FunctionId, Extras]:
     try:
         sent = Fields.of(path.read_bytes(), MOST_OF_PROVIDERS)
-        found = {}
-        for each in sent.many("functions"):
-            fields = Fields(each)
+        extras = {}
+        for entry in sent.many("functions"):
+            fields = Fields(entry)
             function = FunctionId(fields.required("namespace"), fields.required("name"))
-            found[function] = extras_of(fields)
+            extras[function] = extras_of(fields)
     except FileNotFoundError:
         return {}
     except (BadRequest, TooLarge, AttributeError) as error:
         raise ProviderFailed(f"{path} is damaged: {error}; move it away to continue") from error
-    return found
+    return extras
 
 
 def _write(path: Path, extras: dict[FunctionId, Extras]) -> None:

@@ -132,8 +132,8 @@ class UpstreamProvider:
         missing = UnknownNamespace(namespace)
         answer = await self._http.call("GET", "/system/functions", _in(namespace), missing=missing)
         with _upstream_fault("its functions"):
-            found = wire.objects(_list(answer), "functions")
-            statuses = [wire.status_of(sent, namespace) for sent in found]
+            sent_functions = wire.objects(_list(answer), "functions")
+            statuses = [wire.status_of(sent, namespace) for sent in sent_functions]
         statuses = [self._completed(status) for status in statuses]
         return sorted(statuses, key=lambda status: status.deployment.id)
 
@@ -161,8 +161,8 @@ class UpstreamProvider:
             async for line in lines:
                 if line.strip():
                     with _upstream_fault("a line of its log"):
-                        found = wire.log_line_of(bounded_json.Fields.of(line), function)
-                    yield found
+                        log_line = wire.log_line_of(bounded_json.Fields.of(line), function)
+                    yield log_line
 
     # -- secrets and namespaces ------------------------------------------------------------------
 
@@ -173,8 +173,8 @@ class UpstreamProvider:
     async def secrets(self, namespace: str) -> Sequence[str]:
         answer = await self._http.call("GET", "/system/secrets", _in(namespace))
         with _upstream_fault("its secrets"):
-            found = wire.objects(_list(answer), "secrets")
-            return sorted(each.required("name") for each in found)
+            secrets = wire.objects(_list(answer), "secrets")
+            return sorted(secret.required("name") for secret in secrets)
 
     async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
         exists = SecretExists(namespace, name)
@@ -189,7 +189,7 @@ class UpstreamProvider:
         await self._secret("DELETE", namespace, name, None, missing=missing)
 
     async def namespaces(self) -> Sequence[Namespace]:
-        """All namespaces, by name; labels and annotations take one more request for each."""
+        """Labels and annotations take one more request for each namespace."""
         return [await self._namespace(name) for name in await self._namespace_names()]
 
     async def create_namespace(self, namespace: Namespace) -> None:
@@ -239,10 +239,10 @@ class UpstreamProvider:
         except (Unsupported, UnknownNamespace):
             return [DEFAULT_NAMESPACE]
         with _upstream_fault("its namespaces"):
-            found = _list(answer)
-            if not all(isinstance(name, str) for name in found):
+            names = _list(answer)
+            if not all(isinstance(name, str) for name in names):
                 raise BadRequest("namespaces must be texts")
-            return sorted({*found, DEFAULT_NAMESPACE})
+            return sorted({*names, DEFAULT_NAMESPACE})
 
     # -- the part of a deployment that stays here ------------------------------------------------
 
@@ -289,13 +289,13 @@ class UpstreamProvider:
         return True
 
     async def _everything(self) -> list[FunctionStatus]:
-        found: list[FunctionStatus] = []
+        statuses: list[FunctionStatus] = []
         for namespace in await self._namespace_names():
             try:
-                found += await self.functions(namespace)
+                statuses += await self.functions(namespace)
             except UnknownNamespace:
                 _log.info("the namespace %s was removed during a poll", namespace)
-        return found
+        return statuses
 
     async def _forget_removed(self) -> None:
         """Delete the extras of functions that were removed while this gateway did not run."""
@@ -390,7 +390,6 @@ class FunctionPoll:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop polling."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -426,15 +425,15 @@ class FunctionPoll:
 
     async def _poll(self) -> None:
         async with self._polling:
-            found = {status.deployment.id: status for status in await self._everything()}
+            statuses = {status.deployment.id: status for status in await self._everything()}
             assert self._listener is not None, "polled only after the start"
-            for function in [id_ for id_ in self._reported if id_ not in found]:
+            for function in [id_ for id_ in self._reported if id_ not in statuses]:
                 del self._reported[function]
                 self._listener.function_gone(function)
-            for status in found.values():
+            for status in statuses.values():
                 self._report(self._listener, status)
             self._unsettled = any(
-                status.available_replicas < status.replicas for status in found.values()
+                status.available_replicas < status.replicas for status in statuses.values()
             )
 
     def _report(self, listener: FunctionListener, status: FunctionStatus) -> None:

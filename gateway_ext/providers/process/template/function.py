@@ -80,7 +80,6 @@ class FunctionTemplate:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process."""
         return self._run is not None
 
     @property
@@ -138,8 +137,8 @@ class FunctionTemplate:
     def usage(self, sessions: Mapping[int, Sequence[int]]) -> TemplateUsage:
         """The resources of its processes; `sessions` has process ids by the session's leader."""
         runs = (self._run, self._spare.run, self._warmed)
-        each = [() if run is None else sessions.get(run.process.pid, ()) for run in runs]
-        return TemplateUsage(*map(processes.usage, each))
+        pids = [() if run is None else sessions.get(run.process.pid, ()) for run in runs]
+        return TemplateUsage(*map(processes.usage, pids))
 
     def give_up(self, why: str) -> None:
         """End the process; the next instance that starts brings another one."""
@@ -230,7 +229,7 @@ class FunctionTemplate:
             self._watch_again(run)
 
     async def _ensure(self) -> None:
-        """Have a template, unless it is refused; whoever is cancelled meanwhile stops nothing."""
+        """Whoever is cancelled meanwhile stops nothing."""
         if self._run is not None or self.refused or self._closed:
             return
         if self._starting is None or self._starting.done():

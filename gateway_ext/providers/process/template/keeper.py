@@ -56,12 +56,12 @@ class TemplateKeeper:
         """
         if pid in self._known or not self._is_child(pid):
             raise ProcessLookupError(f"{pid} is no new process of this template")
-        found = self._known[pid] = KeptProcess(pid, output)
+        process = self._known[pid] = KeptProcess(pid, output)
         if not self._is_child(pid):
             del self._known[pid]
-            found.ended(0)
+            process.ended(0)
             raise ProcessLookupError(f"{pid} has ended")
-        return found
+        return process
 
     def end(self) -> None:
         """Kill the keeper, and with it all its children."""
@@ -87,13 +87,13 @@ class TemplateKeeper:
 
     def _read(self) -> None:
         try:
-            found = os.read(self._reports, _AT_ONCE)
+            part = os.read(self._reports, _AT_ONCE)
         except BlockingIOError:
             return
-        if not found:
+        if not part:
             self._close()
             return
-        data = self._rest + found
+        data = self._rest + part
         whole = len(data) - len(data) % _REPORT.size
         self._rest = data[whole:]
         for pid, status in _REPORT.iter_unpack(data[:whole]):

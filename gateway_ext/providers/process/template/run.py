@@ -168,7 +168,6 @@ class TemplateRun:
         return process, line
 
     async def _began(self, line: OrderLine, output: int) -> KeptProcess:
-        """The process that has begun at the other end of the line."""
         try:
             report = await _report(line, "began", within_s=_FORK_S)
             return self._new_process(report.pid, output)
@@ -213,7 +212,6 @@ async def _readable(line: OrderLine) -> None:
 
 
 def _close_output(first: asyncio.Future[KeptProcess]) -> None:
-    """Close the output of a process that is not wanted any more."""
     if first.exception() is None:
         os.close(first.result().output)
 
@@ -229,5 +227,4 @@ def mark_of(name: str, place: TemplatePlace) -> str:
 
 
 def named(name: str, place: TemplatePlace) -> dict[str, str]:
-    """The variables of a process of this name."""
     return {"HOSTNAME": name, MARK: mark_of(name, place)}
