@@ -55,17 +55,15 @@ class FunctionCall:
 
     @property
     def call_id(self) -> str:
-        """The call's id."""
         return self.journey.call_id
 
     @property
     def began_s(self) -> float:
-        """When the call arrived, by the monotonic clock."""
+        """By the monotonic clock."""
         return self.journey.began_s
 
     @property
     def timeout_s(self) -> float:
-        """The time limit: the function's own, or that of a workflow's stage if it is shorter."""
         limit_s = self.function.options.timeout_s
         return limit_s if self.part is None else min(limit_s, self.part.within_s)
 
@@ -166,7 +164,6 @@ class Exchange:
         self._task = None
 
     def end(self) -> None:
-        """End the call and give back its connection, instance and lease."""
         if self._ended:
             return
         self._ended = True

@@ -62,7 +62,6 @@ class Instance:
             await waiter
 
     def freed(self) -> None:
-        """Count the end of one call."""
         self.inflight -= 1
         if self._empty and not self.inflight:
             for waiter in self._empty:
@@ -136,7 +135,6 @@ class Function:
             raise Busy(self.id, wait_s, f"is busy: calls before this one need {wait_s:.1f} s")
 
     def called(self) -> None:
-        """Count a call that has arrived."""
         self.calls += 1
         self.last_call_s = time.monotonic()
 
@@ -177,14 +175,13 @@ class Function:
         return instance
 
     def answered(self, instance: Instance) -> None:
-        """Stop to count a call as unanswered."""
+        """Stop counting a call as unanswered."""
         self.unanswered -= 1
         instance.unanswered -= 1
         if self._turns:
             self._turns.hand_out(self._take)
 
     def give_back(self, instance: Instance, *, answered: bool = False) -> None:
-        """Count the end of a call of this instance."""
         if not answered:
             self.unanswered -= 1
             instance.unanswered -= 1
@@ -196,7 +193,6 @@ class Function:
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """The instances that take calls."""
         return self._instances
 
     def become(
@@ -206,7 +202,7 @@ class Function:
         endpoints: Sequence[Endpoint],
         troubles: Troubles = NO_TROUBLES,
     ) -> list[Instance]:
-        """Adopt this deployment; returns the instances that take no new call."""
+        """Return the instances that take no new call."""
         if deployment != self.deployment:
             self.learned = Learned(self.id, options.models)
             self.local = LocalWork()
@@ -324,7 +320,6 @@ class Functions:
         return len(self._by_id)
 
     def loads(self) -> Iterator[FunctionLoad]:
-        """How busy each function is now, for the metrics."""
         for function in self:
             ready, inflight = len(function.instances), function.inflight
             wait_s = function.expected_wait_s
@@ -335,12 +330,10 @@ class Functions:
         return self._by_path.get(name)
 
     def id_by_path(self, name: bytes) -> FunctionId | None:
-        """The id of the function that `by_path` finds."""
         function = self._by_path.get(name)
         return None if function is None else function.id
 
     def by_id(self, function: FunctionId) -> Function | None:
-        """The function of this name."""
         return self._by_id.get(function)
 
     def function_is(
@@ -351,7 +344,6 @@ class Functions:
         wanted: int,
         troubles: Troubles = NO_TROUBLES,
     ) -> None:
-        """A function has this deployment and these endpoints now."""
         function = self._by_id.get(deployment.id)
         if function is None:
             options = self._options_of(deployment)
@@ -366,7 +358,6 @@ class Functions:
         self._changed(function)
 
     def function_gone(self, function: FunctionId) -> None:
-        """A function was removed."""
         left = self._by_id.pop(function, None)
         if left is None:
             return

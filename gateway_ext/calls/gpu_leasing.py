@@ -78,7 +78,6 @@ class GpuLeasing:
 
     @property
     def kept_leases(self) -> int:
-        """The number of leases that are kept for further calls."""
         return len(self._kept)
 
     def instance_for(self, function: Function) -> str:
@@ -166,7 +165,6 @@ class GpuLeasing:
         return self._next(kept, instance, use), hit
 
     def _next(self, kept: KeptLease, instance: str, use: LeaseUse) -> CallLease:
-        """Let the call run under a lease that stands."""
         self._kept.begin(kept, instance, use)
         return CallLease(kept.granted.placement, use.request, kept.lines, kept)
 

@@ -91,7 +91,6 @@ class LocalWork:
         self.lines: tuple[str, ...] = ()
 
     def saw(self, report: bytes) -> None:
-        """Take the lines of one answer."""
         if len(self.lines) >= _MOST_LINES:
             return
         texts = report[:_MOST_BYTES].decode("latin-1").split("|")

@@ -31,7 +31,6 @@ class InvokeSettings:
 
     @property
     def client(self) -> ClientSettings:
-        """The bounds of the connections to instances."""
         return ClientSettings(
             connect_s=self.connect_s,
             idle_s=self.idle_s,

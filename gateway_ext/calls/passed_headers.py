@@ -78,12 +78,11 @@ class RequestHeaders:
 
     @property
     def has_body(self) -> bool:
-        """Whether a body was announced."""
         return self.chunked or bool(self.length)
 
 
 def read_request(headers: Iterable[Header]) -> RequestHeaders:
-    """Read the headers of a request, whose names are in lower case."""
+    """The names of the headers are in lower case."""
     found = RequestHeaders()
     add = found.lines.extend
     data: list[bytes] = []
@@ -115,7 +114,7 @@ def request_head(
     extra: Sequence[bytes],
     client: bytes,
 ) -> bytes:
-    """The bytes of a request's head; `extra` are whole lines."""
+    """`extra` are whole lines."""
     lines = [method, b" ", *target, b" HTTP/1.1\r\nhost: ", request.host or b"function", b"\r\n"]
     lines += request.lines
     lines += extra
@@ -147,7 +146,7 @@ class ResponseHeaders(NamedTuple):
 
 
 def read_response(headers: Iterable[Header]) -> ResponseHeaders:
-    """Read the headers of an answer, whose names are in lower case."""
+    """The names of the headers are in lower case."""
     models = trace_report = local = b""
     back: list[Header] = []
     named: set[bytes] = set()
@@ -313,7 +312,6 @@ def _without_host_wide(headers: list[Header], site: bytes) -> list[Header]:
 
 
 def _confined_cookie(cookie: bytes, site: bytes) -> bytes:
-    """The cookie for paths below `site` of this host only."""
     pair, *attributes = cookie.split(b";")
     path = site
     kept = [pair]

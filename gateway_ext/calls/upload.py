@@ -52,7 +52,6 @@ class RequestBody:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the whole body can be sent (again)."""
         return self.complete and not self._poured
 
     @property

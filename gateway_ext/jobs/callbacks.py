@@ -96,15 +96,12 @@ class CallbackRule:
             self._allow(entry)
 
     def checked(self, url: str) -> str:
-        """The URL, if a callback may be sent there; BadRequest otherwise.
-
-        A name is only looked up when a callback is sent: see `PermittedResolver`.
-        """
+        """Raise BadRequest if no callback may go there; the name is looked up when one is sent."""
         self.target(url)
         return url
 
     def target(self, url: str) -> URL:
-        """The URL to send a callback to; BadRequest if none may be sent there."""
+        """Raise BadRequest if no callback may be sent there."""
         parts = _split(url)
         assert parts.host is not None, "it was split"
         assert parts.port is not None, "http and https have ports"
@@ -130,14 +127,12 @@ class CallbackRule:
         return called and literal is not None and self._is_own_function(literal, target)
 
     def permits(self, address: str) -> bool:
-        """Whether callbacks may go to this address, whatever its name."""
         if is_public(address):
             return True
         found = _mapped(ip_address(address.partition("%")[0]))
         return any(found in network for network in self._networks)
 
     def names(self, host: str, port: int) -> bool:
-        """Whether callbacks may go to this host, whatever its address."""
         return (host, port) in self._names or (host, None) in self._names
 
     def _allow(self, entry: str) -> None:
@@ -157,7 +152,6 @@ class CallbackRule:
         self._names.add((host, port))
 
     def _own_loopback(self, parts: URL) -> str | None:
-        """The address for `localhost`, where this gateway listens at it."""
         loopbacks = ("127.0.0.1", "::1")
         own = (one for one in loopbacks if self._is_own_function(ip_address(one), parts))
         return next(own, None)
@@ -186,7 +180,7 @@ class PermittedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """The permitted addresses of a host; NotPublic if there is none."""
+        """Raise NotPublic if no address of the host is permitted."""
         found = await self._resolver.resolve(host, port, family)
         if self._rule.names(host.lower(), port):
             return found
@@ -196,7 +190,6 @@ class PermittedResolver(AbstractResolver):
         return permitted
 
     async def close(self) -> None:
-        """Close the inner resolver."""
         await self._resolver.close()
 
 
@@ -229,7 +222,7 @@ def is_public(address: str) -> bool:
 
 
 def _split(url: str) -> URL:
-    """The parts of the URL as the HTTP client reads them; BadRequest if it is none."""
+    """Raise BadRequest if the HTTP client cannot read the URL."""
     wrong = BadRequest("X-Callback-Url is not an http or https URL")
     try:
         parts = URL(url) if len(url) <= _LONGEST else URL()
@@ -249,7 +242,6 @@ def _literal(host: str) -> _Address | None:
 
 
 def _mapped(address: _Address) -> _Address:
-    """The IPv4 address that an IPv6 address stands for; else the address."""
     return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
 
 
@@ -293,7 +285,6 @@ class CallbackSender:
         self._chance = chance
 
     async def handle(self, job: Job) -> JobEnding:
-        """Make one attempt to post a result."""
         assert job.result is not None  # a job that waits for its callback has a result
         tried = await self._post(job.call, job.result, job.body)
         if tried is None:
@@ -371,14 +362,12 @@ async def _read_to_the_end(answer: aiohttp.ClientResponse) -> None:
 
 
 def callback_session(rule: CallbackRule) -> aiohttp.ClientSession:
-    """The HTTP client for callbacks, which connects to permitted addresses only."""
     resolver = PermittedResolver(DefaultResolver(), rule)
     connector = aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False)
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
 
 def _headers(call: AsyncCall, result: CallResult) -> list[tuple[str, str]]:
-    """The function's headers, and those that OpenFaaS adds to a result."""
     own = [shown for shown in map(_shown, result.headers) if shown[0] not in _NOT_PASSED_ON]
     return [
         *own,

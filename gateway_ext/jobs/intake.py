@@ -84,7 +84,6 @@ class AsyncIntake:
         self._pause_s = pause_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         named: list[Header] = []
         try:
             call = self._call(scope)

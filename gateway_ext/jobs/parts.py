@@ -38,7 +38,7 @@ class JobMeters:
         self._endings = endings
 
     def families(self, functions: BoundedNames) -> Iterator[MetricFamily]:
-        """The current values; `functions` bounds the number of label values."""
+        """`functions` bounds the number of label values."""
         tally = self._queue.tally
         queued: list[tuple[Labels, float]] = [((function,), 0.0) for function in functions]
         for function, count in tally.calls.items():
@@ -205,7 +205,7 @@ def check_queue(settings: GatewaySettings) -> None:
 
 
 async def open_queue(settings: GatewaySettings, log: Logger) -> JobQueue:
-    """Open the queue; a server that is away is retried in the background. The caller closes it."""
+    """A server that is away is retried in the background. The caller closes the queue."""
     folder = Path(settings.state_dir)
     limits = QueueLimits(
         body_bytes=settings.async_max_body_bytes,

@@ -28,16 +28,14 @@ class BodySpool(Protocol):
     """A body on its way into the queue."""
 
     @property
-    def size_bytes(self) -> int:
-        """How much has been written."""
-        ...
+    def size_bytes(self) -> int: ...
 
     async def write(self, chunk: bytes) -> None:
-        """Add to the body; TooLarge beyond the queue's limit."""
+        """Raise TooLarge beyond the queue's limit."""
         ...
 
     async def discard(self) -> None:
-        """Free the body's space; no effect on a body that belongs to a job."""
+        """No effect on a body that belongs to a job."""
         ...
 
 
@@ -109,12 +107,10 @@ class JobTally:
 
     @property
     def dead(self) -> int:
-        """The number of dead letters."""
         return len(self._dead)
 
     @property
     def oldest_queued_at_s(self) -> float | None:
-        """The time of the oldest request that is not done; None where there is none."""
         while self._queued and self._queued[0][1] not in self._alive:
             heappop(self._queued)
         return self._queued[0][0] if self._queued else None
@@ -135,7 +131,6 @@ class JobTally:
             )
 
     def counts(self) -> JobCounts:
-        """The numbers of calls, callbacks and dead letters."""
         return JobCounts(dict(self.calls), self.callbacks, self.dead)
 
     @contextmanager
@@ -177,20 +172,17 @@ class JobTally:
         self.alive_bytes += one.size_bytes
 
     def remove(self, number: int) -> None:
-        """Stop counting a job that is neither waiting nor claimed any more."""
         one = self._alive.pop(number, None)
         if one is not None:
             self._uncount(one)
 
     def add_dead(self, number: int, size_bytes: int, died_at_s: float) -> None:
-        """Count a job as a dead letter from now on."""
         self.remove(number)
         self.remove_dead(number)
         self._dead[number] = _Dead(size_bytes, died_at_s)
         self.dead_bytes += size_bytes
 
     def remove_dead(self, number: int) -> None:
-        """Stop counting a dead letter."""
         one = self._dead.pop(number, None)
         if one is not None:
             self.dead_bytes -= one.size_bytes
@@ -232,7 +224,7 @@ class JobTally:
 
 
 def _less(counter: Counter[FunctionId], function: FunctionId, by: int) -> None:
-    """Subtract; an entry of zero is removed, as functions come and go."""
+    """Remove an entry of zero, as functions come and go."""
     counter[function] -= by
     if counter[function] <= 0:
         del counter[function]
@@ -246,9 +238,7 @@ class JobQueue(Protocol):
     """
 
     @property
-    def tally(self) -> JobTally:
-        """The counts of now, without waiting."""
-        ...
+    def tally(self) -> JobTally: ...
 
     @property
     def away(self) -> bool:
@@ -263,9 +253,7 @@ class JobQueue(Protocol):
         """Call `notify` in the event loop whenever another job waits."""
         ...
 
-    def spool(self) -> BodySpool:
-        """Start a body."""
-        ...
+    def spool(self) -> BodySpool: ...
 
     async def put(self, call: AsyncCall, body: BodySpool) -> bool:
         """Store a call durably; False where one with the same id and function is stored already.
@@ -301,11 +289,11 @@ class JobQueue(Protocol):
         ...
 
     async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
-        """Dead letters with higher numbers than `after`, lowest first."""
+        """Letters with higher numbers than `after`, lowest first."""
         ...
 
     async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
-        """One dead letter with the body of its call; UnknownJob where there is none."""
+        """Return the body of its call, too; raise UnknownJob where there is none."""
         ...
 
     async def replay(self, number: JobNumber, now_s: float) -> None:
@@ -316,11 +304,11 @@ class JobQueue(Protocol):
         ...
 
     async def discard(self, number: JobNumber) -> None:
-        """Remove a dead letter; UnknownJob where there is none."""
+        """Raise UnknownJob where there is none."""
         ...
 
     async def expire(self, now_s: float) -> int:
-        """Remove dead letters beyond the limits; how many were removed."""
+        """Remove dead letters beyond the limits; return how many were removed."""
         ...
 
     async def close(self) -> None:

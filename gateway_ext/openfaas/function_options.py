@@ -127,7 +127,7 @@ def of(
     longest_timeout_s: float = LONGEST_S,
     default_shows_errors: bool = False,
 ) -> FunctionOptions:
-    """All options of a deployment; BadDeployment names the key and the value that is wrong."""
+    """Raise BadDeployment that names the key and the value that is wrong."""
     _refuse_unknown(deployment)
     read = _AnnotationReader(deployment)
     timeout_s = own_timeout_s(deployment)
@@ -423,7 +423,6 @@ def _a_day_at_most_s(text: str) -> float:
 
 
 def _within(field: str, read: Callable[[str], _Number], text: str) -> _Number:
-    """The value, within the bounds of this field of the terms."""
     value = read(text)
     try:
         check_number(field, value)

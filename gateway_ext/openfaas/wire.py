@@ -53,7 +53,7 @@ class Alert(NamedTuple):
 
 
 def deployment(body: bytes, namespace: str = "") -> Deployment:
-    """The deployment in a request's body; BadRequest names the field that is wrong."""
+    """Raise BadRequest that names the field that is wrong."""
     sent = Fields.of(body)
     id_ = valid_names.new_function_id(sent.required("service"), namespace or sent.text("namespace"))
     sent.required("image")
@@ -63,7 +63,6 @@ def deployment(body: bytes, namespace: str = "") -> Deployment:
 
 
 def function_to_remove(body: bytes, namespace: str) -> FunctionId:
-    """The function that a body names."""
     sent = Fields.of(body)
     return valid_names.function_id(
         sent.required("functionName"), namespace or sent.text("namespace")
@@ -71,7 +70,7 @@ def function_to_remove(body: bytes, namespace: str) -> FunctionId:
 
 
 def scaling(body: bytes) -> Scaling:
-    """The requested number of replicas; the namespace may be empty."""
+    """The namespace may be empty."""
     sent = Fields.of(body)
     replicas = sent.whole("replicas")
     if replicas is None:
@@ -95,7 +94,6 @@ def namespace(body: bytes, name: str) -> Namespace:
 
 
 def alerts(body: bytes) -> list[Alert]:
-    """An alert of Prometheus's alert manager."""
     found = []
     for alert in Fields.of(body).many("alerts"):
         sent = Fields({"alert": alert}).inner("alert")
@@ -173,7 +171,7 @@ def _check_amounts(where: str, amounts: Resources) -> None:
 
 
 def status_json(status: FunctionStatus, invocations: float) -> Json:
-    """A function as responses show it; its trouble is an annotation."""
+    """A function's trouble is shown as an annotation."""
     sent = deployment_json(status.deployment)
     sent["name"] = sent.pop("service")
     sent["labels"] = {**status.deployment.labels, _NAME_LABEL: status.deployment.id.name}
@@ -193,7 +191,7 @@ def status_json(status: FunctionStatus, invocations: float) -> Json:
 
 
 def deployment_json(wanted: Deployment) -> Json:
-    """A deployment as it is sent to a provider, without empty fields."""
+    """Empty fields are left out."""
     sent: Json = {
         "service": wanted.id.name,
         "namespace": wanted.id.namespace,
@@ -221,7 +219,6 @@ def namespace_json(found: Namespace) -> Json:
 
 
 def log_line(line: LogLine) -> bytes:
-    """A line of the log as a line of JSON."""
     sent = {
         "name": line.function.name,
         "namespace": line.function.namespace,
@@ -263,7 +260,7 @@ def _resources_json(amounts: Resources | None) -> Json:
 
 
 def status_of(sent: Fields, namespace: str) -> FunctionStatus:
-    """A function in an answer; BadRequest if the answer is invalid."""
+    """Raise BadRequest if the answer is invalid."""
     id_ = FunctionId(sent.text("namespace") or namespace, sent.required("name"))
     created = sent.text("createdAt")
     try:
@@ -282,7 +279,6 @@ def status_of(sent: Fields, namespace: str) -> FunctionStatus:
 
 
 def log_line_of(sent: Fields, function: FunctionId) -> LogLine:
-    """A log line in an answer."""
     try:
         at = time_of(sent.text("timestamp"))
     except ValueError as error:
@@ -291,7 +287,7 @@ def log_line_of(sent: Fields, function: FunctionId) -> LogLine:
 
 
 def objects(values: Sequence[Any], where: str) -> list[Fields]:
-    """The objects of a list; BadRequest if an entry is none."""
+    """Raise BadRequest if an entry is no object."""
     for value in values:
         if not isinstance(value, Mapping):
             raise BadRequest(f"{where} must be JSON objects")

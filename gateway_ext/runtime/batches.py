@@ -226,7 +226,6 @@ class GatheredCalls:
         self._groups: dict[str, _Group] = {}
 
     def add(self, call: HandlerCall) -> None:
-        """Let the call wait for its batch."""
         lease = _lease_of(call)
         group = self._groups.setdefault(lease, _Group())
         group.waiting[call] = self._loop.time()
@@ -297,8 +296,6 @@ def _named_by(token: str) -> str:
 def batches_of(
     handler: ListHandler, settings: BatchSettings, services: HandlerCalls
 ) -> GatheredCalls:
-    """Gather calls, and give them to this handler."""
-
     def start(members: Sequence[HandlerCall], ended: Callable[[], None]) -> None:
         BatchRun(services, handler.handle, settings, members, ended).start()
 

@@ -64,7 +64,6 @@ class ShimPlacements(NoPlacements):
         return float(text) if _SECONDS.fullmatch(text) else math.inf
 
     def given(self, headers: Headers, left_s: SecondsLeft) -> AbstractContextManager[None]:
-        """A context in which the shim uses the lease that the gateway sent, if any."""
         address, lease = headers.get("x-gpu-address"), headers.get("x-gpu-lease")
         return self._given(address, lease, trace=headers.get("traceparent"), left_s=left_s)
 
@@ -83,5 +82,4 @@ class ShimPlacements(NoPlacements):
 
 
 def placements(*, gpu: bool) -> NoPlacements:
-    """The shim's placements for a GPU function, else none."""
     return ShimPlacements() if gpu else NoPlacements()

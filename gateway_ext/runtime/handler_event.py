@@ -35,13 +35,9 @@ class NoPassedData(RuntimeError):
 class SentHeaders(Protocol):
     """The headers of a request."""
 
-    def get(self, key: str, /) -> str | None:
-        """The first value of a header."""
-        ...
+    def get(self, key: str, /) -> str | None: ...
 
-    def getlist(self, name: str) -> list[str]:
-        """Every value of a header."""
-        ...
+    def getlist(self, name: str) -> list[str]: ...
 
 
 class HandlerData:
@@ -53,12 +49,10 @@ class HandlerData:
         raise NoPassedData("this function has no GPU")
 
     def get(self, handle: str) -> object:
-        """Return the value of a handle."""
         del handle
         raise NoPassedData("this function has no GPU")
 
     def drop(self, handle: str) -> None:
-        """End data before its time."""
         del handle
         raise NoPassedData("this function has no GPU")
 
@@ -107,26 +101,21 @@ class ShimData(HandlerData):
         self._module: ModuleType | None = None
 
     def put(self, value: object, lifetime_s: float | None = None, *, wished: bool = False) -> str:
-        """Put a value for other functions, or as the caller wished; return its handle."""
         handle: str = self._shim().put(value, lifetime_s, wished=wished)
         return handle
 
     def get(self, handle: str) -> object:
-        """Return the value of a handle."""
         value: object = self._shim().get(handle)
         return value
 
     def drop(self, handle: str) -> None:
-        """End data before its time."""
         self._shim().drop(handle)
 
     def settle(self) -> None:
-        """A call has ended: tell the manager what of its data is needed no more."""
         if self._module is not None:
             self._module.settle()
 
     def wanted(self, headers: SentHeaders) -> bool:
-        """Whether the caller wants a handle instead of the result's bytes."""
         return headers.get(_HEADER) is not None and _WISH in _items(headers)
 
     def _shim(self) -> ModuleType:

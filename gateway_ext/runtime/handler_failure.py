@@ -114,12 +114,10 @@ class HandlerErrors:
 
 
 def _folders(package: str) -> tuple[str, ...]:
-    """The folders of a package that is imported already, as its files' names begin."""
     return tuple(f"{folder}/" for folder in getattr(sys.modules.get(package), "__path__", ()))
 
 
 def _chain(found: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
-    """An error with its causes, and those that it groups."""
     waiting, seen = [found], set()
     while waiting:
         one = waiting.pop()

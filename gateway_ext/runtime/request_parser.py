@@ -148,7 +148,6 @@ class BodyParser:
                 return True
 
     def content(self) -> bytes:
-        """The complete body."""
         return bytes(self._content)
 
     def _move(self, buffer: bytearray) -> None:

@@ -32,11 +32,11 @@ class WorkerProcess(Protocol):
     pid: int
 
     def poll(self) -> int | None:
-        """Its exit status; None while it lives."""
+        """None while the process lives."""
         ...
 
     def send_signal(self, number: int, /) -> None:
-        """Send it a signal, unless it has ended."""
+        """No effect once the process has ended."""
         ...
 
 

@@ -69,7 +69,6 @@ class HandlerThreads:
         self._work.put(work)
 
     def left(self) -> None:
-        """A call has left its thread."""
         self._calls -= 1
 
     def close(self) -> None:

@@ -122,7 +122,6 @@ class PageSource:
             return await self._console.model(model)
 
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
-        """Place by this policy from now on."""
         async with self._declined(422):
             await self._console.set_policy(name, parameters)
 
@@ -132,11 +131,9 @@ class PageSource:
             await self._console.order(model, verb, gpu)
 
     async def replay(self, letter: int) -> None:
-        """Try a dead letter again."""
         await self._letters.replay(letter)
 
     async def discard(self, letter: int) -> None:
-        """Delete a dead letter."""
         await self._letters.discard(letter)
 
     @asynccontextmanager
@@ -272,7 +269,6 @@ class PageSource:
 
 
 def _named(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with the function's short name."""
     function = item["function"]
     return {**item, "function": None if function is None else shown_function(function)}
 

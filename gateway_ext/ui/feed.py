@@ -83,21 +83,17 @@ class WatcherFeed:
 
     @property
     def watchers(self) -> int:
-        """The number of watchers."""
         return self._watchers
 
     @property
     def full(self) -> bool:
-        """Whether the limit of watchers is reached."""
         return self._watchers >= self._pace.most_watchers
 
     @property
     def closed(self) -> bool:
-        """Whether the feed has ended."""
         return self._closed
 
     def close(self) -> None:
-        """End the feed of every watcher."""
         self._closed = True
         self._publish()
 
@@ -157,7 +153,6 @@ class WatcherFeed:
         self._wanted.clear()
 
     async def _fresh(self) -> None:
-        """Look, unless the last look is recent."""
         async with self._looking:
             if time.monotonic() < self._looked_s + self._pause_s * 0.9:
                 return

@@ -58,12 +58,10 @@ class DeadLetterRows:
         return self._shown
 
     async def replay(self, letter: int) -> None:
-        """Try the letter again."""
         self._seen = None
         await self._queue.replay(JobNumber(letter), self._queue.now_s())
 
     async def discard(self, letter: int) -> None:
-        """Delete the letter."""
         self._seen = None
         await self._queue.discard(JobNumber(letter))
 

@@ -60,11 +60,11 @@ class ReadAnswer(Protocol):
 
     @property
     def status(self) -> int | None:
-        """The status; None of the request."""
+        """None of the request."""
         ...
 
     def at(self, path: JsonPath) -> Any:
-        """What is there in the body's value; Unmeetable if the body is not JSON."""
+        """Raise Unmeetable if the body is not JSON."""
         ...
 
 
@@ -138,7 +138,6 @@ def condition(text: str, sources: Collection[str]) -> Condition:
 def _groups(
     tokens: list[tuple[str, str]], sources: Collection[str]
 ) -> Iterator[tuple[_Comparison, ...]]:
-    """The comparisons between one `or` and the next."""
     group: list[_Comparison] = []
     while True:
         group.append(_comparison(tokens[:_PARTS], sources))
@@ -224,7 +223,6 @@ def _text(quoted: str) -> str:
 
 
 def _inner(value: Any, step: str | int) -> Any:
-    """A field or element; None where there is none."""
     if isinstance(value, dict):
         return value.get(str(step))
     if isinstance(value, list):

@@ -51,7 +51,6 @@ class RunRecord:
     why: str = ""
 
     def stage(self, name: str) -> StageRecord:
-        """The record of a stage, which begins with its first mention."""
         return self.stages.setdefault(name, StageRecord())
 
     def end(self, status: int, why: str = "") -> None:
@@ -68,7 +67,6 @@ class RunRecord:
         return "met" if good else "missed"
 
     def shown(self) -> dict[str, Any]:
-        """The record as JSON."""
         end_s = self.ended_s or time.monotonic()  # stages that were ended end with the run
         return {
             "callId": self.call_id,
@@ -100,7 +98,6 @@ class RunHistory:
         self.changes = 0  # how often a run began or ended
 
     def begin(self, plan: WorkflowPlan, call_id: str) -> RunRecord:
-        """Begin the record of a run."""
         self.changes += 1
         record = RunRecord(plan.id, call_id, plan.slo_s)
         self._runs.setdefault(plan.id, deque(maxlen=_KEPT_RUNS)).append(record)
@@ -110,12 +107,11 @@ class RunHistory:
         return record
 
     def end(self, record: RunRecord, status: int, why: str = "") -> None:
-        """Note the end of a run, unless it has ended."""
         self.changes += 1
         record.end(status, why)
 
     def runs(self, workflow: WorkflowId) -> Iterator[RunRecord]:
-        """The last runs, the latest first."""
+        """The latest first."""
         return reversed(self._runs.get(workflow, deque()))
 
     def forget(self, workflow: WorkflowId) -> None:
@@ -153,7 +149,6 @@ class WorkflowMeters:
         self._seconds = Histogram(metrics.WORKFLOW_SECONDS)
 
     def ended(self, record: RunRecord) -> None:
-        """Count a run."""
         if self._plan_of(record.workflow) is None:
             return  # its name would never leave the metrics
         name = self._names.of(str(record.workflow))
@@ -167,7 +162,6 @@ class WorkflowMeters:
             family.forget(metrics.WORKFLOW, workflow)
 
     def families(self) -> Iterator[MetricFamily]:
-        """The current values."""
         yield self._runs
         yield self._seconds
         yield gauge(metrics.WORKFLOWS_RUNNING, [((), self._limits.running)])

@@ -147,7 +147,6 @@ class JobTargetCalls:
     def call(
         self, call: AsyncCall, body: StoredBody
     ) -> AbstractAsyncContextManager[FunctionAnswer]:
-        """The answer, while the context lasts."""
         if call.function.name.startswith(_MARK):
             return self._run(call, body)
         return self._functions.call(call, body)

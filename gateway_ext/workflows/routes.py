@@ -166,7 +166,6 @@ def least_times(
 
 
 def summary(plan: WorkflowPlan) -> dict[str, Any]:
-    """A workflow in a list."""
     return {
         "name": plan.id.name,
         "namespace": plan.id.namespace,

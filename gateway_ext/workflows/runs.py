@@ -215,7 +215,6 @@ class LiveRun:
         return due
 
     async def _begun(self, stage: PlannedStage) -> StageInput:
-        """The input of a stage that begins now."""
         self._record.stage(stage.name).began_s = time.monotonic()
         wants_handle = self._request.wants_handle and stage.name in self._plan.last
 

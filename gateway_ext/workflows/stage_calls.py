@@ -289,7 +289,6 @@ class StageCalls:
 
 
 def _failed(stage: PlannedStage, error: GatewayError, *, called: bool) -> StageFailed:
-    """The stage's failure for an error of the gateway."""
     status = error_statuses.status_of(error)
     headers = [TEXT_HEADER, *error_statuses.headers_of(error)]
     refused = status == _TOO_MANY and not called
@@ -354,6 +353,5 @@ def listed_answer(stage: str, whole: StageAnswer) -> WorkflowAnswer:
 
 
 async def whole_body(body: bytes) -> Body:
-    """A body that is here already."""
     if body:
         yield body

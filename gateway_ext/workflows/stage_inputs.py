@@ -48,7 +48,6 @@ class StageAnswer:
 
     @property
     def is_json(self) -> bool:
-        """Whether it says that it is JSON."""
         kind = self.content_type.partition(b";")[0].strip().lower()
         return kind == _JSON or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
@@ -132,7 +131,6 @@ class StageInput(NamedTuple):
 def workflow_request(
     call_id: str, headers: Iterable[Header], query: bytes, body: bytes
 ) -> WorkflowRequest:
-    """The request as stages read it."""
     found = list(headers)
     listed = [item.strip() for name, value in found if name == DATA for item in value.split(b",")]
     kind = next((value for name, value in found if name == CONTENT_TYPE), b"")

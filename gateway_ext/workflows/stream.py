@@ -63,7 +63,6 @@ class WorkflowStream:
         await self._link.first_try(self._settings.connect_s)
 
     async def close(self) -> None:
-        """Disconnect."""
         await self._link.close()
 
     async def deploy(self, plan: WorkflowPlan, *, update: bool) -> None:
@@ -220,12 +219,10 @@ class WorkflowSubjects:
 
     @property
     def stream(self) -> str:
-        """The name of the stream."""
         return f"{self.prefix}_workflows"
 
     @property
     def all(self) -> str:
-        """All subjects of the stream."""
         return f"{self.prefix}.workflows.>"
 
     @property
@@ -234,7 +231,7 @@ class WorkflowSubjects:
         return f"{self.prefix}.workflows.reader"
 
     def of(self, workflow: WorkflowId) -> str:
-        """The subject of a workflow: names have no dots."""
+        """The names have no dots."""
         return f"{self.prefix}.workflows.deployed.{workflow.namespace}.{workflow.name}"
 
     def workflow(self, subject: str) -> WorkflowId | None:
@@ -248,7 +245,7 @@ class WorkflowSubjects:
 
 
 def encode(text: str | None) -> bytes:
-    """The message of a workflow with this file; None: it was removed."""
+    """`text` is the workflow's file; None: it was removed."""
     return json.dumps({"v": _VERSION, "text": text}).encode()
 
 
@@ -269,7 +266,6 @@ def decode(content: bytes) -> str | None:
 
 
 def is_removed(content: bytes) -> bool:
-    """Whether a message is the mark of a removed workflow."""
     try:
         return decode(content) is None
     except ValueError:

@@ -74,7 +74,7 @@ class Workflows:
         return found
 
     def by_id(self, workflow: WorkflowId) -> WorkflowPlan:
-        """The workflow of this name; UnknownWorkflow if there is none."""
+        """Raise UnknownWorkflow if there is none."""
         found = self._plans.get(workflow)
         if found is None:
             raise QueueAway(self.unread) if self.unread else UnknownWorkflow(*workflow)
@@ -86,11 +86,9 @@ class Workflows:
             self.by_id(workflow)
 
     def get(self, workflow: WorkflowId) -> WorkflowPlan | None:
-        """The workflow of this name, if it is known here."""
         return self._plans.get(workflow)
 
     def of_namespace(self, namespace: str) -> list[WorkflowPlan]:
-        """The workflows of a namespace, by name."""
         return [plan for plan in self if plan.id.namespace == namespace]
 
     def check_new(self, plan: WorkflowPlan, *, update: bool) -> None:

@@ -24,7 +24,6 @@ class Problems:
         return bool(self._found)
 
     def add(self, line: int, text: str) -> None:
-        """Note something that is wrong in this line."""
         self._found.append((line, text))
 
     @property
@@ -62,11 +61,9 @@ class YamlTable:
         return self._lines.get(name, self.line)
 
     def wrong(self, name: str, text: str) -> None:
-        """Note that the value of a key is wrong."""
         self._problems.add(self.line_of(name), f"{self.what}: {name} {text}")
 
     def refuse(self, name: str, error: Exception) -> None:
-        """Note why the value of a key is refused."""
         self._problems.add(self.line_of(name), f"{self.what}: {name}: {error}")
 
     def only(self, *names: str) -> None:
@@ -79,7 +76,6 @@ class YamlTable:
                 )
 
     def text(self, name: str) -> str | None:
-        """A text."""
         node = self._scalar(name, "a text")
         if node is None:
             return None
@@ -89,7 +85,6 @@ class YamlTable:
         return str(node.value)
 
     def whole(self, name: str, least: int, most: int) -> int | None:
-        """A whole number within these bounds."""
         node = self._scalar(name, "a number")
         if node is None:
             return None
@@ -100,7 +95,6 @@ class YamlTable:
         return number
 
     def truth(self, name: str) -> bool | None:
-        """True or false."""
         node = self._scalar(name, "true or false")
         if node is None:
             return None
@@ -122,7 +116,6 @@ class YamlTable:
         return tuple(found)
 
     def table(self, name: str) -> "YamlTable | None":
-        """A mapping in this one."""
         node = self._values.get(name)
         if node is None:
             return None

@@ -48,14 +48,12 @@ class NatsRequests:
         self._requests: set[asyncio.Task[Any]] = set()
 
     def mark_lost(self) -> None:
-        """Fail all requests under way, as the connection is closed."""
         self._lost = True
         for task in self._requests:
             task.cancel()
 
     @property
     def most_bytes(self) -> int:
-        """The largest message that the servers accept."""
         return self.client.max_payload
 
     async def publish(self, subject: str, content: bytes, expected: int | None = None) -> int:
@@ -155,7 +153,6 @@ class NatsRequests:
 
 
 def _content(found: RawStreamMsg | None, subject: str) -> bytes | None:
-    """The content of a message, if it is one of this subject."""
     return found.data or b"" if found is not None and found.subject == subject else None
 
 
@@ -177,14 +174,12 @@ async def bounded(works: Iterable[Callable[[], Awaitable[object]]], together: in
 
 
 def describe(error: BaseException) -> str:
-    """A short description of an error."""
     if isinstance(error, js_errors.APIError):
         return error.description or f"code {error.err_code}"
     return str(error) or type(error).__name__
 
 
 def is_full(error: Exception) -> bool:
-    """Whether the servers, or a stream, have no space left."""
     if not isinstance(error, js_errors.APIError):
         return False
     # In a cluster the error is that no server is suitable, which has several reasons.
@@ -273,7 +268,6 @@ class StreamWatch:
             await self._wait()
 
     async def _wait(self) -> None:
-        """Wait for the next message or heartbeat of the server."""
         self._arrived.clear()
         try:
             async with time_limit(_SILENT_S):

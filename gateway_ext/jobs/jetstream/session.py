@@ -44,7 +44,6 @@ class GatewayPresence:
         self._lost: set[str] = set()
 
     def lives(self, session: str) -> bool:
-        """Whether a session may still hold its claims."""
         known = self._gateways.get(gateway_of(session))
         if known is None or known.session != session:
             return False
@@ -124,7 +123,6 @@ def beat(session: str) -> bytes:
 
 
 def gateway_of(session: str) -> str:
-    """The gateway of a session."""
     return session.partition(".")[0]
 
 
@@ -151,7 +149,6 @@ class GatewaySession:
         self._watch: StreamWatch | None = None
 
     async def begin(self, wire: NatsRequests) -> None:
-        """Create the streams, send a heartbeat, and read all records."""
         tally = self._index.tally
         made = await ensure(wire, self._names, self._settings.replicas, tally.capacity_bytes)
         tally.limit_to(made.parts_bytes)
@@ -180,7 +177,6 @@ class GatewaySession:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def announce_close(self, wire: NatsRequests) -> None:
-        """Release this gateway's claims."""
         await wire.publish(self._names.gateway(self._identity.gateway), beat(""))
 
     async def _keep_beating(self, wire: NatsRequests) -> None:
@@ -197,7 +193,6 @@ class GatewaySession:
         return await wire.publish(subject, beat(self._identity.session))
 
     def _receive(self, message: StreamMessage) -> None:
-        """Apply one message of the stream."""
         self._index.passed(message.seq)
         kind, name = message.subject.rsplit(".", 2)[-2:]
         try:

@@ -35,27 +35,21 @@ class StreamNames:
         self.all_parts = f"{prefix}.parts.>"
 
     def call(self, key: str) -> str:
-        """The subject of a waiting or claimed job's record."""
         return f"{self._prefix}.jobs.call.{key}"
 
     def dead(self, number: JobNumber) -> str:
-        """The subject of a dead letter's record."""
         return f"{self._prefix}.jobs.dead.{number}"
 
     def gateway(self, gateway: str) -> str:
-        """The subject of a gateway's heartbeats."""
         return f"{self._prefix}.jobs.gateway.{gateway}"
 
     def part(self, uid: str, name: str) -> str:
-        """The subject of one part of a job."""
         return f"{self._prefix}.parts.{uid}.{name}"
 
     def all_parts_of(self, uid: str) -> str:
-        """The subjects of all parts of a job."""
         return f"{self._prefix}.parts.{uid}.>"
 
     def uid_of(self, subject: str) -> str:
-        """The job identity in the subject of a part."""
         return subject.rsplit(".", 2)[-2]
 
 
@@ -126,7 +120,7 @@ class RecordWriter:
         self.me = me
 
     async def write(self, entry: IndexEntry, record: JobRecord) -> None:
-        """Replace a known record; RecordConflict where it was changed meanwhile."""
+        """Raise RecordConflict where the record was changed meanwhile."""
         seq = await self._link.wire().publish(entry.subject, encode(record), entry.seq)
         self._index.apply(entry.subject, seq, record)
 
@@ -166,15 +160,12 @@ class RecordWriter:
         )
 
     async def delete_mark(self, subject: str, seq: int) -> None:
-        """Remove a message, if it is a mark."""
         await self._link.wire().delete(self._names.jobs, seq, subject, _is_mark)
 
     async def delete_outdated(self, subject: str, seq: int) -> None:
-        """Remove a record that a newer one of the same subject follows."""
         await self._link.wire().delete(self._names.jobs, seq, subject)
 
     async def delete_gateway(self, gateway: str, seq: int) -> None:
-        """Remove the heartbeat of a gateway that is gone."""
         await self._link.wire().delete(self._names.jobs, seq, self._names.gateway(gateway))
 
     async def refresh(self, subject: str) -> JobRecord | None:

@@ -88,7 +88,6 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _loaded(*words: str) -> set[str]:
-    """The paths of loaded libraries whose file name has one of these words in it."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     named = [line for line in lines if any(word in line.rpartition("/")[2] for word in words)]
     return {path for line in named if Path(path := line.split(maxsplit=5)[5]).is_file()}
