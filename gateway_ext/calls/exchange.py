@@ -130,7 +130,7 @@ class Exchange:
                     raise await self._ended_by(failed, error) from error
             self._parts.meters.retried(self.call.function.label)
             self._avoid = (*self._avoid, failed) if failed is not None else self._avoid
-            if all(one in self._avoid for one in self.call.function.instances):
+            if all(instance in self._avoid for instance in self.call.function.instances):
                 await asyncio.sleep(_PAUSE_S * attempt * random.uniform(0.5, 1.5))
             attempt += 1
 

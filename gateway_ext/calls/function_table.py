@@ -210,7 +210,9 @@ class Function:
         self.deployment, self.options, self.troubles = deployment, options, troubles
         self.endpoints = tuple(endpoints)
         old = {instance.endpoint: instance for instance in self._instances}
-        self._instances = [old[one] if one in old else Instance(one) for one in self.endpoints]
+        self._instances = [
+            old[endpoint] if endpoint in old else Instance(endpoint) for endpoint in self.endpoints
+        ]
         if self._instances:
             self._ready.set()
             self._turns.hand_out(self._take)
@@ -282,16 +284,23 @@ class Function:
         together = self.options.batches.most
         instances = self._instances
         count = len(instances)
-        best, found = instances[self._next % count], self._next % count
+        best, best_at = instances[self._next % count], self._next % count
         fewest: tuple[bool, bool, int, int, bool] | None = None
         for step in range(count):
             at = (self._next + step) % count
-            one = instances[at]
-            calls = _filling(one.inflight, together) if together > 1 else (one.inflight, 0)
-            rank = (one in avoid, self._is_full(one), *calls, one.address != preferred)
+            instance = instances[at]
+            calls = (
+                _filling(instance.inflight, together) if together > 1 else (instance.inflight, 0)
+            )
+            rank = (
+                instance in avoid,
+                self._is_full(instance),
+                *calls,
+                instance.address != preferred,
+            )
             if fewest is None or rank < fewest:
-                best, found, fewest = instances[at], at, rank
-        self._next = found + 1
+                best, best_at, fewest = instances[at], at, rank
+        self._next = best_at + 1
         return best
 
 
@@ -370,8 +379,12 @@ class Functions:
     async def drained(self, instances: Iterable[str], within_s: float) -> bool:
         """Wait until none of these instances has a call; False after `within_s`."""
         names = set(instances)
-        present = (one for function in self._by_id.values() for one in function.instances)
-        waited = [one for one in (*self._leaving, *present) if one.endpoint.instance in names]
+        present = (instance for function in self._by_id.values() for instance in function.instances)
+        waited = [
+            instance
+            for instance in (*self._leaving, *present)
+            if instance.endpoint.instance in names
+        ]
         try:
             async with time_limit(within_s):
                 for instance in waited:
@@ -382,7 +395,7 @@ class Functions:
         return True
 
     def _retire(self, instances: Iterable[Instance]) -> None:
-        self._leaving = [one for one in (*self._leaving, *instances) if one.inflight]
+        self._leaving = [instance for instance in (*self._leaving, *instances) if instance.inflight]
 
     def _changed(self, function: Function) -> None:
         if self._on_change is not None:

@@ -134,9 +134,9 @@ class Invoke:
 
     def check_wait(self, function: FunctionId) -> None:
         """Busy if a call of this function that arrives now would be refused for its wait."""
-        found = self._functions.by_id(function)
-        if found is not None and found.waits.known:
-            self._check_wait(found)
+        deployed = self._functions.by_id(function)
+        if deployed is not None and deployed.waits.known:
+            self._check_wait(deployed)
 
     async def close(self) -> None:
         self._parts.client.close()

@@ -267,8 +267,8 @@ class KeptLeases:
         if shelf is None:
             return None
         gathers, looked_at = shelf.gathers(now_s), islice(shelf.shared, _MOST_SHARED)
-        found = [kept for kept in looked_at if kept.has_room(now_s, gathers=gathers)]
-        return min(found, key=lambda kept: (kept.instance != instance, kept.members), default=None)
+        roomy = [kept for kept in looked_at if kept.has_room(now_s, gathers=gathers)]
+        return min(roomy, key=lambda kept: (kept.instance != instance, kept.members), default=None)
 
     async def _turn(self, kind: LeaseKind, turn: _Turn) -> Found:
         shelf = self._shelves.setdefault(kind, _Shelf())
@@ -475,7 +475,11 @@ class KeptLeases:
         self._looking = None
         now_s = time.monotonic()
         for shelf in list(self._shelves.values()):
-            idle = [one for one in shelf.free if now_s - one.free_s > IDLE_S or one.is_spent(now_s)]
+            idle = [
+                lease
+                for lease in shelf.free
+                if now_s - lease.free_s > IDLE_S or lease.is_spent(now_s)
+            ]
             for kept in idle:
                 shelf.free.remove(kept)
                 self._give_back(kept)

@@ -129,8 +129,8 @@ class CallbackRule:
     def permits(self, address: str) -> bool:
         if is_public(address):
             return True
-        found = _mapped(ip_address(address.partition("%")[0]))
-        return any(found in network for network in self._networks)
+        literal = _mapped(ip_address(address.partition("%")[0]))
+        return any(literal in network for network in self._networks)
 
     def names(self, host: str, port: int) -> bool:
         return (host, port) in self._names or (host, None) in self._names
@@ -153,7 +153,7 @@ class CallbackRule:
 
     def _own_loopback(self, parts: URL) -> str | None:
         loopbacks = ("127.0.0.1", "::1")
-        own = (one for one in loopbacks if self._is_own_function(ip_address(one), parts))
+        own = (ip for ip in loopbacks if self._is_own_function(ip_address(ip), parts))
         return next(own, None)
 
     def _is_own_function(self, address: _Address, parts: URL) -> bool:
@@ -181,10 +181,10 @@ class PermittedResolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """Raise NotPublic if no address of the host is permitted."""
-        found = await self._resolver.resolve(host, port, family)
+        results = await self._resolver.resolve(host, port, family)
         if self._rule.names(host.lower(), port):
-            return found
-        permitted = [result for result in found if self._rule.permits(result["host"])]
+            return results
+        permitted = [result for result in results if self._rule.permits(result["host"])]
         if not permitted:
             raise NotPublic(f"{host} is not a public address")
         return permitted
@@ -214,11 +214,11 @@ def callback_lane(url: str) -> JobLane:
 
 def is_public(address: str) -> bool:
     """Whether an address is public: not of a private network, not of this machine."""
-    found = ip_address(address.partition("%")[0])
-    if isinstance(found, IPv6Address):
-        in_nat64 = IPv4Address(int(found) & 0xFFFF_FFFF) if found in _NAT64 else None
-        found = found.ipv4_mapped or found.sixtofour or in_nat64 or found
-    return found.is_global and not found.is_multicast
+    literal = ip_address(address.partition("%")[0])
+    if isinstance(literal, IPv6Address):
+        in_nat64 = IPv4Address(int(literal) & 0xFFFF_FFFF) if literal in _NAT64 else None
+        literal = literal.ipv4_mapped or literal.sixtofour or in_nat64 or literal
+    return literal.is_global and not literal.is_multicast
 
 
 def _split(url: str) -> URL:
@@ -226,10 +226,10 @@ def _split(url: str) -> URL:
     wrong = BadRequest("X-Callback-Url is not an http or https URL")
     try:
         parts = URL(url) if len(url) <= _LONGEST else URL()
-        known = parts.scheme in _SCHEMES and parts.host and parts.port
+        complete = parts.scheme in _SCHEMES and parts.host and parts.port
     except ValueError as error:
         raise wrong from error
-    if not known:
+    if not complete:
         raise wrong
     return parts
 

@@ -182,8 +182,8 @@ def _forwarded(scope: Scope, values: dict[bytes, bytes]) -> list[Header]:
     client = scope.get("client")
     hops = [*through, client[0].encode()] if client and client[0] else through
     host = values.get(b"x-forwarded-host") or values.get(b"host")
-    found = [(b"x-forwarded-for", b", ".join(hops))] if hops else []
-    return [*found, (b"x-forwarded-host", host)] if host else found
+    forwarded = [(b"x-forwarded-for", b", ".join(hops))] if hops else []
+    return [*forwarded, (b"x-forwarded-host", host)] if host else forwarded
 
 
 async def read_body(

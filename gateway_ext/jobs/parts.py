@@ -159,10 +159,10 @@ def _worker_settings(settings: GatewaySettings, rule: CallbackRule) -> JobWorker
 
 def _attempts(functions: Functions, function: FunctionId) -> int | None:
     """The attempts in a function's options: the first one and its `retries`; None: the default."""
-    known = functions.by_id(function)
-    if known is None or known.options.retries is None:
+    deployed = functions.by_id(function)
+    if deployed is None or deployed.options.retries is None:
         return None
-    return known.options.retries + 1
+    return deployed.options.retries + 1
 
 
 _EVERY_S = 60.0

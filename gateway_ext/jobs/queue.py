@@ -163,18 +163,18 @@ class JobTally:
             self._uncount(before)
         else:
             self._note(number, queued_at_s)
-        one = self._alive[number] = _Alive(function, kind, size_bytes, queued_at_s)
+        job = self._alive[number] = _Alive(function, kind, size_bytes, queued_at_s)
         if kind is JobKind.CALL:
             self.calls[function] += 1
         else:
             self.callbacks += 1
         self._bytes_of[function] += size_bytes
-        self.alive_bytes += one.size_bytes
+        self.alive_bytes += job.size_bytes
 
     def remove(self, number: int) -> None:
-        one = self._alive.pop(number, None)
-        if one is not None:
-            self._uncount(one)
+        job = self._alive.pop(number, None)
+        if job is not None:
+            self._uncount(job)
 
     def add_dead(self, number: int, size_bytes: int, died_at_s: float) -> None:
         self.remove(number)
@@ -183,22 +183,22 @@ class JobTally:
         self.dead_bytes += size_bytes
 
     def remove_dead(self, number: int) -> None:
-        one = self._dead.pop(number, None)
-        if one is not None:
-            self.dead_bytes -= one.size_bytes
+        letter = self._dead.pop(number, None)
+        if letter is not None:
+            self.dead_bytes -= letter.size_bytes
 
     def expired(self, now_s: float) -> list[int]:
         """The dead letters beyond the limits on age, number and bytes, oldest first."""
-        limits, found = self._limits, []
+        limits, expired = self._limits, []
         count, size_bytes = self.dead, self.dead_bytes
-        for number, one in sorted(self._dead.items(), key=lambda item: item[1].died_at_s):
-            old = now_s - one.died_at_s > limits.dead_age_s
+        for number, letter in sorted(self._dead.items(), key=lambda item: item[1].died_at_s):
+            old = now_s - letter.died_at_s > limits.dead_age_s
             if not (old or count > limits.dead or size_bytes > limits.dead_bytes):
                 break
-            found.append(number)
+            expired.append(number)
             count -= 1
-            size_bytes -= one.size_bytes
-        return found
+            size_bytes -= letter.size_bytes
+        return expired
 
     def _grow(self, function: FunctionId, more_bytes: int) -> None:
         most_bytes, coming = self._limits.waiting_bytes, self._coming_bytes
@@ -210,17 +210,19 @@ class JobTally:
 
     def _note(self, number: int, queued_at_s: float) -> None:
         if len(self._queued) > 2 * len(self._alive) + _SLACK:
-            self._queued = [(one.queued_at_s, known) for known, one in self._alive.items()]
+            self._queued = [
+                (job.queued_at_s, job_number) for job_number, job in self._alive.items()
+            ]
             heapify(self._queued)
         heappush(self._queued, (queued_at_s, number))
 
-    def _uncount(self, one: _Alive) -> None:
-        if one.kind is JobKind.CALL:
-            _less(self.calls, one.function, 1)
+    def _uncount(self, job: _Alive) -> None:
+        if job.kind is JobKind.CALL:
+            _less(self.calls, job.function, 1)
         else:
             self.callbacks -= 1
-        _less(self._bytes_of, one.function, one.size_bytes)
-        self.alive_bytes -= one.size_bytes
+        _less(self._bytes_of, job.function, job.size_bytes)
+        self.alive_bytes -= job.size_bytes
 
 
 def _less(counter: Counter[FunctionId], function: FunctionId, by: int) -> None:

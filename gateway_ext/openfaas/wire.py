@@ -57,9 +57,9 @@ def deployment(body: bytes, namespace: str = "") -> Deployment:
     sent = Fields.of(body)
     id_ = valid_names.new_function_id(sent.required("service"), namespace or sent.text("namespace"))
     sent.required("image")
-    found = _deployment(sent, id_)
-    _check(found)
-    return found
+    asked = _deployment(sent, id_)
+    _check(asked)
+    return asked
 
 
 def function_to_remove(body: bytes, namespace: str) -> FunctionId:
@@ -89,18 +89,18 @@ def secret(body: bytes, namespace: str) -> Secret:
 def namespace(body: bytes, name: str) -> Namespace:
     """A namespace, named by the path or else by the body."""
     sent = Fields.of(body or b"{}")
-    found = valid_names.namespace_name(name or sent.text("name"))
-    return Namespace(found, sent.mapping("labels"), sent.mapping("annotations"))
+    valid_name = valid_names.namespace_name(name or sent.text("name"))
+    return Namespace(valid_name, sent.mapping("labels"), sent.mapping("annotations"))
 
 
 def alerts(body: bytes) -> list[Alert]:
-    found = []
+    sent_alerts = []
     for alert in Fields.of(body).many("alerts"):
         sent = Fields({"alert": alert}).inner("alert")
         labels = sent.mapping("labels") if sent else {}
         firing = sent is not None and sent.text("status") == "firing"
-        found.append(Alert(labels.get("function_name", ""), firing))
-    return found
+        sent_alerts.append(Alert(labels.get("function_name", ""), firing))
+    return sent_alerts
 
 
 def _deployment(sent: Fields, id_: FunctionId) -> Deployment:
@@ -128,8 +128,8 @@ def _resources(sent: Fields | None) -> Resources | None:
         return None
     gpus = (_amount(sent, maker) for maker in function_options.GPU_RESOURCES)
     gpu = next((amount for amount in gpus if amount), "")
-    found = Resources(sent.text("memory"), sent.text("cpu"), gpu)
-    return found if found != Resources() else None
+    resources = Resources(sent.text("memory"), sent.text("cpu"), gpu)
+    return resources if resources != Resources() else None
 
 
 def _amount(sent: Fields, name: str) -> str:
@@ -140,19 +140,19 @@ def _amount(sent: Fields, name: str) -> str:
         return str(sent.whole(name))
 
 
-def _check(found: Deployment) -> None:
+def _check(asked: Deployment) -> None:
     """Refuse a deployment that no provider could run."""
-    for name in found.secrets:
+    for name in asked.secrets:
         valid_names.secret_name(name)
-    if not found.image.isprintable() or "\0" in found.process:
+    if not asked.image.isprintable() or "\0" in asked.process:
         raise BadDeployment("image may hold no control character, envProcess no zero byte")
-    for name, value in found.environment.items():
+    for name, value in asked.environment.items():
         if not _VARIABLE.fullmatch(name) or "\0" in value:
             raise BadDeployment(f"envVars: {name[:_SHOWN]!r} cannot be set")
-    for where, amounts in (("limits", found.limits), ("requests", found.requests)):
+    for where, amounts in (("limits", asked.limits), ("requests", asked.requests)):
         if amounts is not None:
             _check_amounts(where, amounts)
-    function_options.of(found)
+    function_options.of(asked)
 
 
 def _check_amounts(where: str, amounts: Resources) -> None:
@@ -209,12 +209,12 @@ def deployment_json(wanted: Deployment) -> Json:
     return {name: value for name, value in sent.items() if value}
 
 
-def namespace_json(found: Namespace) -> Json:
+def namespace_json(entry: Namespace) -> Json:
     """A namespace; labels and annotations are never null."""
     return {
-        "name": found.name,
-        "labels": dict(found.labels),
-        "annotations": dict(found.annotations),
+        "name": entry.name,
+        "labels": dict(entry.labels),
+        "annotations": dict(entry.annotations),
     }
 
 
@@ -236,11 +236,11 @@ def timestamp(at: datetime) -> str:
 
 def time_of(text: str) -> datetime:
     """A time of RFC 3339; ValueError if the text is none, or names no zone."""
-    found = datetime.fromisoformat(text)
-    if found.tzinfo is None:
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
         raise ValueError(f"{text!r} names no time zone")
     try:
-        return found.astimezone(UTC)
+        return time.astimezone(UTC)
     except OverflowError as error:
         raise ValueError(f"{text!r} is before the first year, or after the last one") from error
 

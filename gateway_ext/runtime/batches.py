@@ -148,10 +148,10 @@ class BatchRun:
     ) -> Sequence[HandlerResponse | BaseException]:
         """Each call's answer, or its error; what is no list of so many is every call's error."""
         try:
-            found = answers_in(returned, len(members))
+            results = answers_in(returned, len(members))
         except BadResponse as error:
             return [error] * len(members)
-        return [self._answer(*pair) for pair in zip(members, found, strict=True)]
+        return [self._answer(*pair) for pair in zip(members, results, strict=True)]
 
     def _answer(self, member: HandlerCall, returned: object) -> HandlerResponse | BaseException:
         if isinstance(returned, BaseException):

@@ -46,8 +46,8 @@ def write_as_json(text: str, call_id: str, trace_id: str) -> None:
     """A line of JSON, in the format of our other processes."""
     at = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
     fields = {"time": f"{at}Z", "level": "error", "logger": "runtime", "message": text}
-    found = {"call_id": call_id, "trace_id": trace_id}
-    _write(json.dumps(fields | {name: value for name, value in found.items() if value}))
+    ids = {"call_id": call_id, "trace_id": trace_id}
+    _write(json.dumps(fields | {name: value for name, value in ids.items() if value}))
 
 
 def _write(line: str) -> None:
@@ -127,10 +127,7 @@ class BatchHolder(Protocol):
         ...
 
 
-# A call's times for its trace, in the header X-Gpu-Trace.
-#
-# The gateway reads it (`reported_trace.py`, docs/tracing.md) and sends it to no caller.
-
+# A call's times: the gateway reads them (`reported_trace.py`, docs/tracing.md), and no caller does.
 _TRACE_HEADER = "X-Gpu-Trace"
 _VERSION = "1"
 

@@ -340,7 +340,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _make_room(self) -> None:
         """Close the connection that has waited the longest; this one, if all have a request."""
-        next((each for each in self._site.connections if each.waiting), self).drop()
+        next((other for other in self._site.connections if other.waiting), self).drop()
 
     def _too_slow(self) -> None:
         self._slow = None

@@ -69,12 +69,12 @@ class ShimPlacements(NoPlacements):
 
     def used(self) -> Pairs:
         """The digests of the models, which the gateway learns, and what ran without a GPU."""
-        found = []
+        headers = []
         if models := ",".join(self._used()):
-            found.append((MODELS, models))
+            headers.append((MODELS, models))
         if local := "|".join(self._told()):
-            found.append((LOCAL, local))
-        return found
+            headers.append((LOCAL, local))
+        return headers
 
     def timing_entries(self) -> Sequence[str]:
         """Return the times in the format of X-Gpu-Trace."""

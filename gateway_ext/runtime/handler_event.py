@@ -11,7 +11,6 @@ _Default = TypeVar("_Default")
 
 
 # Data that functions pass to each other by handles: `context.put`, `event.data`, X-Gpu-Data.
-#
 # The header of a request lists handles, whose values `event.data` gives, and the word `handle`
 # where the caller wants a handle of what the handler returns instead of its bytes.
 
@@ -131,8 +130,8 @@ class ShimData(HandlerData):
 
 
 def _items(headers: SentHeaders) -> list[str]:
-    found = [item.strip() for value in headers.getlist(_HEADER) for item in value.split(",")]
-    return [item for item in found if item]
+    items = [item.strip() for value in headers.getlist(_HEADER) for item in value.split(",")]
+    return [item for item in items if item]
 
 
 def _is_shaped(returned: object) -> TypeGuard[Mapping[object, object]]:
@@ -194,7 +193,7 @@ class Multi(Mapping[str, str]):
             return []
         if len(self._firsts) == len(self._pairs):  # every name has one value
             return [self._firsts[wanted]]
-        return [value for each, value in self._pairs if self.key(each) == wanted]
+        return [value for pair_name, value in self._pairs if self.key(pair_name) == wanted]
 
     def to_dict(self, flat: bool = True) -> dict[str, str] | dict[str, list[str]]:  # noqa: FBT001, FBT002 - as Werkzeug's, which handlers call so
         """A plain dictionary: of first values, or of lists where not `flat`."""

@@ -167,10 +167,10 @@ class Workers:
     def _reap_others(self) -> None:
         """Take note of the end of adopted processes: templates, and what workers have left."""
         with self._reaping, suppress(ChildProcessError):
-            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                if found.si_pid in self._children:
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid in self._children:
                     return  # its keeper does so
-                os.waitpid(found.si_pid, os.WNOHANG)
+                os.waitpid(ended.si_pid, os.WNOHANG)
 
     def _close_lobby(self) -> None:
         with self._lock:

@@ -74,29 +74,29 @@ _NOTHING: Point = dict.fromkeys(SERIES)
 
 
 def changes(old: PageState, new: PageState) -> PageChanges:
-    found = PageChanges()
+    changed = PageChanges()
     for section, value in new.whole.items():
         before = old.whole.get(section)
         if before is not value and before != value:
-            found.whole[section] = value
+            changed.whole[section] = value
     for section, items in new.items.items():
         before_items = old.items.get(section, {})
         replaced = _replaced(before_items, items)
         if replaced:
-            found.replaced[section] = replaced
+            changed.replaced[section] = replaced
         removed = [key for key in before_items if key not in items]
         if removed:
-            found.removed[section] = removed
-    return found
+            changed.removed[section] = removed
+    return changed
 
 
 def _replaced(old: Mapping[str, Json], new: Mapping[str, Json]) -> list[Json]:
     """Items that are new or changed; the same object need not be compared."""
     if old is new:
         return []
-    found = []
+    changed = []
     for key, item in new.items():
         before = old.get(key)
         if before is not item and before != item:
-            found.append(item)
-    return found
+            changed.append(item)
+    return changed

@@ -78,14 +78,16 @@ class RunRecord:
             "why": self.why[:_MOST_CHARACTERS],
             "stages": {
                 name: {
-                    "skipped": one.skipped,
-                    "status": one.status,
-                    "attempts": one.attempts,
-                    "beganMs": _ms(one.began_s - self.began_s) if one.began_s else None,
-                    "tookMs": _ms((one.ended_s or end_s) - one.began_s) if one.began_s else 0.0,
-                    "why": one.why[:_MOST_CHARACTERS],
+                    "skipped": stage.skipped,
+                    "status": stage.status,
+                    "attempts": stage.attempts,
+                    "beganMs": _ms(stage.began_s - self.began_s) if stage.began_s else None,
+                    "tookMs": _ms((stage.ended_s or end_s) - stage.began_s)
+                    if stage.began_s
+                    else 0.0,
+                    "why": stage.why[:_MOST_CHARACTERS],
                 }
-                for name, one in self.stages.items()
+                for name, stage in self.stages.items()
             },
         }
 
@@ -123,10 +125,10 @@ class RunHistory:
         """The mean time of each stage that ran, in the last runs."""
         times: dict[str, list[float]] = {name: [] for name in plan.stages}
         for run in self._runs.get(plan.id, ()):
-            for name, one in run.stages.items():
-                if one.ended_s and not one.skipped and name in times:
-                    times[name].append(one.ended_s - one.began_s)
-        return {name: sum(each) / len(each) for name, each in times.items() if each}
+            for name, stage in run.stages.items():
+                if stage.ended_s and not stage.skipped and name in times:
+                    times[name].append(stage.ended_s - stage.began_s)
+        return {name: sum(took_s) / len(took_s) for name, took_s in times.items() if took_s}
 
 
 def _ms(seconds: float) -> float:

@@ -113,10 +113,7 @@ async def _changes(
         await stream.close()
 
 
-# Workflows as the targets of jobs: /async-workflow/NAME, by the queue that functions' calls have.
-#
 # A job's target is a function's id. That of a workflow has a name that no function can have.
-
 _MARK = "workflow:"
 
 

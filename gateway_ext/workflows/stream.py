@@ -134,13 +134,13 @@ class WorkflowStream:
     async def _apply(self, workflow: WorkflowId, message: StreamMessage) -> None:
         """Have the table follow a message; one that cannot be read leaves the table as it is."""
         self._marks.pop(message.subject, None)
-        known = self._workflows.get(workflow)
+        plan_now = self._workflows.get(workflow)
         try:
             text = decode(message.content)
             if text is None:
                 self._marks[message.subject] = message.seq, time.monotonic()
                 plan = None
-            elif known is not None and known.text == text:
+            elif plan_now is not None and plan_now.text == text:
                 return
             else:
                 plan = await asyncio.to_thread(read_workflow, text)
@@ -203,8 +203,6 @@ def _read(path: Path) -> str:
         return ""
 
 
-# The stream of workflows: its subjects, and the messages at them; pure.
-#
 # Each workflow has one message, the last one at a subject of its own: its file, or a mark that it
 # was removed, which stays until all gateways have read it.
 

@@ -29,8 +29,8 @@ class Problems:
     @property
     def text(self) -> str:
         """A line for each problem, in the order of the file."""
-        found = dict.fromkeys(sorted(self._found))
-        lines = [f"line {line}: {text}" for line, text in found]
+        problems = dict.fromkeys(sorted(self._found))
+        lines = [f"line {line}: {text}" for line, text in problems]
         left = len(lines) - MOST_PROBLEMS
         return "\n".join(lines[:MOST_PROBLEMS] + ([f"and {left} more"] if left > 0 else []))
 
@@ -70,9 +70,10 @@ class YamlTable:
         """Note every other key."""
         for name in self._values:
             if name not in names:
-                known = ", ".join(names)
+                known_names = ", ".join(names)
                 self._problems.add(
-                    self._lines[name], f"{self.what}: {name[:80]} is unknown; there are {known}"
+                    self._lines[name],
+                    f"{self.what}: {name[:80]} is unknown; there are {known_names}",
                 )
 
     def text(self, name: str) -> str | None:
@@ -109,11 +110,11 @@ class YamlTable:
         if node is None:
             return None
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        found = [each.value for each in nodes if _is_text(each)]
-        if len(found) < len(nodes):
+        texts = [item.value for item in nodes if _is_text(item)]
+        if len(texts) < len(nodes):
             self.wrong(name, "must be a list of texts")
             return None
-        return tuple(found)
+        return tuple(texts)
 
     def table(self, name: str) -> "YamlTable | None":
         node = self._values.get(name)

@@ -172,7 +172,7 @@ class BodyParts:
         await self._purge(self._names.all_parts_of(uid))
 
     async def uids(self) -> set[str]:
-        found: set[str] = set()
+        uids: set[str] = set()
         offset = 0
         while True:
             parameters = {"subjects_filter": self._names.all_parts, "offset": offset}
@@ -180,10 +180,10 @@ class BodyParts:
             if not answer:
                 raise QueueFailed(f"there is no stream {self._names.parts}")
             subjects = answer.get("state", {}).get("subjects") or {}
-            found |= {self._names.uid_of(subject) for subject in subjects}
+            uids |= {self._names.uid_of(subject) for subject in subjects}
             offset += len(subjects)
             if not subjects or offset >= answer.get("total", 0):
-                return found
+                return uids
 
     async def _with_body(
         self, uid: str, stored: StoredParts, held: bytes | None, body: ScratchSpool
@@ -239,7 +239,7 @@ class BodyParts:
         return head, PartsBody(self._link, self._names.parts, parts, stored.size_bytes)
 
     async def _purge_names(self, uid: str, names: Sequence[str]) -> None:
-        subjects = (self._names.part(uid, one) for one in names)
+        subjects = (self._names.part(uid, name) for name in names)
         await bounded((partial(self._purge, subject) for subject in subjects), _TOGETHER)
 
     async def _purge(self, subjects: str) -> None:

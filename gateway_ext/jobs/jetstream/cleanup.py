@@ -98,7 +98,7 @@ class StreamCleanup:
         """The next marks that are due, where no older message can arrive any more."""
         first = islice(self._marks, _AT_ONCE)
         position = self._index.position
-        return list(takewhile(lambda one: one.due_s <= now_s and one.seq <= position, first))
+        return list(takewhile(lambda mark: mark.due_s <= now_s and mark.seq <= position, first))
 
     async def _remove_mark(self, mark: _Mark) -> None:
         session = ".".join(mark.left_by.split(".")[:2])

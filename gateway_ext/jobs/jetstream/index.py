@@ -53,12 +53,12 @@ class LaneHeaps:
         heappush(self._lanes.setdefault(lane, []), candidate)
 
     def heads(self, kind: JobKind) -> list[LaneHead]:
-        found = []
-        for lane in [one for one in self._lanes if one.kind == kind]:
+        heads = []
+        for lane in [lane for lane in self._lanes if lane.kind == kind]:
             first = self._first(lane)
             if first is not None:
-                found.append(LaneHead(lane, first.due_at_s))
-        return found
+                heads.append(LaneHead(lane, first.due_at_s))
+        return heads
 
     def take(self, lane: JobLane, now_s: float) -> LaneCandidate | None:
         """None unless the lane's first candidate is due."""
@@ -110,11 +110,11 @@ class JobIndex:
 
     def take(self, lane: JobLane, now_s: float) -> IndexEntry | None:
         """The first due job of a lane, reserved for a claim by this gateway until `release`."""
-        found = self._lanes.take(lane, now_s)
-        if found is None:
+        candidate = self._lanes.take(lane, now_s)
+        if candidate is None:
             return None
-        self._reserved.add(found.subject)
-        return self._entries[found.subject]
+        self._reserved.add(candidate.subject)
+        return self._entries[candidate.subject]
 
     def release(self, subject: str) -> None:
         self._reserved.discard(subject)
@@ -148,12 +148,12 @@ class JobIndex:
 
     def halves(self) -> list[IndexEntry]:
         """Letters whose move or replay was interrupted by the end of a gateway."""
-        found = []
+        entries = []
         for number, subject in self._dead.items():
             entry = self._entries[subject]
             if number in self._alive or not is_dead_subject(subject):
-                found.append(entry)
-        return found
+                entries.append(entry)
+        return entries
 
     def letters(self) -> list[IndexEntry]:
         return [self._entries[subject] for subject in self._dead.values()]
@@ -164,15 +164,15 @@ class JobIndex:
     # -- changes ---------------------------------------------------------------------------------
 
     def apply(self, subject: str, seq: int, record: JobRecord) -> None:
-        known = self.seq_of(subject)
+        known_seq = self.seq_of(subject)
         # A full reading wins: servers that lost their power may have lost newer messages.
-        if seq < known and not self._is_unseen(subject):
+        if seq < known_seq and not self._is_unseen(subject):
             return
-        if seq == known and not self._is_other(subject, record):
+        if seq == known_seq and not self._is_other(subject, record):
             self._see(subject)
             return
-        if known and self._is_reading and not self._is_unseen(subject):
-            self.outdated.append((subject, known))
+        if known_seq and self._is_reading and not self._is_unseen(subject):
+            self.outdated.append((subject, known_seq))
         if record.state is RecordState.GONE:
             self._drop(subject)
             self._gone[subject] = (seq, self._reading)

@@ -199,7 +199,7 @@ def _secret(settings: JetStreamSettings) -> str | None:
 
 
 def _tls(settings: JetStreamSettings) -> ssl.SSLContext | None:
-    if not (settings.ca_file or any(one.startswith("tls://") for one in settings.servers)):
+    if not (settings.ca_file or any(server.startswith("tls://") for server in settings.servers)):
         return None
     context = ssl.create_default_context(cafile=settings.ca_file or None)
     if settings.cert_file:

@@ -164,11 +164,11 @@ class JetStreamQueue(JobQueue):
         failed: QueueFailed | None = None
         wanted = list(lanes)
         while wanted:
-            found = [(lane, self._index.take(lane, now_s)) for lane in wanted]
-            taken = [(lane, entry) for lane, entry in found if entry is not None]
+            candidates = [(lane, self._index.take(lane, now_s)) for lane in wanted]
+            taken = [(lane, entry) for lane, entry in candidates if entry is not None]
             tried = await asyncio.gather(*(self._try_claim(entry) for _, entry in taken))
             jobs += [job for job in tried if isinstance(job, Job)]
-            failed = next((one for one in tried if isinstance(one, QueueFailed)), failed)
+            failed = next((ending for ending in tried if isinstance(ending, QueueFailed)), failed)
             wanted = [] if failed else [taken[at][0] for at, job in enumerate(tried) if not job]
         if failed is not None and not jobs:
             raise failed
@@ -398,11 +398,11 @@ class DeadLetterRecords:
 
     async def page(self, after: int, limit: int) -> Sequence[DeadLetter]:
         records = self._index.dead_after(after, limit)
-        found: list[DeadLetter] = []
+        letters: list[DeadLetter] = []
         for at in range(0, len(records), _TOGETHER):
             shown = await asyncio.gather(*map(self._shown, records[at : at + _TOGETHER]))
-            found += [letter for letter, _ in shown]
-        return found
+            letters += [letter for letter, _ in shown]
+        return letters
 
     async def show(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
         return await self._shown(self._dead(number).record)

@@ -286,11 +286,8 @@ def _stored(values: Sequence[Any], usual: str) -> StoredParts:
     return StoredParts(head, tuple(body), size_bytes, name)
 
 
-# Numbers of jobs, from the clock, so that they grow and none is assigned twice; pure.
-#
-# Sequence numbers of a stream would not do: a nats-server that is killed may assign them again.
+# Numbers of jobs are from the clock: a nats-server that is killed may assign a stream's again.
 # The numbers are below 2**53, as some readers of JSON take them for floats.
-
 _FIRST_MS = 1_735_689_600_000  # the year 2025 began
 _CHANCE_BITS = 12
 

@@ -76,8 +76,8 @@ class NatsRequests:
 
         No message has the number 0.
         """
-        found = await self._get(stream, seq, None) if seq else None
-        return _content(found, subject)
+        message = await self._get(stream, seq, None) if seq else None
+        return _content(message, subject)
 
     async def immutable_message(self, stream: str, seq: int, subject: str) -> bytes | None:
         """Like `message`, for a message that is written once: any replica may answer.
@@ -88,18 +88,18 @@ class NatsRequests:
         if not seq:
             return None
         try:
-            found = await self._answer(self._js.get_msg(stream, seq=seq, direct=True))
+            message = await self._answer(self._js.get_msg(stream, seq=seq, direct=True))
         except (js_errors.NotFoundError, nats_errors.NoRespondersError):
             return await self.message(stream, seq, subject)
         except FAILURES as error:
             raise _refused(error) from error
-        content = _content(found, subject)
+        content = _content(message, subject)
         return await self.message(stream, seq, subject) if content is None else content
 
     async def last(self, stream: str, subject: str) -> tuple[int, bytes] | None:
         """The last message of a subject and its number, read from the leader."""
-        found = await self._get(stream, None, subject)
-        return None if found is None else (found.seq or 0, found.data or b"")
+        message = await self._get(stream, None, subject)
+        return None if message is None else (message.seq or 0, message.data or b"")
 
     async def delete(
         self, stream: str, seq: int, subject: str, wanted: Callable[[bytes], bool] | None = None
@@ -121,14 +121,14 @@ class NatsRequests:
             answer = await self._answer(
                 self.client.request(f"$JS.API.{subject}", request, timeout=self._answer_s)
             )
-            found: dict[str, Any] = json.loads(answer.data)
-            if "error" in found:
-                js_errors.APIError.from_error(found["error"])
+            content: dict[str, Any] = json.loads(answer.data)
+            if "error" in content:
+                js_errors.APIError.from_error(content["error"])
         except FAILURES as error:
             if isinstance(error, js_errors.NotFoundError) or _is_gone(error):
                 return {}
             raise _refused(error) from error
-        return found
+        return content
 
     async def _get(self, stream: str, seq: int | None, subject: str | None) -> RawStreamMsg | None:
         try:
@@ -152,8 +152,8 @@ class NatsRequests:
             raise
 
 
-def _content(found: RawStreamMsg | None, subject: str) -> bytes | None:
-    return found.data or b"" if found is not None and found.subject == subject else None
+def _content(message: RawStreamMsg | None, subject: str) -> bytes | None:
+    return message.data or b"" if message is not None and message.subject == subject else None
 
 
 async def bounded(works: Iterable[Callable[[], Awaitable[object]]], together: int) -> None:

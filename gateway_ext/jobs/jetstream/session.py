@@ -44,10 +44,10 @@ class GatewayPresence:
         self._lost: set[str] = set()
 
     def lives(self, session: str) -> bool:
-        known = self._gateways.get(gateway_of(session))
-        if known is None or known.session != session:
+        gateway = self._gateways.get(gateway_of(session))
+        if gateway is None or gateway.session != session:
             return False
-        return self._now_s() - known.received_s <= self._lease_s
+        return self._now_s() - gateway.received_s <= self._lease_s
 
     def receive(self, gateway: str, seq: int, content: bytes, written_s: float) -> None:
         """Note a heartbeat, which names the gateway's session; an empty session means closed."""
@@ -61,25 +61,31 @@ class GatewayPresence:
 
     def session_of(self, gateway: str) -> str:
         """The current session of a gateway; "" where it has none."""
-        known = self._gateways.get(gateway)
-        return known.session if known is not None else ""
+        entry = self._gateways.get(gateway)
+        return entry.session if entry is not None else ""
 
     def restart_leases(self) -> None:
         """Start all leases again, as heartbeats could not arrive without a connection."""
-        for known in self._gateways.values():
-            known.received_s = self._now_s()
+        for gateway in self._gateways.values():
+            gateway.received_s = self._now_s()
 
     def newly_dead(self, sessions: list[str]) -> list[str]:
         """The dead ones of these sessions that the previous call did not return."""
-        found = [one for one in sessions if one not in self._lost and not self.lives(one)]
-        self._lost |= set(found)
+        dead = [
+            session for session in sessions if session not in self._lost and not self.lives(session)
+        ]
+        self._lost |= set(dead)
         self._lost &= set(sessions)
-        return found
+        return dead
 
     def old(self) -> list[tuple[str, int]]:
         """Gateways without a heartbeat for a day, each with the number of its message."""
         before_s = self._servers_s - _FORGET_S
-        return [(name, one.seq) for name, one in self._gateways.items() if one.written_s < before_s]
+        return [
+            (name, gateway.seq)
+            for name, gateway in self._gateways.items()
+            if gateway.written_s < before_s
+        ]
 
     def forget(self, gateway: str) -> None:
         """Drop a gateway whose message was removed from the stream."""
@@ -183,7 +189,9 @@ class GatewaySession:
         while True:
             await asyncio.sleep(self._settings.beat_s)
             await self._beat(wire)
-            others = [one for one in self._index.claimers() if one != self._identity.session]
+            others = [
+                session for session in self._index.claimers() if session != self._identity.session
+            ]
             for session in self._presence.newly_dead(others):
                 count = self._index.release_claims(session)
                 self._log.warning("gateway %s is dead: its %d claims are released", session, count)

@@ -72,8 +72,8 @@ async def ensure(
     jobs = usual.evolve(name=names.jobs, subjects=[names.all_jobs], max_msgs_per_subject=1)
     parts = usual.evolve(name=names.parts, subjects=[names.all_parts], allow_direct=True)
     made = await ensure_stream(wire, jobs, _RECORDS_BYTES, _QUARTER)
-    found = await ensure_stream(wire, parts, parts_bytes, _HALF)
-    return StreamsMade(str(made["created"]), int(found["config"].get("max_bytes", -1)))
+    made_parts = await ensure_stream(wire, parts, parts_bytes, _HALF)
+    return StreamsMade(str(made["created"]), int(made_parts["config"].get("max_bytes", -1)))
 
 
 def stream_config(replicas: int) -> StreamConfig:
@@ -90,8 +90,8 @@ async def ensure_stream(
     wire: NatsRequests, config: StreamConfig, most_bytes: int, less: int
 ) -> dict[str, Any]:
     """Create the stream if it does not exist, `less` times smaller until the servers have space."""
-    found = await wire.ask(f"STREAM.INFO.{config.name}", {})
-    while not found:
+    info = await wire.ask(f"STREAM.INFO.{config.name}", {})
+    while not info:
         if most_bytes < _LEAST_BYTES:
             raise QueueAway(f"the servers have no space for the stream {config.name}")
         try:
@@ -103,8 +103,8 @@ async def ensure_stream(
                 raise QueueAway(why) from error
             most_bytes //= less
         else:
-            found = await wire.ask(f"STREAM.INFO.{config.name}", {})
-    return found
+            info = await wire.ask(f"STREAM.INFO.{config.name}", {})
+    return info
 
 
 _TRIES = 8
@@ -171,11 +171,11 @@ class RecordWriter:
     async def refresh(self, subject: str) -> JobRecord | None:
         """Read a subject's record from the leader, and update the index."""
         before = self._index.seq_of(subject)
-        found = await self._link.wire().last(self._names.jobs, subject)
-        if found is None:
+        last = await self._link.wire().last(self._names.jobs, subject)
+        if last is None:
             self._index.vanished(subject)
             return None
-        seq, content = found
+        seq, content = last
         if seq < before:  # the servers have lost an acknowledged message
             self._index.vanished(subject)
         try:

@@ -34,11 +34,11 @@ class FileBody:
     async def check(self) -> None:
         """Raise BodyLost where the file is missing or has another size."""
         try:
-            found = await asyncio.to_thread(self.path.stat)
+            status = await asyncio.to_thread(self.path.stat)
         except OSError as error:
             raise BodyLost(f"its body cannot be read: {error}") from error
-        if found.st_size != self.size_bytes:
-            raise BodyLost(f"its body has {found.st_size} of {self.size_bytes} bytes")
+        if status.st_size != self.size_bytes:
+            raise BodyLost(f"its body has {status.st_size} of {self.size_bytes} bytes")
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """No file stays open between two pieces."""

@@ -72,8 +72,8 @@ class SqliteQueue(JobQueue):
         except OSError as error:
             raise QueueFailed(f"the job queue has no folder: {error}") from error
         await self._committer.open()
-        for one in self._found.alive:
-            self._tally.add(*one)
+        for job in self._found.alive:
+            self._tally.add(*job)
         for letter in self._found.dead:
             self._tally.add_dead(*letter)
         self._found = QueueCensus((), ())
@@ -93,27 +93,27 @@ class SqliteQueue(JobQueue):
     # -- jobs ------------------------------------------------------------------------------------
 
     async def put(self, call: AsyncCall, body: BodySpool) -> bool:
-        def stored(one: LiveJob | None) -> None:
-            if one is not None:
-                self._add(one)
+        def stored(job: LiveJob | None) -> None:
+            if job is not None:
+                self._add(job)
 
         with self._tally.reserve(call.function, call.head_bytes + body.size_bytes):
             kept = await _kept(body)
-            one = await self._committer.run(
+            job = await self._committer.run(
                 partial(self._changes.put, call, kept),
                 durable=True,
                 then=stored,
                 file=self._file(kept),
             )
-        return one is not None
+        return job is not None
 
     async def heads(self, kind: JobKind) -> Sequence[LaneHead]:
         return await self._committer.run(partial(self._changes.heads, kind), durable=False)
 
     async def claim(self, lanes: Sequence[JobLane], now_s: float) -> Sequence[Job]:
         take = partial(self._changes.claim, Counter(lanes), now_s)
-        found = await self._committer.run(take, durable=False)
-        jobs = [await self._with_body(one) for one in found]
+        claimed = await self._committer.run(take, durable=False)
+        jobs = [await self._with_body(row) for row in claimed]
         return [job for job in jobs if job is not None]
 
     async def reschedule(self, job: JobNumber, due_at_s: float, why: str, *, counts: bool) -> None:
@@ -137,8 +137,8 @@ class SqliteQueue(JobQueue):
         await self._committer.run(partial(self._changes.finish, job), durable=False, then=ended)
 
     async def bury(self, job: JobNumber, why: str, at_s: float, status: int = 0) -> None:
-        def buried(one: BuriedJob) -> None:
-            self._tally.add_dead(*one)
+        def buried(letter: BuriedJob) -> None:
+            self._tally.add_dead(*letter)
             self._notify()
 
         change = partial(self._changes.bury, job, why, at_s, status)
@@ -157,9 +157,9 @@ class SqliteQueue(JobQueue):
         return letter, self._body(kept)
 
     async def replay(self, number: JobNumber, now_s: float) -> None:
-        def replayed(one: LiveJob) -> None:
+        def replayed(job: LiveJob) -> None:
             self._tally.remove_dead(number)
-            self._add(one)
+            self._add(job)
 
         change = partial(self._changes.replay, number, now_s)
         await self._committer.run(change, durable=True, then=replayed)
@@ -188,8 +188,8 @@ class SqliteQueue(JobQueue):
     def _file(self, kept: KeptBody) -> Path | None:
         return None if kept.file is None else self._bodies / kept.file
 
-    def _add(self, one: LiveJob) -> None:
-        self._tally.add(*one)
+    def _add(self, job: LiveJob) -> None:
+        self._tally.add(*job)
         self._notify()
 
     def _notify(self) -> None:
@@ -200,8 +200,8 @@ class SqliteQueue(JobQueue):
         path = self._file(kept)
         return MemoryBody(kept.content or b"") if path is None else FileBody(path, kept.size_bytes)
 
-    async def _with_body(self, found: ClaimedRow) -> Job | None:
-        row, body = found.row, self._body(found.body)
+    async def _with_body(self, claimed: ClaimedRow) -> Job | None:
+        row, body = claimed.row, self._body(claimed.body)
         try:
             if isinstance(body, FileBody):
                 await body.check()

@@ -97,21 +97,21 @@ class QueueTables:
         return LiveJob(number, call.function, JobKind.CALL, size_bytes, call.queued_at_s)
 
     def heads(self, kind: JobKind, transaction: Transaction) -> list[LaneHead]:
-        found = transaction.db.execute(job_rows.HEADS, {"kind": kind})
-        return [LaneHead(JobLane(kind, key), due_at_s) for key, due_at_s in found]
+        lanes = transaction.db.execute(job_rows.HEADS, {"kind": kind})
+        return [LaneHead(JobLane(kind, key), due_at_s) for key, due_at_s in lanes]
 
     def claim(
         self, lanes: Counter[JobLane], now_s: float, transaction: Transaction
     ) -> list[ClaimedRow]:
-        found: list[ClaimedRow] = []
+        claimed: list[ClaimedRow] = []
         for lane, count in lanes.items():
             due = transaction.db.execute(job_rows.DUE, (lane.kind, lane.key, now_s, count))
             for row in list(job_rows.rows(due)):
                 number = row["number"]
                 change = f"UPDATE jobs SET state = {job_rows.CLAIMED} WHERE number = ?"
                 transaction.db.execute(change, (number,))
-                found.append(ClaimedRow(row, job_rows.body_of(transaction.db, number, lane.kind)))
-        return found
+                claimed.append(ClaimedRow(row, job_rows.body_of(transaction.db, number, lane.kind)))
+        return claimed
 
     def reschedule(
         self, job: JobNumber, due_at_s: float, why: str, counted: str, transaction: Transaction
@@ -170,10 +170,10 @@ class QueueTables:
 
     def dead_letters(self, after: int, limit: int, transaction: Transaction) -> list[DeadLetter]:
         select = f"SELECT * FROM jobs WHERE state = {job_rows.DEAD} AND number > ? ORDER BY number"
-        found = list(job_rows.rows(transaction.db.execute(f"{select} LIMIT ?", (after, limit))))
+        letters = list(job_rows.rows(transaction.db.execute(f"{select} LIMIT ?", (after, limit))))
         return [
             job_rows.dead_letter(row, job_rows.bodies_bytes_of(transaction.db, row["number"]))
-            for row in found
+            for row in letters
         ]
 
     def dead_letter(
@@ -252,7 +252,7 @@ def _dead(transaction: Transaction, number: JobNumber) -> sqlite3.Row:
 
 
 def _one(transaction: Transaction, number: JobNumber, state: int) -> sqlite3.Row | None:
-    found = transaction.db.execute(
+    cursor = transaction.db.execute(
         "SELECT * FROM jobs WHERE number = ? AND state = ?", (number, state)
     )
-    return next(job_rows.rows(found), None)
+    return next(job_rows.rows(cursor), None)

@@ -66,7 +66,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             return None
         self._asking = True  # another finder that asks all others must not come back here
         try:
-            asked = (one.find_spec(fullname, path, target) for one in sys.meta_path[:])
+            asked = (finder.find_spec(fullname, path, target) for finder in sys.meta_path[:])
             spec = next(filter(None, asked), None)
         finally:
             self._asking = False
