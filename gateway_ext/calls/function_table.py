@@ -237,7 +237,6 @@ class Function:
         return NoInstance(self.id, f"{why}; its log: {self.id.log_command}")
 
     def did_not_start(self, within_s: float) -> NoInstance:
-        """The answer to a call that has waited so long for an instance."""
         why, slow = f"none came within {within_s:g} s", self.troubles.slow
         if slow is not None:
             for_s = asyncio.get_running_loop().time() - slow.began_s

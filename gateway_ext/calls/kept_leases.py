@@ -182,7 +182,6 @@ class KeptLease:
 
     @property
     def may_idle(self) -> bool:
-        """Whether it may be kept while no call uses it."""
         return not (self.recalled or self.for_a_slice)
 
     @property

@@ -141,7 +141,6 @@ def _amount(sent: Fields, name: str) -> str:
 
 
 def _check(asked: Deployment) -> None:
-    """Refuse a deployment that no provider could run."""
     for name in asked.secrets:
         valid_names.secret_name(name)
     if not asked.image.isprintable() or "\0" in asked.process:

@@ -135,7 +135,6 @@ def _items(headers: SentHeaders) -> list[str]:
 
 
 def _is_shaped(returned: object) -> TypeGuard[Mapping[object, object]]:
-    """Whether a result has a status, a body or headers of its own."""
     shape = {"statusCode", "body", "headers"}
     return isinstance(returned, Mapping) and bool(returned) and set(returned) <= shape
 

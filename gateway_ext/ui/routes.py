@@ -220,7 +220,6 @@ class _Page:
         return self._ordered()
 
     def _ordered(self) -> Response:
-        """Answer an order, and show its effect at once."""
         self._feed.soon()
         return done()
 

@@ -204,7 +204,6 @@ class LiveRun:
             self._record.stage(name).ended_s = time.monotonic()
 
     async def _is_due(self, stage: PlannedStage) -> bool:
-        """Whether the stage runs: a source was not skipped, and its condition is met."""
         present = {name: self._answers[name] for name in stage.sources if name in self._answers}
         due = bool(present)
         if due and stage.when is not None:

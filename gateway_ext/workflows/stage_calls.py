@@ -298,7 +298,6 @@ def _failed(stage: PlannedStage, error: GatewayError, *, called: bool) -> StageF
 
 
 def _may_pass(status: int) -> bool:
-    """Whether another attempt may succeed."""
     return status >= _SERVER_ERRORS or status == _TOO_MANY
 
 

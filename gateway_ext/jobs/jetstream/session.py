@@ -224,7 +224,6 @@ class GatewaySession:
 
 
 async def _first(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Wait for the first task to end, and raise its error."""
     ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in ended:
         await task
