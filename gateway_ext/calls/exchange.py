@@ -55,17 +55,15 @@ class FunctionCall:
 
     @property
     def call_id(self) -> str:
-        """The call's id."""
         return self.journey.call_id
 
     @property
     def began_s(self) -> float:
-        """When the call arrived, by the monotonic clock."""
+        """By the monotonic clock."""
         return self.journey.began_s
 
     @property
     def timeout_s(self) -> float:
-        """The time limit: the function's own, or that of a workflow's stage if it is shorter."""
         limit_s = self.function.options.timeout_s
         return limit_s if self.part is None else min(limit_s, self.part.within_s)
 
@@ -132,7 +130,7 @@ class Exchange:
                     raise await self._ended_by(failed, error) from error
             self._parts.meters.retried(self.call.function.label)
             self._avoid = (*self._avoid, failed) if failed is not None else self._avoid
-            if all(one in self._avoid for one in self.call.function.instances):
+            if all(instance in self._avoid for instance in self.call.function.instances):
                 await asyncio.sleep(_PAUSE_S * attempt * random.uniform(0.5, 1.5))
             attempt += 1
 
@@ -166,7 +164,6 @@ class Exchange:
         self._task = None
 
     def end(self) -> None:
-        """End the call and give back its connection, instance and lease."""
         if self._ended:
             return
         self._ended = True

@@ -62,7 +62,6 @@ class Instance:
             await waiter
 
     def freed(self) -> None:
-        """Count the end of one call."""
         self.inflight -= 1
         if self._empty and not self.inflight:
             for waiter in self._empty:
@@ -136,7 +135,6 @@ class Function:
             raise Busy(self.id, wait_s, f"is busy: calls before this one need {wait_s:.1f} s")
 
     def called(self) -> None:
-        """Count a call that has arrived."""
         self.calls += 1
         self.last_call_s = time.monotonic()
 
@@ -177,14 +175,13 @@ class Function:
         return instance
 
     def answered(self, instance: Instance) -> None:
-        """Stop to count a call as unanswered."""
+        """Stop counting a call as unanswered."""
         self.unanswered -= 1
         instance.unanswered -= 1
         if self._turns:
             self._turns.hand_out(self._take)
 
     def give_back(self, instance: Instance, *, answered: bool = False) -> None:
-        """Count the end of a call of this instance."""
         if not answered:
             self.unanswered -= 1
             instance.unanswered -= 1
@@ -196,7 +193,6 @@ class Function:
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """The instances that take calls."""
         return self._instances
 
     def become(
@@ -206,7 +202,7 @@ class Function:
         endpoints: Sequence[Endpoint],
         troubles: Troubles = NO_TROUBLES,
     ) -> list[Instance]:
-        """Adopt this deployment; returns the instances that take no new call."""
+        """Return the instances that take no new call."""
         if deployment != self.deployment:
             self.learned = Learned(self.id, options.models)
             self.local = LocalWork()
@@ -214,7 +210,9 @@ class Function:
         self.deployment, self.options, self.troubles = deployment, options, troubles
         self.endpoints = tuple(endpoints)
         old = {instance.endpoint: instance for instance in self._instances}
-        self._instances = [old[one] if one in old else Instance(one) for one in self.endpoints]
+        self._instances = [
+            old[endpoint] if endpoint in old else Instance(endpoint) for endpoint in self.endpoints
+        ]
         if self._instances:
             self._ready.set()
             self._turns.hand_out(self._take)
@@ -239,7 +237,6 @@ class Function:
         return NoInstance(self.id, f"{why}; its log: {self.id.log_command}")
 
     def did_not_start(self, within_s: float) -> NoInstance:
-        """The answer to a call that has waited so long for an instance."""
         why, slow = f"none came within {within_s:g} s", self.troubles.slow
         if slow is not None:
             for_s = asyncio.get_running_loop().time() - slow.began_s
@@ -286,16 +283,23 @@ class Function:
         together = self.options.batches.most
         instances = self._instances
         count = len(instances)
-        best, found = instances[self._next % count], self._next % count
+        best, best_at = instances[self._next % count], self._next % count
         fewest: tuple[bool, bool, int, int, bool] | None = None
         for step in range(count):
             at = (self._next + step) % count
-            one = instances[at]
-            calls = _filling(one.inflight, together) if together > 1 else (one.inflight, 0)
-            rank = (one in avoid, self._is_full(one), *calls, one.address != preferred)
+            instance = instances[at]
+            calls = (
+                _filling(instance.inflight, together) if together > 1 else (instance.inflight, 0)
+            )
+            rank = (
+                instance in avoid,
+                self._is_full(instance),
+                *calls,
+                instance.address != preferred,
+            )
             if fewest is None or rank < fewest:
-                best, found, fewest = instances[at], at, rank
-        self._next = found + 1
+                best, best_at, fewest = instances[at], at, rank
+        self._next = best_at + 1
         return best
 
 
@@ -324,7 +328,6 @@ class Functions:
         return len(self._by_id)
 
     def loads(self) -> Iterator[FunctionLoad]:
-        """How busy each function is now, for the metrics."""
         for function in self:
             ready, inflight = len(function.instances), function.inflight
             wait_s = function.expected_wait_s
@@ -335,12 +338,10 @@ class Functions:
         return self._by_path.get(name)
 
     def id_by_path(self, name: bytes) -> FunctionId | None:
-        """The id of the function that `by_path` finds."""
         function = self._by_path.get(name)
         return None if function is None else function.id
 
     def by_id(self, function: FunctionId) -> Function | None:
-        """The function of this name."""
         return self._by_id.get(function)
 
     def function_is(
@@ -351,7 +352,6 @@ class Functions:
         wanted: int,
         troubles: Troubles = NO_TROUBLES,
     ) -> None:
-        """A function has this deployment and these endpoints now."""
         function = self._by_id.get(deployment.id)
         if function is None:
             options = self._options_of(deployment)
@@ -366,7 +366,6 @@ class Functions:
         self._changed(function)
 
     def function_gone(self, function: FunctionId) -> None:
-        """A function was removed."""
         left = self._by_id.pop(function, None)
         if left is None:
             return
@@ -379,8 +378,12 @@ class Functions:
     async def drained(self, instances: Iterable[str], within_s: float) -> bool:
         """Wait until none of these instances has a call; False after `within_s`."""
         names = set(instances)
-        present = (one for function in self._by_id.values() for one in function.instances)
-        waited = [one for one in (*self._leaving, *present) if one.endpoint.instance in names]
+        present = (instance for function in self._by_id.values() for instance in function.instances)
+        waited = [
+            instance
+            for instance in (*self._leaving, *present)
+            if instance.endpoint.instance in names
+        ]
         try:
             async with time_limit(within_s):
                 for instance in waited:
@@ -391,7 +394,7 @@ class Functions:
         return True
 
     def _retire(self, instances: Iterable[Instance]) -> None:
-        self._leaving = [one for one in (*self._leaving, *instances) if one.inflight]
+        self._leaving = [instance for instance in (*self._leaving, *instances) if instance.inflight]
 
     def _changed(self, function: Function) -> None:
         if self._on_change is not None:

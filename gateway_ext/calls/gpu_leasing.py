@@ -78,7 +78,6 @@ class GpuLeasing:
 
     @property
     def kept_leases(self) -> int:
-        """The number of leases that are kept for further calls."""
         return len(self._kept)
 
     def instance_for(self, function: Function) -> str:
@@ -122,7 +121,7 @@ class GpuLeasing:
             return self._leases.acquire(request._replace(id=question), trace)
 
         try:
-            found = await self._kept.lease_for(kind, instance, request.id, ask)
+            given = await self._kept.lease_for(kind, instance, request.id, ask)
         except asyncio.CancelledError:
             self._meters.lease("cancelled", time.monotonic() - asked_s)
             raise
@@ -133,8 +132,8 @@ class GpuLeasing:
         # The call's own question may still be asked, on behalf of another call.
         use_id = RequestId(f"{request.id}~kept") if request.id in asked else request.id
         use = LeaseUse(use_id, asked_s, attempt.leased_s, parent=trace.header)
-        own = isinstance(found, OwnLease) and found.request == request.id
-        lease, hit = self._taken(kind, instance, found, use, own=own)
+        own = isinstance(given, OwnLease) and given.request == request.id
+        lease, hit = self._taken(kind, instance, given, use, own=own)
         attempt.request, attempt.placement = lease.request, lease.placement
         self._meters.lease("hit" if hit else "miss", attempt.leased_s - asked_s)
         return lease
@@ -150,23 +149,22 @@ class GpuLeasing:
             self._kept.end(lease.kept, lease.request, clean=clean)
 
     def _taken(
-        self, kind: LeaseKind, instance: str, found: Found, use: LeaseUse, *, own: bool
+        self, kind: LeaseKind, instance: str, given: Found, use: LeaseUse, *, own: bool
     ) -> tuple[CallLease, bool]:
         """The lease for the call, and whether its models were resident."""
-        if isinstance(found, KeptLease):
-            return self._next(found, instance, use), True
-        granted, hit = found.granted, found.granted.placement.hit
+        if isinstance(given, KeptLease):
+            return self._next(given, instance, use), True
+        granted, hit = given.granted, given.granted.placement.hit
         if granted.placement.stands is None:
-            return CallLease(granted.placement, found.request, granted.header_lines()), hit
-        kept = self._kept.keep(kind, instance, granted, use._replace(request=found.request))
+            return CallLease(granted.placement, given.request, granted.header_lines()), hit
+        kept = self._kept.keep(kind, instance, granted, use._replace(request=given.request))
         if own:
-            return CallLease(granted.placement, found.request, kept.lines, kept), hit
+            return CallLease(granted.placement, given.request, kept.lines, kept), hit
         # The question was asked for what its own call no longer needed.
-        kept.end(found.request, use.began_s)
+        kept.end(given.request, use.began_s)
         return self._next(kept, instance, use), hit
 
     def _next(self, kept: KeptLease, instance: str, use: LeaseUse) -> CallLease:
-        """Let the call run under a lease that stands."""
         self._kept.begin(kept, instance, use)
         return CallLease(kept.granted.placement, use.request, kept.lines, kept)
 

@@ -81,7 +81,6 @@ class Invoke:
         self._parts = CallServices(client, leasing, settings, meters, wake)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one call."""
         raw_path = scope.get("raw_path") or scope["path"].encode()
         try:
             call = self._call(scope["method"], raw_path, scope["query_string"], scope["headers"])
@@ -135,12 +134,11 @@ class Invoke:
 
     def check_wait(self, function: FunctionId) -> None:
         """Busy if a call of this function that arrives now would be refused for its wait."""
-        found = self._functions.by_id(function)
-        if found is not None and found.waits.known:
-            self._check_wait(found)
+        deployed = self._functions.by_id(function)
+        if deployed is not None and deployed.waits.known:
+            self._check_wait(deployed)
 
     async def close(self) -> None:
-        """Close the connections."""
         self._parts.client.close()
 
     def _call(
@@ -183,7 +181,6 @@ class Invoke:
             raise
 
     def _find(self, path: bytes) -> tuple[Function, bytes]:
-        """The function that a path names, and the rest of the path."""
         # If the prefix itself is written with escapes, no name can be found.
         name, slash, rest = path.removeprefix(_PREFIX).partition(b"/")
         function = self._functions.by_path(name)

@@ -43,9 +43,7 @@ Ask = Callable[[RequestId], Coroutine[None, None, GrantedLease]]
 class LeaseHome(Protocol):
     """Where kept leases come from, and go back to."""
 
-    def report(self, reports: Sequence[LeaseUsed]) -> None:
-        """Tell what ran under leases that are kept."""
-        ...
+    def report(self, reports: Sequence[LeaseUsed]) -> None: ...
 
     def release(self, lease: LeaseId, request: RequestId | None = None) -> None:
         """Give a lease back for good; of one that others share, only this request's part."""
@@ -161,12 +159,10 @@ class KeptLease:
         return len(self._running) + self.promised
 
     def begin(self, use: LeaseUse) -> None:
-        """One more call runs under this lease."""
         self._running[use.request] = use
         self.calls_left -= 1
 
     def end(self, request: RequestId, now_s: float) -> None:
-        """The call has ended."""
         use = self._running.pop(request)
         if use is None:
             self.ends.append(CallEnd(request, now_s))
@@ -186,7 +182,6 @@ class KeptLease:
 
     @property
     def may_idle(self) -> bool:
-        """Whether it may be kept while no call uses it."""
         return not (self.recalled or self.for_a_slice)
 
     @property
@@ -271,8 +266,8 @@ class KeptLeases:
         if shelf is None:
             return None
         gathers, looked_at = shelf.gathers(now_s), islice(shelf.shared, _MOST_SHARED)
-        found = [kept for kept in looked_at if kept.has_room(now_s, gathers=gathers)]
-        return min(found, key=lambda kept: (kept.instance != instance, kept.members), default=None)
+        roomy = [kept for kept in looked_at if kept.has_room(now_s, gathers=gathers)]
+        return min(roomy, key=lambda kept: (kept.instance != instance, kept.members), default=None)
 
     async def _turn(self, kind: LeaseKind, turn: _Turn) -> Found:
         shelf = self._shelves.setdefault(kind, _Shelf())
@@ -362,7 +357,6 @@ class KeptLeases:
     def keep(
         self, kind: LeaseKind, instance: str, granted: GrantedLease, first: LeaseUse
     ) -> KeptLease:
-        """Keep a lease that stands; its first call runs."""
         kept = self._kept[granted.placement.lease] = KeptLease(kind, granted, first)
         kept.instance = instance
         kept.recalled = kept.id in self._early_recalls
@@ -377,7 +371,6 @@ class KeptLeases:
         return kept
 
     def begin(self, kept: KeptLease, instance: str, use: LeaseUse) -> None:
-        """A call runs under a lease that an earlier one left, or shares."""
         kept.instance = instance
         kept.begin(use)
         if kept.kind.is_shared:
@@ -481,7 +474,11 @@ class KeptLeases:
         self._looking = None
         now_s = time.monotonic()
         for shelf in list(self._shelves.values()):
-            idle = [one for one in shelf.free if now_s - one.free_s > IDLE_S or one.is_spent(now_s)]
+            idle = [
+                lease
+                for lease in shelf.free
+                if now_s - lease.free_s > IDLE_S or lease.is_spent(now_s)
+            ]
             for kept in idle:
                 shelf.free.remove(kept)
                 self._give_back(kept)
@@ -490,7 +487,6 @@ class KeptLeases:
 
 
 def _fill(shelf: _Shelf, kept: KeptLease, now_s: float) -> None:
-    """Let the calls that wait run under this lease, as far as it has room."""
     while kept.has_room(now_s, gathers=shelf.gathers(now_s)):
         waiting = (turn for turn in shelf.turns if not turn.found.done())
         turns = list(islice(waiting, _MOST_LOOKED_AT))

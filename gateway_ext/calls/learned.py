@@ -45,7 +45,9 @@ class Learned:
             return
         self._last_report = report
         self._recent.append(frozenset(models))
-        self.models = tuple(model for model in models if all(model in one for one in self._recent))
+        self.models = tuple(
+            model for model in models if all(model in used for used in self._recent)
+        )
 
     @property
     def known(self) -> bool:
@@ -64,17 +66,15 @@ class Learned:
         self.models = ()
 
     def _ids(self, digests: Sequence[str]) -> tuple[ModelId, ...]:
-        found = [
+        ids = [
             ModelId(f"{self._function.namespace}/{digest[:_DIGITS].lower()}")
             for digest in digests[:_MOST_MODELS]
             if len(digest) >= _DIGITS and _HEX.issuperset(digest)
         ]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(ids))
 
 
-# What a function says about work of its models that runs without a GPU; pure.
-#
-# The lines are the function's own text: whoever shows them shows them as text.
+# Reports of work without a GPU are the function's own text: whoever shows them shows them as text.
 
 _MOST_LINES = 20
 _MOST_CHARACTERS = 240
@@ -91,15 +91,14 @@ class LocalWork:
         self.lines: tuple[str, ...] = ()
 
     def saw(self, report: bytes) -> None:
-        """Take the lines of one answer."""
         if len(self.lines) >= _MOST_LINES:
             return
         texts = report[:_MOST_BYTES].decode("latin-1").split("|")
         shown = [_printable(text.strip()) for text in texts]
         lasting = [text for text in shown if text and not text.startswith(_TRACING)]
-        known = dict.fromkeys((*self.lines, *lasting))
-        if len(known) > len(self.lines):  # the page compares by identity
-            self.lines = tuple(known)[:_MOST_LINES]
+        lines = dict.fromkeys((*self.lines, *lasting))
+        if len(lines) > len(self.lines):  # the page compares by identity
+            self.lines = tuple(lines)[:_MOST_LINES]
 
 
 def tracing_line(report: bytes) -> bytes:
@@ -113,8 +112,6 @@ def _printable(text: str) -> str:
     return "".join(character if " " <= character <= "~" else "?" for character in shown)
 
 
-# How long calls of a function wait for their turn, and so how long one more would wait; pure.
-#
 # Calls wait in three places: here, for an instance with a free place; in the instance, for a
 # thread; and at the scheduler, for a GPU. Nothing is expected until calls have waited: a function
 # that has just started, or that nobody has kept busy yet, refuses no call for its wait.
@@ -175,14 +172,14 @@ class CallWaits:
         it longer: a busy process also reads late, which its own report does not show. The report is
         the function's own: a wrong one delays or refuses only that function's calls.
         """
-        found = thread_wait(trace_report)
-        if found is None:
+        wait = thread_wait(trace_report)
+        if wait is None:
             return
-        self.at_a_time = found.at_a_time
-        if ahead >= found.at_a_time:
+        self.at_a_time = wait.at_a_time
+        if ahead >= wait.at_a_time:
             self.known = True
-            waited_s = max(found.waited_s, answered_in_s - found.took_s)
-            self._threads.saw(ahead - found.at_a_time, waited_s, found.at_a_time)
+            waited_s = max(wait.waited_s, answered_in_s - wait.took_s)
+            self._threads.saw(ahead - wait.at_a_time, waited_s, wait.at_a_time)
 
     def saw_full_gpus(self, wait_s: float, most_s: float, now_s: float) -> None:
         """The scheduler refused a call, since its wait of `wait_s` would exceed `most_s`.

@@ -31,7 +31,6 @@ class InvokeSettings:
 
     @property
     def client(self) -> ClientSettings:
-        """The bounds of the connections to instances."""
         return ClientSettings(
             connect_s=self.connect_s,
             idle_s=self.idle_s,
@@ -84,7 +83,6 @@ class Turns(Generic[Seat]):
             raise
 
     def hand_out(self, take: Callable[[], Seat | None]) -> None:
-        """Assign seats to waiting calls, in order, while there are any."""
         while self._waiting:
             if self._waiting[0].done():
                 self._waiting.popleft()

@@ -78,18 +78,17 @@ class RequestHeaders:
 
     @property
     def has_body(self) -> bool:
-        """Whether a body was announced."""
         return self.chunked or bool(self.length)
 
 
 def read_request(headers: Iterable[Header]) -> RequestHeaders:
-    """Read the headers of a request, whose names are in lower case."""
-    found = RequestHeaders()
-    add = found.lines.extend
+    """The names of the headers are in lower case."""
+    request = RequestHeaders()
+    add = request.lines.extend
     data: list[bytes] = []
     for name, value in headers:
         if name in _READ:
-            _note(found, name, value)
+            _note(request, name, value)
         elif _UNDERSCORE in name and _is_own(name.replace(_UNDERSCORE, b"-")):
             continue
         elif name[:_GPU_LENGTH] != _GPU:
@@ -98,14 +97,14 @@ def read_request(headers: Iterable[Header]) -> RequestHeaders:
             data.append(value)
             add((name, b": ", value, b"\r\n"))
     if data:
-        found.near = _node_of_data(b",".join(data))
-    if found.chunked:
-        found.length = None
-    if found.named:
-        found.lines = _without(found.lines, found.named)
-    if found.upgrade and (found.upgrade.lower() != _H2C or found.has_body):
-        raise Unsupported(f"an upgrade to {found.upgrade.decode('latin-1')} is not supported")
-    return found
+        request.near = _node_of_data(b",".join(data))
+    if request.chunked:
+        request.length = None
+    if request.named:
+        request.lines = _without(request.lines, request.named)
+    if request.upgrade and (request.upgrade.lower() != _H2C or request.has_body):
+        raise Unsupported(f"an upgrade to {request.upgrade.decode('latin-1')} is not supported")
+    return request
 
 
 def request_head(
@@ -115,7 +114,7 @@ def request_head(
     extra: Sequence[bytes],
     client: bytes,
 ) -> bytes:
-    """The bytes of a request's head; `extra` are whole lines."""
+    """`extra` are whole lines."""
     lines = [method, b" ", *target, b" HTTP/1.1\r\nhost: ", request.host or b"function", b"\r\n"]
     lines += request.lines
     lines += extra
@@ -147,7 +146,7 @@ class ResponseHeaders(NamedTuple):
 
 
 def read_response(headers: Iterable[Header]) -> ResponseHeaders:
-    """Read the headers of an answer, whose names are in lower case."""
+    """The names of the headers are in lower case."""
     models = trace_report = local = b""
     back: list[Header] = []
     named: set[bytes] = set()
@@ -192,28 +191,30 @@ def _is_own(name: bytes) -> bool:
     return name in _READ or name.startswith(_GPU)
 
 
-def _note(found: RequestHeaders, name: bytes, value: bytes) -> None:
+def _note(request: RequestHeaders, name: bytes, value: bytes) -> None:
     if name in _KEPT:
-        setattr(found, _KEPT[name], value)
+        setattr(request, _KEPT[name], value)
     elif name == b"content-length":
         if not value.isdigit():
             raise BadRequest("Content-Length is no number")
-        found.length = int(value)
+        request.length = int(value)
     elif name == b"transfer-encoding":
-        found.chunked = True
+        request.chunked = True
     elif name == CALL_ID:
-        found.call_id = call_id_in(value)
+        request.call_id = call_id_in(value)
     elif name in _HELD:
-        found.held += ((name, value),)
+        request.held += ((name, value),)
     elif name == _TRACE:
         # Several Content-Length headers together are invalid: none of them can be trusted.
-        found.trace = b",".join((found.trace, value)) if found.trace else value
+        request.trace = b",".join((request.trace, value)) if request.trace else value
     elif name == _STATE:
-        found.trace_state = b",".join((found.trace_state, value)) if found.trace_state else value
+        request.trace_state = (
+            b",".join((request.trace_state, value)) if request.trace_state else value
+        )
     elif name == b"x-forwarded-for":
-        found.forwarded_for.append(value)
+        request.forwarded_for.append(value)
     elif name == b"connection":
-        found.named |= _names(value) - {b"close"} - _HOP_BY_HOP
+        request.named |= _names(value) - {b"close"} - _HOP_BY_HOP
 
 
 def _node_of_data(value: bytes) -> str:
@@ -240,8 +241,7 @@ def _without(lines: list[bytes], names: set[bytes]) -> list[bytes]:
     return [item for at in kept for item in lines[at : at + 4]]
 
 
-# Keeps functions' pages apart from the gateway's own, with which they share an origin; pure.
-#
+# Keeps functions' pages apart from the gateway's own, with which they share an origin.
 # A browser sends an administrator's credentials for /ui and /system to every path of the host.
 
 # Without `allow-same-origin` a document's origin is its own: it equals no other, not even that of
@@ -313,7 +313,6 @@ def _without_host_wide(headers: list[Header], site: bytes) -> list[Header]:
 
 
 def _confined_cookie(cookie: bytes, site: bytes) -> bytes:
-    """The cookie for paths below `site` of this host only."""
     pair, *attributes = cookie.split(b";")
     path = site
     kept = [pair]

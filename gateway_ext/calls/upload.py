@@ -52,7 +52,6 @@ class RequestBody:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the whole body can be sent (again)."""
         return self.complete and not self._poured
 
     @property
@@ -78,7 +77,6 @@ class RequestBody:
             await self._held
 
     def watch(self) -> None:
-        """Watch for the caller's disconnection from now on."""
         self._is_watched = True
         if self._reader is not None or self._receive is None or not self.complete:
             return

@@ -83,13 +83,12 @@ class RetryPolicy:
     back_off: BackOff = BackOff()
 
     def of(self, attempts: int | None) -> "RetryPolicy":
-        """This policy with the number of attempts in a function's options, if they name one."""
         return self if attempts is None else replace(self, attempts=max(1, attempts))
 
     def verdict(
         self, tried: AttemptOutcome, *, attempts: int, deferrals: int, age_s: float, chance: float
     ) -> Verdict:
-        """The consequence of an attempt, after `attempts` and `deferrals` before it."""
+        """`attempts` and `deferrals` were before this attempt."""
         if not tried.broken and tried.status not in RETRIED:
             return FinalAnswer()
         # An estimate may be far too high by then: calls before this one leave, a GPU returns.

@@ -29,11 +29,10 @@ class BodyBuffer:
 
     @property
     def fits_memory(self) -> bool:
-        """Whether the body so far needs no file."""
         return self.size_bytes <= self._held_bytes
 
     async def write(self, chunk: bytes) -> None:
-        """Add to the body; TooLarge beyond `most_bytes`."""
+        """Raise TooLarge beyond `most_bytes`."""
         self.size_bytes += len(chunk)
         if self.size_bytes > self._most_bytes:
             raise TooLarge(self._most_bytes)
@@ -42,7 +41,7 @@ class BodyBuffer:
             await self.in_thread(self.flush)
 
     async def in_thread(self, work: Callable[[], _Value]) -> _Value:
-        """Run work on the file in a thread; QueueFailed where the disk refuses it."""
+        """Raise QueueFailed where the disk refuses the work."""
         # Shielded: a thread cannot be stopped, and the file must not be closed under it.
         working = self._working = asyncio.ensure_future(asyncio.to_thread(work))
         try:
@@ -53,7 +52,7 @@ class BodyBuffer:
             raise QueueFailed(f"the job queue cannot store a body: {error}") from error
 
     def flush(self) -> None:
-        """Append everything in memory to the file; blocks, for use in `in_thread`."""
+        """Append everything in memory to the file; blocks, so that `in_thread` calls it."""
         if self.file is None:
             self.file = self._open_file()
         self.file.seek(0, 2)
@@ -68,7 +67,7 @@ class BodyBuffer:
             await asyncio.wait([self._working])
 
     async def close(self) -> bool:
-        """Close the file once no thread works on it; whether there was one."""
+        """Close the file once no thread works on it; return whether there was a file."""
         await self.idle()
         file, self.file = self.file, None
         if file is None:

@@ -96,15 +96,12 @@ class CallbackRule:
             self._allow(entry)
 
     def checked(self, url: str) -> str:
-        """The URL, if a callback may be sent there; BadRequest otherwise.
-
-        A name is only looked up when a callback is sent: see `PermittedResolver`.
-        """
+        """Raise BadRequest if no callback may go there; the name is looked up when one is sent."""
         self.target(url)
         return url
 
     def target(self, url: str) -> URL:
-        """The URL to send a callback to; BadRequest if none may be sent there."""
+        """Raise BadRequest if no callback may be sent there."""
         parts = _split(url)
         assert parts.host is not None, "it was split"
         assert parts.port is not None, "http and https have ports"
@@ -130,14 +127,12 @@ class CallbackRule:
         return called and literal is not None and self._is_own_function(literal, target)
 
     def permits(self, address: str) -> bool:
-        """Whether callbacks may go to this address, whatever its name."""
         if is_public(address):
             return True
-        found = _mapped(ip_address(address.partition("%")[0]))
-        return any(found in network for network in self._networks)
+        literal = _mapped(ip_address(address.partition("%")[0]))
+        return any(literal in network for network in self._networks)
 
     def names(self, host: str, port: int) -> bool:
-        """Whether callbacks may go to this host, whatever its address."""
         return (host, port) in self._names or (host, None) in self._names
 
     def _allow(self, entry: str) -> None:
@@ -157,9 +152,8 @@ class CallbackRule:
         self._names.add((host, port))
 
     def _own_loopback(self, parts: URL) -> str | None:
-        """The address for `localhost`, where this gateway listens at it."""
         loopbacks = ("127.0.0.1", "::1")
-        own = (one for one in loopbacks if self._is_own_function(ip_address(one), parts))
+        own = (ip for ip in loopbacks if self._is_own_function(ip_address(ip), parts))
         return next(own, None)
 
     def _is_own_function(self, address: _Address, parts: URL) -> bool:
@@ -186,17 +180,16 @@ class PermittedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """The permitted addresses of a host; NotPublic if there is none."""
-        found = await self._resolver.resolve(host, port, family)
+        """Raise NotPublic if no address of the host is permitted."""
+        results = await self._resolver.resolve(host, port, family)
         if self._rule.names(host.lower(), port):
-            return found
-        permitted = [result for result in found if self._rule.permits(result["host"])]
+            return results
+        permitted = [result for result in results if self._rule.permits(result["host"])]
         if not permitted:
             raise NotPublic(f"{host} is not a public address")
         return permitted
 
     async def close(self) -> None:
-        """Close the inner resolver."""
         await self._resolver.close()
 
 
@@ -221,22 +214,22 @@ def callback_lane(url: str) -> JobLane:
 
 def is_public(address: str) -> bool:
     """Whether an address is public: not of a private network, not of this machine."""
-    found = ip_address(address.partition("%")[0])
-    if isinstance(found, IPv6Address):
-        in_nat64 = IPv4Address(int(found) & 0xFFFF_FFFF) if found in _NAT64 else None
-        found = found.ipv4_mapped or found.sixtofour or in_nat64 or found
-    return found.is_global and not found.is_multicast
+    literal = ip_address(address.partition("%")[0])
+    if isinstance(literal, IPv6Address):
+        in_nat64 = IPv4Address(int(literal) & 0xFFFF_FFFF) if literal in _NAT64 else None
+        literal = literal.ipv4_mapped or literal.sixtofour or in_nat64 or literal
+    return literal.is_global and not literal.is_multicast
 
 
 def _split(url: str) -> URL:
-    """The parts of the URL as the HTTP client reads them; BadRequest if it is none."""
+    """Raise BadRequest if the HTTP client cannot read the URL."""
     wrong = BadRequest("X-Callback-Url is not an http or https URL")
     try:
         parts = URL(url) if len(url) <= _LONGEST else URL()
-        known = parts.scheme in _SCHEMES and parts.host and parts.port
+        complete = parts.scheme in _SCHEMES and parts.host and parts.port
     except ValueError as error:
         raise wrong from error
-    if not known:
+    if not complete:
         raise wrong
     return parts
 
@@ -249,7 +242,6 @@ def _literal(host: str) -> _Address | None:
 
 
 def _mapped(address: _Address) -> _Address:
-    """The IPv4 address that an IPv6 address stands for; else the address."""
     return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
 
 
@@ -293,7 +285,6 @@ class CallbackSender:
         self._chance = chance
 
     async def handle(self, job: Job) -> JobEnding:
-        """Make one attempt to post a result."""
         assert job.result is not None  # a job that waits for its callback has a result
         tried = await self._post(job.call, job.result, job.body)
         if tried is None:
@@ -371,14 +362,12 @@ async def _read_to_the_end(answer: aiohttp.ClientResponse) -> None:
 
 
 def callback_session(rule: CallbackRule) -> aiohttp.ClientSession:
-    """The HTTP client for callbacks, which connects to permitted addresses only."""
     resolver = PermittedResolver(DefaultResolver(), rule)
     connector = aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False)
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
 
 def _headers(call: AsyncCall, result: CallResult) -> list[tuple[str, str]]:
-    """The function's headers, and those that OpenFaaS adds to a result."""
     own = [shown for shown in map(_shown, result.headers) if shown[0] not in _NOT_PASSED_ON]
     return [
         *own,

@@ -83,7 +83,6 @@ class InvokeCalls:
 
     @asynccontextmanager
     async def call(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[FunctionAnswer]:
-        """The function's answer, while the context lasts."""
         path = PREFIX.encode() + str(call.function).encode() + call.path
         headers = [*call.headers, (b"x-call-id", call.id.encode("latin-1"))]
         small = body.size_bytes <= _HELD_BYTES
@@ -115,7 +114,6 @@ class JobCaller:
         self._chance = chance
 
     async def handle(self, job: Job) -> JobEnding:
-        """Make one attempt."""
         began_s = time.monotonic()
         spool = self._queue.spool()
         try:

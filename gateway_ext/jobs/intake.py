@@ -84,7 +84,6 @@ class AsyncIntake:
         self._pause_s = pause_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         named: list[Header] = []
         try:
             call = self._call(scope)
@@ -183,8 +182,8 @@ def _forwarded(scope: Scope, values: dict[bytes, bytes]) -> list[Header]:
     client = scope.get("client")
     hops = [*through, client[0].encode()] if client and client[0] else through
     host = values.get(b"x-forwarded-host") or values.get(b"host")
-    found = [(b"x-forwarded-for", b", ".join(hops))] if hops else []
-    return [*found, (b"x-forwarded-host", host)] if host else found
+    forwarded = [(b"x-forwarded-for", b", ".join(hops))] if hops else []
+    return [*forwarded, (b"x-forwarded-host", host)] if host else forwarded
 
 
 async def read_body(

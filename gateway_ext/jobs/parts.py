@@ -38,7 +38,7 @@ class JobMeters:
         self._endings = endings
 
     def families(self, functions: BoundedNames) -> Iterator[MetricFamily]:
-        """The current values; `functions` bounds the number of label values."""
+        """`functions` bounds the number of label values."""
         tally = self._queue.tally
         queued: list[tuple[Labels, float]] = [((function,), 0.0) for function in functions]
         for function, count in tally.calls.items():
@@ -159,10 +159,10 @@ def _worker_settings(settings: GatewaySettings, rule: CallbackRule) -> JobWorker
 
 def _attempts(functions: Functions, function: FunctionId) -> int | None:
     """The attempts in a function's options: the first one and its `retries`; None: the default."""
-    known = functions.by_id(function)
-    if known is None or known.options.retries is None:
+    deployed = functions.by_id(function)
+    if deployed is None or deployed.options.retries is None:
         return None
-    return known.options.retries + 1
+    return deployed.options.retries + 1
 
 
 _EVERY_S = 60.0
@@ -205,7 +205,7 @@ def check_queue(settings: GatewaySettings) -> None:
 
 
 async def open_queue(settings: GatewaySettings, log: Logger) -> JobQueue:
-    """Open the queue; a server that is away is retried in the background. The caller closes it."""
+    """A server that is away is retried in the background. The caller closes the queue."""
     folder = Path(settings.state_dir)
     limits = QueueLimits(
         body_bytes=settings.async_max_body_bytes,

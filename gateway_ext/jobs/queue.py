@@ -28,16 +28,14 @@ class BodySpool(Protocol):
     """A body on its way into the queue."""
 
     @property
-    def size_bytes(self) -> int:
-        """How much has been written."""
-        ...
+    def size_bytes(self) -> int: ...
 
     async def write(self, chunk: bytes) -> None:
-        """Add to the body; TooLarge beyond the queue's limit."""
+        """Raise TooLarge beyond the queue's limit."""
         ...
 
     async def discard(self) -> None:
-        """Free the body's space; no effect on a body that belongs to a job."""
+        """No effect on a body that belongs to a job."""
         ...
 
 
@@ -109,12 +107,10 @@ class JobTally:
 
     @property
     def dead(self) -> int:
-        """The number of dead letters."""
         return len(self._dead)
 
     @property
     def oldest_queued_at_s(self) -> float | None:
-        """The time of the oldest request that is not done; None where there is none."""
         while self._queued and self._queued[0][1] not in self._alive:
             heappop(self._queued)
         return self._queued[0][0] if self._queued else None
@@ -135,7 +131,6 @@ class JobTally:
             )
 
     def counts(self) -> JobCounts:
-        """The numbers of calls, callbacks and dead letters."""
         return JobCounts(dict(self.calls), self.callbacks, self.dead)
 
     @contextmanager
@@ -168,45 +163,42 @@ class JobTally:
             self._uncount(before)
         else:
             self._note(number, queued_at_s)
-        one = self._alive[number] = _Alive(function, kind, size_bytes, queued_at_s)
+        job = self._alive[number] = _Alive(function, kind, size_bytes, queued_at_s)
         if kind is JobKind.CALL:
             self.calls[function] += 1
         else:
             self.callbacks += 1
         self._bytes_of[function] += size_bytes
-        self.alive_bytes += one.size_bytes
+        self.alive_bytes += job.size_bytes
 
     def remove(self, number: int) -> None:
-        """Stop counting a job that is neither waiting nor claimed any more."""
-        one = self._alive.pop(number, None)
-        if one is not None:
-            self._uncount(one)
+        job = self._alive.pop(number, None)
+        if job is not None:
+            self._uncount(job)
 
     def add_dead(self, number: int, size_bytes: int, died_at_s: float) -> None:
-        """Count a job as a dead letter from now on."""
         self.remove(number)
         self.remove_dead(number)
         self._dead[number] = _Dead(size_bytes, died_at_s)
         self.dead_bytes += size_bytes
 
     def remove_dead(self, number: int) -> None:
-        """Stop counting a dead letter."""
-        one = self._dead.pop(number, None)
-        if one is not None:
-            self.dead_bytes -= one.size_bytes
+        letter = self._dead.pop(number, None)
+        if letter is not None:
+            self.dead_bytes -= letter.size_bytes
 
     def expired(self, now_s: float) -> list[int]:
         """The dead letters beyond the limits on age, number and bytes, oldest first."""
-        limits, found = self._limits, []
+        limits, expired = self._limits, []
         count, size_bytes = self.dead, self.dead_bytes
-        for number, one in sorted(self._dead.items(), key=lambda item: item[1].died_at_s):
-            old = now_s - one.died_at_s > limits.dead_age_s
+        for number, letter in sorted(self._dead.items(), key=lambda item: item[1].died_at_s):
+            old = now_s - letter.died_at_s > limits.dead_age_s
             if not (old or count > limits.dead or size_bytes > limits.dead_bytes):
                 break
-            found.append(number)
+            expired.append(number)
             count -= 1
-            size_bytes -= one.size_bytes
-        return found
+            size_bytes -= letter.size_bytes
+        return expired
 
     def _grow(self, function: FunctionId, more_bytes: int) -> None:
         most_bytes, coming = self._limits.waiting_bytes, self._coming_bytes
@@ -218,21 +210,23 @@ class JobTally:
 
     def _note(self, number: int, queued_at_s: float) -> None:
         if len(self._queued) > 2 * len(self._alive) + _SLACK:
-            self._queued = [(one.queued_at_s, known) for known, one in self._alive.items()]
+            self._queued = [
+                (job.queued_at_s, job_number) for job_number, job in self._alive.items()
+            ]
             heapify(self._queued)
         heappush(self._queued, (queued_at_s, number))
 
-    def _uncount(self, one: _Alive) -> None:
-        if one.kind is JobKind.CALL:
-            _less(self.calls, one.function, 1)
+    def _uncount(self, job: _Alive) -> None:
+        if job.kind is JobKind.CALL:
+            _less(self.calls, job.function, 1)
         else:
             self.callbacks -= 1
-        _less(self._bytes_of, one.function, one.size_bytes)
-        self.alive_bytes -= one.size_bytes
+        _less(self._bytes_of, job.function, job.size_bytes)
+        self.alive_bytes -= job.size_bytes
 
 
 def _less(counter: Counter[FunctionId], function: FunctionId, by: int) -> None:
-    """Subtract; an entry of zero is removed, as functions come and go."""
+    """Remove an entry of zero, as functions come and go."""
     counter[function] -= by
     if counter[function] <= 0:
         del counter[function]
@@ -246,9 +240,7 @@ class JobQueue(Protocol):
     """
 
     @property
-    def tally(self) -> JobTally:
-        """The counts of now, without waiting."""
-        ...
+    def tally(self) -> JobTally: ...
 
     @property
     def away(self) -> bool:
@@ -263,9 +255,7 @@ class JobQueue(Protocol):
         """Call `notify` in the event loop whenever another job waits."""
         ...
 
-    def spool(self) -> BodySpool:
-        """Start a body."""
-        ...
+    def spool(self) -> BodySpool: ...
 
     async def put(self, call: AsyncCall, body: BodySpool) -> bool:
         """Store a call durably; False where one with the same id and function is stored already.
@@ -301,11 +291,11 @@ class JobQueue(Protocol):
         ...
 
     async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
-        """Dead letters with higher numbers than `after`, lowest first."""
+        """Letters with higher numbers than `after`, lowest first."""
         ...
 
     async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
-        """One dead letter with the body of its call; UnknownJob where there is none."""
+        """Return the body of its call, too; raise UnknownJob where there is none."""
         ...
 
     async def replay(self, number: JobNumber, now_s: float) -> None:
@@ -316,11 +306,11 @@ class JobQueue(Protocol):
         ...
 
     async def discard(self, number: JobNumber) -> None:
-        """Remove a dead letter; UnknownJob where there is none."""
+        """Raise UnknownJob where there is none."""
         ...
 
     async def expire(self, now_s: float) -> int:
-        """Remove dead letters beyond the limits; how many were removed."""
+        """Remove dead letters beyond the limits; return how many were removed."""
         ...
 
     async def close(self) -> None:

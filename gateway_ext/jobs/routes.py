@@ -93,7 +93,7 @@ def _number(text: str) -> int:
 
 def _letter(letter: DeadLetter) -> dict[str, Any]:
     call = letter.call
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "number": letter.number,
         "callId": call.id,
         "function": str(call.function),
@@ -108,13 +108,13 @@ def _letter(letter: DeadLetter) -> dict[str, Any]:
         "diedAt": _time(letter.died_at_s),
     }
     if letter.last_status:
-        found["lastStatus"] = letter.last_status
+        fields["lastStatus"] = letter.last_status
     if call.callback_url:
-        found["callbackUrl"] = call.callback_url
+        fields["callbackUrl"] = call.callback_url
     if letter.result is not None:
-        found["status"] = letter.result.status
-        found["failure"] = letter.result.failure
-    return found
+        fields["status"] = letter.result.status
+        fields["failure"] = letter.result.failure
+    return fields
 
 
 def _time(at_s: float) -> str:

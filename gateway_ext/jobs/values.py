@@ -57,7 +57,6 @@ class AsyncCall:
 
     @property
     def head_bytes(self) -> int:
-        """The size of path, query and headers."""
         headers = sum(len(name) + len(value) for name, value in self.headers)
         return len(self.path) + len(self.query) + headers
 
@@ -76,12 +75,10 @@ class StoredBody(Protocol):
     """A body that a queue stores; it can be read repeatedly."""
 
     @property
-    def size_bytes(self) -> int:
-        """The length of the body."""
-        ...
+    def size_bytes(self) -> int: ...
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """The whole body in order; QueueFailed where it cannot be read."""
+        """Raise QueueFailed where the body cannot be read."""
         ...
 
 
@@ -93,17 +90,14 @@ class MemoryBody:
 
     @property
     def size_bytes(self) -> int:
-        """The length of the body."""
         return len(self.content)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The whole body in one piece."""
         if self.content:
             yield self.content
 
 
 async def whole(body: StoredBody) -> bytes:
-    """The complete body in memory."""
     if isinstance(body, MemoryBody):
         return body.content
     return b"".join([piece async for piece in body.pieces()])
@@ -153,7 +147,6 @@ class JobCounts:
 
 
 def call_lane(function: FunctionId) -> JobLane:
-    """The lane of a function's calls."""
     return JobLane(JobKind.CALL, function.for_scheduler)
 
 
@@ -163,5 +156,4 @@ def headers_as_text(headers: Sequence[Header]) -> list[list[str]]:
 
 
 def headers_from_text(pairs: Sequence[Sequence[str]]) -> tuple[Header, ...]:
-    """The headers that `headers_as_text` returned the text of."""
     return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs)

@@ -113,7 +113,6 @@ class JobDispatcher:
         queue.watch(self._changed.set)
 
     def start(self) -> None:
-        """Run jobs until `close`."""
         self._loop = asyncio.create_task(self._dispatch(), name=f"jobs {self.kind.name}")
         self._loop.add_done_callback(self._stopped)
 
@@ -135,7 +134,6 @@ class JobDispatcher:
 
     @property
     def running(self) -> int:
-        """The number of jobs that run now."""
         return self._running.total()
 
     async def _dispatch(self) -> None:
@@ -324,7 +322,6 @@ class JobWorker:
         await self.close()
 
     def start(self) -> None:
-        """Start running jobs."""
         settings, chance, rule = self._settings, Random(), self._settings.callback_rule
         now_s = self._queue.now_s
         self._session = callback_session(rule)
@@ -352,7 +349,6 @@ class JobWorker:
             dispatcher.start()
 
     def endings(self) -> Mapping[tuple[JobKind, str], int]:
-        """The number of attempts by kind and outcome."""
         return {
             (dispatcher.kind, ending): count
             for dispatcher in self._dispatchers
@@ -360,14 +356,12 @@ class JobWorker:
         }
 
     async def close(self) -> None:
-        """Cancel running jobs and return them to the queue."""
         await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
         if self._session is not None:
             await self._session.close()
 
     @property
     def running(self) -> int:
-        """The number of calls and callbacks under way."""
         return sum(dispatcher.running for dispatcher in self._dispatchers)
 
     def _policy_of(self, function: FunctionId) -> RetryPolicy:

@@ -24,12 +24,11 @@ class BasicCredentials(NamedTuple):
 
     @property
     def header(self) -> str:
-        """The Authorization header for these credentials."""
         return "Basic " + b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
 def credentials_in(folder: Path) -> BasicCredentials:
-    """The credentials in the folder's files; missing files are made, readable by the owner only."""
+    """Missing files are made, readable by the owner only."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     user = _kept(folder / USER_FILE, _USER)
     return BasicCredentials(
@@ -70,12 +69,11 @@ class Auth:
         self._known = f"{credentials.user}:{credentials.password}".encode()
 
     def check(self, header: bytes) -> None:
-        """NotAllowed, unless this Authorization header holds the credentials."""
+        """Raise NotAllowed, unless this Authorization header holds the credentials."""
         if not self.holds(header):
             raise NotAllowed
 
     def holds(self, header: bytes) -> bool:
-        """Whether this Authorization header holds the credentials."""
         if hmac.compare_digest(header, self._usual):
             return True
         scheme, _, encoded = header.partition(b" ")
@@ -83,7 +81,6 @@ class Auth:
 
 
 def _decoded(encoded: bytes) -> bytes:
-    """The decoded bytes; empty if the text is not base64."""
     try:
         return b64decode(encoded.strip(), validate=True)
     except binascii.Error:

@@ -127,7 +127,7 @@ def of(
     longest_timeout_s: float = LONGEST_S,
     default_shows_errors: bool = False,
 ) -> FunctionOptions:
-    """All options of a deployment; BadDeployment names the key and the value that is wrong."""
+    """Raise BadDeployment that names the key and the value that is wrong."""
     _refuse_unknown(deployment)
     read = _AnnotationReader(deployment)
     timeout_s = own_timeout_s(deployment)
@@ -172,9 +172,9 @@ def refuse_beyond(deployment: Deployment, largest_bytes: int) -> None:
     """BadDeployment if it asks for more memory than the largest GPU has."""
     read = _AnnotationReader(deployment)
     if (read.ours("memory", quantities.memory_bytes, None) or 0) > largest_bytes:
-        found = read.ours("memory", str, "")
+        amount = read.ours("memory", str, "")
         largest = quantities.shown(largest_bytes)
-        raise BadDeployment(f"{OURS}memory: {found}: the largest GPU has {largest}")
+        raise BadDeployment(f"{OURS}memory: {amount}: the largest GPU has {largest}")
 
 
 def own_timeout_s(deployment: Deployment) -> float:
@@ -235,7 +235,7 @@ def _refuse_unknown(deployment: Deployment) -> None:
     for key in (*deployment.annotations, *deployment.labels):
         if key.startswith(OURS) and key not in KEYS:
             settable = sorted(KEYS - {TROUBLE, TEMPLATE_STATE})
-            names = [each.removeprefix(OURS) for each in settable]
+            names = [key.removeprefix(OURS) for key in settable]
             near = get_close_matches(key.removeprefix(OURS), names, 1)
             meant = f"did you mean {OURS}{near[0]}? " if near else ""
             raise BadDeployment(f"{key} is not known: {meant}known: {', '.join(settable)}")
@@ -246,9 +246,9 @@ def _refuse_unknown(deployment: Deployment) -> None:
 
 def _uses_gpu(deployment: Deployment, read: _AnnotationReader) -> bool:
     """Whether the function uses a GPU; `enabled: false` overrules every other sign."""
-    found = list(read.values(OURS + "enabled", _truth))
-    if found:
-        return all(found)
+    signs = list(read.values(OURS + "enabled", _truth))
+    if signs:
+        return all(signs)
     return (
         GPU_FLAG in deployment.process.split()
         or any("gpu" in name.lower() for name in read.value(_PROFILE, _names, _NONE))
@@ -279,10 +279,10 @@ def _max_wait_s(deployment: Deployment, read: _AnnotationReader, default_s: floa
 
 def _concurrency(deployment: Deployment, read: _AnnotationReader) -> int | None:
     """Calls that one instance takes at once; 0 means no limit, as in of-watchdog."""
-    found = read.ours("concurrency", _from_zero, None)
-    if found is None:
-        found = _read("max_inflight", deployment.environment.get("max_inflight") or "0", _from_zero)
-    return found or None
+    most = read.ours("concurrency", _from_zero, None)
+    if most is None:
+        most = _read("max_inflight", deployment.environment.get("max_inflight") or "0", _from_zero)
+    return most or None
 
 
 def _batches(read: _AnnotationReader) -> HandlerBatches:
@@ -330,10 +330,10 @@ def _own_terms(read: _AnnotationReader) -> OwnerTerms | None:
 
 def _truth(text: str) -> bool:
     """A truth value as Go reads it, or in everyday words."""
-    found = text.strip().lower()
-    if found in {"true", "t", "1", "yes", "on"}:
+    word = text.strip().lower()
+    if word in {"true", "t", "1", "yes", "on"}:
         return True
-    if found in {"false", "f", "0", "no", "off"}:
+    if word in {"false", "f", "0", "no", "off"}:
         return False
     raise ValueError("true or false is expected")
 
@@ -363,17 +363,17 @@ def _whole(text: str) -> int:
 
 
 def _from_one(text: str) -> int:
-    found = _from_zero(text)
-    if not found:
+    number = _from_zero(text)
+    if not number:
         raise ValueError("a whole number from 1 is expected")
-    return found
+    return number
 
 
 def _batch_size(text: str) -> int:
-    found = _from_one(text)
-    if found > _MOST_BATCH:
+    size = _from_one(text)
+    if size > _MOST_BATCH:
         raise ValueError(f"a number from 1 to {_MOST_BATCH} is expected")
-    return found
+    return size
 
 
 def _batch_wait_s(text: str) -> float:
@@ -384,10 +384,10 @@ def _batch_wait_s(text: str) -> float:
 
 
 def _percent(text: str) -> int:
-    found = _from_zero(text)
-    if found > _ALL_PERCENT:
+    percent = _from_zero(text)
+    if percent > _ALL_PERCENT:
         raise ValueError("a percentage from 0 to 100 is expected")
-    return found
+    return percent
 
 
 def _target(text: str) -> float:
@@ -395,20 +395,20 @@ def _target(text: str) -> float:
 
 
 def _proportion(text: str) -> float:
-    found = _positive(text)
-    if found > 1:
+    proportion = _positive(text)
+    if proportion > 1:
         raise ValueError("a number above 0 and up to 1 is expected")
-    return max(_LEAST_PROPORTION, found)
+    return max(_LEAST_PROPORTION, proportion)
 
 
 def _positive(text: str) -> float:
     try:
-        found = numerals.number(text.strip())
+        number = numerals.number(text.strip())
     except ValueError:
-        found = 0.0
-    if not 0 < found < math.inf:
+        number = 0.0
+    if not 0 < number < math.inf:
         raise ValueError("a number above 0 is expected")
-    return found
+    return number
 
 
 def _some_seconds(text: str) -> float:
@@ -423,7 +423,6 @@ def _a_day_at_most_s(text: str) -> float:
 
 
 def _within(field: str, read: Callable[[str], _Number], text: str) -> _Number:
-    """The value, within the bounds of this field of the terms."""
     value = read(text)
     try:
         check_number(field, value)
@@ -441,26 +440,26 @@ def _short_whole(text: str) -> int:
 
 
 def _exit_rule(text: str) -> str:
-    found = text.strip().lower()
+    rule = text.strip().lower()
     try:
-        exits.make(found)
+        exits.make(rule)
     except UnknownRule as error:
         raise ValueError(str(error)) from error
-    return found
+    return rule
 
 
 def _runtime(text: str) -> str:
-    found = text.strip().lower()
-    if found not in RUNTIMES:
+    runtime = text.strip().lower()
+    if runtime not in RUNTIMES:
         raise ValueError(f"{' or '.join(RUNTIMES)} is expected")
-    return found
+    return runtime
 
 
 def _merged(text: str) -> int:
     """The most calls that run as one: `off`, a number, or `default`."""
-    found = _MERGED.get(text.strip().lower())
+    most = _MERGED.get(text.strip().lower())
     try:
-        return _from_one(text) if found is None else found
+        return _from_one(text) if most is None else most
     except ValueError as error:
         raise ValueError("`off`, `default` or a number from 1 is expected") from error
 
@@ -469,18 +468,18 @@ def _gpu_share(text: str) -> float:
     """A share as `0.25` or `25%`; a millionth is the finest."""
     number = text.strip()
     try:
-        found = numerals.number(number.removesuffix("%").strip()) / (
+        share = numerals.number(number.removesuffix("%").strip()) / (
             _ALL_PERCENT if number.endswith("%") else 1
         )
     except ValueError:
-        found = 0.0
-    if not _FINEST_SHARE <= found <= WHOLE:
+        share = 0.0
+    if not _FINEST_SHARE <= share <= WHOLE:
         raise ValueError("a share of a GPU is expected: above 0 and up to 1, or a percentage")
-    return found
+    return share
 
 
 def _scale_type(text: str) -> str:
-    found = text.strip().lower()
-    if found not in {"capacity", "rps"}:
+    scale_type = text.strip().lower()
+    if scale_type not in {"capacity", "rps"}:
         raise ValueError("`capacity` or `rps` is expected")
-    return found
+    return scale_type

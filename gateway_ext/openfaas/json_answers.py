@@ -22,8 +22,6 @@ _MOST_BYTES = 4 << 20
 
 
 def route(path: str, **handlers: Callable[[Request], Awaitable[Response]]) -> Route:
-    """The route of a path, with a handler for each method."""
-
     async def handle(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
         return await handlers[method](request)
@@ -40,7 +38,7 @@ async def disk_failed(request: Request, error: Exception) -> Response:
 
 
 async def body_of(request: Request) -> bytes:
-    """The whole body; TooLarge as soon as it exceeds the limit."""
+    """Raise TooLarge as soon as the body exceeds the limit."""
     parts = bytearray()
     async for part in request.stream():
         parts += part
@@ -50,13 +48,11 @@ async def body_of(request: Request) -> bytes:
 
 
 def shown(value: Any, status: int = 200) -> Response:
-    """A value as JSON."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
 
 
 def done(status: int = 202) -> Response:
-    """Respond 202 without a body."""
     return Response(status_code=status)
 
 
@@ -68,7 +64,6 @@ async def no_route(request: Request, error: Exception) -> Response:
 
 
 async def failed(request: Request, error: Exception) -> Response:
-    """Respond with an error in plain text."""
     del request
     assert isinstance(error, GatewayError), "registered for GatewayError alone"
     answer = PlainTextResponse(str(error), error_statuses.status_of(error))

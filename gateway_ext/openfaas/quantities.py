@@ -21,16 +21,16 @@ def memory_bytes(text: str) -> int:
         raise ValueError("an amount of memory such as 128Mi or 2GiB is expected")
     number, exponent, prefix, binary, byte = match.groups(default="")
     if exponent:
-        found = float(f"{number}e{exponent}")
+        amount = float(f"{number}e{exponent}")
     else:
         as_docker = prefix.islower() and prefix != "k" and not byte
         base = 1024 if binary or as_docker else 1000
-        found = float(number) * base ** _POWERS[prefix.lower()]
-    if found < 1:
+        amount = float(number) * base ** _POWERS[prefix.lower()]
+    if amount < 1:
         raise ValueError("the least amount is one byte")
-    if found > _MOST_BYTES:
+    if amount > _MOST_BYTES:
         raise ValueError("the largest amount is 1Ei, 2 to the power of 60 bytes")
-    return int(found)
+    return int(amount)
 
 
 def shown(amount_bytes: int) -> str:
@@ -46,12 +46,12 @@ def cpus(text: str) -> float:
     match = _CPU.fullmatch(text.strip()) if len(text) <= _LONGEST_AMOUNT else None
     if match is None:
         raise ValueError("an amount of processor such as 250m or 2 is expected")
-    found = float(match[1]) / _PARTS[match[2]]
-    if found <= 0:
+    amount = float(match[1]) / _PARTS[match[2]]
+    if amount <= 0:
         raise ValueError("the amount must be above 0")
-    if found > _MOST_CPUS:
+    if amount > _MOST_CPUS:
         raise ValueError(f"the largest amount is {_MOST_CPUS} processors")
-    return found
+    return amount
 
 
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}

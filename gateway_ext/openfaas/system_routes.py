@@ -107,8 +107,8 @@ class _Functions:
         self._ordering = ordering
 
     async def list(self, request: Request) -> Response:
-        found = await self._provider.functions(_namespace(request))
-        return shown([self._shown(self._as_listed(status)) for status in found])
+        statuses = await self._provider.functions(_namespace(request))
+        return shown([self._shown(self._as_listed(status)) for status in statuses])
 
     def _as_listed(self, status: FunctionStatus) -> FunctionStatus:
         """faas-cli lists `replicas` alone: of a function in trouble, those that are there."""
@@ -258,8 +258,8 @@ class _SystemParts:
 
     async def secrets(self, request: Request) -> Response:
         namespace = _namespace(request)
-        found = await self._provider.secrets(namespace)
-        return shown([{"name": name, "namespace": namespace} for name in found])
+        secrets = await self._provider.secrets(namespace)
+        return shown([{"name": name, "namespace": namespace} for name in secrets])
 
     async def create_secret(self, request: Request) -> Response:
         secret = await self._secret(request)

@@ -22,27 +22,24 @@ def function_id(name: str, namespace: str = "") -> FunctionId:
 
 
 def new_function_id(name: str, namespace: str = "") -> FunctionId:
-    """The id of a function that is to be deployed; a dot in its name would be a namespace."""
+    """A dot in the name of a function that is to be deployed would be a namespace."""
     return FunctionId(namespace_or_default(namespace), function_name(name))
 
 
 def function_name(name: str) -> str:
-    """The name, if it is valid for a function."""
     return _checked("function", name, _PLAIN)
 
 
 def namespace_name(name: str) -> str:
-    """The name, if it is valid for a namespace."""
     return _checked("namespace", name, _PLAIN)
 
 
 def namespace_or_default(name: str) -> str:
-    """The namespace's name, or the default one if none is given."""
     return namespace_name(name or DEFAULT_NAMESPACE)
 
 
 def secret_name(name: str) -> str:
-    """The name, if it is valid for a secret; it becomes a file's name, and dots are usual."""
+    """The secret's name becomes a file's name, and dots are usual."""
     return _checked("secret", name, _DOTTED)
 
 

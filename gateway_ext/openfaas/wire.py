@@ -53,17 +53,16 @@ class Alert(NamedTuple):
 
 
 def deployment(body: bytes, namespace: str = "") -> Deployment:
-    """The deployment in a request's body; BadRequest names the field that is wrong."""
+    """Raise BadRequest that names the field that is wrong."""
     sent = Fields.of(body)
     id_ = valid_names.new_function_id(sent.required("service"), namespace or sent.text("namespace"))
     sent.required("image")
-    found = _deployment(sent, id_)
-    _check(found)
-    return found
+    asked = _deployment(sent, id_)
+    _check(asked)
+    return asked
 
 
 def function_to_remove(body: bytes, namespace: str) -> FunctionId:
-    """The function that a body names."""
     sent = Fields.of(body)
     return valid_names.function_id(
         sent.required("functionName"), namespace or sent.text("namespace")
@@ -71,7 +70,7 @@ def function_to_remove(body: bytes, namespace: str) -> FunctionId:
 
 
 def scaling(body: bytes) -> Scaling:
-    """The requested number of replicas; the namespace may be empty."""
+    """The namespace may be empty."""
     sent = Fields.of(body)
     replicas = sent.whole("replicas")
     if replicas is None:
@@ -90,19 +89,18 @@ def secret(body: bytes, namespace: str) -> Secret:
 def namespace(body: bytes, name: str) -> Namespace:
     """A namespace, named by the path or else by the body."""
     sent = Fields.of(body or b"{}")
-    found = valid_names.namespace_name(name or sent.text("name"))
-    return Namespace(found, sent.mapping("labels"), sent.mapping("annotations"))
+    valid_name = valid_names.namespace_name(name or sent.text("name"))
+    return Namespace(valid_name, sent.mapping("labels"), sent.mapping("annotations"))
 
 
 def alerts(body: bytes) -> list[Alert]:
-    """An alert of Prometheus's alert manager."""
-    found = []
+    sent_alerts = []
     for alert in Fields.of(body).many("alerts"):
         sent = Fields({"alert": alert}).inner("alert")
         labels = sent.mapping("labels") if sent else {}
         firing = sent is not None and sent.text("status") == "firing"
-        found.append(Alert(labels.get("function_name", ""), firing))
-    return found
+        sent_alerts.append(Alert(labels.get("function_name", ""), firing))
+    return sent_alerts
 
 
 def _deployment(sent: Fields, id_: FunctionId) -> Deployment:
@@ -130,8 +128,8 @@ def _resources(sent: Fields | None) -> Resources | None:
         return None
     gpus = (_amount(sent, maker) for maker in function_options.GPU_RESOURCES)
     gpu = next((amount for amount in gpus if amount), "")
-    found = Resources(sent.text("memory"), sent.text("cpu"), gpu)
-    return found if found != Resources() else None
+    resources = Resources(sent.text("memory"), sent.text("cpu"), gpu)
+    return resources if resources != Resources() else None
 
 
 def _amount(sent: Fields, name: str) -> str:
@@ -142,19 +140,18 @@ def _amount(sent: Fields, name: str) -> str:
         return str(sent.whole(name))
 
 
-def _check(found: Deployment) -> None:
-    """Refuse a deployment that no provider could run."""
-    for name in found.secrets:
+def _check(asked: Deployment) -> None:
+    for name in asked.secrets:
         valid_names.secret_name(name)
-    if not found.image.isprintable() or "\0" in found.process:
+    if not asked.image.isprintable() or "\0" in asked.process:
         raise BadDeployment("image may hold no control character, envProcess no zero byte")
-    for name, value in found.environment.items():
+    for name, value in asked.environment.items():
         if not _VARIABLE.fullmatch(name) or "\0" in value:
             raise BadDeployment(f"envVars: {name[:_SHOWN]!r} cannot be set")
-    for where, amounts in (("limits", found.limits), ("requests", found.requests)):
+    for where, amounts in (("limits", asked.limits), ("requests", asked.requests)):
         if amounts is not None:
             _check_amounts(where, amounts)
-    function_options.of(found)
+    function_options.of(asked)
 
 
 def _check_amounts(where: str, amounts: Resources) -> None:
@@ -173,7 +170,7 @@ def _check_amounts(where: str, amounts: Resources) -> None:
 
 
 def status_json(status: FunctionStatus, invocations: float) -> Json:
-    """A function as responses show it; its trouble is an annotation."""
+    """A function's trouble is shown as an annotation."""
     sent = deployment_json(status.deployment)
     sent["name"] = sent.pop("service")
     sent["labels"] = {**status.deployment.labels, _NAME_LABEL: status.deployment.id.name}
@@ -193,7 +190,7 @@ def status_json(status: FunctionStatus, invocations: float) -> Json:
 
 
 def deployment_json(wanted: Deployment) -> Json:
-    """A deployment as it is sent to a provider, without empty fields."""
+    """Empty fields are left out."""
     sent: Json = {
         "service": wanted.id.name,
         "namespace": wanted.id.namespace,
@@ -211,17 +208,16 @@ def deployment_json(wanted: Deployment) -> Json:
     return {name: value for name, value in sent.items() if value}
 
 
-def namespace_json(found: Namespace) -> Json:
+def namespace_json(entry: Namespace) -> Json:
     """A namespace; labels and annotations are never null."""
     return {
-        "name": found.name,
-        "labels": dict(found.labels),
-        "annotations": dict(found.annotations),
+        "name": entry.name,
+        "labels": dict(entry.labels),
+        "annotations": dict(entry.annotations),
     }
 
 
 def log_line(line: LogLine) -> bytes:
-    """A line of the log as a line of JSON."""
     sent = {
         "name": line.function.name,
         "namespace": line.function.namespace,
@@ -239,11 +235,11 @@ def timestamp(at: datetime) -> str:
 
 def time_of(text: str) -> datetime:
     """A time of RFC 3339; ValueError if the text is none, or names no zone."""
-    found = datetime.fromisoformat(text)
-    if found.tzinfo is None:
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
         raise ValueError(f"{text!r} names no time zone")
     try:
-        return found.astimezone(UTC)
+        return time.astimezone(UTC)
     except OverflowError as error:
         raise ValueError(f"{text!r} is before the first year, or after the last one") from error
 
@@ -263,7 +259,7 @@ def _resources_json(amounts: Resources | None) -> Json:
 
 
 def status_of(sent: Fields, namespace: str) -> FunctionStatus:
-    """A function in an answer; BadRequest if the answer is invalid."""
+    """Raise BadRequest if the answer is invalid."""
     id_ = FunctionId(sent.text("namespace") or namespace, sent.required("name"))
     created = sent.text("createdAt")
     try:
@@ -282,7 +278,6 @@ def status_of(sent: Fields, namespace: str) -> FunctionStatus:
 
 
 def log_line_of(sent: Fields, function: FunctionId) -> LogLine:
-    """A log line in an answer."""
     try:
         at = time_of(sent.text("timestamp"))
     except ValueError as error:
@@ -291,7 +286,7 @@ def log_line_of(sent: Fields, function: FunctionId) -> LogLine:
 
 
 def objects(values: Sequence[Any], where: str) -> list[Fields]:
-    """The objects of a list; BadRequest if an entry is none."""
+    """Raise BadRequest if an entry is no object."""
     for value in values:
         if not isinstance(value, Mapping):
             raise BadRequest(f"{where} must be JSON objects")

@@ -148,10 +148,10 @@ class BatchRun:
     ) -> Sequence[HandlerResponse | BaseException]:
         """Each call's answer, or its error; what is no list of so many is every call's error."""
         try:
-            found = answers_in(returned, len(members))
+            results = answers_in(returned, len(members))
         except BadResponse as error:
             return [error] * len(members)
-        return [self._answer(*pair) for pair in zip(members, found, strict=True)]
+        return [self._answer(*pair) for pair in zip(members, results, strict=True)]
 
     def _answer(self, member: HandlerCall, returned: object) -> HandlerResponse | BaseException:
         if isinstance(returned, BaseException):
@@ -226,7 +226,6 @@ class GatheredCalls:
         self._groups: dict[str, _Group] = {}
 
     def add(self, call: HandlerCall) -> None:
-        """Let the call wait for its batch."""
         lease = _lease_of(call)
         group = self._groups.setdefault(lease, _Group())
         group.waiting[call] = self._loop.time()
@@ -297,8 +296,6 @@ def _named_by(token: str) -> str:
 def batches_of(
     handler: ListHandler, settings: BatchSettings, services: HandlerCalls
 ) -> GatheredCalls:
-    """Gather calls, and give them to this handler."""
-
     def start(members: Sequence[HandlerCall], ended: Callable[[], None]) -> None:
         BatchRun(services, handler.handle, settings, members, ended).start()
 

@@ -39,7 +39,6 @@ LogLine = Callable[[str, str, str], None]
 
 
 def write_plainly(text: str, call_id: str, trace_id: str) -> None:
-    """A plain line."""
     del trace_id
     _write(f"[{''.join(filter(str.isprintable, call_id))}] {text}")
 
@@ -48,8 +47,8 @@ def write_as_json(text: str, call_id: str, trace_id: str) -> None:
     """A line of JSON, in the format of our other processes."""
     at = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
     fields = {"time": f"{at}Z", "level": "error", "logger": "runtime", "message": text}
-    found = {"call_id": call_id, "trace_id": trace_id}
-    _write(json.dumps(fields | {name: value for name, value in found.items() if value}))
+    ids = {"call_id": call_id, "trace_id": trace_id}
+    _write(json.dumps(fields | {name: value for name, value in ids.items() if value}))
 
 
 def _write(line: str) -> None:
@@ -97,7 +96,7 @@ class HandlerCalls:
         self.at_a_time = at_a_time * settings.workers
 
     def begin(self, event: HandlerEvent, connection: ServerConnection) -> "HandlerCall":
-        """Start a call whose answer goes to this connection; batches start those of a list."""
+        """Start a call whose answer goes to this connection; batches start the calls of a list."""
         call = HandlerCall(self, event, connection)
         self.live[call] = True
         if self._in_thread:
@@ -129,10 +128,7 @@ class BatchHolder(Protocol):
         ...
 
 
-# A call's times for its trace, in the header X-Gpu-Trace.
-#
-# The gateway reads it (`reported_trace.py`, docs/tracing.md) and sends it to no caller.
-
+# A call's times: the gateway reads them (`reported_trace.py`, docs/tracing.md), and no caller does.
 _TRACE_HEADER = "X-Gpu-Trace"
 _VERSION = "1"
 
@@ -158,7 +154,6 @@ class Timing:
 
     @property
     def trace_id(self) -> str:
-        """The trace's id, or an empty text."""
         parts = self.trace.split("-")
         return parts[1] if len(parts) > 1 else ""
 
@@ -179,7 +174,6 @@ class Timing:
         return (_TRACE_HEADER,) if self.trace else ()
 
     def header(self) -> Pairs:
-        """The header, or trailer."""
         if not self.trace:
             return []
         took_us = ((self._ended or time.perf_counter_ns()) - self._began) // 1_000
@@ -214,7 +208,6 @@ class HandlerCall:
         self._room: threading.Semaphore | None = None  # of a stream's pieces, in a thread
 
     def run_in_thread(self) -> None:
-        """Run a plain function as the handler."""
         self._calls.threads.run(partial(self._context.run, self._in_thread))
 
     def run_in_loop(self, returned: object = None) -> None:
@@ -269,7 +262,6 @@ class HandlerCall:
         return self._over
 
     def begins_in_batch(self, members: int) -> None:
-        """The handler is called with so many calls, this one among them."""
         self._timing.begins(members)
 
     def ends_in_batch(self, below: list[str]) -> None:
@@ -481,7 +473,6 @@ class HandlerCall:
                 self._calls.stuck(-1)
 
     def log_line(self, what: str) -> None:
-        """Log what happened to the call, with its id."""
         call_id = self.event.headers.get("x-call-id", "-")
         text = f"{self.event.method} {self.event.path} {what}"
         self._calls.log_line(text, call_id, self._timing.trace_id)
@@ -552,7 +543,6 @@ class HandlerThreads:
         self._work.put(work)
 
     def left(self) -> None:
-        """A call has left its thread."""
         self._calls -= 1
 
     def close(self) -> None:

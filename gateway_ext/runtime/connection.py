@@ -70,7 +70,6 @@ class ServerConnection(asyncio.Protocol):
         self._waiters: list[Callable[[], None]] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._descriptor = transport.get_extra_info("socket").fileno()
@@ -80,7 +79,6 @@ class ServerConnection(asyncio.Protocol):
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is lost: its call's client has left."""
         del exc
         self._site.catch_up()
         with self._sending:  # the transport closes its socket after this
@@ -111,11 +109,9 @@ class ServerConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than the handler writes."""
         self.room.clear()
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
         self.room.set()
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -130,16 +126,13 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def waiting(self) -> bool:
-        """Whether no request has begun."""
         return not self.busy and self._head is None
 
     def drop(self) -> None:
-        """Close at once."""
         self._site.connections.pop(self, None)
         self._transport.abort()
 
     def answer(self, answer: HandlerResponse) -> None:
-        """Send a whole response."""
         if self.lost:
             return
         self._transport.write(self.encoded(answer))
@@ -180,7 +173,6 @@ class ServerConnection(asyncio.Protocol):
         return bool(self._buffer)
 
     def start_stream(self, status: int, headers: Pairs) -> None:
-        """Send the head of a response whose pieces follow."""
         if self.lost:
             return
         self._mute = self._silent(status)
@@ -193,7 +185,6 @@ class ServerConnection(asyncio.Protocol):
         self._transport.write(self._head_bytes(status, headers, framing))
 
     def piece(self, data: bytes) -> None:
-        """Send a piece of a stream at once."""
         if self.lost or self._mute or not data:
             return
         if self._chunked:
@@ -325,7 +316,6 @@ class ServerConnection(asyncio.Protocol):
             self._slow = self._loop.call_later(limit_s, self._too_slow)
 
     def _limits_body(self) -> bool:
-        """Whether the whole request, and not only its headers, has a time limit."""
         return self._site.read_timeout_s > 0
 
     def _await_request(self) -> None:
@@ -350,7 +340,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _make_room(self) -> None:
         """Close the connection that has waited the longest; this one, if all have a request."""
-        next((each for each in self._site.connections if each.waiting), self).drop()
+        next((other for other in self._site.connections if other.waiting), self).drop()
 
     def _too_slow(self) -> None:
         self._slow = None

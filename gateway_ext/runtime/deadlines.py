@@ -8,9 +8,7 @@ from typing import Protocol
 class LimitedCall(Protocol):
     """A call that may take only so long."""
 
-    def time_out(self) -> None:
-        """The call's time is up."""
-        ...
+    def time_out(self) -> None: ...
 
 
 class CallDeadline:

@@ -64,18 +64,17 @@ class ShimPlacements(NoPlacements):
         return float(text) if _SECONDS.fullmatch(text) else math.inf
 
     def given(self, headers: Headers, left_s: SecondsLeft) -> AbstractContextManager[None]:
-        """A context in which the shim uses the lease that the gateway sent, if any."""
         address, lease = headers.get("x-gpu-address"), headers.get("x-gpu-lease")
         return self._given(address, lease, trace=headers.get("traceparent"), left_s=left_s)
 
     def used(self) -> Pairs:
         """The digests of the models, which the gateway learns, and what ran without a GPU."""
-        found = []
+        headers = []
         if models := ",".join(self._used()):
-            found.append((MODELS, models))
+            headers.append((MODELS, models))
         if local := "|".join(self._told()):
-            found.append((LOCAL, local))
-        return found
+            headers.append((LOCAL, local))
+        return headers
 
     def timing_entries(self) -> Sequence[str]:
         """Return the times in the format of X-Gpu-Trace."""
@@ -83,5 +82,4 @@ class ShimPlacements(NoPlacements):
 
 
 def placements(*, gpu: bool) -> NoPlacements:
-    """The shim's placements for a GPU function, else none."""
     return ShimPlacements() if gpu else NoPlacements()

@@ -11,7 +11,6 @@ _Default = TypeVar("_Default")
 
 
 # Data that functions pass to each other by handles: `context.put`, `event.data`, X-Gpu-Data.
-#
 # The header of a request lists handles, whose values `event.data` gives, and the word `handle`
 # where the caller wants a handle of what the handler returns instead of its bytes.
 
@@ -35,13 +34,9 @@ class NoPassedData(RuntimeError):
 class SentHeaders(Protocol):
     """The headers of a request."""
 
-    def get(self, key: str, /) -> str | None:
-        """The first value of a header."""
-        ...
+    def get(self, key: str, /) -> str | None: ...
 
-    def getlist(self, name: str) -> list[str]:
-        """Every value of a header."""
-        ...
+    def getlist(self, name: str) -> list[str]: ...
 
 
 class HandlerData:
@@ -53,12 +48,10 @@ class HandlerData:
         raise NoPassedData("this function has no GPU")
 
     def get(self, handle: str) -> object:
-        """Return the value of a handle."""
         del handle
         raise NoPassedData("this function has no GPU")
 
     def drop(self, handle: str) -> None:
-        """End data before its time."""
         del handle
         raise NoPassedData("this function has no GPU")
 
@@ -107,26 +100,21 @@ class ShimData(HandlerData):
         self._module: ModuleType | None = None
 
     def put(self, value: object, lifetime_s: float | None = None, *, wished: bool = False) -> str:
-        """Put a value for other functions, or as the caller wished; return its handle."""
         handle: str = self._shim().put(value, lifetime_s, wished=wished)
         return handle
 
     def get(self, handle: str) -> object:
-        """Return the value of a handle."""
         value: object = self._shim().get(handle)
         return value
 
     def drop(self, handle: str) -> None:
-        """End data before its time."""
         self._shim().drop(handle)
 
     def settle(self) -> None:
-        """A call has ended: tell the manager what of its data is needed no more."""
         if self._module is not None:
             self._module.settle()
 
     def wanted(self, headers: SentHeaders) -> bool:
-        """Whether the caller wants a handle instead of the result's bytes."""
         return headers.get(_HEADER) is not None and _WISH in _items(headers)
 
     def _shim(self) -> ModuleType:
@@ -142,12 +130,11 @@ class ShimData(HandlerData):
 
 
 def _items(headers: SentHeaders) -> list[str]:
-    found = [item.strip() for value in headers.getlist(_HEADER) for item in value.split(",")]
-    return [item for item in found if item]
+    items = [item.strip() for value in headers.getlist(_HEADER) for item in value.split(",")]
+    return [item for item in items if item]
 
 
 def _is_shaped(returned: object) -> TypeGuard[Mapping[object, object]]:
-    """Whether a result has a status, a body or headers of its own."""
     shape = {"statusCode", "body", "headers"}
     return isinstance(returned, Mapping) and bool(returned) and set(returned) <= shape
 
@@ -205,7 +192,7 @@ class Multi(Mapping[str, str]):
             return []
         if len(self._firsts) == len(self._pairs):  # every name has one value
             return [self._firsts[wanted]]
-        return [value for each, value in self._pairs if self.key(each) == wanted]
+        return [value for pair_name, value in self._pairs if self.key(pair_name) == wanted]
 
     def to_dict(self, flat: bool = True) -> dict[str, str] | dict[str, list[str]]:  # noqa: FBT001, FBT002 - as Werkzeug's, which handlers call so
         """A plain dictionary: of first values, or of lists where not `flat`."""

@@ -82,16 +82,16 @@ class HandlerErrors:
 
     def raised(self, error: BaseException) -> str:
         """The traceback without the frames of those who called the handler, or wrapped torch."""
-        found = traceback.TracebackException.from_exception(error)
+        raised = traceback.TracebackException.from_exception(error)
         hidden = (_RUNTIME, *_folders("torch_shim"))
-        for one in _chain(found):
-            self._trim(one, hidden, _folders("torch"))
-        return "".join(found.format()).rstrip()
+        for link in _chain(raised):
+            self._trim(link, hidden, _folders("torch"))
+        return "".join(raised.format()).rstrip()
 
     def _trim(
-        self, found: traceback.TracebackException, hidden: tuple[str, ...], torch: tuple[str, ...]
+        self, raised: traceback.TracebackException, hidden: tuple[str, ...], torch: tuple[str, ...]
     ) -> None:
-        frames = list(found.stack)
+        frames = list(raised.stack)
         first = next((n for n, f in enumerate(frames) if self._is_authors(f.filename)), 0)
         kept = [
             frame
@@ -102,9 +102,9 @@ class HandlerErrors:
         ]
         for frame in kept:
             frame.filename = self._shown(frame.filename)
-        found.stack = traceback.StackSummary.from_list(kept)
-        if file := getattr(found, "filename", None):  # of a SyntaxError
-            found.filename = self._shown(file)
+        raised.stack = traceback.StackSummary.from_list(kept)
+        if file := getattr(raised, "filename", None):  # of a SyntaxError
+            raised.filename = self._shown(file)
 
     def _is_authors(self, file: str) -> bool:
         return file.startswith(f"{self.folder}/")
@@ -114,17 +114,15 @@ class HandlerErrors:
 
 
 def _folders(package: str) -> tuple[str, ...]:
-    """The folders of a package that is imported already, as its files' names begin."""
     return tuple(f"{folder}/" for folder in getattr(sys.modules.get(package), "__path__", ()))
 
 
-def _chain(found: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
-    """An error with its causes, and those that it groups."""
-    waiting, seen = [found], set()
+def _chain(raised: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    waiting, seen = [raised], set()
     while waiting:
-        one = waiting.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            others = (one.__cause__, one.__context__, *(one.exceptions or ()))
+        error = waiting.pop()
+        if id(error) not in seen:
+            seen.add(id(error))
+            yield error
+            others = (error.__cause__, error.__context__, *(error.exceptions or ()))
             waiting += [other for other in others if other is not None]

@@ -61,7 +61,7 @@ def runs_in_loop(handle: Handle) -> bool:
     """Whether a call of the handler only makes a coroutine or an async generator."""
     call = getattr(handle, "__call__", handle)  # noqa: B004 - an object's, not whether it has one
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    return any(is_kind(one) for is_kind in kinds for one in (handle, call))
+    return any(is_kind(function) for is_kind in kinds for function in (handle, call))
 
 
 def _check_shape(handle: Callable[..., object], name: str, first: str) -> None:
@@ -85,7 +85,10 @@ def _check_shape(handle: Callable[..., object], name: str, first: str) -> None:
 
 def _names_in(signature: inspect.Signature) -> str:
     """The parameters by name alone: texts of defaults and annotations are the author's code."""
-    bare = [inspect.Parameter(each.name, each.kind) for each in signature.parameters.values()]
+    bare = [
+        inspect.Parameter(parameter.name, parameter.kind)
+        for parameter in signature.parameters.values()
+    ]
     text = str(inspect.Signature(bare))
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...)"
 

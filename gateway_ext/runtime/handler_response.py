@@ -34,7 +34,6 @@ class HandlerResponse:
 
 
 def is_awaitable(returned: object) -> TypeGuard[Awaitable[object]]:
-    """Whether the result of a handler has to be awaited."""
     return type(returned) not in _VALUES and isinstance(returned, Awaitable)
 
 
@@ -66,7 +65,6 @@ def answers_in(returned: object, count: int) -> Sequence[object]:
 
 
 def piece_of(piece: object) -> bytes:
-    """One piece of a stream."""
     if isinstance(piece, str):
         return piece.encode()
     if isinstance(piece, bytes | bytearray | memoryview):

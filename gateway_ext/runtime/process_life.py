@@ -188,7 +188,7 @@ def leave(address: str) -> None:
 def _unix(path: Path) -> socket.socket:
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
         path.unlink()  # left by a process that was killed
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    found.bind(str(path))
-    found.listen(_BACKLOG)
-    return found
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(_BACKLOG)
+    return listener

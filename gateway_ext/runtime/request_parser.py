@@ -59,8 +59,8 @@ def head_in(buffer: bytearray) -> RequestHead | None:
 def _origin(target: str) -> str:
     if target.startswith("/") or target == "*":
         return target
-    _, found, rest = target.partition("://")
-    if not found:
+    _, separator, rest = target.partition("://")
+    if not separator:
         raise Malformed(400, "the target is neither a path nor a URL")
     _, slash, path = rest.partition("/")
     return slash + path or "/"
@@ -148,7 +148,6 @@ class BodyParser:
                 return True
 
     def content(self) -> bytes:
-        """The complete body."""
         return bytes(self._content)
 
     def _move(self, buffer: bytearray) -> None:

@@ -58,7 +58,6 @@ class FunctionServer:
         asyncio.run_coroutine_threadsafe(self._listen(listener), loop).result()
 
     def ready(self, handler: Handler) -> None:
-        """Serve calls from now on."""
         asyncio.run_coroutine_threadsafe(self._ready(handler), self._loop.result()).result()
 
     @property

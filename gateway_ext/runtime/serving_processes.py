@@ -32,11 +32,11 @@ class WorkerProcess(Protocol):
     pid: int
 
     def poll(self) -> int | None:
-        """Its exit status; None while it lives."""
+        """None while the process lives."""
         ...
 
     def send_signal(self, number: int, /) -> None:
-        """Send it a signal, unless it has ended."""
+        """No effect once the process has ended."""
         ...
 
 
@@ -167,10 +167,10 @@ class Workers:
     def _reap_others(self) -> None:
         """Take note of the end of adopted processes: templates, and what workers have left."""
         with self._reaping, suppress(ChildProcessError):
-            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                if found.si_pid in self._children:
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid in self._children:
                     return  # its keeper does so
-                os.waitpid(found.si_pid, os.WNOHANG)
+                os.waitpid(ended.si_pid, os.WNOHANG)
 
     def _close_lobby(self) -> None:
         with self._lock:

@@ -30,11 +30,11 @@ def alerts(
     one_each += _of_jobs(whole["dead_letters"])
     owned = [*_of_functions(functions)]
     owned += [_refused_workflow(name, why) for name, why in refused_workflows]
-    found = [_Line(alert) for alert in one_each]
-    found += _in_turn(("", alert) for alert in _of_gpus(whole, list(gpus)))
-    found += _in_turn((alert["about"].partition(".")[2], alert) for alert in owned)
-    found.sort(key=lambda line: _LEVELS.index(line.alert["level"]))
-    return [line.alert for line in _bounded(found)]
+    lines = [_Line(alert) for alert in one_each]
+    lines += _in_turn(("", alert) for alert in _of_gpus(whole, list(gpus)))
+    lines += _in_turn((alert["about"].partition(".")[2], alert) for alert in owned)
+    lines.sort(key=lambda line: _LEVELS.index(line.alert["level"]))
+    return [line.alert for line in _bounded(lines)]
 
 
 class _Line(NamedTuple):
@@ -42,13 +42,13 @@ class _Line(NamedTuple):
     stands_for: int = 1
 
 
-def _bounded(found: list[_Line]) -> list[_Line]:
-    if len(found) <= _MOST:
-        return found
-    more = sum(line.stands_for for line in found[_MOST - 1 :])
+def _bounded(lines: list[_Line]) -> list[_Line]:
+    if len(lines) <= _MOST:
+        return lines
+    more = sum(line.stands_for for line in lines[_MOST - 1 :])
     text = f"and {more} more of functions and workflows"
     remedy = "mend those above, or see the lists of functions and workflows"
-    return [*found[: _MOST - 1], _Line(_alert("warning", "more-alerts", "alerts", text, remedy))]
+    return [*lines[: _MOST - 1], _Line(_alert("warning", "more-alerts", "alerts", text, remedy))]
 
 
 def _in_turn(owned: Iterable[tuple[str, Json]]) -> list[_Line]:
@@ -147,7 +147,7 @@ def _stuck_load(gpu: Json, load: Json) -> Json:
 
 def _of_queue(whole: Mapping[str, Any]) -> Iterator[Json]:
     head = whole["queue"]["head"]
-    waited_s = max((one["waited_s"] for one in head), default=0.0)
+    waited_s = max((request["waited_s"] for request in head), default=0.0)
     if waited_s > _LONG_S:
         yield _alert(
             "warning",

@@ -91,12 +91,12 @@ class PageSource:
         whole["dead_letters"] = letters
         whole["workflows"] = self._workflows()
         self._whole = whole
-        found = alerts(
+        shown_alerts = alerts(
             whole, self._gpus.values(), functions.values(), self._refused_workflows.items()
         )
         items = {"gpus": self._gpus, "functions": functions, "decisions": self._decisions}
         spent_s = time.thread_time() - began_s + float(view.get("took_s", 0.0))
-        return PageState({**whole, "alerts": found}, items, spent_s + ASKING_S)
+        return PageState({**whole, "alerts": shown_alerts}, items, spent_s + ASKING_S)
 
     async def point(self) -> Point:
         """A point of the charts: figures of the last seconds; costs far less than a look."""
@@ -112,9 +112,9 @@ class PageSource:
     async def decision(self, request: str) -> Json:
         """Why a request was placed where it was, and its outcome."""
         async with self._declined(404):
-            found = dict(await self._console.explain(request))
-        found["labels"] = {model: self._labels.of(model) for model in found["models"]}
-        return found
+            explained = dict(await self._console.explain(request))
+        explained["labels"] = {model: self._labels.of(model) for model in explained["models"]}
+        return explained
 
     async def model(self, model: str) -> Json:
         """What a model needs, and its measured times."""
@@ -122,7 +122,6 @@ class PageSource:
             return await self._console.model(model)
 
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
-        """Place by this policy from now on."""
         async with self._declined(422):
             await self._console.set_policy(name, parameters)
 
@@ -132,11 +131,9 @@ class PageSource:
             await self._console.order(model, verb, gpu)
 
     async def replay(self, letter: int) -> None:
-        """Try a dead letter again."""
         await self._letters.replay(letter)
 
     async def discard(self, letter: int) -> None:
-        """Delete a dead letter."""
         await self._letters.discard(letter)
 
     @asynccontextmanager
@@ -190,17 +187,17 @@ class PageSource:
         self._take_decisions(view)
         self._take_gpus(view)
         queue, name = view["queue"], view["policy"]
-        described = {each["name"]: each["parameters"] for each in self._described}
+        described = {policy["name"]: policy["parameters"] for policy in self._described}
         return {
             "policy": {
                 "name": name,
                 "parameters": {**described.get(name, {}), **view["parameters"]},
             },
-            "policies": [self._policy(each, view) for each in self._described],
+            "policies": [self._policy(policy, view) for policy in self._described],
             "queue": {
                 **queue,
-                "head": [_named(one) for one in queue["head"]],
-                "by_function": [_named(one) for one in queue["by_function"]],
+                "head": [_named(row) for row in queue["head"]],
+                "by_function": [_named(row) for row in queue["by_function"]],
             },
             "totals": _totals(view["totals"]),
             "owners": view.get("owners", _NO_OWNERS),
@@ -236,8 +233,8 @@ class PageSource:
         self._gpus = gpus
 
     def _gpu(self, gpu: dict[str, Any]) -> Json:
-        gpu["queue"] = [_named(one) for one in gpu["queue"]]
-        gpu["leases"] = [_named(one) for one in gpu["leases"]]
+        gpu["queue"] = [_named(request) for request in gpu["queue"]]
+        gpu["leases"] = [_named(lease) for lease in gpu["leases"]]
         for lease in gpu["leases"]:
             self._labels.learn(lease["models"], lease["function"])
         for resident in gpu["residents"]:
@@ -272,7 +269,6 @@ class PageSource:
 
 
 def _named(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with the function's short name."""
     function = item["function"]
     return {**item, "function": None if function is None else shown_function(function)}
 

@@ -83,21 +83,17 @@ class WatcherFeed:
 
     @property
     def watchers(self) -> int:
-        """The number of watchers."""
         return self._watchers
 
     @property
     def full(self) -> bool:
-        """Whether the limit of watchers is reached."""
         return self._watchers >= self._pace.most_watchers
 
     @property
     def closed(self) -> bool:
-        """Whether the feed has ended."""
         return self._closed
 
     def close(self) -> None:
-        """End the feed of every watcher."""
         self._closed = True
         self._publish()
 
@@ -157,7 +153,6 @@ class WatcherFeed:
         self._wanted.clear()
 
     async def _fresh(self) -> None:
-        """Look, unless the last look is recent."""
         async with self._looking:
             if time.monotonic() < self._looked_s + self._pause_s * 0.9:
                 return
@@ -175,14 +170,14 @@ class WatcherFeed:
             return []
         return self._series.add(await self._source.point(), time.monotonic())
 
-    def _publish_changes(self, found: PageChanges, points: list[Point], *, first: bool) -> None:
+    def _publish_changes(self, changed: PageChanges, points: list[Point], *, first: bool) -> None:
         """Publish the changes to every watcher; the first look is no change."""
         self._number += 1
         self._state = None
         if first:
             return
-        if found or points:
-            text = _json(_change(found, points, time.time()))
+        if changed or points:
+            text = _json(_change(changed, points, time.time()))
             kind = "change"
         else:
             text, kind = _json({"now": time.time()}), "ping"
@@ -222,12 +217,12 @@ class WatcherFeed:
         return b"".join((head, text, b"\n\n"))
 
 
-def _change(found: PageChanges, points: list[Point], now_s: float) -> dict[str, Any]:
-    fields: dict[str, Any] = {"now": now_s, **found.whole}
-    for section in {**found.replaced, **found.removed}:
+def _change(changed: PageChanges, points: list[Point], now_s: float) -> dict[str, Any]:
+    fields: dict[str, Any] = {"now": now_s, **changed.whole}
+    for section in {**changed.replaced, **changed.removed}:
         fields[section] = {
-            "replaced": found.replaced.get(section, []),
-            "removed": found.removed.get(section, []),
+            "replaced": changed.replaced.get(section, []),
+            "removed": changed.removed.get(section, []),
         }
     if points:
         fields["history"] = {"added": by_kind(points)}

@@ -91,8 +91,8 @@ class StaticFiles:
         if not path.is_relative_to(self._folder):
             return None
         try:
-            found = path.stat()
-            stamp = (found.st_mtime_ns, found.st_size)
+            status = path.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
             kept = self._read.get(path)
             if kept is not None and kept[0] == stamp:
                 return kept[1]
@@ -220,7 +220,6 @@ class _Page:
         return self._ordered()
 
     def _ordered(self) -> Response:
-        """Answer an order, and show its effect at once."""
         self._feed.soon()
         return done()
 

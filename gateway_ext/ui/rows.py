@@ -48,22 +48,20 @@ class DeadLetterRows:
         if now == self._seen:
             return self._shown
         try:
-            found = await self._queue.dead_letters(0, _SHOWN_LETTERS) if tally.dead else ()
+            letters = await self._queue.dead_letters(0, _SHOWN_LETTERS) if tally.dead else ()
         except QueueFailed as error:
             self._seen = None
             return {**self._shown, "count": tally.dead, "why": str(error)}
         self._seen = now
-        items = [_letter(letter) for letter in found]
+        items = [_letter(letter) for letter in letters]
         self._shown = {"count": tally.dead, "items": items, "why": ""}
         return self._shown
 
     async def replay(self, letter: int) -> None:
-        """Try the letter again."""
         self._seen = None
         await self._queue.replay(JobNumber(letter), self._queue.now_s())
 
     async def discard(self, letter: int) -> None:
-        """Delete the letter."""
         self._seen = None
         await self._queue.discard(JobNumber(letter))
 
@@ -125,12 +123,12 @@ class WorkflowRows:
         mean_s = self._history.mean_s(plan)
         total_s = sum(mean_s.values())
         level: dict[str, int] = {}
-        found = []
+        stages = []
         for name in plan.graph.order:
             before = plan.graph.before(name)
-            level[name] = 1 + max((level[each] for each in before), default=-1)
+            level[name] = 1 + max((level[stage] for stage in before), default=-1)
             known_s = mean_s.get(name)
-            found.append(
+            stages.append(
                 {
                     "name": name,
                     "function": plan.stages[name].function.name,
@@ -140,7 +138,7 @@ class WorkflowRows:
                     "share": None if known_s is None or not total_s else known_s / total_s,
                 }
             )
-        return found
+        return stages
 
 
 _NO_BILL = Billed()
@@ -183,7 +181,9 @@ class FunctionRows:
         functions = list(self._functions)
         kept = self._seen
         seen: dict[str, _SeenFunction] = {}
-        absent = [one.label for one in functions if one.wanted and not one.endpoints]
+        absent = [
+            function.label for function in functions if function.wanted and not function.endpoints
+        ]
         self._absent_since_s = {name: self._absent_since_s.get(name, now_s) for name in absent}
         changed: list[Function] = []
         for function in functions:
@@ -195,20 +195,20 @@ class FunctionRows:
             if past is not None and rests and _rests(function, past, gpu_s):
                 seen[label] = past
                 continue
-            found = seen[label] = _seen(function, before.get(label), gpu_s, bill, late=late)
-            if found != past:
+            row_values = seen[label] = _seen(function, before.get(label), gpu_s, bill, late=late)
+            if row_values != past:
                 changed.append(function)
-        self._calls.append((now_s, {label: one.calls for label, one in seen.items()}))
+        self._calls.append((now_s, {label: values.calls for label, values in seen.items()}))
         rows = {label: row for label, row in self._rows.items() if label in seen}
         if changed:
             seconds = self._meters.seconds({function.label for function in changed})
             failures = self._meters.failures()
             for function in changed:
                 label = function.label
-                one = seen[label]
-                rate = one.lately / (now_s - before_s) if now_s > before_s else 0.0
+                values = seen[label]
+                rate = values.lately / (now_s - before_s) if now_s > before_s else 0.0
                 p95_s = percentile(seconds.get(label, ()), _P95)
-                rows[label] = _row(function, one, rate, failures[label], p95_s)
+                rows[label] = _row(function, values, rate, failures[label], p95_s)
         if rows.keys() != self._rows.keys():
             rows = in_order(rows)
         self._seen, self._rows = seen, rows

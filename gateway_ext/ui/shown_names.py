@@ -50,7 +50,6 @@ class ModelLabels:
         self._changed: set[str] = set()
 
     def of(self, model: str) -> str:
-        """The label of a model; without a known function, the beginning of its digest."""
         return self._labels.get(model) or short_model(model)
 
     def see(self, functions: Mapping[str, Json]) -> None:
@@ -63,7 +62,6 @@ class ModelLabels:
                 self.learn(function["models"], _shown(function))
 
     def learn(self, models: Iterable[str], function: str | None) -> None:
-        """Label models by a function that uses them."""
         if function is None:
             return
         if len(self._labels) > _MOST_LABELS:

@@ -48,11 +48,10 @@ class Series:
         self._due_s: float | None = None
 
     def due(self, now_s: float) -> bool:
-        """Whether it is time for the next point."""
         return self._due_s is None or now_s >= self._due_s
 
     def add(self, point: Point, now_s: float) -> list[Point]:
-        """Add a point; returns the added points, with empty ones for missed steps."""
+        """Return the added points, with empty ones for missed steps."""
         missed = 0
         if self._due_s is not None:
             missed = int((now_s - self._due_s) / self.step_s)
@@ -64,12 +63,10 @@ class Series:
         return added
 
     def shown(self) -> Mapping[str, object]:
-        """All points, by kind, the oldest first."""
         return {"step_s": self.step_s, "points": self._points, "series": by_kind(self._kept)}
 
 
 def by_kind(points: "deque[Point] | list[Point]") -> dict[str, list[float | None]]:
-    """These points, split by kind."""
     return {kind: [point.get(kind) for point in points] for kind in SERIES}
 
 
@@ -77,30 +74,29 @@ _NOTHING: Point = dict.fromkeys(SERIES)
 
 
 def changes(old: PageState, new: PageState) -> PageChanges:
-    """The changes that lead from the old state to the new one."""
-    found = PageChanges()
+    changed = PageChanges()
     for section, value in new.whole.items():
         before = old.whole.get(section)
         if before is not value and before != value:
-            found.whole[section] = value
+            changed.whole[section] = value
     for section, items in new.items.items():
         before_items = old.items.get(section, {})
         replaced = _replaced(before_items, items)
         if replaced:
-            found.replaced[section] = replaced
+            changed.replaced[section] = replaced
         removed = [key for key in before_items if key not in items]
         if removed:
-            found.removed[section] = removed
-    return found
+            changed.removed[section] = removed
+    return changed
 
 
 def _replaced(old: Mapping[str, Json], new: Mapping[str, Json]) -> list[Json]:
     """Items that are new or changed; the same object need not be compared."""
     if old is new:
         return []
-    found = []
+    changed = []
     for key, item in new.items():
         before = old.get(key)
         if before is not item and before != item:
-            found.append(item)
-    return found
+            changed.append(item)
+    return changed

@@ -60,11 +60,11 @@ class ReadAnswer(Protocol):
 
     @property
     def status(self) -> int | None:
-        """The status; None of the request."""
+        """None of the request."""
         ...
 
     def at(self, path: JsonPath) -> Any:
-        """What is there in the body's value; Unmeetable if the body is not JSON."""
+        """Raise Unmeetable if the body is not JSON."""
         ...
 
 
@@ -105,13 +105,13 @@ class Condition:
 
     def paths(self, source: str) -> Iterator[JsonPath]:
         """What it compares of the JSON of a source."""
-        for each in chain.from_iterable(self._any_of):
-            if each.source == source and each.path is not None:
-                yield each.path
+        for comparison in chain.from_iterable(self._any_of):
+            if comparison.source == source and comparison.path is not None:
+                yield comparison.path
 
     def holds(self, answers: Mapping[str, ReadAnswer]) -> bool:
         """Whether it is met; skipped stages are missing in `answers`, and all of theirs is null."""
-        return any(all(each.holds(answers) for each in group) for group in self._any_of)
+        return any(all(comparison.holds(answers) for comparison in group) for group in self._any_of)
 
 
 def value_at(value: Any, path: JsonPath) -> Any:
@@ -129,16 +129,15 @@ def condition(text: str, sources: Collection[str]) -> Condition:
     if len(text) > MOST_CHARACTERS:
         raise BadCondition(f"it is longer than {MOST_CHARACTERS} characters")
     groups = tuple(_groups(list(_tokens(text)), sources))
-    found = [each for group in groups for each in group]
-    if len(found) > MOST_COMPARISONS:
+    comparisons = [comparison for group in groups for comparison in group]
+    if len(comparisons) > MOST_COMPARISONS:
         raise BadCondition(f"it has more than {MOST_COMPARISONS} comparisons")
-    return Condition(text, frozenset(each.source for each in found), groups)
+    return Condition(text, frozenset(comparison.source for comparison in comparisons), groups)
 
 
 def _groups(
     tokens: list[tuple[str, str]], sources: Collection[str]
 ) -> Iterator[tuple[_Comparison, ...]]:
-    """The comparisons between one `or` and the next."""
     group: list[_Comparison] = []
     while True:
         group.append(_comparison(tokens[:_PARTS], sources))
@@ -156,12 +155,12 @@ def _groups(
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
     at, end = 0, len(text.rstrip())
     while at < end:
-        found = _TOKEN.match(text, at)
-        if found is None:
+        token = _TOKEN.match(text, at)
+        if token is None:
             raise BadCondition(f"{text[at:].strip()[:40]!r} is not understood")
-        kind = next(name for name in ("text", "number", "word", "sign") if found[name] is not None)
-        yield kind, found[kind]
-        at = found.end()
+        kind = next(name for name in ("text", "number", "word", "sign") if token[name] is not None)
+        yield kind, token[kind]
+        at = token.end()
 
 
 def _comparison(tokens: list[tuple[str, str]], sources: Collection[str]) -> _Comparison:
@@ -191,13 +190,13 @@ def _operand(text: str, sources: Collection[str]) -> tuple[str, JsonPath | None]
         return source, None
     if what != _JSON:
         raise BadCondition(f"{text}: {source}.status or {source}.json.FIELD is expected")
-    return source, tuple(_step(each) for each in steps)
+    return source, tuple(_step(step) for step in steps)
 
 
-def _step(found: re.Match[str]) -> str | int:
-    if found[1] is not None:
-        return found[1]
-    inner: str = found[2]
+def _step(match: re.Match[str]) -> str | int:
+    if match[1] is not None:
+        return match[1]
+    inner: str = match[2]
     return _text(inner) if inner.startswith('"') else int(inner)
 
 
@@ -217,14 +216,13 @@ def _constant(kind: str, text: str) -> str | float | bool | None:
 
 def _text(quoted: str) -> str:
     try:
-        found: str = json.loads(quoted)
+        text: str = json.loads(quoted)
     except ValueError as error:
         raise BadCondition(f"{quoted}: {error}") from error
-    return found
+    return text
 
 
 def _inner(value: Any, step: str | int) -> Any:
-    """A field or element; None where there is none."""
     if isinstance(value, dict):
         return value.get(str(step))
     if isinstance(value, list):

@@ -51,7 +51,6 @@ class RunRecord:
     why: str = ""
 
     def stage(self, name: str) -> StageRecord:
-        """The record of a stage, which begins with its first mention."""
         return self.stages.setdefault(name, StageRecord())
 
     def end(self, status: int, why: str = "") -> None:
@@ -68,7 +67,6 @@ class RunRecord:
         return "met" if good else "missed"
 
     def shown(self) -> dict[str, Any]:
-        """The record as JSON."""
         end_s = self.ended_s or time.monotonic()  # stages that were ended end with the run
         return {
             "callId": self.call_id,
@@ -80,14 +78,16 @@ class RunRecord:
             "why": self.why[:_MOST_CHARACTERS],
             "stages": {
                 name: {
-                    "skipped": one.skipped,
-                    "status": one.status,
-                    "attempts": one.attempts,
-                    "beganMs": _ms(one.began_s - self.began_s) if one.began_s else None,
-                    "tookMs": _ms((one.ended_s or end_s) - one.began_s) if one.began_s else 0.0,
-                    "why": one.why[:_MOST_CHARACTERS],
+                    "skipped": stage.skipped,
+                    "status": stage.status,
+                    "attempts": stage.attempts,
+                    "beganMs": _ms(stage.began_s - self.began_s) if stage.began_s else None,
+                    "tookMs": _ms((stage.ended_s or end_s) - stage.began_s)
+                    if stage.began_s
+                    else 0.0,
+                    "why": stage.why[:_MOST_CHARACTERS],
                 }
-                for name, one in self.stages.items()
+                for name, stage in self.stages.items()
             },
         }
 
@@ -100,7 +100,6 @@ class RunHistory:
         self.changes = 0  # how often a run began or ended
 
     def begin(self, plan: WorkflowPlan, call_id: str) -> RunRecord:
-        """Begin the record of a run."""
         self.changes += 1
         record = RunRecord(plan.id, call_id, plan.slo_s)
         self._runs.setdefault(plan.id, deque(maxlen=_KEPT_RUNS)).append(record)
@@ -110,12 +109,11 @@ class RunHistory:
         return record
 
     def end(self, record: RunRecord, status: int, why: str = "") -> None:
-        """Note the end of a run, unless it has ended."""
         self.changes += 1
         record.end(status, why)
 
     def runs(self, workflow: WorkflowId) -> Iterator[RunRecord]:
-        """The last runs, the latest first."""
+        """The latest first."""
         return reversed(self._runs.get(workflow, deque()))
 
     def forget(self, workflow: WorkflowId) -> None:
@@ -127,10 +125,10 @@ class RunHistory:
         """The mean time of each stage that ran, in the last runs."""
         times: dict[str, list[float]] = {name: [] for name in plan.stages}
         for run in self._runs.get(plan.id, ()):
-            for name, one in run.stages.items():
-                if one.ended_s and not one.skipped and name in times:
-                    times[name].append(one.ended_s - one.began_s)
-        return {name: sum(each) / len(each) for name, each in times.items() if each}
+            for name, stage in run.stages.items():
+                if stage.ended_s and not stage.skipped and name in times:
+                    times[name].append(stage.ended_s - stage.began_s)
+        return {name: sum(took_s) / len(took_s) for name, took_s in times.items() if took_s}
 
 
 def _ms(seconds: float) -> float:
@@ -153,7 +151,6 @@ class WorkflowMeters:
         self._seconds = Histogram(metrics.WORKFLOW_SECONDS)
 
     def ended(self, record: RunRecord) -> None:
-        """Count a run."""
         if self._plan_of(record.workflow) is None:
             return  # its name would never leave the metrics
         name = self._names.of(str(record.workflow))
@@ -167,7 +164,6 @@ class WorkflowMeters:
             family.forget(metrics.WORKFLOW, workflow)
 
     def families(self) -> Iterator[MetricFamily]:
-        """The current values."""
         yield self._runs
         yield self._seconds
         yield gauge(metrics.WORKFLOWS_RUNNING, [((), self._limits.running)])

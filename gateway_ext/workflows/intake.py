@@ -97,15 +97,15 @@ class WorkflowIntake:
     def _plan(self, scope: Scope) -> WorkflowPlan:
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
         name = raw.removeprefix(PREFIX)
-        found = self._workflows.by_path(name)
-        if found is None:
+        plan = self._workflows.by_path(name)
+        if plan is None:
             if not name:
                 raise BadRequest("the path names no workflow: it is /workflow/NAME")
             short, _, namespace = name.decode("latin-1").partition(".")
             raise UnknownWorkflow(namespace or DEFAULT_NAMESPACE, short)
         if scope["method"] != "POST":
             raise WrongMethod(scope["method"])
-        return found
+        return plan
 
     async def _body(self, scope: Scope, receive: Receive, share: RunShare) -> bytes:
         most_bytes = self._calls.limits.answer_bytes

@@ -25,7 +25,6 @@ class RunShare:
         self.held_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Give back that much of what the run holds, before its end."""
         self._limits.held_bytes -= size_bytes
         self.held_bytes -= size_bytes
 

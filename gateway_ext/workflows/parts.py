@@ -113,10 +113,7 @@ async def _changes(
         await stream.close()
 
 
-# Workflows as the targets of jobs: /async-workflow/NAME, by the queue that functions' calls have.
-#
 # A job's target is a function's id. That of a workflow has a name that no function can have.
-
 _MARK = "workflow:"
 
 
@@ -147,7 +144,6 @@ class JobTargetCalls:
     def call(
         self, call: AsyncCall, body: StoredBody
     ) -> AbstractAsyncContextManager[FunctionAnswer]:
-        """The answer, while the context lasts."""
         if call.function.name.startswith(_MARK):
             return self._run(call, body)
         return self._functions.call(call, body)

@@ -23,8 +23,6 @@ _STAGE = (
 )
 
 
-# Values of workflows: their names, their stages, and the plan that a file describes. Frozen.
-
 # Instead of a stage's name: the request that the workflow was called with.
 REQUEST = "request"
 
@@ -98,10 +96,10 @@ def read_workflow(
     """The plan of a file; BadWorkflowFile lists what is wrong, unknown functions too."""
     problems = Problems()
     whole = yaml_table(text, "the workflow", problems)
-    found = None if whole is None else _File(whole, problems, is_deployed).plan(text)
-    if found is None or problems:
+    plan = None if whole is None else _File(whole, problems, is_deployed).plan(text)
+    if plan is None or problems:
         raise BadWorkflowFile(problems.text)
-    return found
+    return plan
 
 
 class _File:
@@ -126,10 +124,10 @@ class _File:
         if len(list(listed)) > MOST_STAGES:
             whole.wrong("stages", f"are more than {MOST_STAGES}")
             return None
-        names = [each for each in listed if self._is_stage_name(listed, each)]
-        tables = {each: table for each in names if (table := listed.table(each)) is not None}
+        names = [stage for stage in listed if self._is_stage_name(listed, stage)]
+        tables = {stage: table for stage in names if (table := listed.table(stage)) is not None}
         stages = {
-            each: self._stage(each, table, namespace, names) for each, table in tables.items()
+            stage: self._stage(stage, table, namespace, names) for stage, table in tables.items()
         }
         graph = self._graph(name, stages, listed)
         if graph is None or self._problems:
@@ -191,17 +189,17 @@ class _File:
         return function
 
     def _sources(self, name: str, table: YamlTable, names: list[str]) -> tuple[str, ...]:
-        found = table.texts("after")
-        if not found:
+        sources = table.texts("after")
+        if not sources:
             return (REQUEST,)
-        for each in found:
-            if each != REQUEST and each not in names:
-                table.wrong("after", f"names the unknown stage {each[:80]}")
-        if len(set(found)) < len(found):
+        for source in sources:
+            if source != REQUEST and source not in names:
+                table.wrong("after", f"names the unknown stage {source[:80]}")
+        if len(set(sources)) < len(sources):
             table.wrong("after", "names a stage twice")
-        if name in found:
+        if name in sources:
             table.wrong("after", "names the stage itself")
-        return found
+        return sources
 
     def _condition(self, table: YamlTable, sources: tuple[str, ...]) -> Condition | None:
         text = table.text("when")

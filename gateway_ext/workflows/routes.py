@@ -74,8 +74,8 @@ class _Routes:
 
     async def list(self, request: Request) -> Response:
         namespace = valid_names.namespace_or_default(request.query_params.get("namespace", ""))
-        found = self._workflows.of_namespace(namespace)
-        return shown([summary(plan) for plan in found])
+        plans = self._workflows.of_namespace(namespace)
+        return shown([summary(plan) for plan in plans])
 
     async def show(self, request: Request) -> Response:
         plan = self._workflows.by_id(_workflow(request))
@@ -97,8 +97,8 @@ class _Routes:
             text = (await body_of(request)).decode()
         except UnicodeDecodeError as error:
             raise BadRequest(f"the file is not UTF-8: {error}") from error
-        known = frozenset(function.id for function in self._functions)
-        plan = await asyncio.to_thread(read_workflow, text, known.__contains__)
+        deployed = frozenset(function.id for function in self._functions)
+        plan = await asyncio.to_thread(read_workflow, text, deployed.__contains__)
         require_slo(plan, self._least_s(plan))
         await self._changes.deploy(plan, update=update)
         _log.info("%s the workflow %s", "updated" if update else "deployed", plan.id)
@@ -122,8 +122,7 @@ def _workflow(request: Request) -> WorkflowId:
     return WorkflowId(*valid_names.function_id(request.path_params["name"], namespace))
 
 
-# Whether a workflow can keep its SLO, by the fastest calls of its functions so far; pure.
-#
+# Whether a workflow can keep its SLO, by the fastest calls of its functions so far.
 # Times are known as buckets of a histogram: a function has never been faster than the lower bound
 # of the first bucket that is not empty. Of few calls too little is known.
 
@@ -157,16 +156,15 @@ def least_times(
     counts: Mapping[str, Sequence[int]], bounds_s: Sequence[float]
 ) -> Mapping[str, float]:
     """The time below which no call of a function has ever been, of functions with enough calls."""
-    found = {}
+    least_s = {}
     for function, numbers in counts.items():
         if sum(numbers) >= LEAST_CALLS:
             first = next(at for at, number in enumerate(numbers) if number)
-            found[function] = bounds_s[first - 1] if first else 0.0
-    return found
+            least_s[function] = bounds_s[first - 1] if first else 0.0
+    return least_s
 
 
 def summary(plan: WorkflowPlan) -> dict[str, Any]:
-    """A workflow in a list."""
     return {
         "name": plan.id.name,
         "namespace": plan.id.namespace,

@@ -94,7 +94,7 @@ class WorkflowCalls:
     def _end(self, record: RunRecord, step: TracedStep) -> None:
         self.history.end(record, _GONE, "it was broken off")
         step.facts["http.response.status_code"] = record.status
-        skipped = ", ".join(name for name, one in record.stages.items() if one.skipped)
+        skipped = ", ".join(name for name, stage in record.stages.items() if stage.skipped)
         if skipped:
             step.facts["gpufaas.skipped"] = skipped
         self._meters.ended(record)
@@ -132,12 +132,12 @@ class LiveRun:
         last = self._plan.last
         if len(last) > 1:
             await self._run(self._plan.graph.order)
-            found = {name: self._answers[name] for name in last if name in self._answers}
-            size_bytes = sum(len(each.body) for each in found.values())
-            body = await self._calls.computed(last[0], size_bytes, lambda: joined(found))
+            answers = {name: self._answers[name] for name in last if name in self._answers}
+            size_bytes = sum(len(answer.body) for answer in answers.values())
+            body = await self._calls.computed(last[0], size_bytes, lambda: joined(answers))
             return WorkflowAnswer(200, [JSON_TYPE], whole_body(body))
         (name,) = last
-        await self._run([each for each in self._plan.graph.order if each != name])
+        await self._run([stage_name for stage_name in self._plan.graph.order if stage_name != name])
         stage = self._plan.stages[name]
         if not await self._is_due(stage):
             return WorkflowAnswer(_NOTHING, [(STAGE_HEADER, name.encode())], whole_body(b""))
@@ -204,7 +204,6 @@ class LiveRun:
             self._record.stage(name).ended_s = time.monotonic()
 
     async def _is_due(self, stage: PlannedStage) -> bool:
-        """Whether the stage runs: a source was not skipped, and its condition is met."""
         present = {name: self._answers[name] for name in stage.sources if name in self._answers}
         due = bool(present)
         if due and stage.when is not None:
@@ -215,7 +214,6 @@ class LiveRun:
         return due
 
     async def _begun(self, stage: PlannedStage) -> StageInput:
-        """The input of a stage that begins now."""
         self._record.stage(stage.name).began_s = time.monotonic()
         wants_handle = self._request.wants_handle and stage.name in self._plan.last
 
@@ -225,7 +223,7 @@ class LiveRun:
         if len(stage.sources) == 1:  # it is the body of an answer that is held
             return made()
         sources = [self._answers[name] for name in stage.sources if name in self._answers]
-        size_bytes = sum(len(each.body) for each in sources)
+        size_bytes = sum(len(answer.body) for answer in sources)
         sent = await self._calls.computed(stage.name, size_bytes, made)
         self._calls.hold(stage, len(sent.body))
         return sent

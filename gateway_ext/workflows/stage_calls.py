@@ -134,9 +134,9 @@ class StageCalls:
 
         calls = [asyncio.create_task(called(item)) for item in inputs]
         try:
-            found = await asyncio.gather(*calls)
-            size_bytes = sum(len(each.body) for each in found)
-            whole = await self.computed(stage.name, size_bytes, lambda: listed(found))
+            results = await asyncio.gather(*calls)
+            size_bytes = sum(len(answer.body) for answer in results)
+            whole = await self.computed(stage.name, size_bytes, lambda: listed(results))
             await self.check(stage.name, whole)
             self.hold(stage, len(whole.body))
             return whole
@@ -145,8 +145,8 @@ class StageCalls:
                 call.cancel()
             ended = await asyncio.gather(*calls, return_exceptions=True)
             # The elements' answers are in the whole one, or nobody reads them.
-            answers = [each for each in ended if isinstance(each, StageAnswer)]
-            self._share.give_back(sum(len(each.body) for each in answers))
+            answers = [answer for answer in ended if isinstance(answer, StageAnswer)]
+            self._share.give_back(sum(len(answer.body) for answer in answers))
 
     async def check(self, name: str, answer: StageAnswer) -> None:
         """Read an answer, or the request; StageFailed if later stages cannot use it."""
@@ -244,15 +244,15 @@ class StageCalls:
         self, stage: PlannedStage, response: StreamedResponse, body: bytes
     ) -> StageAnswer:
         try:
-            found = stage_answer(response.status, response.headers, body)
+            answer = stage_answer(response.status, response.headers, body)
         except Unmeetable as error:
             raise StageFailed(stage.name, _GARBAGE, str(error), headers=[TEXT_HEADER]) from error
         if stage.each:  # it will be an element of an array
-            await self._decode(stage.name, found, ())
-            await self.computed(stage.name, 0, found.check)
+            await self._decode(stage.name, answer, ())
+            await self.computed(stage.name, 0, answer.check)
         else:
-            await self.check(stage.name, found)
-        return found
+            await self.check(stage.name, answer)
+        return answer
 
     async def _decode(self, name: str, answer: StageAnswer, paths: Collection[JsonPath]) -> None:
         most_bytes = self._services.limits.json_bytes
@@ -289,7 +289,6 @@ class StageCalls:
 
 
 def _failed(stage: PlannedStage, error: GatewayError, *, called: bool) -> StageFailed:
-    """The stage's failure for an error of the gateway."""
     status = error_statuses.status_of(error)
     headers = [TEXT_HEADER, *error_statuses.headers_of(error)]
     refused = status == _TOO_MANY and not called
@@ -299,7 +298,6 @@ def _failed(stage: PlannedStage, error: GatewayError, *, called: bool) -> StageF
 
 
 def _may_pass(status: int) -> bool:
-    """Whether another attempt may succeed."""
     return status >= _SERVER_ERRORS or status == _TOO_MANY
 
 
@@ -354,6 +352,5 @@ def listed_answer(stage: str, whole: StageAnswer) -> WorkflowAnswer:
 
 
 async def whole_body(body: bytes) -> Body:
-    """A body that is here already."""
     if body:
         yield body

@@ -48,7 +48,6 @@ class StageAnswer:
 
     @property
     def is_json(self) -> bool:
-        """Whether it says that it is JSON."""
         kind = self.content_type.partition(b";")[0].strip().lower()
         return kind == _JSON or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
@@ -132,12 +131,11 @@ class StageInput(NamedTuple):
 def workflow_request(
     call_id: str, headers: Iterable[Header], query: bytes, body: bytes
 ) -> WorkflowRequest:
-    """The request as stages read it."""
-    found = list(headers)
-    listed = [item.strip() for name, value in found if name == DATA for item in value.split(b",")]
-    kind = next((value for name, value in found if name == CONTENT_TYPE), b"")
+    pairs = list(headers)
+    listed = [item.strip() for name, value in pairs if name == DATA for item in value.split(b",")]
+    kind = next((value for name, value in pairs if name == CONTENT_TYPE), b"")
     handles = tuple(item for item in listed if item != HANDLE_WISH)
-    kept = [header for header in found if header[0] not in _NOT_FOR_STAGES]
+    kept = [header for header in pairs if header[0] not in _NOT_FOR_STAGES]
     answer = StageAnswer(None, body, kind, handles)
     return WorkflowRequest(call_id, kept, query, answer, HANDLE_WISH in listed)
 
@@ -154,18 +152,18 @@ def stage_input(
     One source is passed on as it is. Several are joined: a JSON object with a field for each that
     was not skipped. The handles of data of all sources go along.
     """
-    found = {source: answers[source] for source in stage.sources if source in answers}
-    handles = dict.fromkeys(handle for each in found.values() for handle in each.data)
+    given = {source: answers[source] for source in stage.sources if source in answers}
+    handles = dict.fromkeys(handle for answer in given.values() for handle in answer.data)
     listed = [*handles, HANDLE_WISH] if wants_handle or stage.by_handle else [*handles]
     data: list[Header] = [(DATA, b", ".join(listed))] if listed else []
     if stage.sources == (REQUEST,):
         return StageInput([*request.headers, *data], request.query, request.answer.body)
     forwarded = [header for header in request.headers if header[0].startswith(b"x-forwarded-")]
     if len(stage.sources) == 1:
-        (only,) = found.values()
+        (only,) = given.values()
         kind = [(CONTENT_TYPE, only.content_type)] if only.content_type else []
         return StageInput([*forwarded, *kind, *data], b"", only.body)
-    return StageInput([*forwarded, JSON_TYPE, *data], b"", joined(found))
+    return StageInput([*forwarded, JSON_TYPE, *data], b"", joined(given))
 
 
 def joined(answers: Mapping[str, StageAnswer]) -> bytes:
@@ -204,12 +202,12 @@ def listed(answers: Sequence[StageAnswer]) -> StageAnswer:
 
 def stage_answer(status: int, headers: Iterable[Header], body: bytes) -> StageAnswer:
     """A stage's answer; Unmeetable if its headers say what no other stage could use."""
-    found = list(headers)
-    kind = next((value for name, value in found if name == CONTENT_TYPE), b"")
-    encoding = next((value for name, value in found if name == b"content-encoding"), b"")
+    pairs = list(headers)
+    kind = next((value for name, value in pairs if name == CONTENT_TYPE), b"")
+    encoding = next((value for name, value in pairs if name == b"content-encoding"), b"")
     if encoding and encoding.lower() != b"identity":
         raise Unmeetable(f"its answer is encoded: {encoding[:40].decode('latin-1')}")
-    return StageAnswer(status, body, kind, _handles_in(found))
+    return StageAnswer(status, body, kind, _handles_in(pairs))
 
 
 def _encoded(item: Any) -> bytes:
@@ -222,8 +220,10 @@ def _encoded(item: Any) -> bytes:
 
 
 def _handles_in(headers: Iterable[Header]) -> tuple[bytes, ...]:
-    found = [item.strip() for name, value in headers if name == DATA for item in value.split(b",")]
-    for item in found:
-        if node_of(item.decode("latin-1")) is None:
+    handles = [
+        item.strip() for name, value in headers if name == DATA for item in value.split(b",")
+    ]
+    for handle in handles:
+        if node_of(handle.decode("latin-1")) is None:
             raise Unmeetable("its X-Gpu-Data is no handle of data")
-    return tuple(found)
+    return tuple(handles)

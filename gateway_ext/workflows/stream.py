@@ -63,7 +63,6 @@ class WorkflowStream:
         await self._link.first_try(self._settings.connect_s)
 
     async def close(self) -> None:
-        """Disconnect."""
         await self._link.close()
 
     async def deploy(self, plan: WorkflowPlan, *, update: bool) -> None:
@@ -135,13 +134,13 @@ class WorkflowStream:
     async def _apply(self, workflow: WorkflowId, message: StreamMessage) -> None:
         """Have the table follow a message; one that cannot be read leaves the table as it is."""
         self._marks.pop(message.subject, None)
-        known = self._workflows.get(workflow)
+        plan_now = self._workflows.get(workflow)
         try:
             text = decode(message.content)
             if text is None:
                 self._marks[message.subject] = message.seq, time.monotonic()
                 plan = None
-            elif known is not None and known.text == text:
+            elif plan_now is not None and plan_now.text == text:
                 return
             else:
                 plan = await asyncio.to_thread(read_workflow, text)
@@ -204,8 +203,6 @@ def _read(path: Path) -> str:
         return ""
 
 
-# The stream of workflows: its subjects, and the messages at them; pure.
-#
 # Each workflow has one message, the last one at a subject of its own: its file, or a mark that it
 # was removed, which stays until all gateways have read it.
 
@@ -220,12 +217,10 @@ class WorkflowSubjects:
 
     @property
     def stream(self) -> str:
-        """The name of the stream."""
         return f"{self.prefix}_workflows"
 
     @property
     def all(self) -> str:
-        """All subjects of the stream."""
         return f"{self.prefix}.workflows.>"
 
     @property
@@ -234,7 +229,7 @@ class WorkflowSubjects:
         return f"{self.prefix}.workflows.reader"
 
     def of(self, workflow: WorkflowId) -> str:
-        """The subject of a workflow: names have no dots."""
+        """The names have no dots."""
         return f"{self.prefix}.workflows.deployed.{workflow.namespace}.{workflow.name}"
 
     def workflow(self, subject: str) -> WorkflowId | None:
@@ -248,7 +243,7 @@ class WorkflowSubjects:
 
 
 def encode(text: str | None) -> bytes:
-    """The message of a workflow with this file; None: it was removed."""
+    """`text` is the workflow's file; None: it was removed."""
     return json.dumps({"v": _VERSION, "text": text}).encode()
 
 
@@ -269,7 +264,6 @@ def decode(content: bytes) -> str | None:
 
 
 def is_removed(content: bytes) -> bool:
-    """Whether a message is the mark of a removed workflow."""
     try:
         return decode(content) is None
     except ValueError:

@@ -45,7 +45,7 @@ class Workflows:
         self._refused_texts: dict[WorkflowId, str] = {}
 
     def __iter__(self) -> Iterator[WorkflowPlan]:
-        return iter([self._plans[each] for each in sorted(self._plans)])
+        return iter([self._plans[name] for name in sorted(self._plans)])
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -68,17 +68,17 @@ class Workflows:
 
     def by_path(self, name: bytes) -> WorkflowPlan | None:
         """The workflow of the path segment `name` or `name.namespace`."""
-        found = self._by_path.get(name)
-        if found is None and name and self.unread:
+        plan = self._by_path.get(name)
+        if plan is None and name and self.unread:
             raise QueueAway(self.unread)
-        return found
+        return plan
 
     def by_id(self, workflow: WorkflowId) -> WorkflowPlan:
-        """The workflow of this name; UnknownWorkflow if there is none."""
-        found = self._plans.get(workflow)
-        if found is None:
+        """Raise UnknownWorkflow if there is none."""
+        plan = self._plans.get(workflow)
+        if plan is None:
             raise QueueAway(self.unread) if self.unread else UnknownWorkflow(*workflow)
-        return found
+        return plan
 
     def check_stored(self, workflow: WorkflowId) -> None:
         """Raise UnknownWorkflow if it is neither known nor stored and refused."""
@@ -86,11 +86,9 @@ class Workflows:
             self.by_id(workflow)
 
     def get(self, workflow: WorkflowId) -> WorkflowPlan | None:
-        """The workflow of this name, if it is known here."""
         return self._plans.get(workflow)
 
     def of_namespace(self, namespace: str) -> list[WorkflowPlan]:
-        """The workflows of a namespace, by name."""
         return [plan for plan in self if plan.id.namespace == namespace]
 
     def check_new(self, plan: WorkflowPlan, *, update: bool) -> None:

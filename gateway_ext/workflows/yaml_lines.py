@@ -24,14 +24,13 @@ class Problems:
         return bool(self._found)
 
     def add(self, line: int, text: str) -> None:
-        """Note something that is wrong in this line."""
         self._found.append((line, text))
 
     @property
     def text(self) -> str:
         """A line for each problem, in the order of the file."""
-        found = dict.fromkeys(sorted(self._found))
-        lines = [f"line {line}: {text}" for line, text in found]
+        problems = dict.fromkeys(sorted(self._found))
+        lines = [f"line {line}: {text}" for line, text in problems]
         left = len(lines) - MOST_PROBLEMS
         return "\n".join(lines[:MOST_PROBLEMS] + ([f"and {left} more"] if left > 0 else []))
 
@@ -62,24 +61,22 @@ class YamlTable:
         return self._lines.get(name, self.line)
 
     def wrong(self, name: str, text: str) -> None:
-        """Note that the value of a key is wrong."""
         self._problems.add(self.line_of(name), f"{self.what}: {name} {text}")
 
     def refuse(self, name: str, error: Exception) -> None:
-        """Note why the value of a key is refused."""
         self._problems.add(self.line_of(name), f"{self.what}: {name}: {error}")
 
     def only(self, *names: str) -> None:
         """Note every other key."""
         for name in self._values:
             if name not in names:
-                known = ", ".join(names)
+                known_names = ", ".join(names)
                 self._problems.add(
-                    self._lines[name], f"{self.what}: {name[:80]} is unknown; there are {known}"
+                    self._lines[name],
+                    f"{self.what}: {name[:80]} is unknown; there are {known_names}",
                 )
 
     def text(self, name: str) -> str | None:
-        """A text."""
         node = self._scalar(name, "a text")
         if node is None:
             return None
@@ -89,7 +86,6 @@ class YamlTable:
         return str(node.value)
 
     def whole(self, name: str, least: int, most: int) -> int | None:
-        """A whole number within these bounds."""
         node = self._scalar(name, "a number")
         if node is None:
             return None
@@ -100,7 +96,6 @@ class YamlTable:
         return number
 
     def truth(self, name: str) -> bool | None:
-        """True or false."""
         node = self._scalar(name, "true or false")
         if node is None:
             return None
@@ -115,14 +110,13 @@ class YamlTable:
         if node is None:
             return None
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        found = [each.value for each in nodes if _is_text(each)]
-        if len(found) < len(nodes):
+        texts = [item.value for item in nodes if _is_text(item)]
+        if len(texts) < len(nodes):
             self.wrong(name, "must be a list of texts")
             return None
-        return tuple(found)
+        return tuple(texts)
 
     def table(self, name: str) -> "YamlTable | None":
-        """A mapping in this one."""
         node = self._values.get(name)
         if node is None:
             return None

@@ -52,7 +52,6 @@ class PartsBody:
     size_bytes: int
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The whole body, part by part."""
         for seq, subject in self.parts:
             piece = await self.link.wire().immutable_message(self.stream, seq, subject)
             if piece is None:
@@ -69,11 +68,9 @@ class ScratchSpool:
 
     @property
     def size_bytes(self) -> int:
-        """How much has been written."""
         return self._body.size_bytes
 
     async def write(self, chunk: bytes) -> None:
-        """Add to the body; TooLarge beyond the limit."""
         await self._body.write(chunk)
 
     async def pieces(self, size_bytes: int) -> AsyncIterator[bytes]:
@@ -91,7 +88,6 @@ class ScratchSpool:
             at_bytes += len(piece)
 
     async def discard(self) -> None:
-        """Free the body's space."""
         await self._body.close()
 
     def _read(self, at_bytes: int, size_bytes: int) -> bytes:
@@ -132,7 +128,7 @@ class BodyParts:
         raise QueueFailed("no number is free for a job")
 
     async def write_result(self, uid: str, result: CallResult, body: ScratchSpool) -> StoredParts:
-        """Store a result; two gateways that store results of one job do not interfere."""
+        """Two gateways that store results of one job do not interfere."""
         held = await _held(body)
         content = encode_result(result, held or b"", body.size_bytes)
         name = f"result-{uuid4().hex[:12]}"
@@ -140,25 +136,23 @@ class BodyParts:
         return await self._with_body(uid, StoredParts(head, (), body.size_bytes, name), held, body)
 
     async def read_call(self, record: JobRecord) -> tuple[AsyncCall, StoredBody]:
-        """A stored call; BodyLost where it is missing or unreadable."""
+        """Raise BodyLost where the call is missing or unreadable."""
         return await self._read(record.uid, record.call, decode_call)
 
     async def read_result(self, uid: str, stored: StoredParts) -> tuple[CallResult, StoredBody]:
-        """A stored result; BodyLost where it is missing or unreadable."""
+        """Raise BodyLost where the result is missing or unreadable."""
         return await self._read(uid, stored, decode_result)
 
     async def has_call(self, record: JobRecord) -> bool:
-        """Whether the head of a job's call exists."""
         subject = self._names.part(record.uid, record.call.name)
         wire = self._link.wire()
         return await wire.message(self._names.parts, record.call.head, subject) is not None
 
     async def remove_body(self, uid: str, stored: StoredParts) -> None:
-        """Remove a body's parts; parts that an error leaves are found as orphans later."""
+        """Parts that an error leaves are found as orphans later."""
         await self._purge_names(uid, stored.body_names())
 
     async def remove_result(self, uid: str, stored: StoredParts) -> None:
-        """Remove a result's head and body."""
         await self._purge_names(uid, [stored.name, *stored.body_names()])
 
     async def remove_all(self, record: JobRecord) -> None:
@@ -175,12 +169,10 @@ class BodyParts:
             await self.purge(uid)
 
     async def purge(self, uid: str) -> None:
-        """Remove all parts with this uid."""
         await self._purge(self._names.all_parts_of(uid))
 
     async def uids(self) -> set[str]:
-        """The uids of all parts in the stream."""
-        found: set[str] = set()
+        uids: set[str] = set()
         offset = 0
         while True:
             parameters = {"subjects_filter": self._names.all_parts, "offset": offset}
@@ -188,15 +180,14 @@ class BodyParts:
             if not answer:
                 raise QueueFailed(f"there is no stream {self._names.parts}")
             subjects = answer.get("state", {}).get("subjects") or {}
-            found |= {self._names.uid_of(subject) for subject in subjects}
+            uids |= {self._names.uid_of(subject) for subject in subjects}
             offset += len(subjects)
             if not subjects or offset >= answer.get("total", 0):
-                return found
+                return uids
 
     async def _with_body(
         self, uid: str, stored: StoredParts, held: bytes | None, body: ScratchSpool
     ) -> StoredParts:
-        """Store the body as well, where it is not in the head."""
         if held is not None:
             return stored
         try:
@@ -248,7 +239,7 @@ class BodyParts:
         return head, PartsBody(self._link, self._names.parts, parts, stored.size_bytes)
 
     async def _purge_names(self, uid: str, names: Sequence[str]) -> None:
-        subjects = (self._names.part(uid, one) for one in names)
+        subjects = (self._names.part(uid, name) for name in names)
         await bounded((partial(self._purge, subject) for subject in subjects), _TOGETHER)
 
     async def _purge(self, subjects: str) -> None:
@@ -257,7 +248,6 @@ class BodyParts:
 
 
 async def _held(body: ScratchSpool) -> bytes | None:
-    """A small body, for the head; None for a larger one."""
     if body.size_bytes > _INLINE_BYTES:
         return None
     return b"".join([piece async for piece in body.pieces(_INLINE_BYTES)])

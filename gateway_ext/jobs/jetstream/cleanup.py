@@ -53,7 +53,6 @@ class StreamCleanup:
         self._orphans_due_s = 0.0
 
     async def go_on(self) -> None:
-        """Clean up until the connection ends."""
         while True:
             await asyncio.sleep(self._settings.mark_s / _ROUNDS_PER_MARK)
             try:
@@ -62,7 +61,6 @@ class StreamCleanup:
                 self._log.warning("job queue: the clean-up failed: %r", error)
 
     async def once(self, now_s: float) -> None:
-        """Clean up once."""
         for entry in self._index.halves():
             await self._writer.finish(entry.record.number)
         await self._remove_outdated()
@@ -100,7 +98,7 @@ class StreamCleanup:
         """The next marks that are due, where no older message can arrive any more."""
         first = islice(self._marks, _AT_ONCE)
         position = self._index.position
-        return list(takewhile(lambda one: one.due_s <= now_s and one.seq <= position, first))
+        return list(takewhile(lambda mark: mark.due_s <= now_s and mark.seq <= position, first))
 
     async def _remove_mark(self, mark: _Mark) -> None:
         session = ".".join(mark.left_by.split(".")[:2])

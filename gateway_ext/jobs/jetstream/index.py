@@ -30,7 +30,6 @@ class IndexEntry:
 
     @property
     def alive(self) -> bool:
-        """Whether the job waits or is claimed."""
         return self.record.state in _ALIVE
 
 
@@ -51,20 +50,18 @@ class LaneHeaps:
         self._lanes: dict[JobLane, list[LaneCandidate]] = {}
 
     def add(self, lane: JobLane, candidate: LaneCandidate) -> None:
-        """Add a candidate to a lane."""
         heappush(self._lanes.setdefault(lane, []), candidate)
 
     def heads(self, kind: JobKind) -> list[LaneHead]:
-        """The lanes of a kind with candidates, and when the first of each is due."""
-        found = []
-        for lane in [one for one in self._lanes if one.kind == kind]:
+        heads = []
+        for lane in [lane for lane in self._lanes if lane.kind == kind]:
             first = self._first(lane)
             if first is not None:
-                found.append(LaneHead(lane, first.due_at_s))
-        return found
+                heads.append(LaneHead(lane, first.due_at_s))
+        return heads
 
     def take(self, lane: JobLane, now_s: float) -> LaneCandidate | None:
-        """Remove and return the first candidate of a lane, if it is due."""
+        """None unless the lane's first candidate is due."""
         first = self._first(lane)
         if first is None or first.due_at_s > now_s:
             return None
@@ -109,38 +106,32 @@ class JobIndex:
     # -- queries ---------------------------------------------------------------------------------
 
     def heads(self, kind: JobKind) -> list[LaneHead]:
-        """The lanes with jobs that may be claimed."""
         return self._lanes.heads(kind)
 
     def take(self, lane: JobLane, now_s: float) -> IndexEntry | None:
         """The first due job of a lane, reserved for a claim by this gateway until `release`."""
-        found = self._lanes.take(lane, now_s)
-        if found is None:
+        candidate = self._lanes.take(lane, now_s)
+        if candidate is None:
             return None
-        self._reserved.add(found.subject)
-        return self._entries[found.subject]
+        self._reserved.add(candidate.subject)
+        return self._entries[candidate.subject]
 
     def release(self, subject: str) -> None:
-        """End a reservation; a job that may be claimed is offered again."""
         self._reserved.discard(subject)
         self._offer(subject)
 
     def alive(self, subject: str) -> IndexEntry | None:
-        """The entry of a waiting or claimed job."""
         entry = self._entries.get(subject)
         return entry if entry is not None and entry.alive else None
 
     def is_alive(self, number: JobNumber) -> bool:
-        """Whether the job of this number waits or is claimed."""
         return number in self._alive
 
     def dead(self, number: JobNumber) -> IndexEntry | None:
-        """The entry of a dead letter."""
         subject = self._dead.get(number)
         return None if subject is None else self._entries[subject]
 
     def dead_after(self, after: int, limit: int) -> list[JobRecord]:
-        """Dead letters with higher numbers than `after`, lowest first."""
         numbers = sorted(number for number in self._dead if number > after)
         return [self._entries[self._dead[number]].record for number in numbers[:limit]]
 
@@ -149,44 +140,39 @@ class JobIndex:
         return self._gone.get(subject, (0, 0))[0]
 
     def seq_of(self, subject: str) -> int:
-        """The sequence number of the message at a subject, also of a mark."""
         entry = self._entries.get(subject)
         return entry.seq if entry is not None else self.mark_of(subject)
 
     def uids(self) -> set[str]:
-        """The identities of all jobs whose parts are needed."""
         return {entry.record.uid for entry in self._entries.values()}
 
     def halves(self) -> list[IndexEntry]:
         """Letters whose move or replay was interrupted by the end of a gateway."""
-        found = []
+        entries = []
         for number, subject in self._dead.items():
             entry = self._entries[subject]
             if number in self._alive or not is_dead_subject(subject):
-                found.append(entry)
-        return found
+                entries.append(entry)
+        return entries
 
     def letters(self) -> list[IndexEntry]:
-        """All dead letters."""
         return [self._entries[subject] for subject in self._dead.values()]
 
     def claimers(self) -> list[str]:
-        """The sessions that hold claims."""
         return list(self._claimed)
 
     # -- changes ---------------------------------------------------------------------------------
 
     def apply(self, subject: str, seq: int, record: JobRecord) -> None:
-        """Note a message of the stream."""
-        known = self.seq_of(subject)
+        known_seq = self.seq_of(subject)
         # A full reading wins: servers that lost their power may have lost newer messages.
-        if seq < known and not self._is_unseen(subject):
+        if seq < known_seq and not self._is_unseen(subject):
             return
-        if seq == known and not self._is_other(subject, record):
+        if seq == known_seq and not self._is_other(subject, record):
             self._see(subject)
             return
-        if known and self._is_reading and not self._is_unseen(subject):
-            self.outdated.append((subject, known))
+        if known_seq and self._is_reading and not self._is_unseen(subject):
+            self.outdated.append((subject, known_seq))
         if record.state is RecordState.GONE:
             self._drop(subject)
             self._gone[subject] = (seq, self._reading)
@@ -206,12 +192,10 @@ class JobIndex:
             self._gone.pop(subject, None)
 
     def vanished(self, subject: str) -> None:
-        """Note that a subject has no message any more."""
         self._drop(subject)
         self._gone.pop(subject, None)
 
     def begin_reading(self) -> None:
-        """Start a full reading of the stream."""
         self._reading += 1
         self._is_reading = True
         self.position = 0
@@ -219,7 +203,7 @@ class JobIndex:
         self.outdated.clear()
 
     def end_reading(self) -> None:
-        """Complete a full reading: entries that it did not see are dropped."""
+        """Drop the entries that this full reading did not see."""
         self._is_reading = False
         for subject, entry in list(self._entries.items()):
             if entry.reading != self._reading:
@@ -239,7 +223,7 @@ class JobIndex:
         self.position = 0
 
     def release_claims(self, session: str) -> int:
-        """Offer the claims of a dead session; how many there were."""
+        """Offer the claims of a dead session; return how many there were."""
         claimed = self._claimed.get(session, set())
         for subject in claimed:
             self._offer(subject)
@@ -248,7 +232,6 @@ class JobIndex:
     # -- internals -------------------------------------------------------------------------------
 
     def _is_unseen(self, subject: str) -> bool:
-        """Whether the current full reading has not seen this subject yet."""
         entry = self._entries.get(subject)
         reading = (
             entry.reading if entry is not None else self._gone.get(subject, (0, self._reading))[1]
@@ -310,7 +293,6 @@ class JobIndex:
                 del self._claimed[owner]
 
     def _offer(self, subject: str) -> None:
-        """Add a job to its lane, if it may be claimed."""
         entry = self._entries.get(subject)
         if entry is None or not entry.alive:
             return
@@ -334,5 +316,4 @@ class JobIndex:
 
 
 def is_dead_subject(subject: str) -> bool:
-    """Whether a subject is one of dead letters."""
     return subject.rsplit(".", 2)[-2] == "dead"

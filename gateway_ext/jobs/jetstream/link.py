@@ -53,17 +53,14 @@ class NatsLink:
         self._tried = asyncio.Event()
 
     def start(self) -> None:
-        """Start connecting."""
         self._task = asyncio.create_task(self._keep(), name="nats")
         self._task.add_done_callback(self._stopped)
 
     @property
     def up(self) -> bool:
-        """Whether there is a usable connection."""
         return self._wire is not None
 
     async def wait(self, within_s: float) -> bool:
-        """Wait for a usable connection, at most this long."""
         with suppress(TimeoutError):
             async with time_limit(within_s):
                 await self._up.wait()
@@ -82,7 +79,6 @@ class NatsLink:
         self.wire()
 
     async def close(self) -> None:
-        """Disconnect."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -90,7 +86,7 @@ class NatsLink:
         self._up.set()  # wakes every waiting task, to find the link closed
 
     def wire(self) -> NatsRequests:
-        """The connection; QueueAway where none is usable."""
+        """Raise QueueAway where no connection is usable."""
         if self._closed:
             raise QueueFailed("the job queue is closed")
         if self._wire is None:
@@ -121,7 +117,6 @@ class NatsLink:
             await asyncio.sleep(wait_s)
 
     async def _once(self) -> None:
-        """Make one connection and use it to its end."""
         ended = asyncio.Event()
 
         async def closed() -> None:
@@ -204,7 +199,7 @@ def _secret(settings: JetStreamSettings) -> str | None:
 
 
 def _tls(settings: JetStreamSettings) -> ssl.SSLContext | None:
-    if not (settings.ca_file or any(one.startswith("tls://") for one in settings.servers)):
+    if not (settings.ca_file or any(server.startswith("tls://") for server in settings.servers)):
         return None
     context = ssl.create_default_context(cafile=settings.ca_file or None)
     if settings.cert_file:

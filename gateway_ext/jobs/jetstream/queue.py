@@ -108,12 +108,10 @@ class JetStreamQueue(JobQueue):
 
     @property
     def tally(self) -> JobTally:
-        """The counts of now."""
         return self._index.tally
 
     @property
     def away(self) -> bool:
-        """Whether the servers cannot be reached now."""
         return not self._link.up
 
     async def open(self) -> None:
@@ -128,17 +126,14 @@ class JetStreamQueue(JobQueue):
         return time.time()
 
     def watch(self, notify: Callable[[], None]) -> None:
-        """Call `notify` whenever another job can be claimed."""
         self._index.watchers.append(notify)
 
     def spool(self) -> ScratchSpool:
-        """Start a body."""
         return ScratchSpool(self._folder, self._limits.inline_bytes, self._limits.body_bytes)
 
     # -- jobs ------------------------------------------------------------------------------------
 
     async def put(self, call: AsyncCall, body: BodySpool) -> bool:
-        """Store a call durably."""
         assert isinstance(body, ScratchSpool)  # a queue accepts its own spools only
         self._link.wire()
         subject = self._names.call(key_of(call.function, call.id))
@@ -158,7 +153,7 @@ class JetStreamQueue(JobQueue):
         return kept
 
     async def heads(self, kind: JobKind) -> Sequence[LaneHead]:
-        """The lanes with waiting jobs; waits while the servers are away."""
+        """Wait while the servers are away."""
         await self._link.until_up()
         return self._index.heads(kind)
 
@@ -169,18 +164,17 @@ class JetStreamQueue(JobQueue):
         failed: QueueFailed | None = None
         wanted = list(lanes)
         while wanted:
-            found = [(lane, self._index.take(lane, now_s)) for lane in wanted]
-            taken = [(lane, entry) for lane, entry in found if entry is not None]
+            candidates = [(lane, self._index.take(lane, now_s)) for lane in wanted]
+            taken = [(lane, entry) for lane, entry in candidates if entry is not None]
             tried = await asyncio.gather(*(self._try_claim(entry) for _, entry in taken))
             jobs += [job for job in tried if isinstance(job, Job)]
-            failed = next((one for one in tried if isinstance(one, QueueFailed)), failed)
+            failed = next((ending for ending in tried if isinstance(ending, QueueFailed)), failed)
             wanted = [] if failed else [taken[at][0] for at, job in enumerate(tried) if not job]
         if failed is not None and not jobs:
             raise failed
         return jobs
 
     async def reschedule(self, job: JobNumber, due_at_s: float, why: str, *, counts: bool) -> None:
-        """End a claim, and try again at `due_at_s`."""
         record = self._claim(job).entry.record
         attempts, deferrals = record.attempts + counts, record.deferrals + (not counts)
         tried = replace(record, attempts=attempts, deferrals=deferrals, why=why)
@@ -189,7 +183,6 @@ class JetStreamQueue(JobQueue):
     async def store_result(
         self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
     ) -> None:
-        """End the claim of a call with its result."""
         assert isinstance(body, ScratchSpool)  # a queue accepts its own spools only
         claim = self._claim(job)
         record = claim.entry.record
@@ -207,13 +200,11 @@ class JetStreamQueue(JobQueue):
             self._remove(self._parts.remove_body(record.uid, record.call))
 
     async def finish(self, job: JobNumber) -> None:
-        """End a claim and remove the job."""
         record = self._claim(job).entry.record
         await self._end(job, replace(record, state=RecordState.GONE))
         self._remove(self._parts.remove_all(record))
 
     async def bury(self, job: JobNumber, why: str, at_s: float, status: int = 0) -> None:
-        """End a claim and make the job a dead letter."""
         record = self._claim(job).entry.record
         dead = replace(record, state=RecordState.DEAD, why=why, died_at_s=at_s, last_status=status)
         await self._end(job, replace(dead, attempts=record.attempts + 1))
@@ -224,23 +215,18 @@ class JetStreamQueue(JobQueue):
     # -- dead letters ----------------------------------------------------------------------------
 
     async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
-        """Dead letters, lowest number first."""
         return await self._letters.page(after, limit)
 
     async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
-        """One dead letter with the body of its call."""
         return await self._letters.show(number)
 
     async def replay(self, number: JobNumber, now_s: float) -> None:
-        """Turn a dead letter into a waiting job."""
         await self._letters.replay(number, now_s)
 
     async def discard(self, number: JobNumber) -> None:
-        """Remove a dead letter."""
         await self._letters.discard(number)
 
     async def expire(self, now_s: float) -> int:
-        """Remove dead letters beyond the limits."""
         gone = 0
         for number in self.tally.expired(now_s):
             with suppress(UnknownJob):  # another gateway removed it first
@@ -249,7 +235,6 @@ class JetStreamQueue(JobQueue):
         return gone
 
     async def close(self) -> None:
-        """Release this gateway's claims and disconnect."""
         await asyncio.gather(*self._removing, return_exceptions=True)
         with suppress(QueueFailed):
             await self._session.announce_close(self._link.wire())
@@ -348,7 +333,7 @@ class JetStreamQueue(JobQueue):
         return claim
 
     async def _end(self, job: JobNumber, record: JobRecord) -> None:
-        """Write the end of a claim; ClaimLost where another gateway has the job now."""
+        """Raise ClaimLost where another gateway has the job now."""
         claim = self._claim(job)
         signed = replace(record, owner="", ended=claim.token)
         try:
@@ -367,7 +352,6 @@ class JetStreamQueue(JobQueue):
         self._index.release(claim.entry.subject)
 
     async def _serve(self, wire: NatsRequests, usable: Callable[[], None]) -> None:
-        """Use a connection until it breaks."""
         await self._session.begin(wire)
         usable()
         await self._session.go_on(wire, self._cleanup.go_on)
@@ -387,7 +371,7 @@ class JetStreamQueue(JobQueue):
 async def jetstream_queue(
     folder: Path, settings: JetStreamSettings, limits: QueueLimits, log: Logger
 ) -> JetStreamQueue:
-    """Open the queue on these servers; `folder` has this gateway's name and arriving bodies."""
+    """`folder` has this gateway's name and arriving bodies."""
     queue = JetStreamQueue(folder, settings, limits, log)
     try:
         await queue.open()
@@ -413,20 +397,17 @@ class DeadLetterRecords:
         self._names = names
 
     async def page(self, after: int, limit: int) -> Sequence[DeadLetter]:
-        """Letters with higher numbers than `after`, lowest first."""
         records = self._index.dead_after(after, limit)
-        found: list[DeadLetter] = []
+        letters: list[DeadLetter] = []
         for at in range(0, len(records), _TOGETHER):
             shown = await asyncio.gather(*map(self._shown, records[at : at + _TOGETHER]))
-            found += [letter for letter, _ in shown]
-        return found
+            letters += [letter for letter, _ in shown]
+        return letters
 
     async def show(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
-        """One letter with the body of its call."""
         return await self._shown(self._dead(number).record)
 
     async def replay(self, number: JobNumber, now_s: float) -> None:
-        """Turn a letter into a waiting job."""
         await self._writer.finish(number)
         entry = self._dead(number)
         dead = entry.record
@@ -445,7 +426,6 @@ class DeadLetterRecords:
                 await self._parts.remove_result(dead.uid, dead.result)
 
     async def discard(self, number: JobNumber) -> None:
-        """Remove a letter."""
         entry = self._dead(number)
         try:
             await self._writer.remove(entry)

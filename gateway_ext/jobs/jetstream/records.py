@@ -70,7 +70,6 @@ class StoredParts(NamedTuple):
     name: str = CALL
 
     def body_names(self) -> list[str]:
-        """The names of the body's parts."""
         return [part_name(self.name, at) for at in range(len(self.body))]
 
 
@@ -109,12 +108,10 @@ class JobRecord:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the bodies."""
         return self.call.size_bytes + (self.result.size_bytes if self.result else 0)
 
     @property
     def in_lane(self) -> JobLane:
-        """The lane in which the job waits."""
         return JobLane(self.kind, self.lane)
 
     def gone(self, ended: str) -> "JobRecord":
@@ -128,18 +125,15 @@ def uid_of(number: JobNumber) -> str:
 
 
 def part_name(name: str, at: int) -> str:
-    """The name of one part of a body, derived from its head's."""
     return f"{name}-{at}"
 
 
 def key_of(function: FunctionId, call_id: str) -> str:
-    """The key of a call in its record's subject."""
     identity = "\0".join((function.namespace, function.name, call_id))
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
 def encode(record: JobRecord) -> bytes:
-    """A record as stored."""
     function = record.function
     fields: dict[str, object] = {
         "v": _VERSION,
@@ -167,7 +161,7 @@ def encode(record: JobRecord) -> bytes:
 
 
 def decode(content: bytes) -> JobRecord:
-    """The record; ValueError where the content is not one."""
+    """Raise ValueError where the content is no record."""
     try:
         fields = json.loads(content)
         if fields["v"] != _VERSION:
@@ -178,7 +172,7 @@ def decode(content: bytes) -> JobRecord:
 
 
 def encode_call(call: AsyncCall, body: bytes, size_bytes: int) -> bytes:
-    """The head of a call; `body` is a small body, empty where the body has parts."""
+    """`body` is a small body, empty where the body has parts."""
     fields = {
         "id": call.id,
         "function": [call.function.namespace, call.function.name],
@@ -194,7 +188,7 @@ def encode_call(call: AsyncCall, body: bytes, size_bytes: int) -> bytes:
 
 
 def decode_call(content: bytes) -> tuple[AsyncCall, bytes]:
-    """The call and the body in its head; ValueError where the content is not a call."""
+    """Raise ValueError where the content is no call; return the body in its head, too."""
     head, _, body = content.partition(b"\n")
     try:
         fields = _checked(json.loads(head), _OF_CALL)
@@ -214,7 +208,7 @@ def decode_call(content: bytes) -> tuple[AsyncCall, bytes]:
 
 
 def encode_result(result: CallResult, body: bytes, size_bytes: int) -> bytes:
-    """The head of a result; `body` as for a call."""
+    """`body` is as for `encode_call`."""
     fields = {
         "status": result.status,
         "headers": headers_as_text(result.headers),
@@ -226,7 +220,7 @@ def encode_result(result: CallResult, body: bytes, size_bytes: int) -> bytes:
 
 
 def decode_result(content: bytes) -> tuple[CallResult, bytes]:
-    """The result and the body in its head; ValueError where the content is not a result."""
+    """Raise ValueError where the content is no result; return the body in its head, too."""
     head, _, body = content.partition(b"\n")
     try:
         fields = _checked(json.loads(head), _OF_RESULT)
@@ -292,11 +286,8 @@ def _stored(values: Sequence[Any], usual: str) -> StoredParts:
     return StoredParts(head, tuple(body), size_bytes, name)
 
 
-# Numbers of jobs, from the clock, so that they grow and none is assigned twice; pure.
-#
-# Sequence numbers of a stream would not do: a nats-server that is killed may assign them again.
+# Numbers of jobs are from the clock: a nats-server that is killed may assign a stream's again.
 # The numbers are below 2**53, as some readers of JSON take them for floats.
-
 _FIRST_MS = 1_735_689_600_000  # the year 2025 began
 _CHANCE_BITS = 12
 
@@ -310,7 +301,6 @@ class JobNumbers:
         self._last = 0
 
     def next(self) -> JobNumber:
-        """The next number."""
         since_ms = max(0, int(self._now_s() * 1000) - _FIRST_MS)
         drawn = since_ms << _CHANCE_BITS | self._chance.getrandbits(_CHANCE_BITS)
         self._last = max(self._last + 1, drawn)

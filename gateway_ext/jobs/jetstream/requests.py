@@ -48,14 +48,12 @@ class NatsRequests:
         self._requests: set[asyncio.Task[Any]] = set()
 
     def mark_lost(self) -> None:
-        """Fail all requests under way, as the connection is closed."""
         self._lost = True
         for task in self._requests:
             task.cancel()
 
     @property
     def most_bytes(self) -> int:
-        """The largest message that the servers accept."""
         return self.client.max_payload
 
     async def publish(self, subject: str, content: bytes, expected: int | None = None) -> int:
@@ -78,8 +76,8 @@ class NatsRequests:
 
         No message has the number 0.
         """
-        found = await self._get(stream, seq, None) if seq else None
-        return _content(found, subject)
+        message = await self._get(stream, seq, None) if seq else None
+        return _content(message, subject)
 
     async def immutable_message(self, stream: str, seq: int, subject: str) -> bytes | None:
         """Like `message`, for a message that is written once: any replica may answer.
@@ -90,18 +88,18 @@ class NatsRequests:
         if not seq:
             return None
         try:
-            found = await self._answer(self._js.get_msg(stream, seq=seq, direct=True))
+            message = await self._answer(self._js.get_msg(stream, seq=seq, direct=True))
         except (js_errors.NotFoundError, nats_errors.NoRespondersError):
             return await self.message(stream, seq, subject)
         except FAILURES as error:
             raise _refused(error) from error
-        content = _content(found, subject)
+        content = _content(message, subject)
         return await self.message(stream, seq, subject) if content is None else content
 
     async def last(self, stream: str, subject: str) -> tuple[int, bytes] | None:
         """The last message of a subject and its number, read from the leader."""
-        found = await self._get(stream, None, subject)
-        return None if found is None else (found.seq or 0, found.data or b"")
+        message = await self._get(stream, None, subject)
+        return None if message is None else (message.seq or 0, message.data or b"")
 
     async def delete(
         self, stream: str, seq: int, subject: str, wanted: Callable[[bytes], bool] | None = None
@@ -123,14 +121,14 @@ class NatsRequests:
             answer = await self._answer(
                 self.client.request(f"$JS.API.{subject}", request, timeout=self._answer_s)
             )
-            found: dict[str, Any] = json.loads(answer.data)
-            if "error" in found:
-                js_errors.APIError.from_error(found["error"])
+            content: dict[str, Any] = json.loads(answer.data)
+            if "error" in content:
+                js_errors.APIError.from_error(content["error"])
         except FAILURES as error:
             if isinstance(error, js_errors.NotFoundError) or _is_gone(error):
                 return {}
             raise _refused(error) from error
-        return found
+        return content
 
     async def _get(self, stream: str, seq: int | None, subject: str | None) -> RawStreamMsg | None:
         try:
@@ -154,9 +152,8 @@ class NatsRequests:
             raise
 
 
-def _content(found: RawStreamMsg | None, subject: str) -> bytes | None:
-    """The content of a message, if it is one of this subject."""
-    return found.data or b"" if found is not None and found.subject == subject else None
+def _content(message: RawStreamMsg | None, subject: str) -> bytes | None:
+    return message.data or b"" if message is not None and message.subject == subject else None
 
 
 async def bounded(works: Iterable[Callable[[], Awaitable[object]]], together: int) -> None:
@@ -177,14 +174,12 @@ async def bounded(works: Iterable[Callable[[], Awaitable[object]]], together: in
 
 
 def describe(error: BaseException) -> str:
-    """A short description of an error."""
     if isinstance(error, js_errors.APIError):
         return error.description or f"code {error.err_code}"
     return str(error) or type(error).__name__
 
 
 def is_full(error: Exception) -> bool:
-    """Whether the servers, or a stream, have no space left."""
     if not isinstance(error, js_errors.APIError):
         return False
     # In a cluster the error is that no server is suitable, which has several reasons.
@@ -273,7 +268,6 @@ class StreamWatch:
             await self._wait()
 
     async def _wait(self) -> None:
-        """Wait for the next message or heartbeat of the server."""
         self._arrived.clear()
         try:
             async with time_limit(_SILENT_S):

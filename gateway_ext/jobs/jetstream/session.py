@@ -44,11 +44,10 @@ class GatewayPresence:
         self._lost: set[str] = set()
 
     def lives(self, session: str) -> bool:
-        """Whether a session may still hold its claims."""
-        known = self._gateways.get(gateway_of(session))
-        if known is None or known.session != session:
+        gateway = self._gateways.get(gateway_of(session))
+        if gateway is None or gateway.session != session:
             return False
-        return self._now_s() - known.received_s <= self._lease_s
+        return self._now_s() - gateway.received_s <= self._lease_s
 
     def receive(self, gateway: str, seq: int, content: bytes, written_s: float) -> None:
         """Note a heartbeat, which names the gateway's session; an empty session means closed."""
@@ -62,25 +61,31 @@ class GatewayPresence:
 
     def session_of(self, gateway: str) -> str:
         """The current session of a gateway; "" where it has none."""
-        known = self._gateways.get(gateway)
-        return known.session if known is not None else ""
+        entry = self._gateways.get(gateway)
+        return entry.session if entry is not None else ""
 
     def restart_leases(self) -> None:
         """Start all leases again, as heartbeats could not arrive without a connection."""
-        for known in self._gateways.values():
-            known.received_s = self._now_s()
+        for gateway in self._gateways.values():
+            gateway.received_s = self._now_s()
 
     def newly_dead(self, sessions: list[str]) -> list[str]:
         """The dead ones of these sessions that the previous call did not return."""
-        found = [one for one in sessions if one not in self._lost and not self.lives(one)]
-        self._lost |= set(found)
+        dead = [
+            session for session in sessions if session not in self._lost and not self.lives(session)
+        ]
+        self._lost |= set(dead)
         self._lost &= set(sessions)
-        return found
+        return dead
 
     def old(self) -> list[tuple[str, int]]:
         """Gateways without a heartbeat for a day, each with the number of its message."""
         before_s = self._servers_s - _FORGET_S
-        return [(name, one.seq) for name, one in self._gateways.items() if one.written_s < before_s]
+        return [
+            (name, gateway.seq)
+            for name, gateway in self._gateways.items()
+            if gateway.written_s < before_s
+        ]
 
     def forget(self, gateway: str) -> None:
         """Drop a gateway whose message was removed from the stream."""
@@ -124,7 +129,6 @@ def beat(session: str) -> bytes:
 
 
 def gateway_of(session: str) -> str:
-    """The gateway of a session."""
     return session.partition(".")[0]
 
 
@@ -151,7 +155,6 @@ class GatewaySession:
         self._watch: StreamWatch | None = None
 
     async def begin(self, wire: NatsRequests) -> None:
-        """Create the streams, send a heartbeat, and read all records."""
         tally = self._index.tally
         made = await ensure(wire, self._names, self._settings.replicas, tally.capacity_bytes)
         tally.limit_to(made.parts_bytes)
@@ -180,14 +183,15 @@ class GatewaySession:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def announce_close(self, wire: NatsRequests) -> None:
-        """Release this gateway's claims."""
         await wire.publish(self._names.gateway(self._identity.gateway), beat(""))
 
     async def _keep_beating(self, wire: NatsRequests) -> None:
         while True:
             await asyncio.sleep(self._settings.beat_s)
             await self._beat(wire)
-            others = [one for one in self._index.claimers() if one != self._identity.session]
+            others = [
+                session for session in self._index.claimers() if session != self._identity.session
+            ]
             for session in self._presence.newly_dead(others):
                 count = self._index.release_claims(session)
                 self._log.warning("gateway %s is dead: its %d claims are released", session, count)
@@ -197,7 +201,6 @@ class GatewaySession:
         return await wire.publish(subject, beat(self._identity.session))
 
     def _receive(self, message: StreamMessage) -> None:
-        """Apply one message of the stream."""
         self._index.passed(message.seq)
         kind, name = message.subject.rsplit(".", 2)[-2:]
         try:
@@ -221,7 +224,6 @@ class GatewaySession:
 
 
 async def _first(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Wait for the first task to end, and raise its error."""
     ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in ended:
         await task

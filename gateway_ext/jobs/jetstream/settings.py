@@ -44,9 +44,11 @@ class JetStreamSettings:
 
 def servers_in(text: str) -> tuple[str, ...]:
     """The addresses in `nats://a:4222,nats://b:4222`; BadRequest where one is invalid."""
-    servers = tuple(one.strip() for one in text.split(","))
+    servers = tuple(server.strip() for server in text.split(","))
     for server in servers:
-        rest = next((server.removeprefix(one) for one in SCHEMES if server.startswith(one)), "")
+        rest = next(
+            (server.removeprefix(scheme) for scheme in SCHEMES if server.startswith(scheme)), ""
+        )
         if not rest or "@" in rest:
             why = "expected sqlite, or nats://HOST:PORT[,...] without credentials"
             raise BadRequest(f"queue: {why}")

@@ -35,27 +35,21 @@ class StreamNames:
         self.all_parts = f"{prefix}.parts.>"
 
     def call(self, key: str) -> str:
-        """The subject of a waiting or claimed job's record."""
         return f"{self._prefix}.jobs.call.{key}"
 
     def dead(self, number: JobNumber) -> str:
-        """The subject of a dead letter's record."""
         return f"{self._prefix}.jobs.dead.{number}"
 
     def gateway(self, gateway: str) -> str:
-        """The subject of a gateway's heartbeats."""
         return f"{self._prefix}.jobs.gateway.{gateway}"
 
     def part(self, uid: str, name: str) -> str:
-        """The subject of one part of a job."""
         return f"{self._prefix}.parts.{uid}.{name}"
 
     def all_parts_of(self, uid: str) -> str:
-        """The subjects of all parts of a job."""
         return f"{self._prefix}.parts.{uid}.>"
 
     def uid_of(self, subject: str) -> str:
-        """The job identity in the subject of a part."""
         return subject.rsplit(".", 2)[-2]
 
 
@@ -78,8 +72,8 @@ async def ensure(
     jobs = usual.evolve(name=names.jobs, subjects=[names.all_jobs], max_msgs_per_subject=1)
     parts = usual.evolve(name=names.parts, subjects=[names.all_parts], allow_direct=True)
     made = await ensure_stream(wire, jobs, _RECORDS_BYTES, _QUARTER)
-    found = await ensure_stream(wire, parts, parts_bytes, _HALF)
-    return StreamsMade(str(made["created"]), int(found["config"].get("max_bytes", -1)))
+    made_parts = await ensure_stream(wire, parts, parts_bytes, _HALF)
+    return StreamsMade(str(made["created"]), int(made_parts["config"].get("max_bytes", -1)))
 
 
 def stream_config(replicas: int) -> StreamConfig:
@@ -96,8 +90,8 @@ async def ensure_stream(
     wire: NatsRequests, config: StreamConfig, most_bytes: int, less: int
 ) -> dict[str, Any]:
     """Create the stream if it does not exist, `less` times smaller until the servers have space."""
-    found = await wire.ask(f"STREAM.INFO.{config.name}", {})
-    while not found:
+    info = await wire.ask(f"STREAM.INFO.{config.name}", {})
+    while not info:
         if most_bytes < _LEAST_BYTES:
             raise QueueAway(f"the servers have no space for the stream {config.name}")
         try:
@@ -109,8 +103,8 @@ async def ensure_stream(
                 raise QueueAway(why) from error
             most_bytes //= less
         else:
-            found = await wire.ask(f"STREAM.INFO.{config.name}", {})
-    return found
+            info = await wire.ask(f"STREAM.INFO.{config.name}", {})
+    return info
 
 
 _TRIES = 8
@@ -126,7 +120,7 @@ class RecordWriter:
         self.me = me
 
     async def write(self, entry: IndexEntry, record: JobRecord) -> None:
-        """Replace a known record; RecordConflict where it was changed meanwhile."""
+        """Raise RecordConflict where the record was changed meanwhile."""
         seq = await self._link.wire().publish(entry.subject, encode(record), entry.seq)
         self._index.apply(entry.subject, seq, record)
 
@@ -166,25 +160,22 @@ class RecordWriter:
         )
 
     async def delete_mark(self, subject: str, seq: int) -> None:
-        """Remove a message, if it is a mark."""
         await self._link.wire().delete(self._names.jobs, seq, subject, _is_mark)
 
     async def delete_outdated(self, subject: str, seq: int) -> None:
-        """Remove a record that a newer one of the same subject follows."""
         await self._link.wire().delete(self._names.jobs, seq, subject)
 
     async def delete_gateway(self, gateway: str, seq: int) -> None:
-        """Remove the heartbeat of a gateway that is gone."""
         await self._link.wire().delete(self._names.jobs, seq, self._names.gateway(gateway))
 
     async def refresh(self, subject: str) -> JobRecord | None:
         """Read a subject's record from the leader, and update the index."""
         before = self._index.seq_of(subject)
-        found = await self._link.wire().last(self._names.jobs, subject)
-        if found is None:
+        last = await self._link.wire().last(self._names.jobs, subject)
+        if last is None:
             self._index.vanished(subject)
             return None
-        seq, content = found
+        seq, content = last
         if seq < before:  # the servers have lost an acknowledged message
             self._index.vanished(subject)
         try:

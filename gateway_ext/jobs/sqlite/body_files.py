@@ -32,16 +32,16 @@ class FileBody:
     size_bytes: int
 
     async def check(self) -> None:
-        """BodyLost where the file is missing or has another size."""
+        """Raise BodyLost where the file is missing or has another size."""
         try:
-            found = await asyncio.to_thread(self.path.stat)
+            status = await asyncio.to_thread(self.path.stat)
         except OSError as error:
             raise BodyLost(f"its body cannot be read: {error}") from error
-        if found.st_size != self.size_bytes:
-            raise BodyLost(f"its body has {found.st_size} of {self.size_bytes} bytes")
+        if status.st_size != self.size_bytes:
+            raise BodyLost(f"its body has {status.st_size} of {self.size_bytes} bytes")
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The whole body in order; no file stays open between two pieces."""
+        """No file stays open between two pieces."""
         at_bytes = 0
         while piece := await asyncio.to_thread(self._read, at_bytes):
             yield piece
@@ -68,11 +68,9 @@ class FileSpool:
 
     @property
     def size_bytes(self) -> int:
-        """How much has been written."""
         return self._body.size_bytes
 
     async def write(self, chunk: bytes) -> None:
-        """Add to the body; TooLarge beyond the limit."""
         await self._body.write(chunk)
 
     async def keep(self) -> KeptBody:
@@ -89,7 +87,6 @@ class FileSpool:
         return KeptBody(None, self._path.name, body.size_bytes)
 
     async def discard(self) -> None:
-        """Remove the body, unless it was kept."""
         await self._body.idle()
         if not self._kept and await self._body.close():
             with suppress(OSError):  # the next start removes what remains

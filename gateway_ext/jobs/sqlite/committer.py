@@ -43,7 +43,6 @@ class _Work(Generic[_Value]):
     obsolete: Sequence[Path] = ()
 
     def fail(self, error: BaseException) -> None:
-        """Record that the work failed."""
         if isinstance(error, GatewayError):
             self.error = error
         else:
@@ -89,7 +88,7 @@ class Committer:
         self._owed: list[Path] = []
 
     async def open(self) -> None:
-        """Open the database and prepare it; QueueFailed where that is not possible."""
+        """Raise QueueFailed where the database cannot be opened or prepared."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         await self.run(self._prepare, durable=True)

@@ -89,7 +89,6 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def put_values(call: AsyncCall, lane: str) -> tuple[object, ...]:
-    """The parameters of PUT."""
     return (
         *(WAITING, JobKind.CALL, lane, call.queued_at_s, call.id),
         *(call.function.namespace, call.function.name, call.method, call.path, call.query),
@@ -98,12 +97,11 @@ def put_values(call: AsyncCall, lane: str) -> tuple[object, ...]:
 
 
 def add_body(db: sqlite3.Connection, number: int, kind: JobKind, body: KeptBody) -> None:
-    """Store a body with its job."""
     db.execute("INSERT INTO bodies VALUES (?, ?, ?, ?, ?)", (number, kind, *body))
 
 
 def body_of(db: sqlite3.Connection, number: int, kind: JobKind) -> KeptBody:
-    """One body of a job; empty where it was removed."""
+    """Empty where the body was removed."""
     select = "SELECT content, file, size_bytes FROM bodies WHERE job = ? AND kind = ?"
     row = db.execute(select, (number, kind)).fetchone()
     return KeptBody(b"", None, 0) if row is None else KeptBody(*row)
@@ -112,7 +110,7 @@ def body_of(db: sqlite3.Connection, number: int, kind: JobKind) -> KeptBody:
 def drop_bodies(
     db: sqlite3.Connection, folder: Path, number: int, kind: JobKind | None = None
 ) -> list[Path]:
-    """Remove the bodies of a job, or one of them; returns their files."""
+    """Remove the bodies of a job, or one of them; return their files."""
     which, values = ("", (number,)) if kind is None else (" AND kind = ?", (number, kind))
     where = f"WHERE job = ?{which}"
     files = db.execute(f"SELECT file FROM bodies {where} AND file IS NOT NULL", values).fetchall()
@@ -121,13 +119,11 @@ def drop_bodies(
 
 
 def size_of(db: sqlite3.Connection, number: int) -> int:
-    """The size of a job with headers and bodies."""
     row = db.execute(f"SELECT {SIZE} FROM jobs WHERE number = ?", (number,)).fetchone()
     return int(row[0])
 
 
 def bodies_bytes_of(db: sqlite3.Connection, number: int) -> int:
-    """The size of a job's bodies."""
     (size_bytes,) = db.execute(
         "SELECT SUM(size_bytes) FROM bodies WHERE job = ?", (number,)
     ).fetchone()
@@ -135,25 +131,21 @@ def bodies_bytes_of(db: sqlite3.Connection, number: int) -> int:
 
 
 def files_named(db: sqlite3.Connection) -> set[str]:
-    """The files that belong to some job."""
     return {name for (name,) in db.execute("SELECT file FROM bodies WHERE file IS NOT NULL")}
 
 
 def rows(cursor: sqlite3.Cursor) -> Iterator[sqlite3.Row]:
-    """The rows of a result, addressed by column."""
     cursor.row_factory = sqlite3.Row
     yield from cursor
 
 
 def job(row: sqlite3.Row, body: StoredBody) -> Job:
-    """A claimed job."""
     number = JobNumber(row["number"])
     lane = JobLane(JobKind(row["kind"]), row["lane"])
     return Job(number, _call(row), body, lane, row["attempts"], row["deferrals"], _result(row))
 
 
 def dead_letter(row: sqlite3.Row, size_bytes: int) -> DeadLetter:
-    """A dead letter."""
     return DeadLetter(
         number=JobNumber(row["number"]),
         call=_call(row),
@@ -168,7 +160,6 @@ def dead_letter(row: sqlite3.Row, size_bytes: int) -> DeadLetter:
 
 
 def headers_text(headers: Sequence[Header]) -> str:
-    """Headers as stored."""
     return json.dumps(headers_as_text(headers))
 
 

@@ -59,7 +59,6 @@ class SqliteQueue(JobQueue):
 
     @property
     def tally(self) -> JobTally:
-        """The counts of now."""
         return self._tally
 
     async def open(self) -> None:
@@ -73,8 +72,8 @@ class SqliteQueue(JobQueue):
         except OSError as error:
             raise QueueFailed(f"the job queue has no folder: {error}") from error
         await self._committer.open()
-        for one in self._found.alive:
-            self._tally.add(*one)
+        for job in self._found.alive:
+            self._tally.add(*job)
         for letter in self._found.dead:
             self._tally.add_dead(*letter)
         self._found = QueueCensus((), ())
@@ -86,45 +85,38 @@ class SqliteQueue(JobQueue):
         return self._clock.now_s()
 
     def watch(self, notify: Callable[[], None]) -> None:
-        """Call `notify` whenever another job waits."""
         self._watchers.append(notify)
 
     def spool(self) -> FileSpool:
-        """Start a body."""
         return FileSpool(self._bodies, self._limits.inline_bytes, self._limits.body_bytes)
 
     # -- jobs ------------------------------------------------------------------------------------
 
     async def put(self, call: AsyncCall, body: BodySpool) -> bool:
-        """Store a call durably."""
-
-        def stored(one: LiveJob | None) -> None:
-            if one is not None:
-                self._add(one)
+        def stored(job: LiveJob | None) -> None:
+            if job is not None:
+                self._add(job)
 
         with self._tally.reserve(call.function, call.head_bytes + body.size_bytes):
             kept = await _kept(body)
-            one = await self._committer.run(
+            job = await self._committer.run(
                 partial(self._changes.put, call, kept),
                 durable=True,
                 then=stored,
                 file=self._file(kept),
             )
-        return one is not None
+        return job is not None
 
     async def heads(self, kind: JobKind) -> Sequence[LaneHead]:
-        """The lanes with waiting jobs."""
         return await self._committer.run(partial(self._changes.heads, kind), durable=False)
 
     async def claim(self, lanes: Sequence[JobLane], now_s: float) -> Sequence[Job]:
-        """Claim the first due jobs of these lanes."""
         take = partial(self._changes.claim, Counter(lanes), now_s)
-        found = await self._committer.run(take, durable=False)
-        jobs = [await self._with_body(one) for one in found]
+        claimed = await self._committer.run(take, durable=False)
+        jobs = [await self._with_body(row) for row in claimed]
         return [job for job in jobs if job is not None]
 
     async def reschedule(self, job: JobNumber, due_at_s: float, why: str, *, counts: bool) -> None:
-        """End a claim, and try again at `due_at_s`."""
         counted = "attempts" if counts else "deferrals"
         change = partial(self._changes.reschedule, job, due_at_s, why, counted)
         await self._committer.run(change, durable=False, then=lambda _: self._notify())
@@ -132,15 +124,12 @@ class SqliteQueue(JobQueue):
     async def store_result(
         self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
     ) -> None:
-        """End the claim of a call with its result."""
         kept = await _kept(body)
         change = partial(self._changes.store_result, job, result, kept, lane, due_at_s)
         # The body stays where this fails, as the caller repeats it.
         await self._committer.run(change, durable=False, then=self._add)
 
     async def finish(self, job: JobNumber) -> None:
-        """End a claim and remove the job."""
-
         def ended(_: None) -> None:
             self._tally.remove(job)
             self._notify()
@@ -148,10 +137,8 @@ class SqliteQueue(JobQueue):
         await self._committer.run(partial(self._changes.finish, job), durable=False, then=ended)
 
     async def bury(self, job: JobNumber, why: str, at_s: float, status: int = 0) -> None:
-        """End a claim and make the job a dead letter."""
-
-        def buried(one: BuriedJob) -> None:
-            self._tally.add_dead(*one)
+        def buried(letter: BuriedJob) -> None:
+            self._tally.add_dead(*letter)
             self._notify()
 
         change = partial(self._changes.bury, job, why, at_s, status)
@@ -160,35 +147,29 @@ class SqliteQueue(JobQueue):
     # -- dead letters ----------------------------------------------------------------------------
 
     async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
-        """Dead letters, lowest number first."""
         return await self._committer.run(
             partial(self._changes.dead_letters, after, limit), durable=False
         )
 
     async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
-        """One dead letter with the body of its call."""
         find = partial(self._changes.dead_letter, number)
         letter, kept = await self._committer.run(find, durable=False)
         return letter, self._body(kept)
 
     async def replay(self, number: JobNumber, now_s: float) -> None:
-        """Turn a dead letter into a waiting job."""
-
-        def replayed(one: LiveJob) -> None:
+        def replayed(job: LiveJob) -> None:
             self._tally.remove_dead(number)
-            self._add(one)
+            self._add(job)
 
         change = partial(self._changes.replay, number, now_s)
         await self._committer.run(change, durable=True, then=replayed)
 
     async def discard(self, number: JobNumber) -> None:
-        """Remove a dead letter."""
         change = partial(self._changes.discard, number)
         uncount = self._tally.remove_dead
         await self._committer.run(change, durable=True, then=lambda _: uncount(number))
 
     async def expire(self, now_s: float) -> int:
-        """Remove dead letters beyond the limits."""
         gone = 0
         for number in self._tally.expired(now_s):
             with suppress(UnknownJob):  # it was discarded or replayed meanwhile
@@ -197,7 +178,6 @@ class SqliteQueue(JobQueue):
         return gone
 
     async def close(self) -> None:
-        """Close the database; stored jobs stay."""
         await self._committer.close()
 
     # -- in the event loop -----------------------------------------------------------------------
@@ -208,8 +188,8 @@ class SqliteQueue(JobQueue):
     def _file(self, kept: KeptBody) -> Path | None:
         return None if kept.file is None else self._bodies / kept.file
 
-    def _add(self, one: LiveJob) -> None:
-        self._tally.add(*one)
+    def _add(self, job: LiveJob) -> None:
+        self._tally.add(*job)
         self._notify()
 
     def _notify(self) -> None:
@@ -220,8 +200,8 @@ class SqliteQueue(JobQueue):
         path = self._file(kept)
         return MemoryBody(kept.content or b"") if path is None else FileBody(path, kept.size_bytes)
 
-    async def _with_body(self, found: ClaimedRow) -> Job | None:
-        row, body = found.row, self._body(found.body)
+    async def _with_body(self, claimed: ClaimedRow) -> Job | None:
+        row, body = claimed.row, self._body(claimed.body)
         try:
             if isinstance(body, FileBody):
                 await body.check()
@@ -238,7 +218,7 @@ class SqliteQueue(JobQueue):
 
 
 async def sqlite_queue(folder: Path, limits: QueueLimits, log: Logger) -> SqliteQueue:
-    """Open the queue in this folder; QueueFailed where another process has it open."""
+    """Raise QueueFailed where another process has the queue of this folder open."""
     queue = SqliteQueue(folder, limits, log)
     try:
         await queue.open()

@@ -84,7 +84,7 @@ class QueueTables:
     # -- jobs ------------------------------------------------------------------------------------
 
     def put(self, call: AsyncCall, body: KeptBody, transaction: Transaction) -> LiveJob | None:
-        """Store a call; None where it is stored already."""
+        """None where the call is stored already."""
         put = transaction.db.execute(
             job_rows.PUT, job_rows.put_values(call, call_lane(call.function).key)
         )
@@ -97,28 +97,26 @@ class QueueTables:
         return LiveJob(number, call.function, JobKind.CALL, size_bytes, call.queued_at_s)
 
     def heads(self, kind: JobKind, transaction: Transaction) -> list[LaneHead]:
-        """The lanes with waiting jobs."""
-        found = transaction.db.execute(job_rows.HEADS, {"kind": kind})
-        return [LaneHead(JobLane(kind, key), due_at_s) for key, due_at_s in found]
+        lanes = transaction.db.execute(job_rows.HEADS, {"kind": kind})
+        return [LaneHead(JobLane(kind, key), due_at_s) for key, due_at_s in lanes]
 
     def claim(
         self, lanes: Counter[JobLane], now_s: float, transaction: Transaction
     ) -> list[ClaimedRow]:
-        """Claim this many due jobs of each lane."""
-        found: list[ClaimedRow] = []
+        claimed: list[ClaimedRow] = []
         for lane, count in lanes.items():
             due = transaction.db.execute(job_rows.DUE, (lane.kind, lane.key, now_s, count))
             for row in list(job_rows.rows(due)):
                 number = row["number"]
                 change = f"UPDATE jobs SET state = {job_rows.CLAIMED} WHERE number = ?"
                 transaction.db.execute(change, (number,))
-                found.append(ClaimedRow(row, job_rows.body_of(transaction.db, number, lane.kind)))
-        return found
+                claimed.append(ClaimedRow(row, job_rows.body_of(transaction.db, number, lane.kind)))
+        return claimed
 
     def reschedule(
         self, job: JobNumber, due_at_s: float, why: str, counted: str, transaction: Transaction
     ) -> None:
-        """Let a claimed job wait; `counted` is the column that this attempt increments."""
+        """`counted` is the column that this attempt increments."""
         _claimed(transaction, job)
         transaction.db.execute(
             f"UPDATE jobs SET state = {job_rows.WAITING}, due_at_s = ?, why = ?,"
@@ -135,7 +133,6 @@ class QueueTables:
         due_at_s: float,
         transaction: Transaction,
     ) -> LiveJob:
-        """Turn a claimed call into a waiting callback."""
         row = _claimed(transaction, job)
         transaction.db.execute(
             f"UPDATE jobs SET state = {job_rows.WAITING}, kind = ?, lane = ?, due_at_s = ?,"
@@ -155,14 +152,12 @@ class QueueTables:
         return _live_job(transaction.db, row, JobKind.CALLBACK)
 
     def finish(self, job: JobNumber, transaction: Transaction) -> None:
-        """Remove a claimed job."""
         _claimed(transaction, job)
         self._remove(transaction, job)
 
     def bury(
         self, job: JobNumber, why: str, at_s: float, status: int, transaction: Transaction
     ) -> BuriedJob:
-        """Turn a claimed job into a dead letter."""
         _claimed(transaction, job)
         transaction.db.execute(
             f"UPDATE jobs SET state = {job_rows.DEAD}, why = ?, died_at_s = ?,"
@@ -174,18 +169,16 @@ class QueueTables:
     # -- dead letters ----------------------------------------------------------------------------
 
     def dead_letters(self, after: int, limit: int, transaction: Transaction) -> list[DeadLetter]:
-        """A page of dead letters."""
         select = f"SELECT * FROM jobs WHERE state = {job_rows.DEAD} AND number > ? ORDER BY number"
-        found = list(job_rows.rows(transaction.db.execute(f"{select} LIMIT ?", (after, limit))))
+        letters = list(job_rows.rows(transaction.db.execute(f"{select} LIMIT ?", (after, limit))))
         return [
             job_rows.dead_letter(row, job_rows.bodies_bytes_of(transaction.db, row["number"]))
-            for row in found
+            for row in letters
         ]
 
     def dead_letter(
         self, number: JobNumber, transaction: Transaction
     ) -> tuple[DeadLetter, KeptBody]:
-        """One dead letter and the body of its call."""
         letter = job_rows.dead_letter(
             _dead(transaction, number), job_rows.bodies_bytes_of(transaction.db, number)
         )
@@ -212,7 +205,6 @@ class QueueTables:
         return _live_job(transaction.db, row, JobKind.CALLBACK if only_callback else JobKind.CALL)
 
     def discard(self, number: JobNumber, transaction: Transaction) -> None:
-        """Remove a dead letter."""
         _dead(transaction, number)
         self._remove(transaction, number)
 
@@ -260,7 +252,7 @@ def _dead(transaction: Transaction, number: JobNumber) -> sqlite3.Row:
 
 
 def _one(transaction: Transaction, number: JobNumber, state: int) -> sqlite3.Row | None:
-    found = transaction.db.execute(
+    cursor = transaction.db.execute(
         "SELECT * FROM jobs WHERE number = ? AND state = ?", (number, state)
     )
-    return next(job_rows.rows(found), None)
+    return next(job_rows.rows(cursor), None)

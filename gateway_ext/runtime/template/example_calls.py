@@ -54,8 +54,8 @@ def examples_in(folder: Path) -> list[ExampleCall]:
     if path.stat().st_size > _MOST_BYTES:
         raise BadExample(f"{FILE} is larger than {_MOST_BYTES >> 20} MiB")
     try:
-        found = json.loads(path.read_bytes())
-        calls = [_call(one) for one in (found if isinstance(found, list) else [found])]
+        listed = json.loads(path.read_bytes())
+        calls = [_call(call) for call in (listed if isinstance(listed, list) else [listed])]
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}, column {error.colno}"
         raise BadExample(f"{FILE}: {at}: {error.msg}") from error
@@ -123,11 +123,11 @@ def _statuses(
     returned = handler.handle(events, context)
     if isinstance(returned, Awaitable):
         returned = asyncio.run(_result(returned))
-    found = answers_in(returned, len(events))
-    for one in found:
-        if isinstance(one, BaseException):
-            raise one
-    return [answer_of(one).status for one in found]
+    results = answers_in(returned, len(events))
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [answer_of(result).status for result in results]
 
 
 async def _result(returned: Awaitable[object]) -> object:

@@ -110,7 +110,6 @@ class OrderLine:
             self.socket.send(b"go")
 
     def close(self) -> None:
-        """Close both ends."""
         self.socket.close()
         self.theirs.close()
 
@@ -150,12 +149,10 @@ class ControlLine:
         return self._socket
 
     def close(self) -> None:
-        """Close this end."""
         self._socket.close()
 
 
 def _rights(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
-    """The descriptors that came with a message."""
     descriptors = array.array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -82,7 +82,6 @@ def _has_children() -> bool:
 
 
 def _descriptors(own: Collection[int]) -> Iterator[tuple[int, str]]:
-    """Every open descriptor but the runtime's, with what it leads to."""
     for name in os.listdir(_SELF / "fd"):  # noqa: PTH208 - the numbers, of one look
         if int(name) not in own:
             with suppress(FileNotFoundError):  # that of the look itself

@@ -67,7 +67,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             return None
         self._asking = True  # another finder that asks all others must not come back here
         try:
-            asked = (one.find_spec(fullname, path, target) for one in sys.meta_path[:])
+            asked = (finder.find_spec(fullname, path, target) for finder in sys.meta_path[:])
             spec = next(filter(None, asked), None)
         finally:
             self._asking = False
@@ -89,7 +89,6 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _loaded(*words: str) -> set[str]:
-    """The paths of loaded libraries whose file name has one of these words in it."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     named = [line for line in lines if any(word in line.rpartition("/")[2] for word in words)]
     return {path for line in named if Path(path := line.split(maxsplit=5)[5]).is_file()}

@@ -27,7 +27,7 @@ class ForkedServer:
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit status, negative if a signal ended it; None while it lives."""
+        """Return the exit status, negative if a signal ended the process; None while it lives."""
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -38,7 +38,7 @@ class ForkedServer:
         return self._status
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """No effect once the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
