@@ -121,7 +121,6 @@ class TierIndex:
         return 1 if model in self else 0
 
     def rate(self, model: ModelId, now: float) -> float:
-        """Uses of the weights a second, lately."""
         return self._rates.rate(model, now)
 
     def load_s(self, model: ModelId) -> float:
@@ -272,7 +271,6 @@ class TierIndex:
         self._residents[model] = found
 
     def hold(self, model: ModelId, now: float) -> None:
-        """One more user."""
         self.touch(model, now)
         self._rates.count_request(model, now)
         if len(self._rates) > 2 * len(self) + _MOST_RATES:

@@ -38,7 +38,6 @@ class AdoptedLeases:
         return self._in_force(self._placer.handover.take(pending.id), pending)
 
     def is_promised(self, pending: Pending) -> bool:
-        """Whether an earlier leader gave this request a lease that is still in force."""
         return self._in_force(self._placer.handover.promised(pending.id), pending) is not None
 
     def _in_force(self, promised: LeaseId | None, pending: Pending) -> ActiveLease | None:

@@ -309,8 +309,6 @@ class ClusterView(View):
         return slots
 
     def _few(self, rankings: Sequence[SlotRanking], bundle: Bundle, most: int) -> list[Slot]:
-        """The least used slots of these rankings where the models have room."""
-
         def has_room(slot: Slot) -> bool:
             return self._has_room(slot.gpu, bundle)
 
@@ -395,7 +393,6 @@ def _pending(request: RequestView) -> Pending:
 
 
 def room_of(gpu: Gpu) -> GpuRoom:
-    """What is free on a GPU, and what there is."""
     idle = [slot for slot in gpu.slots if slot.idle]
     vcpus = gpu.spec.vcpus
     return GpuRoom(gpu.spec.id, len(gpu.slots), idle, vcpus, max(0, vcpus - gpu.vcpus_used))

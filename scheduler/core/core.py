@@ -98,7 +98,6 @@ class Core:
 
     @property
     def terms(self) -> Mapping[str, OwnerTerms]:
-        """The terms of namespaces and functions that are in force."""
         return self.placer.tenancy.terms
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -129,7 +128,6 @@ class Core:
         return out
 
     def start_metering(self, now: float) -> UseMeter:
-        """Count from now on what GPU time and memory is used, and by whom."""
         assert not self.placer.leases, "leases in force are not known to a new meter"
         meter = self.placer.meter = UseMeter(self.cluster, now)
         self._changes = meter.changes
@@ -298,7 +296,6 @@ class Forgetting:
         self._due_bundles = _BUNDLES_PER_MODEL * self._due_models
 
     def forget_when_due(self) -> None:
-        """Forget what is too much, if it is worth the time."""
         cluster = self._cluster
         if len(cluster.profiles.known()) > self._due_models:
             self._forget_models()

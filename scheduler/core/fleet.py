@@ -42,14 +42,13 @@ class Fleet:
         self._admin = admin
 
     def gpu(self, gpu: GpuId) -> Gpu:
-        """The GPU of this id, which an event names."""
+        """BadEvent if this GPU has not joined."""
         found = self._cluster.gpus.get(gpu)
         if found is None:
             raise BadEvent("GPU", gpu)
         return found
 
     def join(self, event: GpuJoined, now: float, out: list[Action]) -> None:
-        """Add a GPU, empty."""
         spec = event.gpu
         if spec.id in self._cluster.gpus:
             out.append(Refuse(event, f"GPU {spec.id} has joined already"))
@@ -73,7 +72,6 @@ class Fleet:
         self.leave_if_drained(gpu)
 
     def leave_if_drained(self, gpu: Gpu) -> None:
-        """Forget a draining GPU whose last lease has ended."""
         if gpu.draining and not any(slot.leases for slot in gpu.slots):
             self._cluster.remove(gpu)
 
@@ -111,7 +109,6 @@ class Fleet:
                     self._offer(gpu)
 
     def _offer(self, gpu: Gpu) -> None:
-        """Offer a retired GPU again."""
         self._time_without_gpus_ends()
         self._cluster.offer(gpu)
 
@@ -125,7 +122,6 @@ class Fleet:
         return [gpu for gpu in self._cluster.gpus.values() if gpu.spec.node == node]
 
     def reconcile(self, event: NodeSnapshot, now: float, out: list[Action]) -> None:
-        """Take over a node's report: its GPUs, residents, tiers and leases as reported."""
         _check_owners(event, self._cluster.gpus)
         _check(event, self._cluster.slots, self._placer.leases)
         reported = {snapshot.gpu.id for snapshot in event.gpus}
@@ -305,7 +301,6 @@ class ModelReports:
         self._side_by_side = SideBySide(cluster)
 
     def run_finished(self, event: RunFinished, now: float, out: list[Action]) -> None:
-        """Learn from one measured inference."""
         slot = self._cluster.slots.get(event.slot)
         if slot is None:
             raise BadEvent("slot", event.slot)
@@ -325,13 +320,12 @@ class ModelReports:
     # -- models ---------------------------------------------------------------------------------
 
     def model_registered(self, event: ModelRegistered, now: float, out: list[Action]) -> None:
-        """Take a model's declaration over."""
         self._cluster.profiles.declare(event.model)
         self._admin.resize(event.model.id, now, out)
         self._lifecycle.refuse_what_cannot_fit(out)
 
     def model_loaded(self, event: ModelLoaded, now: float, out: list[Action]) -> None:
-        """Learn from one measured load, and correct when its slot will be free."""
+        """Learn from the load, and correct when its slot will be free."""
         gpu = self._fleet.gpu(event.gpu)
         self._cluster.profiles.report_load(event.model, event.source, event.load_s)
         self._cluster.load_ended(gpu, event.model)
@@ -382,7 +376,6 @@ class ModelReports:
         gpu.called_off.discard(event.model)
 
     def model_demoted(self, event: ModelDemoted, now: float, out: list[Action]) -> None:
-        """Record in which tier a node keeps a model now."""
         if event.gpu is not None:
             gpu = self._fleet.gpu(event.gpu)
             if self._counted_on(gpu, event.model):  # else the model had left before

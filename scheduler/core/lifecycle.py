@@ -53,7 +53,6 @@ class Lifecycle:
     # -- requests -------------------------------------------------------------------------------
 
     def request_arrived(self, event: RequestArrived, now: float, out: list[Action]) -> None:
-        """Accept a request, or end it at once with the reason."""
         request = event.request
         if not request.models:
             raise BadEvent("model named by request", request.id)
@@ -125,11 +124,9 @@ class Lifecycle:
         self._finish(pending, RequestOutcome.TOO_LARGE, reason, out)
 
     def request_cancelled(self, event: RequestCancelled, now: float, out: list[Action]) -> None:
-        """End a request whose caller went away."""
         self._withdraw(event.request, RequestOutcome.CANCELLED, "the caller went away", out)
 
     def deadline_passed(self, event: DeadlinePassed, now: float, out: list[Action]) -> None:
-        """End a request whose deadline has passed."""
         pending = self.requests.get(event.request)
         stale = event.deadline_s is not None and (
             pending is None or pending.request.deadline_s != event.deadline_s
@@ -339,7 +336,6 @@ class Lifecycle:
             out.append(Refuse(event, "this request did not give its lease back early"))
 
     def _conclude(self, lease: ActiveLease, out: list[Action]) -> None:
-        """Complete, pause or requeue the requests of a lease that has ended."""
         for pending in lease.requests:
             if pending in lease.wanted:
                 self._to_the_front(pending, out)
@@ -361,7 +357,6 @@ class Lifecycle:
             self._placer.wait(pending)
 
     def run_failed(self, event: RunFailed, now: float, out: list[Action]) -> None:
-        """The GPU work of a lease failed."""
         lease = self._placer.leases.get(event.lease)
         if lease is not None:
             self.cut_off(lease, event.requests, event.reason, out)
@@ -423,7 +418,6 @@ class Admission:
         return f"{placer.queued} requests wait, and its turn comes in {wait_s:.1f} s"
 
     def over_quota(self, pending: Pending) -> QuotaRefusal | None:
-        """Which quota a new request exceeds."""
         tenancy = self._placer.tenancy
         if not tenancy.on or self._adopted.is_promised(pending):
             return None
@@ -455,7 +449,6 @@ class EarlyReturns:
         self._returned.setdefault(pending.lease, []).append(pending)
 
     def ended(self, pending: Pending) -> None:
-        """It has ended."""
         for lease in pending.gave_back:
             _drop(self._returned, lease, pending)
 

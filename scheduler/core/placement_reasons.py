@@ -25,12 +25,10 @@ class PlacementReasons:
         self._weighed: _Weighed | None = None
 
     def obey(self, policy: Policy, name: str) -> None:
-        """Decisions are this policy's from now on."""
         self._policy = name
         self._weighed = getattr(policy, "weighed", None)  # see `WeighingPolicy`
 
     def watches(self, pending: Pending) -> bool:
-        """Whether this request's placements are to be explained."""
         return pending.request.id in self._watched
 
     def explain(

@@ -80,7 +80,6 @@ class ActiveLease:
 
     @property
     def more_ids(self) -> tuple[SlotId, ...]:
-        """The ids of the further slots that it occupies."""
         return tuple([slot.id for slot in self.more]) if self.more else ()
 
     def left_s(self, now: float) -> float:
@@ -136,7 +135,6 @@ class Gpu:
         return max(self.loads.values()) if self.loads else 0.0
 
     def is_stuck(self, models: tuple[ModelId, ...]) -> bool:
-        """Whether the load of one of these makes no progress here."""
         return bool(self.stuck) and not self.stuck.keys().isdisjoint(models)
 
 

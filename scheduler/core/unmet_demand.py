@@ -42,7 +42,6 @@ class UnmetDemand:
         self._rebuild()
 
     def stop(self) -> None:
-        """Forget everything, until a policy asks again."""
         self.running = False
         self.fresh_slots.clear()
         self.fresh_bundles.clear()
@@ -52,7 +51,6 @@ class UnmetDemand:
     # -- what has changed -----------------------------------------------------------------------
 
     def waits(self, bundle: Bundle) -> None:
-        """One more request waits for these models."""
         self.fresh_bundles[bundle] = None
         self.residency_changed(bundle)
 

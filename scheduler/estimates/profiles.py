@@ -100,7 +100,6 @@ class Profiles:
         return self._profiles
 
     def used(self, model: ModelId) -> None:
-        """Count a model as the most recently used."""
         profile = self._profiles.pop(model, None)
         if profile is not None:
             self._profiles[model] = profile
@@ -187,14 +186,12 @@ class Profiles:
         return self._settings.default_run_s if usual is None else usual
 
     def usual_runs_s(self, models: tuple[ModelId, ...]) -> float:
-        """Seconds of one usual run of each of these models."""
         total_s = 0.0
         for model in models:
             total_s += self.usual_run_s(model)
         return total_s
 
     def all_loads_s(self, models: tuple[ModelId, ...], source: Tier) -> float:
-        """Seconds to load all these models from this tier."""
         total_s = 0.0
         for model in models:
             total_s += self.load_s(model, source)

@@ -220,7 +220,6 @@ class SlotCandidate:
 
     @property
     def finish_s(self) -> float:
-        """The seconds until the request would be done there."""
         if not self.beside or self.cached:
             return self.wait_s + self.load_s + self.run_s
         return max(self.wait_s, self.copy_wait_s + self.load_s) + self.run_s

@@ -56,7 +56,6 @@ def modules() -> Mapping[str, str]:
 
 
 def make(name: str, parameters: Mapping[str, float] | None = None) -> Policy:
-    """The policy of that name with these parameters, the others at their defaults."""
     known = _parameters(name)
     chosen = {}
     for parameter, value in (parameters or {}).items():
@@ -69,7 +68,6 @@ def make(name: str, parameters: Mapping[str, float] | None = None) -> Policy:
 
 
 def takes(name: str, parameter: str) -> bool:
-    """Whether the policy of that name has such a parameter."""
     return parameter in _parameters(name)
 
 

@@ -217,7 +217,6 @@ class Policy:
         return best
 
     def _places(self, view: View, request: RequestView) -> Sequence[SlotView]:
-        """The slots that are weighed for a load."""
         near, keepers = view.near_idle(request), view.idle_keepers(request)
         if not self.overlap:
             few = view.few_idle(request, CANDIDATES)

@@ -59,7 +59,6 @@ def members_of(view: View, first: RequestView, most_batch: int) -> list[RequestV
 
 
 def fits(room: GpuRoom, given: Configuration) -> bool:
-    """Whether a lease in this configuration has room now."""
     return given.vgpus <= len(room.idle) and (not room.vcpus or given.vcpus <= room.free_vcpus)
 
 
@@ -149,7 +148,6 @@ class Gain(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of them together."""
         return sum(self)
 
     def named(self) -> dict[str, float]:

@@ -57,7 +57,6 @@ def table1(profile: str = THESIS) -> dict[str, SimModel]:
 
 
 def on_profile(models: Iterable[SimModel], profile: str) -> tuple[SimModel, ...]:
-    """The same models with the sizes and times of this profile."""
     if profile == THESIS:
         return tuple(models)
     table = table1(profile)

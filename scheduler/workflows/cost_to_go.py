@@ -45,7 +45,6 @@ class CostToGo:
 
     @property
     def least(self) -> float:
-        """The least cost when there is time enough."""
         return self.costs[-1]
 
 

@@ -30,7 +30,6 @@ class Workflow:
         return tuple(to for start, to in self.edges if start == stage)
 
     def before(self, stage: str) -> tuple[str, ...]:
-        """The stages for which this one waits."""
         return tuple(start for start, to in self.edges if to == stage)
 
     @property

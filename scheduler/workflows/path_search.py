@@ -143,7 +143,6 @@ class PathCurve:
 
 
 def path_curve(profiles: Sequence[StageProfile], kept: int = KEPT_PATHS) -> PathCurve:
-    """The answers for stages one after the other."""
     paths = [ConfigurationPath(0.0, 0.0, ())]
     for stage in profiles:
         choices = undominated(stage.choices, kept)

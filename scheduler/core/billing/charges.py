@@ -60,7 +60,6 @@ class Payer:
         self.owed_us = self.owed_others_us = 0
 
     def add(self, charge: int, amount: int) -> None:
-        """Charge this much more."""
         self.amounts[charge] += amount
         if not self.listed:
             self.listed = True

@@ -33,7 +33,6 @@ class SlotTime:
         self.kept_us = self.counted_us = self.others_us = 0
 
     def charge(self, payers: Sequence[Payer], slot_us: int) -> None:
-        """So much of the slot's time was spent with it."""
         if self.kind == KEPT:
             self.kept_us += slot_us
         charge_equally(payers, self.kind, slot_us)
@@ -72,7 +71,6 @@ class LeaseBill:
         self.time: SlotTime | None = None
 
     def pay(self, payers: Sequence[Payer], charge: int, amount: int) -> None:
-        """Charge for what it used of one thing."""
         charge_equally(payers, charge, amount)
         if self.time is not None and charge == GPU_TIME:
             self.time.charge(payers, amount)
@@ -106,7 +104,6 @@ class SoleLease:
         self.time: SlotTime | None = None
 
     def begin(self, lease: LeaseId, now_us: int, contended_s: float) -> None:
-        """A lease is in force."""
         self.id = lease
         self.begun_us = self.computes_us = now_us
         self.contended_s = contended_s
@@ -114,7 +111,6 @@ class SoleLease:
         self.model.sole = self.slot.sole = self
 
     def pay(self, now_us: int) -> None:
-        """Charge everything up to now."""
         held_us = now_us - self.begun_us
         if held_us > 0:
             self.begun_us = now_us
@@ -196,7 +192,6 @@ class Holding:
         return found
 
     def begin(self, lease: LeaseId, bill: LeaseBill, payers: Sequence[Payer], now_us: int) -> None:
-        """A lease uses it from now on."""
         if self.leases:
             self.settle(now_us)
         self.leases[lease] = bill, payers
@@ -204,7 +199,6 @@ class Holding:
         bill.payers.append(payers)
 
     def end(self, lease: LeaseId, bill: LeaseBill, payers: Sequence[Payer], now_us: int) -> None:
-        """A lease uses it no more."""
         if len(self.leases) == 1:
             active_us = now_us - max(self.since_us, bill.since_us)
             if active_us > 0:
@@ -215,12 +209,10 @@ class Holding:
         del self.leases[lease]
 
     def resize(self, size: int, now_us: int) -> None:
-        """It has another size from now on."""
         self.settle(now_us)
         self.size = size
 
     def settle(self, now_us: int) -> None:
-        """Charge everything up to now."""
         since_us, span_us = self.since_us, now_us - self.since_us
         if span_us <= 0:
             return
@@ -264,7 +256,7 @@ class FormerUsers:
         self._users: dict[tuple[NodeId, ModelId], Sequence[str]] = {}
 
     def left(self, node: NodeId, model: ModelId, users: Iterable[str]) -> None:
-        """A model has left a GPU; only the latest ones are remembered."""
+        """Only the models that left last are remembered."""
         key = node, model
         self._users.pop(key, None)
         self._users[key] = list(users)
@@ -272,5 +264,4 @@ class FormerUsers:
             del self._users[next(iter(self._users))]
 
     def of(self, node: NodeId, model: ModelId) -> Sequence[str]:
-        """Who used the model before it left."""
         return self._users.get((node, model), ())

@@ -74,7 +74,6 @@ def too_many_bytes(function: FunctionOwner, bundle: Bundle) -> QuotaRefusal | No
 
 
 def is_over_gpu_s(owner: Owner, now: float) -> bool:
-    """Whether an owner has used all the GPU time that it may have."""
     most_s = owner.terms.gpu_s
     return most_s is not None and owner.used_s(now) >= most_s
 

@@ -90,7 +90,6 @@ class TurnOrder:
         self.list(owner)
 
     def let_go(self, turn: Turn) -> None:
-        """A request is held back no more."""
         self.held -= 1
         self._cluster.held -= 1
         if self.paused.remove(turn):
@@ -220,7 +219,7 @@ class TurnOrder:
         return max(1, self._cluster.active_slots) / max(self._owners.busy.weight, 1e-6)
 
     def _follow_pace(self) -> None:
-        """List anew whose turn depends on the pace, if that has changed."""
+        """If the pace has changed, sort the turns that depend on it again."""
         pace = self.pace()
         if pace != self._pace:
             self._pace = pace
@@ -287,7 +286,6 @@ class PausedCalls:
         self._coming_s: dict[TenantSpace, dict[FunctionOwner, float]] = {}
 
     def add(self, turn: Turn, now: float) -> None:
-        """This call goes on when there is room."""
         owner = turn.owner
         owner.paused_turns[turn] = None
         self._count(owner, 1)
@@ -300,7 +298,7 @@ class PausedCalls:
                 self._wait_for_room(owner, now)
 
     def remove(self, turn: Turn) -> bool:
-        """Pause this call no longer; whether it was paused."""
+        """Return whether the call was paused."""
         owner = turn.owner
         if turn not in owner.paused_turns:
             return False
@@ -361,7 +359,6 @@ class PausedCalls:
             self._look(owner, 0.0)
 
     def clear(self) -> None:
-        """No terms hold any more; nothing is paused."""
         self.resumed.clear()
         self._looks.clear()
         self._behind.clear()

@@ -103,7 +103,6 @@ class RecordingReader:
         }
 
     def take(self, at_s: float, event: Event, actions: Sequence[Action]) -> None:
-        """Take in one event and the actions of the core that handled it."""
         self._end_s = at_s
         self._of_events.get(type(event), self._outside)(event, at_s)
         for action in actions:

@@ -210,7 +210,6 @@ class Rerun:
         self._hold(action, max([self._now, *others]))
 
     def _hold(self, action: Dispatch, ready_s: float) -> None:
-        """Schedule the runs and the end of a lease that is ready then."""
         lease, hold = self._core.placer.leases[action.lease], self._holds[action.lease]
         if hold is None:
             held_s = self._usual_hold_s(lease)
