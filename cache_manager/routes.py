@@ -131,8 +131,8 @@ GpuAsked = Annotated[str | None, Query(description="on this GPU alone")]
 
 def _obey(residency: Residency, verb: str, order: Order) -> Callable[..., Awaitable[OrderDone]]:
     async def obey(model: str, gpu: GpuAsked = None) -> OrderDone:
-        found = residency.named(model)
-        await order(found, None if gpu is None else GpuId(gpu))
-        return OrderDone(found, verb)
+        model_id = residency.named(model)
+        await order(model_id, None if gpu is None else GpuId(gpu))
+        return OrderDone(model_id, verb)
 
     return obey

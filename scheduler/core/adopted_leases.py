@@ -63,7 +63,7 @@ class AdoptedLeases:
             slot=slot.id,
             gpu=slot.gpu.spec.id,
             node=slot.gpu.spec.node,
-            requests=tuple(each.id for each in lease.requests),
+            requests=tuple(member.id for member in lease.requests),
             hit=True,
             held_elsewhere=False,
             estimate=Estimate(0.0, 0.0),

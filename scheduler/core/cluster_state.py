@@ -87,7 +87,7 @@ class ClusterState:
             for model in bundle.models:
                 self._bundles_of.setdefault(model, []).append(bundle)
         for rankings in (self._idle_holders, self._busy_holders):
-            for bundle in [each for each in rankings if each not in used]:
+            for bundle in [ranked for ranked in rankings if ranked not in used]:
                 del rankings[bundle]
 
     def remeasure(self, model: ModelId) -> None:

@@ -146,7 +146,7 @@ class ClusterView(View):
         if first is None or self._has_room(gpu, first.bundle):
             return first
         lanes = cluster.waiting.first_lanes(gpu.size_class)
-        return next((each for each in lanes if self._has_room(gpu, each.bundle)), None)
+        return next((pending for pending in lanes if self._has_room(gpu, pending.bundle)), None)
 
     def first_hit(self, slot: SlotView) -> RequestView | None:
         return self._first_resident(self._cluster.waiting, _own(slot))
@@ -409,13 +409,13 @@ def home_of(cluster: ClusterState, pending: Pending) -> NodeId | None:
 
 def idle_holders(cluster: ClusterState, bundle: Bundle, most: int) -> list[Slot]:
     """An idle slot with all these models of each GPU that has one; looks at `most` GPUs."""
-    found = []
+    slots = []
     for gpu in islice(cluster.index.holders(bundle.models[0]), most):
         for slot in cluster.gpus[gpu].slots:
             if slot.idle and slot.holds(bundle.models) and not slot.gpu.is_stuck(bundle.models):
-                found.append(slot)
+                slots.append(slot)
                 break
-    return found
+    return slots
 
 
 def busy_holders(cluster: ClusterState, bundle: Bundle) -> list[Slot]:

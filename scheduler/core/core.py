@@ -300,8 +300,8 @@ class Forgetting:
         if len(cluster.profiles.known()) > self._due_models:
             self._forget_models()
             # Where too many are needed, the next look is due when there are as many more.
-            known = max(self._most_models, len(cluster.profiles.known()))
-            self._due_models = known + known // _SLACK_SHARE
+            count = max(self._most_models, len(cluster.profiles.known()))
+            self._due_models = count + count // _SLACK_SHARE
         elif cluster.bundle_count > self._due_bundles:
             self._forget_bundles()
 
@@ -310,13 +310,13 @@ class Forgetting:
         cluster = self._cluster
         needed = {model for pending in self._requests.values() for model in pending.models}
         needed |= {model for lease in self._leases.values() for model in lease.models}
-        known = cluster.profiles.known()
+        profiles = cluster.profiles.known()
         # The latest are spared: their node is about to report where it has their weights.
-        oldest = islice(known, len(known) - self._most_models // _SLACK_SHARE)
+        oldest = islice(profiles, len(profiles) - self._most_models // _SLACK_SHARE)
         unneeded = (
             model for model in oldest if model not in needed and not cluster.index.has(model)
         )
-        for model in list(islice(unneeded, len(known) - self._most_models)):
+        for model in list(islice(unneeded, len(profiles) - self._most_models)):
             cluster.profiles.forget(model)
             cluster.index.forget(model)
             self._idle.forget(model)

@@ -43,10 +43,10 @@ class Fleet:
 
     def gpu(self, gpu: GpuId) -> Gpu:
         """BadEvent if this GPU has not joined."""
-        found = self._cluster.gpus.get(gpu)
-        if found is None:
+        joined = self._cluster.gpus.get(gpu)
+        if joined is None:
             raise BadEvent("GPU", gpu)
-        return found
+        return joined
 
     def join(self, event: GpuJoined, now: float, out: list[Action]) -> None:
         spec = event.gpu
@@ -133,17 +133,17 @@ class Fleet:
         self._cluster.index.replace_tiers(event.node, stored)
         self._placer.idle.node_reports(event.node, stored, now)
         for snapshot in event.gpus:
-            known = self._cluster.gpus.get(snapshot.gpu.id)
-            if known is not None:  # what contexts need is measured, and changes
-                known.spec = replace(known.spec, context_bytes=snapshot.gpu.context_bytes)
-            if known is not None and known.spec != snapshot.gpu:  # for example repartitioned
+            joined = self._cluster.gpus.get(snapshot.gpu.id)
+            if joined is not None:  # what contexts need is measured, and changes
+                joined.spec = replace(joined.spec, context_bytes=snapshot.gpu.context_bytes)
+            if joined is not None and joined.spec != snapshot.gpu:  # for example repartitioned
                 self.lose(GpuLost(snapshot.gpu.id, event.lost_leases), now, out)
-                known = None
-            if known is None:
+                joined = None
+            if joined is None:
                 self.join(GpuJoined(snapshot.gpu), now, out)
-            elif known.draining and not snapshot.draining:
-                known.draining = False
-                self._offer(known)
+            elif joined.draining and not snapshot.draining:
+                joined.draining = False
+                self._offer(joined)
             self._reconcile_gpu(snapshot, event.lost_leases, now, out)
             if snapshot.draining:
                 self.drain(GpuDraining(snapshot.gpu.id), now, out)
@@ -161,11 +161,11 @@ class Fleet:
                     self._placer.end(lease, now)
         self._reconcile_residents(gpu, snapshot, now, out)
         self._reconcile_loads(gpu, snapshot, now)
-        for found in snapshot.leases:
-            slot = self._cluster.slots[found.slot]
-            if found.lease not in slot.leases:
-                self._lifecycle.adopted_leases.adopt(found, slot, now)
-                self._lifecycle.adopted(found, now, out)
+        for reported in snapshot.leases:
+            slot = self._cluster.slots[reported.slot]
+            if reported.lease not in slot.leases:
+                self._lifecycle.adopted_leases.adopt(reported, slot, now)
+                self._lifecycle.adopted(reported, now, out)
 
     def _reconcile_residents(
         self, gpu: Gpu, snapshot: GpuSnapshot, now: float, out: list[Action]
@@ -252,8 +252,8 @@ def _was_demoted(gpu: Gpu, model: ModelId, out: Sequence[Action]) -> bool:
 def _check_owners(event: NodeSnapshot, gpus: Mapping[GpuId, Gpu]) -> None:
     """A node may report only its own GPUs; else two nodes would take over one GPU in turn."""
     for snapshot in event.gpus:
-        known = gpus.get(snapshot.gpu.id)
-        if event.node != snapshot.gpu.node or (known and known.spec.node != event.node):
+        gpu = gpus.get(snapshot.gpu.id)
+        if event.node != snapshot.gpu.node or (gpu and gpu.spec.node != event.node):
             raise BadEvent(f"GPU of node {event.node!r} alone", snapshot.gpu.id)
 
 
@@ -277,8 +277,8 @@ def _check(
                     raise BadEvent("slot", other)
             if len(set(slots_of)) < len(slots_of):
                 raise BadEvent("lease of distinct slots", live.lease)
-            known = leases.get(live.lease)
-            if known is not None and (known.slot.id, *known.more_ids) != slots_of:
+            lease = leases.get(live.lease)
+            if lease is not None and (lease.slot.id, *lease.more_ids) != slots_of:
                 raise BadEvent("other lease of id", live.lease)
 
 

@@ -58,9 +58,9 @@ class Lifecycle:
             raise BadEvent("model named by request", request.id)
         if request.exit_rule and not exits.is_rule(request.exit_rule):
             raise BadEvent("exit rule", request.exit_rule)
-        known = self.requests.get(request.id)
-        if known is not None:
-            self._repeat(known, out)
+        accepted = self.requests.get(request.id)
+        if accepted is not None:
+            self._repeat(accepted, out)
             return
         stranger = self._stranger(request)
         if stranger is not None:
@@ -108,8 +108,8 @@ class Lifecycle:
         """The first model that no node has registered, if the request is for registered ones."""
         if not request.registered_only:
             return None
-        known = self._cluster.profiles.known()
-        return next((model for model in request.models if model not in known), None)
+        profiles = self._cluster.profiles.known()
+        return next((model for model in request.models if model not in profiles), None)
 
     def _repeat(self, pending: Pending, out: list[Action]) -> None:
         """Answer a request that arrived again after a lost answer: with the lease that it holds."""
@@ -295,9 +295,9 @@ class Lifecycle:
             out.append(EndLease(found.slot, found.lease, "released before its node reported it"))
             return
         placer.handover.promise(left, found.lease)
-        known = [self.requests[name] for name in left if name in self.requests]
+        requests = [self.requests[name] for name in left if name in self.requests]
         queued = 0
-        for pending in known:
+        for pending in requests:
             lease = self.adopted_leases.promised(pending)  # of no use to one with another lease
             if pending.standing not in _IN_A_QUEUE:
                 continue
@@ -305,7 +305,7 @@ class Lifecycle:
             if lease is not None:
                 placer.take(pending)
                 self.adopted_leases.rejoin(pending, lease, now, out)
-        if known and not queued and len(known) == len(left):
+        if requests and not queued and len(requests) == len(left):
             out.append(EndLease(found.slot, found.lease, "its requests hold other leases"))
 
     def slot_freed(self, event: SlotFreed, now: float, out: list[Action]) -> None:
@@ -458,8 +458,8 @@ class EarlyReturns:
 
     def of(self, lease: LeaseId, request: RequestId | None) -> Iterator[Pending]:
         """Those that gave this lease back early: the named one, or all of them."""
-        found = [*self._paused.get(lease, ()), *self._returned.get(lease, ())]
-        return (pending for pending in found if request is None or pending.id == request)
+        requests = [*self._paused.get(lease, ()), *self._returned.get(lease, ())]
+        return (pending for pending in requests if request is None or pending.id == request)
 
 
 def _drop(table: dict[LeaseId, list[Pending]], lease: LeaseId, pending: Pending) -> None:

@@ -118,20 +118,20 @@ class SlotRanking:
     def first_active(self, accepts: Callable[[Slot], bool]) -> Slot | None:
         """The least used slot, idle or not, that `accepts` accepts."""
         entries, aside = self._entries, []
-        found: Slot | None = None
-        while entries and found is None:
+        first: Slot | None = None
+        while entries and first is None:
             frequency, slot_id, slot = entries[0]
             if not slot.gpu.active:
                 heappop(entries)
             elif slot.frequency != frequency:
                 heapreplace(entries, (slot.frequency, slot_id, slot))
             elif accepts(slot):
-                found = slot
+                first = slot
             else:
                 aside.append(heappop(entries))
         for entry in aside:
             heappush(entries, entry)
-        return found
+        return first
 
     def pop(self) -> None:
         heappop(self._entries)

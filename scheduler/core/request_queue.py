@@ -105,7 +105,7 @@ def of_one_function(chosen: list[Pending]) -> tuple[Pending, ...]:
     if len(chosen) == 1:
         return (chosen[0],)
     function = chosen[0].request.function
-    return tuple([each for each in chosen if each.request.function == function])
+    return tuple([pending for pending in chosen if pending.request.function == function])
 
 
 class BundleLane:
@@ -194,18 +194,18 @@ class RequestQueue:
 
     def oldest(self, most: int) -> list[Pending]:
         """The first requests of at most so many lanes, the oldest of all lanes, in order."""
-        found: list[Pending] = []
+        requests: list[Pending] = []
         for heads in self._heads:
             aside: list[tuple[int, BundleLane]] = []
             while len(aside) < most and (first := self._first_of(heads)) is not None:
                 aside.append(heappop(heads))
                 while heads and heads[0] == aside[-1]:  # entered twice
                     heappop(heads)
-                found.append(first)
+                requests.append(first)
             for entry in aside:
                 heappush(heads, entry)
-        found.sort(key=_rank)
-        return found[:most]
+        requests.sort(key=_rank)
+        return requests[:most]
 
     def add(self, pending: Pending, rank: int) -> None:
         """Insert a request by rank; free at the end of its lane, a walk elsewhere."""

@@ -244,7 +244,7 @@ class Slot:
         """
         if not self.at_once or not self.leases:
             return []
-        runs = [each for each in self.leases.values() if not each.beside and each is not own]
+        runs = [lease for lease in self.leases.values() if not lease.beside and lease is not own]
         surplus = len(runs) + 1 - self.capacity
         if surplus > 0:
             runs.sort(key=_due_s)

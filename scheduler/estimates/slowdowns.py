@@ -155,8 +155,8 @@ class Slowdowns:
         """How many times as long a run takes beside these; 1 while too little is known."""
         if not neighbours or len(self._regression) < LEAST_OBSERVED:
             return 1.0
-        found = self._regression.predict(self._row(own, _together(neighbours)))
-        return min(MOST, max(LEAST, found))
+        slowdown = self._regression.predict(self._row(own, _together(neighbours)))
+        return min(MOST, max(LEAST, slowdown))
 
     def fit(self) -> Fit:
         observed = len(self._rows)

@@ -109,24 +109,24 @@ class Policy:
 
     def weighed(self, view: View, request: RequestView) -> Sequence[WeighedSlot]:
         """The slots that it weighs for this request: hits, loads, and the wait, which gains 0."""
-        found: dict[SlotView, dict[str, float]] = {}
+        terms_of: dict[SlotView, dict[str, float]] = {}
         load_s = view.nearest_load_s(request)
         for slot in (*self._near(view, request), *view.idle_holders(request, CANDIDATES)):
-            found[slot] = {"load": load_s, **self._hit_gain(view, request, slot).named()}
+            terms_of[slot] = {"load": load_s, **self._hit_gain(view, request, slot).named()}
         idle = view.idle_holder(request)
         if idle is not None:
             place = Place((request,), self._holder(view, request, idle), "")
             slot, terms = batch_terms(view, place, self.most_batch)
-            found[slot] = {**found.get(slot, {"load": load_s}), **terms}
+            terms_of[slot] = {**terms_of.get(slot, {"load": load_s}), **terms}
         holder = view.busy_holder(request)
         if holder is not None:
-            found.setdefault(holder, {})
+            terms_of.setdefault(holder, {})
         waiting_s, coming_s = self._saved_s(view, request)
         for slot in self._places(view, request):
             if not view.is_hit(request, slot):
                 gain = self._load_gain(view, request, slot, waiting_s, coming_s)
-                found.setdefault(slot, gain.named())
-        return [WeighedSlot(slot.id, terms) for slot, terms in found.items()]
+                terms_of.setdefault(slot, gain.named())
+        return [WeighedSlot(slot.id, terms) for slot, terms in terms_of.items()]
 
     # -- the four rules, in order ---------------------------------------------------------------
 
@@ -224,8 +224,8 @@ class Policy:
         few = view.few_loadable(request, CANDIDATES)
         if not near and not keepers:
             return few
-        known = [each for each in (*near, *keepers) if each.loadable]
-        return list(dict.fromkeys((*known, *few)))
+        preferred = [slot for slot in (*near, *keepers) if slot.loadable]
+        return list(dict.fromkeys((*preferred, *few)))
 
     def _load(self, request: RequestView, slot: SlotView, rule: str) -> Place | LoadBeside:
         if self.overlap:
@@ -234,7 +234,7 @@ class Policy:
 
     def _near(self, view: View, request: RequestView) -> Sequence[SlotView]:
         """Idle holders on the node where the request's data is."""
-        return [each for each in view.near_idle(request) if view.is_hit(request, each)]
+        return [slot for slot in view.near_idle(request) if view.is_hit(request, slot)]
 
     # -- terms ----------------------------------------------------------------------------------
 
@@ -319,8 +319,8 @@ def batch_terms(view: View, hit: Place, most_batch: int) -> tuple[SlotView, dict
         return hit.slot, {}
     place = _chosen(hit, weighed)
     given = place.configuration or _ALONE
-    known = {choice.configuration: choice for choice in weighed.profile.choices}
-    chosen, alone = known.get(given), known.get(_ALONE)
+    by_configuration = {choice.configuration: choice for choice in weighed.profile.choices}
+    chosen, alone = by_configuration.get(given), by_configuration.get(_ALONE)
     if chosen is None or alone is None or chosen is alone:
         return place.slot, {}
     slot_s = PRICES.cost(_ALONE, 1.0) or 1.0
@@ -359,7 +359,7 @@ def _weigh(view: View, hit: Place, most_batch: int) -> _Weighed | None:
         near, rooms = _rooms(view, hit)
     profile = profile_of(view, first, rooms, len(members), scarce_prices(view, rooms))
     away_s = AWAY_S if near else 0.0
-    calls = [_waiting(view, each, slot, away_s) for each in members]
+    calls = [_waiting(view, member, slot, away_s) for member in members]
     options = decide(batch_choices(profile), calls, None).options
     return _Weighed(members, near, rooms, profile, calls, options)
 
@@ -367,7 +367,7 @@ def _weigh(view: View, hit: Place, most_batch: int) -> _Weighed | None:
 def _placed(hit: Place, weighed: _Weighed, room: GpuRoom, given: Configuration) -> Place:
     idle = list(room.idle)
     if room is weighed.rooms[0]:
-        idle = [hit.slot, *(each for each in idle if each is not hit.slot)]
+        idle = [hit.slot, *(slot for slot in idle if slot is not hit.slot)]
     if given == _ALONE:
         return Place(hit.requests, idle[0], hit.rule)
     batch = tuple(weighed.members[: given.batch])
@@ -377,14 +377,14 @@ def _placed(hit: Place, weighed: _Weighed, room: GpuRoom, given: Configuration) 
 def _rooms(view: View, hit: Place) -> tuple[Sequence[GpuId], list[GpuRoom]]:
     """The GPUs that are near the request's data, and all that could take it, its own first."""
     first, slot = hit.requests[0], hit.slot
-    near = [each for each in view.near_idle(first) if view.is_hit(first, each)]
+    near = [holder for holder in view.near_idle(first) if view.is_hit(first, holder)]
     rooms: dict[GpuId, GpuRoom] = {}
     names: dict[GpuId, None] = {}
-    for each in (slot, *near, *view.idle_holders(first, CANDIDATES)):
-        room = view.room(each)
+    for holder in (slot, *near, *view.idle_holders(first, CANDIDATES)):
+        room = view.room(holder)
         rooms.setdefault(room.gpu, room)
-    for each in near:
-        names[view.room(each).gpu] = None
+    for holder in near:
+        names[view.room(holder).gpu] = None
     return list(names), list(rooms.values())
 
 

@@ -183,13 +183,13 @@ class Holding:
 
     def payer(self, function: str, now_us: int) -> Payer:
         """The account of one function, which is among the users from now on."""
-        found = self.users.get(function)
-        if found is None:
+        payer = self.users.get(function)
+        if payer is None:
             self.settle(now_us)
-            found = Payer(function, self.model, self.gpu, self.charged)
+            payer = Payer(function, self.model, self.gpu, self.charged)
             if function != NOBODY:
-                self.users[function] = found
-        return found
+                self.users[function] = payer
+        return payer
 
     def begin(self, lease: LeaseId, bill: LeaseBill, payers: Sequence[Payer], now_us: int) -> None:
         if self.leases:
@@ -236,9 +236,9 @@ class Holding:
 
     def _charge_together(self, amount: int) -> None:
         """Several leases share it: in equal parts, to the last unit."""
-        each, rest = divmod(amount, len(self.leases))
+        part, rest = divmod(amount, len(self.leases))
         for place, (bill, payers) in enumerate(self.leases.values()):
-            bill.pay(payers, self.use_charge, each + 1 if place < rest else each)
+            bill.pay(payers, self.use_charge, part + 1 if place < rest else part)
 
     def _charge_idle(self, charge: int, amount: int) -> None:
         if self.users:

@@ -140,9 +140,9 @@ class UseBuckets:
         users: dict[ModelId, list[str]] = {}
         if self.of:
             for key in self.of[max(self.of, key=_begins)].rows:
-                known = users.setdefault(key.model, [])
-                if key.function not in {NOBODY, OTHERS} and key.function not in known:
-                    known.append(key.function)
+                functions = users.setdefault(key.model, [])
+                if key.function not in {NOBODY, OTHERS} and key.function not in functions:
+                    functions.append(key.function)
         return users
 
 

@@ -130,18 +130,18 @@ class GpuBook:
 
     def _resize_context(self, model: ModelId, size: int, now_us: int) -> None:
         """What a model leaves is paid by those who used the model."""
-        found = self.contexts.get(model)
-        if found is None:
+        context = self.contexts.get(model)
+        if context is None:
             if not size:
                 return
-            found = Holding(model, self.gpu, 0, CONTEXT, CONTEXT, self.charged, now_us)
-            self.contexts[model] = found
+            context = Holding(model, self.gpu, 0, CONTEXT, CONTEXT, self.charged, now_us)
+            self.contexts[model] = context
             left = self.residents.get(model)
             users = self._former.of(self.node, model) if left is None else left.users
             for function in users:
-                found.payer(function, now_us)
-        if found.size != size:
-            self._resize(found, size, now_us)
+                context.payer(function, now_us)
+        if context.size != size:
+            self._resize(context, size, now_us)
         if not size:
             del self.contexts[model]
 
@@ -433,8 +433,8 @@ class UseMeter:
         bill = LeaseBill((sole.payer.function,), now_us, sole.contended_s)
         self._bills[sole.id] = bill
         bill.time, bill.computes_us = sole.time, sole.computes_us
-        for each in (sole.model, sole.slot):
-            each.begin(sole.id, bill, (sole.payer,), now_us)
+        for holder in (sole.model, sole.slot):
+            holder.begin(sole.id, bill, (sole.payer,), now_us)
 
     def _look(self, now_us: int) -> None:
         changes, index = self.changes, self._cluster.index

@@ -424,10 +424,10 @@ class OwnerTable:
         """A function, and so its namespace, has so many more requests that wait, and leases."""
         space = owner.space
         worked, contended = space.at_work, space.contending > 0
-        for each in both(owner):
-            each.waiting += waiting
-            each.leases += leases
-            each.paused += paused
+        for counted in both(owner):
+            counted.waiting += waiting
+            counted.leases += leases
+            counted.paused += paused
         self.busy.follow(space, was_one=worked, is_one=space.at_work)
         self.waiting.follow(space, was_one=contended, is_one=space.contending > 0)
         if not space.contending:

@@ -216,14 +216,14 @@ class Tenancy:
         enough = cluster.waiting.count >= _CHOICE * room
         if enough and not nothing_runs:
             return False
-        found = False
+        exposed = False
         for _ in range(_MOST_AT_ONCE if enough else 1):
             turn = order.next(spare=True)
             if turn is None:
                 break
             self._expose(turn)
-            found = True
-        return found
+            exposed = True
+        return exposed
 
     def retry(self) -> None:
         """Look whether what lacked room in a quota, of resident bytes or GPU time, has it now."""
@@ -327,7 +327,7 @@ class Tenancy:
     ) -> bool:
         """Keep quotas of resident bytes as these loads begin; False: their requests must wait."""
         turns = self.order.turns
-        owners = [turns[each.id].owner for each in chosen if each.id in turns]
+        owners = [turns[pending.id].owner for pending in chosen if pending.id in turns]
         bound = quotas.with_quota(owners)
         needed = slot.gpu, chosen[0].bundle.models
         return not bound or quotas.make_room(bound, loads, needed, self._cluster, out)
@@ -535,9 +535,9 @@ class LeaseCharges:
         self, lease: ActiveLease, owners: list[FunctionOwner], expected_s: float, now: float
     ) -> None:
         """Requests of these owners have a lease, perhaps beside others that had it already."""
-        known = self._charges.get(lease.id)
-        if known is not None:
-            owners = [*known.owners, *owners]
+        earlier = self._charges.get(lease.id)
+        if earlier is not None:
+            owners = [*earlier.owners, *owners]
             self.ended(lease.id, now)
         share = (1 + len(lease.more)) / len(owners)
         charge = self._charges[lease.id] = LeaseCharge(owners, lease.slot, share, now)
@@ -557,15 +557,15 @@ class LeaseCharges:
         charge.wake(self._cluster.contended_s(charge.slot, now), now)
         self._recharge(charge, charge.used_s(now) + expected_s * charge.share)
         charge.expect(now + expected_s)
-        for each in charge.distinct():
-            self._order.paused.may_have_room(each)
+        for function in charge.distinct():
+            self._order.paused.may_have_room(function)
 
     def rests(self, lease: ActiveLease, since_s: float, now: float) -> None:
         charge = self._charges.get(lease.id)
         if charge is not None:
             charge.rest(since_s, self._cluster.contended_s(charge.slot, now), now)
-            for each in charge.distinct():
-                self._order.paused.may_have_room(each)
+            for function in charge.distinct():
+                self._order.paused.may_have_room(function)
 
     def called(self, lease: ActiveLease, began_s: float, ended_s: float, now: float) -> None:
         charge = self._charges.get(lease.id)

@@ -319,9 +319,9 @@ class PausedCalls:
 
     def may_have_room(self, owner: FunctionOwner) -> None:
         """Something of it needs less GPU time than was expected."""
-        for each in self._behind.pop(owner.space, ()):
-            if each in self._look_s:
-                self._look(each, 0.0)
+        for function in self._behind.pop(owner.space, ()):
+            if function in self._look_s:
+                self._look(function, 0.0)
 
     def may_be_due(self, now: float) -> bool:
         """Whether `due` has to be asked."""
@@ -329,7 +329,7 @@ class PausedCalls:
 
     def due(self, now: float, estimate_s: Callable[[Bundle], float]) -> list[Turn]:
         """Those that may go on now; their caller removes them."""
-        found = []
+        turns = []
         while self.may_be_due(now):
             look_s, _, owner = heappop(self._looks)
             if self._look_s.get(owner) != look_s:
@@ -343,8 +343,8 @@ class PausedCalls:
             turn = self.resumed[owner] = next(iter(owner.paused_turns))
             needs_s = estimate_s(turn.pending.bundle)
             self._coming_s.setdefault(owner.space, {})[owner] = needs_s
-            found.append(turn)
-        return found
+            turns.append(turn)
+        return turns
 
     def next_s(self) -> float | None:
         """When there may be room next; None: not without another event."""
@@ -410,7 +410,7 @@ class PausedCalls:
         if at_s < inf:
             heappush(self._looks, (at_s, owner.number, owner))
         if len(self._looks) > 2 * len(self._look_s) + _COMPACT_BEYOND:
-            self._looks = [each for each in self._looks if self._look_s.get(each[2]) == each[0]]
+            self._looks = [look for look in self._looks if self._look_s.get(look[2]) == look[0]]
             heapify(self._looks)
 
 

@@ -137,8 +137,8 @@ class RecordedTimes:
 
     def tier(self, model: ModelId) -> Tier | None:
         """The tier in which nodes kept the model most often after it had left a GPU."""
-        found = self.tiers.get(model)
-        return found.most_common(1)[0][0] if found else None
+        tiers = self.tiers.get(model)
+        return tiers.most_common(1)[0][0] if tiers else None
 
 
 @dataclass(slots=True)
