@@ -92,13 +92,6 @@ def _cycle(workflow: Workflow, left: frozenset[str]) -> list[str]:
         path.append(above)
 
 
-# What can be wrong with a workflow.
-#
-# WorkflowError
-# ├── BadWorkflow     a graph that no run could follow to its end
-# └── BadProfile      measured times that the search cannot use
-
-
 class WorkflowError(Exception):
     """Base of every error about a workflow."""
 

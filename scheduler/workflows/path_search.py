@@ -111,17 +111,13 @@ def _by_time(path: ConfigurationPath) -> tuple[float, float]:
     return path.time_s, path.cost
 
 
-# The K cheapest paths for every target at once: a search made once, then looked up.
-#
-# What `path_search` finds for one target is a step function of the target. Here all steps are
-# found in one pass over the stages: a partial path to which K others are at once as fast and as
-# cheap is part of no answer. A look-up costs about a microsecond, whatever the number of
-# configurations.
-
-
 @dataclass(frozen=True, slots=True)
 class PathCurve:
-    """Answers to every target: from each time on, the cheapest paths that take no longer."""
+    """Answers to every target: from each time on, the cheapest paths that take no longer.
+
+    They are found in one pass over the stages: a partial path to which K others are at once as fast
+    and as cheap is part of no answer. A look-up costs about a microsecond.
+    """
 
     times_s: tuple[float, ...]
     answers: tuple[tuple[ConfigurationPath, ...], ...]
