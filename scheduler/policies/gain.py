@@ -54,33 +54,13 @@ _VICTIMS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Ours, for all grounds: what NETGAIN, BESIDE, TOGO and FAIR weigh, as terms of one gain.
+    """Ours, for all grounds: docs/evaluation/gain.md has its rules and what it was measured on.
 
-    Only the global queue is used. A load goes beside the runs of a GPU that loads nothing where
-    loads `overlap` runs, else to an idle one. While requests wait, and there is a slot for them:
-
-    1. The first request goes next once `patience` later ones for each slot have overtaken it,
-       unless a busy GPU has its models: there it is the first one anyway.
-    2. A request whose models are all on an idle GPU goes there, the first such request of the least
-       used such GPU; of its idle holders it gets the one that gains most: less 20 ms where its data
-       is not, less what it and the runs there slow each other down. Where
-       that is something, the old request goes first that loses least for each second of its run.
-    3. Models that no GPU holds are loaded, those of the oldest request first, where that gains
-       most, unless the only copy of what requests wait for would have to leave.
-    4. Models that only busy GPUs hold, or that are on their way, are loaded once more where that
-       gains most, if it gains anything, for the youngest request: the oldest one will get the
-       holder that comes free.
-    The gain of a load, in seconds: the wait for the holder that could begin soonest, plus 0.6
-    times the work that waits for the other models there, plus 1.4 times a holder's share of
-    what waits for these; plus what the requests of the time of 12 loads save,
-    their share of such a wait, where loads overlap runs (else compute is what copies cost, and only
-    what waits now pays for it); less the time until the models are there and the compute is free
-    (where loads take compute up to 0.4 cheaper, with the share of slots that are idle);
-    less twice the loads that the victims' requests wait for, over the same time; less what data and
-    neighbours cost, as for a hit. A batch of requests of one stage and models goes to the slots and
-    vCPUs of the GPU that cost least for each, and 20 times what one costs alone if it would be
-    late. Namespaces take turns by their weights, `lead_s` ahead at most. At most 8 models and GPUs
-    are weighed.
+    Hits go first. A load gains the seconds that its copy saves the requests that wait now and,
+    where loads `overlap` runs, those of the time of 12 loads; less the time until the copy can run,
+    twice what its victims' requests would wait, 20 ms away from the data, and what neighbours lose.
+    A batch has the slots and vCPUs that cost least for each request, missed deadlines included.
+    Namespaces take turns by their weights, `lead_s` ahead at most.
     """
 
     patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
