@@ -132,8 +132,8 @@ class ClusterView(View):
         return estimate.configured_s(profiles, pending.models, ran, gpu_type)
 
     def measured(self, request: RequestView, slot: SlotView) -> Sequence[Configuration]:
-        gpu_type, each = _own(slot).gpu.spec.gpu_type, _pending(request).request.batch
-        return measured(self._cluster.profiles, request.models[0], gpu_type, each)
+        gpu_type, batch = _own(slot).gpu.spec.gpu_type, _pending(request).request.batch
+        return measured(self._cluster.profiles, request.models[0], gpu_type, batch)
 
     # -- the global queue -----------------------------------------------------------------------
 
@@ -431,11 +431,11 @@ def busy_holders(cluster: ClusterState, bundle: Bundle) -> list[Slot]:
 
 
 def measured(
-    profiles: Profiles, model: ModelId, gpu_type: str, each: int
+    profiles: Profiles, model: ModelId, gpu_type: str, batch: int
 ) -> Sequence[Configuration]:
-    """The configurations in which requests of batch `each` were measured on such GPUs."""
+    """The configurations in which requests of this batch were measured on such GPUs."""
     return [
-        found._replace(batch=found.batch // each)
-        for found, its_type in profiles.of(model).configured_s
-        if its_type == gpu_type and found.batch % each == 0
+        configuration._replace(batch=configuration.batch // batch)
+        for configuration, its_type in profiles.of(model).configured_s
+        if its_type == gpu_type and configuration.batch % batch == 0
     ]
