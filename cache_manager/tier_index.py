@@ -215,7 +215,6 @@ class TierIndex:
         return self.most_models is not None and len(self._residents) > self.most_models
 
     def _above_rest(self) -> int:
-        """How many weights leave if there are too many."""
         if self.most_models is None:
             return 0
         return len(self._residents) - self.most_models + self.most_models // _LEAVING_SHARE

@@ -252,7 +252,6 @@ class Slot:
         return runs
 
     def neighbours(self, own: ActiveLease | None = None) -> tuple[tuple[ModelId, ...], ...]:
-        """The models of each of these leases."""
         return tuple([lease.models for lease in self.runs_beside(own)]) if self.at_once else ()
 
     @property
@@ -267,11 +266,9 @@ class Slot:
         return all(model in residents for model in models)
 
     def has(self, models: tuple[ModelId, ...]) -> bool:
-        """Whether it holds all these models, and none of them is arriving."""
         return self.holds(models) and not self.awaits(models)
 
     def awaits(self, models: tuple[ModelId, ...]) -> bool:
-        """Whether some of these models are arriving."""
         arriving = self.gpu.arriving
         return bool(arriving) and any(model in arriving for model in models)
 

@@ -213,7 +213,6 @@ class Policy:
         return Place((request,), slot, rule)
 
     def _near(self, view: View, request: RequestView) -> Sequence[SlotView]:
-        """Idle holders on the node where the request's data is."""
         return [slot for slot in view.near_idle(request) if view.is_hit(request, slot)]
 
     # -- terms ----------------------------------------------------------------------------------
@@ -314,7 +313,6 @@ def batch_terms(view: View, hit: Place, most_batch: int) -> tuple[SlotView, dict
 
 
 def _chosen(hit: Place, weighed: _Weighed) -> Place:
-    """The best option for which a GPU has room."""
     for given, is_near in weighed.options:
         for room in weighed.rooms:
             if not fits(room, given) or (weighed.near and is_near != (room.gpu in weighed.near)):

@@ -235,7 +235,6 @@ class Holding:
             self._charge_idle(self.idle_charge, self.size * idle_us)
 
     def _charge_together(self, amount: int) -> None:
-        """Several leases share it: in equal parts, to the last unit."""
         part, rest = divmod(amount, len(self.leases))
         for place, (bill, payers) in enumerate(self.leases.values()):
             bill.pay(payers, self.use_charge, part + 1 if place < rest else part)

@@ -415,5 +415,4 @@ class PausedCalls:
 
 
 def is_used_up(function: FunctionOwner, now: float) -> bool:
-    """Whether the function, or its namespace, has used all the GPU time that it may have."""
     return is_over_gpu_s(function, now) or is_over_gpu_s(function.space, now)

@@ -251,6 +251,5 @@ def _figures(watches: Sequence[TrafficWatch], happened: Sequence[TrafficWatch]) 
 
 
 def _elsewhere(watch: TrafficWatch, happened: TrafficWatch) -> int:
-    """How many requests went to a first GPU other than the recorded one."""
     then = happened.first_gpus
     return sum(then.get(name, gpu) != gpu for name, gpu in watch.first_gpus.items())

@@ -270,7 +270,6 @@ class Rerun:
             self._handle(LeaseWanted(request))
 
     def _of_lease(self, lease: LeaseId, event: Event) -> None:
-        """Handle the event only if the lease is still in force."""
         if self._live(lease) is not None:
             self._handle(event)
 
