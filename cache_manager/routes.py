@@ -89,9 +89,7 @@ class Residency(Protocol):
         """Every model that was declared, requested or reported."""
         ...
 
-    def model(self, model: ModelId) -> ModelShown:
-        """One of them."""
-        ...
+    def model(self, model: ModelId) -> ModelShown: ...
 
     def named(self, name: str) -> ModelId:
         """The one model with this name, or whose name begins with it, or of this function."""
@@ -132,11 +130,9 @@ GpuAsked = Annotated[str | None, Query(description="on this GPU alone")]
 
 
 def _obey(residency: Residency, verb: str, order: Order) -> Callable[..., Awaitable[OrderDone]]:
-    """The handler of one order's route."""
-
     async def obey(model: str, gpu: GpuAsked = None) -> OrderDone:
-        found = residency.named(model)
-        await order(found, None if gpu is None else GpuId(gpu))
-        return OrderDone(found, verb)
+        model_id = residency.named(model)
+        await order(model_id, None if gpu is None else GpuId(gpu))
+        return OrderDone(model_id, verb)
 
     return obey

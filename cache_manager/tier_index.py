@@ -121,13 +121,12 @@ class TierIndex:
         return 1 if model in self else 0
 
     def rate(self, model: ModelId, now: float) -> float:
-        """Uses of the weights a second, lately."""
         return self._rates.rate(model, now)
 
     def load_s(self, model: ModelId) -> float:
         """Seconds to read the weights back from disk, by the reads measured so far."""
-        found = self._residents.get(model)
-        return 0.0 if found is None else found.bytes / self._read_bytes_per_s
+        weights = self._residents.get(model)
+        return 0.0 if weights is None else weights.bytes / self._read_bytes_per_s
 
     def run_s(self, model: ModelId) -> float:
         """Unknown here: runs are measured on GPUs."""
@@ -159,34 +158,34 @@ class TierIndex:
             return None
         ordered = sorted(
             self._by_shares(self._rule.order(self, self, now)),
-            key=lambda found: (found.model in stuck, found.kept),
+            key=lambda weights: (weights.model in stuck, weights.kept),
         )
         count = self._above_rest() if too_many else 0
-        freed_bytes = sum(found.bytes for found in ordered[:count])
+        freed_bytes = sum(weights.bytes for weights in ordered[:count])
         while count < len(ordered) and freed_bytes < short_bytes:
             freed_bytes += ordered[count].bytes
             count += 1
         candidates = tuple(
             DemotionCandidate(
-                found.model,
-                found.bytes,
-                found.kept,
-                found.model in stuck,
-                found.used_s,
-                self.rate(found.model, now),
-                self.load_s(found.model),
+                weights.model,
+                weights.bytes,
+                weights.kept,
+                weights.model in stuck,
+                weights.used_s,
+                self.rate(weights.model, now),
+                self.load_s(weights.model),
             )
-            for found in ordered[: count + MOST_CANDIDATES]
+            for weights in ordered[: count + MOST_CANDIDATES]
         )
-        victims = tuple(found.model for found in ordered[:count])
+        victims = tuple(weights.model for weights in ordered[:count])
         return Demotion(now, self.rule, short_bytes, victims, candidates)
 
     def still_due(self, candidate: DemotionCandidate) -> bool:
         """Whether room is still lacking and the weights were not used since the decision."""
-        found = self._residents.get(candidate.model)
-        if found is None or (self.short_bytes <= 0 and self._above_rest() <= 0):
+        weights = self._residents.get(candidate.model)
+        if weights is None or (self.short_bytes <= 0 and self._above_rest() <= 0):
             return False
-        return (found.kept, found.used_s) == (candidate.held, candidate.used_s)
+        return (weights.kept, weights.used_s) == (candidate.held, candidate.used_s)
 
     def reserve(self, size_bytes: int, owner: str = "") -> None:
         """Reserve room for weights that are on their way (or, if negative, free that room)."""
@@ -204,7 +203,7 @@ class TierIndex:
         sending it; all reservations together are at most twice the budget.
         """
         left_bytes = self.budget_bytes - self.reserved_bytes
-        owners = {each for found in self._residents.values() for each in found.owners}
+        owners = {tenant for weights in self._residents.values() for tenant in weights.owners}
         if not (owners | self._reserved_by.keys()) - {owner}:
             return left_bytes
         half_bytes = self.budget_bytes // 2
@@ -216,25 +215,24 @@ class TierIndex:
         return self.most_models is not None and len(self._residents) > self.most_models
 
     def _above_rest(self) -> int:
-        """How many weights leave if there are too many."""
         if self.most_models is None:
             return 0
         return len(self._residents) - self.most_models + self.most_models // _LEAVING_SHARE
 
     def _by_shares(self, ordered: Iterable[ResidentView]) -> list[StoredWeights]:
         """Move weights to the front while all their tenants use more than an equal share."""
-        found = [self._residents[each.model] for each in ordered]
+        stored = [self._residents[resident.model] for resident in ordered]
         sizes, counts = Counter[str](), Counter[str]()
-        for weights in found:
+        for weights in stored:
             for owner in weights.owners:
                 sizes[owner] += weights.bytes
                 counts[owner] += 1
         if len(counts) <= 1:
-            return found
+            return stored
         share_bytes = self.budget_bytes // len(counts)
-        share_models = (self.most_models or len(found)) // len(counts)
+        share_models = (self.most_models or len(stored)) // len(counts)
         beyond, within = [], []
-        for weights in found:
+        for weights in stored:
             if all(sizes[o] > share_bytes or counts[o] > share_models for o in weights.owners):
                 beyond.append(weights)
                 for owner in weights.owners:
@@ -256,23 +254,22 @@ class TierIndex:
 
     def set_owners(self, model: ModelId, owners: frozenset[str]) -> None:
         """Change the tenants that have these weights; weights that are not here are ignored."""
-        found = self._residents.get(model) or self._lingering.get(model)
-        if found is not None:
-            found.owners = owners
+        weights = self._residents.get(model) or self._lingering.get(model)
+        if weights is not None:
+            weights.owners = owners
 
     def touch(self, model: ModelId, now: float) -> None:
         """Make weights the most recently used; lingering weights count again."""
-        found = self._lingering.pop(model, None)
-        if found is None:
-            found = self._residents.pop(model)
+        weights = self._lingering.pop(model, None)
+        if weights is None:
+            weights = self._residents.pop(model)
         else:
-            self.lingering_bytes -= found.bytes
-            self.used_bytes += found.bytes
-        found.used_s = now
-        self._residents[model] = found
+            self.lingering_bytes -= weights.bytes
+            self.used_bytes += weights.bytes
+        weights.used_s = now
+        self._residents[model] = weights
 
     def hold(self, model: ModelId, now: float) -> None:
-        """One more user."""
         self.touch(model, now)
         self._rates.count_request(model, now)
         if len(self._rates) > 2 * len(self) + _MOST_RATES:
@@ -297,17 +294,17 @@ class TierIndex:
         if not self._residents[model].kept:
             self.remove(model)
             return True
-        found = self._residents.pop(model)
-        self._lingering[model] = found
-        self.used_bytes -= found.bytes
-        self.lingering_bytes += found.bytes
+        weights = self._residents.pop(model)
+        self._lingering[model] = weights
+        self.used_bytes -= weights.bytes
+        self.lingering_bytes += weights.bytes
         return False
 
     def remove(self, model: ModelId) -> None:
         """Forget weights that are gone; weights that the tier does not hold are ignored."""
-        found = self._residents.pop(model, None)
-        if found is not None:
-            self.used_bytes -= found.bytes
+        weights = self._residents.pop(model, None)
+        if weights is not None:
+            self.used_bytes -= weights.bytes
         lingering = self._lingering.pop(model, None)
         if lingering is not None:
             self.lingering_bytes -= lingering.bytes

@@ -15,7 +15,7 @@ def available() -> tuple[str, ...]:
 
 
 def make(name: str) -> EvictionRule:
-    """The rule of that name."""
+    """UnknownRule if no rule has this name."""
     if name not in available():
         raise UnknownRule(name, available())
     rule: EvictionRule = import_module(f"{__name__}.{name}").Rule()

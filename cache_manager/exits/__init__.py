@@ -22,7 +22,6 @@ def available() -> tuple[str, ...]:
 
 
 def is_rule(text: str) -> bool:
-    """Whether a text names a rule."""
     try:
         make(text)
     except UnknownRule:

@@ -95,7 +95,7 @@ def _cheapest_stages(
     """
     later = [0.0] * len(rates)
     longer = 0.0
-    found: list[list[int]] = []
+    stages: list[list[int]] = []
     for place in range(len(gaps) - 1, -1, -1):
         gap_s, weight = gaps[place]
         longer += weight
@@ -108,6 +108,6 @@ def _cheapest_stages(
                 least, least_stage = cost, stage
             cheapest[stage], chosen[stage] = least, least_stage
         later = cheapest
-        found.append(chosen)
-    found.reverse()
-    return found
+        stages.append(chosen)
+    stages.reverse()
+    return stages

@@ -29,8 +29,8 @@ class Rule:
             raise ValueError("it takes one number of seconds, or four: GPU, context, host, disk")
         if not all(isfinite(number) and number >= 0.0 for number in parameters):
             raise ValueError("seconds are finite numbers, 0 or more")
-        each = tuple(parameters) if len(parameters) > 1 else (parameters[0],) * len(STAGES)
-        return cls(each)
+        seconds = tuple(parameters) if len(parameters) > 1 else (parameters[0],) * len(STAGES)
+        return cls(seconds)
 
     def stays_s(self, stage: Tier, idle: IdleModel) -> float | None:
         del idle

@@ -19,19 +19,16 @@ class RequestRates:
         self._amounts: dict[ModelId, tuple[float, float]] = {}
 
     def count_request(self, model: ModelId, now: float) -> None:
-        """One more request for `model` has come in."""
         amount, at_s = self._amounts.get(model, (0.0, now))
         if at_s != now:
             amount *= exp((at_s - now) / DEMAND_SPAN_S)
         self._amounts[model] = (amount + 1.0, now)
 
     def rate(self, model: ModelId, now: float) -> float:
-        """Requests for `model` a second, lately."""
         amount, at_s = self._amounts.get(model, (0.0, now))
         return amount * exp((at_s - now) / DEMAND_SPAN_S) / DEMAND_SPAN_S
 
     def forget(self, model: ModelId) -> None:
-        """Forget the requests for `model`."""
         self._amounts.pop(model, None)
 
     def __len__(self) -> int:
@@ -78,7 +75,6 @@ class IdleGaps:
         return sorted(self._counts.items())
 
     def saw(self, gap_s: float) -> None:
-        """The model was idle for this long."""
         place = 0
         if gap_s > _LEAST_S:
             place = min(_BUCKETS - 1, int(_STEPS_AN_OCTAVE * log2(gap_s / _LEAST_S)) + 1)

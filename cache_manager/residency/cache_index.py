@@ -52,7 +52,6 @@ class CacheIndex:
     # -- GPUs -----------------------------------------------------------------------------------
 
     def add_gpu(self, gpu: GpuId, node: NodeId, memory_bytes: int) -> GpuCache:
-        """Start to track a GPU, empty."""
         cache = GpuCache(gpu, node, memory_bytes)
         self.parts.memory_bytes += memory_bytes
         self.gpus[gpu] = cache
@@ -61,7 +60,6 @@ class CacheIndex:
         return cache
 
     def remove_gpu(self, gpu: GpuId) -> None:
-        """Forget a GPU and all models that it held."""
         cache = self.gpu(gpu)
         for model in list(cache.residents):
             self.evict(cache, model)
@@ -94,7 +92,6 @@ class CacheIndex:
         return self._tiers.get(model, _NO_TIERS)
 
     def copies(self, model: ModelId) -> int:
-        """On how many GPUs `model` is resident."""
         return len(self._holders.get(model, _NO_HOLDERS))
 
     def held(self, models: Sequence[ModelId]) -> bool:
@@ -106,19 +103,17 @@ class CacheIndex:
         return any(all(model in cache.residents for model in models) for cache in holders)
 
     def held_models(self) -> Iterable[ModelId]:
-        """Every model that some GPU holds."""
         return (model for model, gpus in self._holders.items() if gpus)
 
     def rate(self, model: ModelId, now: float) -> float:
-        """Requests for `model` per second, with recent ones weighted most."""
         return self._rates.rate(model, now)
 
     def load_s(self, model: ModelId) -> float:
-        """Seconds to load `model`, as estimated when it was last admitted."""
+        """The estimate of the time when `model` was last admitted."""
         return self._times.get(model, (0.0, 0.0))[0]
 
     def run_s(self, model: ModelId) -> float:
-        """Seconds of one inference, as estimated when `model` was last admitted."""
+        """The estimate of the time when `model` was last admitted."""
         return self._times.get(model, (0.0, 0.0))[1]
 
     def is_near(self, node: NodeId, model: ModelId) -> bool:
@@ -140,7 +135,7 @@ class CacheIndex:
         return self._tiers.get(model, _NO_TIERS).get(node, Tier.ABSENT)
 
     def has(self, model: ModelId) -> bool:
-        """Whether some node has the model's weights, in any tier."""
+        """Whether some node has the weights, in any tier."""
         return bool(self._holders.get(model)) or model in self._tiers
 
     def fits(
@@ -240,7 +235,6 @@ class CacheIndex:
         assert cache.used_bytes <= cache.memory_bytes, f"{cache.id} is over its memory"
 
     def touch(self, cache: GpuCache, model: ModelId, now: float) -> None:
-        """Make `model` the most recently used of its GPU."""
         residents = cache.residents
         resident = residents.pop(model)
         resident.used_s = now
@@ -248,7 +242,6 @@ class CacheIndex:
         residents[model] = resident
 
     def count_request(self, model: ModelId, now: float) -> None:
-        """Count one more request for `model`."""
         self._rates.count_request(model, now)
 
     def use(self, cache: GpuCache, model: ModelId, users: int) -> None:
@@ -276,7 +269,6 @@ class CacheIndex:
             cache.kept_bytes += resident.bytes if after else -resident.bytes
 
     def pin(self, cache: GpuCache, model: ModelId, *, pinned: bool) -> None:
-        """Protect a resident model from eviction, or stop protecting it."""
         resident = cache.residents[model]
         if resident.pinned == pinned:
             return
@@ -299,7 +291,6 @@ class CacheIndex:
         self.pinned_bytes += size_bytes
 
     def evict(self, cache: GpuCache, model: ModelId) -> None:
-        """Free a model's memory."""
         resident = cache.residents.pop(model)
         cache.used_bytes -= resident.bytes
         if resident.locked:
@@ -367,7 +358,6 @@ class CacheIndex:
             self.set_tier(node, model, tier)
 
     def set_tier(self, node: NodeId, model: ModelId, tier: Tier) -> None:
-        """Record where a node keeps a model's weights outside GPU memory."""
         nodes = self._tiers.setdefault(model, {})
         nodes[node] = tier
         if tier is Tier.ABSENT:
@@ -377,7 +367,6 @@ class CacheIndex:
         self.note_stored(model)
 
     def note_stored(self, model: ModelId) -> None:
-        """Note that something about a model's stored weights has changed."""
         if self.changes is not None:
             self.changes.stored[model] = None
 
@@ -422,11 +411,9 @@ class MemoryParts:
         self._weight = sum(self._weight_of(tenant) for tenant in self._models)
 
     def models_of(self, tenant: str) -> Iterable[ModelId]:
-        """The models of a tenant that some GPU holds."""
         return self._models.get(tenant, _NO_MODELS)
 
     def came(self, model: ModelId, size_bytes: int) -> None:
-        """A copy of a model is on a GPU."""
         tenant = _tenant(model)
         models = self._models.get(tenant)
         if models is None:
@@ -437,7 +424,6 @@ class MemoryParts:
         self._bytes[tenant] += size_bytes
 
     def left(self, model: ModelId, size_bytes: int) -> None:
-        """A copy of a model has left a GPU."""
         tenant = _tenant(model)
         models = self._models[tenant]
         self._bytes[tenant] -= size_bytes
@@ -449,7 +435,6 @@ class MemoryParts:
             self._weight = self._weight - self._weight_of(tenant) if self._models else 0.0
 
     def grew(self, model: ModelId, grown_bytes: int) -> None:
-        """A copy has another size."""
         self._bytes[_tenant(model)] += grown_bytes
 
     def over_first(self, order: Iterable[ResidentView]) -> list[ResidentView]:

@@ -158,13 +158,13 @@ def idle_contexts(
 
 def processes_for(cache: GpuCache, loads: Sequence[tuple[ModelId, int]]) -> dict[ModelId, ModelId]:
     """Which empty process takes which load: first every model's own, then those of its tenant."""
-    found: dict[ModelId, ModelId] = {m: m for m, _ in loads if m in cache.contexts}
+    processes: dict[ModelId, ModelId] = {m: m for m, _ in loads if m in cache.contexts}
     for model, _ in loads:
-        if model not in found:
-            context = context_for(cache, model, found.values())
+        if model not in processes:
+            context = context_for(cache, model, processes.values())
             if context is not None:
-                found[model] = context.model
-    return found
+                processes[model] = context.model
+    return processes
 
 
 def part_of(cache: GpuCache, model: ModelId) -> int:
@@ -175,8 +175,8 @@ def part_of(cache: GpuCache, model: ModelId) -> int:
     process = process_of(cache, model)
     if process is None:
         return 0
-    each, rest = divmod(process.bytes, len(process.models))
-    return each + 1 if list(process.models).index(model) < rest else each
+    part_bytes, rest = divmod(process.bytes, len(process.models))
+    return part_bytes + 1 if list(process.models).index(model) < rest else part_bytes
 
 
 def process_of(cache: GpuCache, model: ModelId) -> SharedProcess | None:

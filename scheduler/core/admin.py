@@ -24,7 +24,6 @@ class AdminHandler:
         now: float,
         out: list[Action],
     ) -> None:
-        """Carry out one order of an administrator, or refuse it with a reason."""
         if event.gpu is not None and event.gpu not in self._cluster.gpus:
             out.append(Refuse(event, f"no GPU {event.gpu!r}"))
             return
@@ -71,7 +70,7 @@ class AdminHandler:
         self._free_what_waits(gpu)
 
     def _free(self, gpu: Gpu, short_bytes: int, now: float, out: list[Action]) -> None:
-        """Free this much on a GPU, or as much as can be freed now."""
+        """Free less where no more can be freed now."""
         if short_bytes <= 0:
             return
         index, cache = self._cluster.index, gpu.cache
@@ -200,7 +199,7 @@ class AdminHandler:
         out.append(Demote(gpu.spec.id, model, reason))
 
     def _end_contexts(self, gpu: Gpu, short_bytes: int, reason: str, out: list[Action]) -> int:
-        """End empty processes where memory is short; the bytes that this frees."""
+        """Return the bytes that this frees."""
         before_bytes = gpu.cache.free_bytes
         for left in idle_contexts(gpu.cache, short_bytes):
             self._cluster.index.drop_context(gpu.cache, left)

@@ -38,7 +38,6 @@ class AdoptedLeases:
         return self._in_force(self._placer.handover.take(pending.id), pending)
 
     def is_promised(self, pending: Pending) -> bool:
-        """Whether an earlier leader gave this request a lease that is still in force."""
         return self._in_force(self._placer.handover.promised(pending.id), pending) is not None
 
     def _in_force(self, promised: LeaseId | None, pending: Pending) -> ActiveLease | None:
@@ -64,7 +63,7 @@ class AdoptedLeases:
             slot=slot.id,
             gpu=slot.gpu.spec.id,
             node=slot.gpu.spec.node,
-            requests=tuple(each.id for each in lease.requests),
+            requests=tuple(member.id for member in lease.requests),
             hit=True,
             held_elsewhere=False,
             estimate=Estimate(0.0, 0.0),

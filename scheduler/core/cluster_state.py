@@ -64,7 +64,6 @@ class ClusterState:
         return bundle
 
     def bundles_of(self, model: ModelId) -> list[Bundle]:
-        """Every bundle that some request asked for and that contains this model."""
         return self._bundles_of.get(model, _NO_BUNDLES)
 
     def _new_bundle(self, models: tuple[ModelId, ...]) -> Bundle:
@@ -81,14 +80,14 @@ class ClusterState:
         return len(self._bundles)
 
     def keep_bundles(self, used: Mapping[Bundle, None]) -> None:
-        """Forget all other bundles: a request that names their models makes them anew."""
+        """A request that names the models of a bundle that was forgotten makes the bundle anew."""
         self._bundles = {bundle.models: bundle for bundle in used}
         self._bundles_of = {}
         for bundle in used:
             for model in bundle.models:
                 self._bundles_of.setdefault(model, []).append(bundle)
         for rankings in (self._idle_holders, self._busy_holders):
-            for bundle in [each for each in rankings if each not in used]:
+            for bundle in [ranked for ranked in rankings if ranked not in used]:
                 del rankings[bundle]
 
     def remeasure(self, model: ModelId) -> None:
@@ -129,7 +128,6 @@ class ClusterState:
             self.demand.waits(pending.bundle)
 
     def waits_no_more(self, pending: Pending) -> None:
-        """Take a request out of the global queue."""
         self.waiting.remove(pending)
         self.waits.note(self.waiting.count, self.now)
 
@@ -203,7 +201,6 @@ class ClusterState:
         self._sort_sizes()
 
     def offer(self, gpu: Gpu) -> None:
-        """Offer a retired GPU again."""
         if gpu.active:
             return
         gpu.active = True
@@ -219,7 +216,6 @@ class ClusterState:
             self._residency_changed(model)
 
     def remove(self, gpu: Gpu) -> None:
-        """Forget a GPU and what it held."""
         self.retire(gpu)
         self.index.remove_gpu(gpu.spec.id)
         del self.gpus[gpu.spec.id]
@@ -289,7 +285,6 @@ class ClusterState:
         self._residency_changed(model)
 
     def evict(self, gpu: Gpu, model: ModelId) -> None:
-        """Free a model's memory; the GPU no longer counts as a holder."""
         self.index.evict(gpu.cache, model)
         self._residency_changed(model)
         gpu.called_off |= gpu.loads.keys() & {model}
@@ -337,7 +332,6 @@ class ClusterState:
     def _ranking(
         self, rankings: dict[Bundle, HolderRanking], bundle: Bundle, *, idle: bool
     ) -> HolderRanking:
-        """The ranking of a bundle's holders, kept from its first use on."""
         ranking = rankings.get(bundle)
         if ranking is None:
             ranking = rankings[bundle] = HolderRanking(bundle.models, idle=idle)
@@ -345,7 +339,6 @@ class ClusterState:
         return ranking
 
     def _list_holders(self, gpu: Gpu, model: ModelId) -> None:
-        """Enter a GPU's slots into every ranking of this model's holders."""
         for bundle in self.bundles_of(model):
             for slot in gpu.slots:
                 if slot.holds(bundle.models):
@@ -368,7 +361,6 @@ class ClusterState:
     # -- estimates ------------------------------------------------------------------------------
 
     def estimate(self, bundle: Bundle, batch: int, slot: Slot) -> Estimate:
-        """The expected seconds of a batch of these models on a slot, beside its neighbours."""
         return Estimate(self.load_s(bundle, slot), self.run_s(bundle, batch, slot))
 
     def load_s(self, bundle: Bundle, slot: Slot) -> float:
@@ -452,7 +444,6 @@ def configure(
 
 
 def join(lease: ActiveLease, chosen: tuple[Pending, ...]) -> None:
-    """These requests have the lease."""
     for pending in chosen:
         pending.standing = Standing.LEASED
         pending.at = lease.slot.id

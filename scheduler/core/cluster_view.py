@@ -132,8 +132,8 @@ class ClusterView(View):
         return estimate.configured_s(profiles, pending.models, ran, gpu_type)
 
     def measured(self, request: RequestView, slot: SlotView) -> Sequence[Configuration]:
-        gpu_type, each = _own(slot).gpu.spec.gpu_type, _pending(request).request.batch
-        return measured(self._cluster.profiles, request.models[0], gpu_type, each)
+        gpu_type, batch = _own(slot).gpu.spec.gpu_type, _pending(request).request.batch
+        return measured(self._cluster.profiles, request.models[0], gpu_type, batch)
 
     # -- the global queue -----------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class ClusterView(View):
         if first is None or self._has_room(gpu, first.bundle):
             return first
         lanes = cluster.waiting.first_lanes(gpu.size_class)
-        return next((each for each in lanes if self._has_room(gpu, each.bundle)), None)
+        return next((pending for pending in lanes if self._has_room(gpu, pending.bundle)), None)
 
     def first_hit(self, slot: SlotView) -> RequestView | None:
         return self._first_resident(self._cluster.waiting, _own(slot))
@@ -309,8 +309,6 @@ class ClusterView(View):
         return slots
 
     def _few(self, rankings: Sequence[SlotRanking], bundle: Bundle, most: int) -> list[Slot]:
-        """The least used slots of these rankings where the models have room."""
-
         def has_room(slot: Slot) -> bool:
             return self._has_room(slot.gpu, bundle)
 
@@ -395,7 +393,6 @@ def _pending(request: RequestView) -> Pending:
 
 
 def room_of(gpu: Gpu) -> GpuRoom:
-    """What is free on a GPU, and what there is."""
     idle = [slot for slot in gpu.slots if slot.idle]
     vcpus = gpu.spec.vcpus
     return GpuRoom(gpu.spec.id, len(gpu.slots), idle, vcpus, max(0, vcpus - gpu.vcpus_used))
@@ -412,13 +409,13 @@ def home_of(cluster: ClusterState, pending: Pending) -> NodeId | None:
 
 def idle_holders(cluster: ClusterState, bundle: Bundle, most: int) -> list[Slot]:
     """An idle slot with all these models of each GPU that has one; looks at `most` GPUs."""
-    found = []
+    slots = []
     for gpu in islice(cluster.index.holders(bundle.models[0]), most):
         for slot in cluster.gpus[gpu].slots:
             if slot.idle and slot.holds(bundle.models) and not slot.gpu.is_stuck(bundle.models):
-                found.append(slot)
+                slots.append(slot)
                 break
-    return found
+    return slots
 
 
 def busy_holders(cluster: ClusterState, bundle: Bundle) -> list[Slot]:
@@ -434,11 +431,11 @@ def busy_holders(cluster: ClusterState, bundle: Bundle) -> list[Slot]:
 
 
 def measured(
-    profiles: Profiles, model: ModelId, gpu_type: str, each: int
+    profiles: Profiles, model: ModelId, gpu_type: str, batch: int
 ) -> Sequence[Configuration]:
-    """The configurations in which requests of batch `each` were measured on such GPUs."""
+    """The configurations in which requests of this batch were measured on such GPUs."""
     return [
-        found._replace(batch=found.batch // each)
-        for found, its_type in profiles.of(model).configured_s
-        if its_type == gpu_type and found.batch % each == 0
+        configuration._replace(batch=configuration.batch // batch)
+        for configuration, its_type in profiles.of(model).configured_s
+        if its_type == gpu_type and configuration.batch % batch == 0
     ]

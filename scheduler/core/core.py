@@ -98,7 +98,6 @@ class Core:
 
     @property
     def terms(self) -> Mapping[str, OwnerTerms]:
-        """The terms of namespaces and functions that are in force."""
         return self.placer.tenancy.terms
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -129,7 +128,6 @@ class Core:
         return out
 
     def start_metering(self, now: float) -> UseMeter:
-        """Count from now on what GPU time and memory is used, and by whom."""
         assert not self.placer.leases, "leases in force are not known to a new meter"
         meter = self.placer.meter = UseMeter(self.cluster, now)
         self._changes = meter.changes
@@ -298,13 +296,12 @@ class Forgetting:
         self._due_bundles = _BUNDLES_PER_MODEL * self._due_models
 
     def forget_when_due(self) -> None:
-        """Forget what is too much, if it is worth the time."""
         cluster = self._cluster
         if len(cluster.profiles.known()) > self._due_models:
             self._forget_models()
             # Where too many are needed, the next look is due when there are as many more.
-            known = max(self._most_models, len(cluster.profiles.known()))
-            self._due_models = known + known // _SLACK_SHARE
+            count = max(self._most_models, len(cluster.profiles.known()))
+            self._due_models = count + count // _SLACK_SHARE
         elif cluster.bundle_count > self._due_bundles:
             self._forget_bundles()
 
@@ -313,13 +310,13 @@ class Forgetting:
         cluster = self._cluster
         needed = {model for pending in self._requests.values() for model in pending.models}
         needed |= {model for lease in self._leases.values() for model in lease.models}
-        known = cluster.profiles.known()
+        profiles = cluster.profiles.known()
         # The latest are spared: their node is about to report where it has their weights.
-        oldest = islice(known, len(known) - self._most_models // _SLACK_SHARE)
+        oldest = islice(profiles, len(profiles) - self._most_models // _SLACK_SHARE)
         unneeded = (
             model for model in oldest if model not in needed and not cluster.index.has(model)
         )
-        for model in list(islice(unneeded, len(known) - self._most_models)):
+        for model in list(islice(unneeded, len(profiles) - self._most_models)):
             cluster.profiles.forget(model)
             cluster.index.forget(model)
             self._idle.forget(model)

@@ -42,14 +42,13 @@ class Fleet:
         self._admin = admin
 
     def gpu(self, gpu: GpuId) -> Gpu:
-        """The GPU of this id, which an event names."""
-        found = self._cluster.gpus.get(gpu)
-        if found is None:
+        """BadEvent if this GPU has not joined."""
+        joined = self._cluster.gpus.get(gpu)
+        if joined is None:
             raise BadEvent("GPU", gpu)
-        return found
+        return joined
 
     def join(self, event: GpuJoined, now: float, out: list[Action]) -> None:
-        """Add a GPU, empty."""
         spec = event.gpu
         if spec.id in self._cluster.gpus:
             out.append(Refuse(event, f"GPU {spec.id} has joined already"))
@@ -73,7 +72,6 @@ class Fleet:
         self.leave_if_drained(gpu)
 
     def leave_if_drained(self, gpu: Gpu) -> None:
-        """Forget a draining GPU whose last lease has ended."""
         if gpu.draining and not any(slot.leases for slot in gpu.slots):
             self._cluster.remove(gpu)
 
@@ -111,7 +109,6 @@ class Fleet:
                     self._offer(gpu)
 
     def _offer(self, gpu: Gpu) -> None:
-        """Offer a retired GPU again."""
         self._time_without_gpus_ends()
         self._cluster.offer(gpu)
 
@@ -125,7 +122,6 @@ class Fleet:
         return [gpu for gpu in self._cluster.gpus.values() if gpu.spec.node == node]
 
     def reconcile(self, event: NodeSnapshot, now: float, out: list[Action]) -> None:
-        """Take over a node's report: its GPUs, residents, tiers and leases as reported."""
         _check_owners(event, self._cluster.gpus)
         _check(event, self._cluster.slots, self._placer.leases)
         reported = {snapshot.gpu.id for snapshot in event.gpus}
@@ -137,17 +133,17 @@ class Fleet:
         self._cluster.index.replace_tiers(event.node, stored)
         self._placer.idle.node_reports(event.node, stored, now)
         for snapshot in event.gpus:
-            known = self._cluster.gpus.get(snapshot.gpu.id)
-            if known is not None:  # what contexts need is measured, and changes
-                known.spec = replace(known.spec, context_bytes=snapshot.gpu.context_bytes)
-            if known is not None and known.spec != snapshot.gpu:  # for example repartitioned
+            joined = self._cluster.gpus.get(snapshot.gpu.id)
+            if joined is not None:  # what contexts need is measured, and changes
+                joined.spec = replace(joined.spec, context_bytes=snapshot.gpu.context_bytes)
+            if joined is not None and joined.spec != snapshot.gpu:  # for example repartitioned
                 self.lose(GpuLost(snapshot.gpu.id, event.lost_leases), now, out)
-                known = None
-            if known is None:
+                joined = None
+            if joined is None:
                 self.join(GpuJoined(snapshot.gpu), now, out)
-            elif known.draining and not snapshot.draining:
-                known.draining = False
-                self._offer(known)
+            elif joined.draining and not snapshot.draining:
+                joined.draining = False
+                self._offer(joined)
             self._reconcile_gpu(snapshot, event.lost_leases, now, out)
             if snapshot.draining:
                 self.drain(GpuDraining(snapshot.gpu.id), now, out)
@@ -165,11 +161,11 @@ class Fleet:
                     self._placer.end(lease, now)
         self._reconcile_residents(gpu, snapshot, now, out)
         self._reconcile_loads(gpu, snapshot, now)
-        for found in snapshot.leases:
-            slot = self._cluster.slots[found.slot]
-            if found.lease not in slot.leases:
-                self._lifecycle.adopted_leases.adopt(found, slot, now)
-                self._lifecycle.adopted(found, now, out)
+        for reported in snapshot.leases:
+            slot = self._cluster.slots[reported.slot]
+            if reported.lease not in slot.leases:
+                self._lifecycle.adopted_leases.adopt(reported, slot, now)
+                self._lifecycle.adopted(reported, now, out)
 
     def _reconcile_residents(
         self, gpu: Gpu, snapshot: GpuSnapshot, now: float, out: list[Action]
@@ -256,8 +252,8 @@ def _was_demoted(gpu: Gpu, model: ModelId, out: Sequence[Action]) -> bool:
 def _check_owners(event: NodeSnapshot, gpus: Mapping[GpuId, Gpu]) -> None:
     """A node may report only its own GPUs; else two nodes would take over one GPU in turn."""
     for snapshot in event.gpus:
-        known = gpus.get(snapshot.gpu.id)
-        if event.node != snapshot.gpu.node or (known and known.spec.node != event.node):
+        gpu = gpus.get(snapshot.gpu.id)
+        if event.node != snapshot.gpu.node or (gpu and gpu.spec.node != event.node):
             raise BadEvent(f"GPU of node {event.node!r} alone", snapshot.gpu.id)
 
 
@@ -281,8 +277,8 @@ def _check(
                     raise BadEvent("slot", other)
             if len(set(slots_of)) < len(slots_of):
                 raise BadEvent("lease of distinct slots", live.lease)
-            known = leases.get(live.lease)
-            if known is not None and (known.slot.id, *known.more_ids) != slots_of:
+            lease = leases.get(live.lease)
+            if lease is not None and (lease.slot.id, *lease.more_ids) != slots_of:
                 raise BadEvent("other lease of id", live.lease)
 
 
@@ -305,7 +301,6 @@ class ModelReports:
         self._side_by_side = SideBySide(cluster)
 
     def run_finished(self, event: RunFinished, now: float, out: list[Action]) -> None:
-        """Learn from one measured inference."""
         slot = self._cluster.slots.get(event.slot)
         if slot is None:
             raise BadEvent("slot", event.slot)
@@ -325,13 +320,12 @@ class ModelReports:
     # -- models ---------------------------------------------------------------------------------
 
     def model_registered(self, event: ModelRegistered, now: float, out: list[Action]) -> None:
-        """Take a model's declaration over."""
         self._cluster.profiles.declare(event.model)
         self._admin.resize(event.model.id, now, out)
         self._lifecycle.refuse_what_cannot_fit(out)
 
     def model_loaded(self, event: ModelLoaded, now: float, out: list[Action]) -> None:
-        """Learn from one measured load, and correct when its slot will be free."""
+        """Learn from the load, and correct when its slot will be free."""
         gpu = self._fleet.gpu(event.gpu)
         self._cluster.profiles.report_load(event.model, event.source, event.load_s)
         self._cluster.load_ended(gpu, event.model)
@@ -382,7 +376,6 @@ class ModelReports:
         gpu.called_off.discard(event.model)
 
     def model_demoted(self, event: ModelDemoted, now: float, out: list[Action]) -> None:
-        """Record in which tier a node keeps a model now."""
         if event.gpu is not None:
             gpu = self._fleet.gpu(event.gpu)
             if self._counted_on(gpu, event.model):  # else the model had left before

@@ -35,14 +35,12 @@ class Handover:
     # -- leases of unknown requests ---------------------------------------------------------------
 
     def promise(self, requests: Iterable[RequestId], lease: LeaseId) -> None:
-        """These requests have this lease."""
         for request in requests:
             self.take(request)
             self._promised[request] = lease
             self._awaited.setdefault(lease, {})[request] = None
 
     def promised(self, request: RequestId) -> LeaseId | None:
-        """The lease of this request."""
         return self._promised.get(request)
 
     def take(self, request: RequestId) -> LeaseId | None:
@@ -60,7 +58,6 @@ class Handover:
         return lease in self._awaited
 
     def ended(self, lease: LeaseId) -> None:
-        """The lease is over."""
         if self._awaited:
             for request in self._awaited.pop(lease, ()):
                 del self._promised[request]

@@ -32,7 +32,6 @@ class IdleModels:
     # -- rules ------------------------------------------------------------------------------------
 
     def rule(self, model: ModelId) -> ExitRule:
-        """The rule by which this model leaves."""
         own = self._own.get(model)
         return self._rule if own is None else exits.make(own)
 
@@ -51,11 +50,9 @@ class IdleModels:
                 del self._own[model]
 
     def gaps(self, model: ModelId) -> IdleGaps:
-        """How long the model was idle between its uses."""
         return self._gaps.get(model) or IdleGaps()
 
     def all_gaps(self) -> dict[ModelId, tuple[tuple[int, float], ...]]:
-        """The gaps of all models, to be recorded."""
         return {model: tuple(gaps.counts) for model, gaps in self._gaps.items()}
 
     def remember(self, model: ModelId, gaps: IdleGaps) -> None:
@@ -72,7 +69,6 @@ class IdleModels:
     # -- on GPUs ----------------------------------------------------------------------------------
 
     def begun(self, models: tuple[ModelId, ...], now: float) -> None:
-        """A lease begins to use these models."""
         for model in models:
             idle_s = self._idle_s.pop(model, None)
             if idle_s is not None:
@@ -82,7 +78,6 @@ class IdleModels:
                 gaps.saw(now - idle_s)
 
     def ended(self, gpu: Gpu, models: tuple[ModelId, ...], now: float) -> None:
-        """A lease uses these models on this GPU no more."""
         for model in models:
             resident = gpu.cache.residents.get(model)
             if resident is not None and not resident.users:
@@ -96,7 +91,6 @@ class IdleModels:
     # -- in the stores of nodes -------------------------------------------------------------------
 
     def stored(self, node: NodeId, model: ModelId, tier: Tier, now: float) -> None:
-        """A node reports where it keeps a model's weights."""
         if tier is Tier.ABSENT:
             self._stored.pop((node, model), None)
             return
@@ -105,7 +99,6 @@ class IdleModels:
             self.came_to_rest.append((node, model))
 
     def stored_since(self, node: NodeId, model: ModelId) -> tuple[Tier, float] | None:
-        """The tier in which a node keeps a model's weights, and since when."""
         return self._stored.get((node, model))
 
     def node_reports(self, node: NodeId, stored: Mapping[ModelId, Tier], now: float) -> None:

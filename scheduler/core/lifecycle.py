@@ -53,15 +53,14 @@ class Lifecycle:
     # -- requests -------------------------------------------------------------------------------
 
     def request_arrived(self, event: RequestArrived, now: float, out: list[Action]) -> None:
-        """Accept a request, or end it at once with the reason."""
         request = event.request
         if not request.models:
             raise BadEvent("model named by request", request.id)
         if request.exit_rule and not exits.is_rule(request.exit_rule):
             raise BadEvent("exit rule", request.exit_rule)
-        known = self.requests.get(request.id)
-        if known is not None:
-            self._repeat(known, out)
+        accepted = self.requests.get(request.id)
+        if accepted is not None:
+            self._repeat(accepted, out)
             return
         stranger = self._stranger(request)
         if stranger is not None:
@@ -109,8 +108,8 @@ class Lifecycle:
         """The first model that no node has registered, if the request is for registered ones."""
         if not request.registered_only:
             return None
-        known = self._cluster.profiles.known()
-        return next((model for model in request.models if model not in known), None)
+        profiles = self._cluster.profiles.known()
+        return next((model for model in request.models if model not in profiles), None)
 
     def _repeat(self, pending: Pending, out: list[Action]) -> None:
         """Answer a request that arrived again after a lost answer: with the lease that it holds."""
@@ -125,11 +124,9 @@ class Lifecycle:
         self._finish(pending, RequestOutcome.TOO_LARGE, reason, out)
 
     def request_cancelled(self, event: RequestCancelled, now: float, out: list[Action]) -> None:
-        """End a request whose caller went away."""
         self._withdraw(event.request, RequestOutcome.CANCELLED, "the caller went away", out)
 
     def deadline_passed(self, event: DeadlinePassed, now: float, out: list[Action]) -> None:
-        """End a request whose deadline has passed."""
         pending = self.requests.get(event.request)
         stale = event.deadline_s is not None and (
             pending is None or pending.request.deadline_s != event.deadline_s
@@ -298,9 +295,9 @@ class Lifecycle:
             out.append(EndLease(found.slot, found.lease, "released before its node reported it"))
             return
         placer.handover.promise(left, found.lease)
-        known = [self.requests[name] for name in left if name in self.requests]
+        requests = [self.requests[name] for name in left if name in self.requests]
         queued = 0
-        for pending in known:
+        for pending in requests:
             lease = self.adopted_leases.promised(pending)  # of no use to one with another lease
             if pending.standing not in _IN_A_QUEUE:
                 continue
@@ -308,7 +305,7 @@ class Lifecycle:
             if lease is not None:
                 placer.take(pending)
                 self.adopted_leases.rejoin(pending, lease, now, out)
-        if known and not queued and len(known) == len(left):
+        if requests and not queued and len(requests) == len(left):
             out.append(EndLease(found.slot, found.lease, "its requests hold other leases"))
 
     def slot_freed(self, event: SlotFreed, now: float, out: list[Action]) -> None:
@@ -339,7 +336,6 @@ class Lifecycle:
             out.append(Refuse(event, "this request did not give its lease back early"))
 
     def _conclude(self, lease: ActiveLease, out: list[Action]) -> None:
-        """Complete, pause or requeue the requests of a lease that has ended."""
         for pending in lease.requests:
             if pending in lease.wanted:
                 self._to_the_front(pending, out)
@@ -361,7 +357,6 @@ class Lifecycle:
             self._placer.wait(pending)
 
     def run_failed(self, event: RunFailed, now: float, out: list[Action]) -> None:
-        """The GPU work of a lease failed."""
         lease = self._placer.leases.get(event.lease)
         if lease is not None:
             self.cut_off(lease, event.requests, event.reason, out)
@@ -423,7 +418,6 @@ class Admission:
         return f"{placer.queued} requests wait, and its turn comes in {wait_s:.1f} s"
 
     def over_quota(self, pending: Pending) -> QuotaRefusal | None:
-        """Which quota a new request exceeds."""
         tenancy = self._placer.tenancy
         if not tenancy.on or self._adopted.is_promised(pending):
             return None
@@ -455,7 +449,6 @@ class EarlyReturns:
         self._returned.setdefault(pending.lease, []).append(pending)
 
     def ended(self, pending: Pending) -> None:
-        """It has ended."""
         for lease in pending.gave_back:
             _drop(self._returned, lease, pending)
 
@@ -465,8 +458,8 @@ class EarlyReturns:
 
     def of(self, lease: LeaseId, request: RequestId | None) -> Iterator[Pending]:
         """Those that gave this lease back early: the named one, or all of them."""
-        found = [*self._paused.get(lease, ()), *self._returned.get(lease, ())]
-        return (pending for pending in found if request is None or pending.id == request)
+        requests = [*self._paused.get(lease, ()), *self._returned.get(lease, ())]
+        return (pending for pending in requests if request is None or pending.id == request)
 
 
 def _drop(table: dict[LeaseId, list[Pending]], lease: LeaseId, pending: Pending) -> None:

@@ -25,12 +25,10 @@ class PlacementReasons:
         self._weighed: _Weighed | None = None
 
     def obey(self, policy: Policy, name: str) -> None:
-        """Decisions are this policy's from now on."""
         self._policy = name
         self._weighed = getattr(policy, "weighed", None)  # see `WeighingPolicy`
 
     def watches(self, pending: Pending) -> bool:
-        """Whether this request's placements are to be explained."""
         return pending.request.id in self._watched
 
     def explain(
@@ -51,7 +49,7 @@ class PlacementReasons:
         queue = cluster.waiting if waits else slot.local
         terms: dict[SlotId, dict[str, float]] = {}
         if self._weighed is not None and waits:
-            terms = {each.slot: each.terms for each in self._weighed(self._view, pending)}
+            terms = {weighed.slot: weighed.terms for weighed in self._weighed(self._view, pending)}
         return Explanation(
             request=pending.request.id,
             decided_s=now,
@@ -74,15 +72,15 @@ def _candidates(
 ) -> tuple[SlotCandidate, ...]:
     """Every slot whose GPU could hold the models, in the order in which the request would end."""
     models, size_class = pending.bundle.models, pending.bundle.size_class
-    found: list[tuple[float, SlotId, SlotCandidate]] = []
-    known: dict[Hashable, Estimate] = {}
+    candidates: list[tuple[float, SlotId, SlotCandidate]] = []
+    estimates: dict[Hashable, Estimate] = {}
     beside = cluster.loadable.running
     for slot in cluster.slots.values():
         gpu = slot.gpu
         if not gpu.active or gpu.size_class < size_class:
             continue
         cached = slot.holds(models)
-        load_s, run_s = _estimate(cluster, pending, slot, known)
+        load_s, run_s = _estimate(cluster, pending, slot, estimates)
         wait_s = 0.0 if slot.idle else slot.wait_s(now)
         copy_wait_s = 0.0
         if gpu.loads:
@@ -101,9 +99,9 @@ def _candidates(
             beside,
             terms.get(slot.id),
         )
-        found.append((candidate.finish_s, slot.id, candidate))
-    found.sort(key=_SOONEST)
-    return tuple([candidate for _, _, candidate in found])
+        candidates.append((candidate.finish_s, slot.id, candidate))
+    candidates.sort(key=_SOONEST)
+    return tuple([candidate for _, _, candidate in candidates])
 
 
 def _estimate(

@@ -66,7 +66,6 @@ class Placer:
     def apply(
         self, decision: Decision, requests: dict[RequestId, Pending], now: float, out: list[Action]
     ) -> None:
-        """Carry out one decision."""
         slots = self.cluster.slots
         if isinstance(decision, Place | LoadBeside):
             chosen = [requests[request.id] for request in decision.requests]
@@ -266,7 +265,6 @@ class Placer:
     def enqueue(
         self, pending: Pending, slot: Slot, rule: str, now: float, out: list[Action]
     ) -> None:
-        """Move a waiting request to one slot's local queue."""
         cluster = self.cluster
         explanation = self._explain(pending, slot, rule, now, None)
         self.take(pending)
@@ -424,7 +422,6 @@ class Placer:
         return False
 
     def _stands(self, lease: ActiveLease, chosen: tuple[Pending, ...]) -> StandingTerms | None:
-        """The terms on which its caller may keep a lease, if it may."""
         if len(chosen) > 1 or lease.beside or lease.more or lease.configuration is not None:
             return None
         if self.tenancy.on and self.tenancy.yields(lease.id):
@@ -432,7 +429,6 @@ class Placer:
         return self.standing.terms_for(chosen[0], lease.slot)
 
     def _occupy(self, lease: ActiveLease, now: float, load_s: float, run_s: float) -> None:
-        """The lease loads at once, and runs once it is loaded and earlier leases have ended."""
         slot, index = lease.slot, self.cluster.index
         if self.idle.active:
             self.idle.begun(lease.models, now)

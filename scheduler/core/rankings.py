@@ -54,7 +54,6 @@ class HolderRanking:
         return _overgrown(len(self._entries), holders)
 
     def rebuild(self, holders: Iterable[Slot]) -> None:
-        """Start again with one entry for each holder."""
         self._entries = [self._entry(slot) for slot in holders]
         heapify(self._entries)
 
@@ -84,7 +83,6 @@ class SlotRanking:
         return len(self._entries)
 
     def overgrown(self, slots: int) -> bool:
-        """Whether outdated entries outnumber the slots."""
         return _overgrown(len(self._entries), slots)
 
     def add(self, slot: Slot) -> None:
@@ -105,7 +103,7 @@ class SlotRanking:
         return None
 
     def few_idle(self, most: int, accepts: Callable[[Slot], bool]) -> list[Slot]:
-        """The least used idle slots that `accepts` accepts, in order."""
+        """The slots, the least used first."""
         accepted: list[Slot] = []
         aside: dict[Slot, tuple[int, SlotId, Slot]] = {}
         while len(accepted) < most and (slot := self.first_idle()) is not None:
@@ -120,23 +118,22 @@ class SlotRanking:
     def first_active(self, accepts: Callable[[Slot], bool]) -> Slot | None:
         """The least used slot, idle or not, that `accepts` accepts."""
         entries, aside = self._entries, []
-        found: Slot | None = None
-        while entries and found is None:
+        first: Slot | None = None
+        while entries and first is None:
             frequency, slot_id, slot = entries[0]
             if not slot.gpu.active:
                 heappop(entries)
             elif slot.frequency != frequency:
                 heapreplace(entries, (slot.frequency, slot_id, slot))
             elif accepts(slot):
-                found = slot
+                first = slot
             else:
                 aside.append(heappop(entries))
         for entry in aside:
             heappush(entries, entry)
-        return found
+        return first
 
     def pop(self) -> None:
-        """Take the first entry out."""
         heappop(self._entries)
 
 
@@ -157,7 +154,6 @@ def first_beyond(
 def first_with_local_work(
     ready: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
 ) -> Slot | None:
-    """The first of these whose local queue has work."""
     slot = first_beyond(ready, passed, aside)
     while slot is not None and not slot.local.count:
         ready.pop()
@@ -189,7 +185,6 @@ class LoadableSlots:
                 self.rankings[slot.gpu.size_class].add(slot)
 
     def stop(self) -> None:
-        """Forget everything, until a policy asks again."""
         self.running = False
         self.rankings = []
 
@@ -202,5 +197,4 @@ class LoadableSlots:
         return not ranking.overgrown(slots)
 
     def has_any(self) -> bool:
-        """Whether there is one."""
         return any(ranking.first_idle() is not None for ranking in self.rankings)

@@ -58,7 +58,7 @@ class Beginning(NamedTuple):
     def core(
         self, policy: str | None = None, parameters: Mapping[str, float] | None = None
     ) -> Core:
-        """A fresh core with this initial state; with another policy, if one is named."""
+        """A fresh core with this initial state; with the recorded policy, if none is named."""
         settings = CoreSettings(
             max_waiting=self.max_waiting,
             first_lease=self.first_lease,
@@ -89,7 +89,6 @@ _ACTIONS: Codec[Action] = Codec(Action)
 
 
 def recorded_profile(model: ModelId, profile: Profile) -> RecordedProfile:
-    """A profile as it is recorded."""
     return RecordedProfile(
         model,
         profile.memory_bytes,
@@ -113,17 +112,15 @@ def digest(actions: Iterable[Action]) -> str:
 
 
 def beginning_line(beginning: Beginning) -> str:
-    """The line with which a term begins."""
     return _line({"begins": _BEGINNINGS.to_plain(beginning)})
 
 
 def step_line(at_s: float, event: Event, actions: Sequence[Action]) -> str:
-    """The line of one event."""
     return _line([at_s, _EVENTS.to_plain(event), digest(actions)])
 
 
 def parsed(line: str) -> Beginning | RecordedStep:
-    """The content of a line; BadRecording if it is no line of a recording."""
+    """BadRecording if this is no line of a recording."""
     try:
         found = json.loads(line)
         if isinstance(found, dict):

@@ -105,7 +105,7 @@ def of_one_function(chosen: list[Pending]) -> tuple[Pending, ...]:
     if len(chosen) == 1:
         return (chosen[0],)
     function = chosen[0].request.function
-    return tuple([each for each in chosen if each.request.function == function])
+    return tuple([pending for pending in chosen if pending.request.function == function])
 
 
 class BundleLane:
@@ -157,7 +157,6 @@ class RequestQueue:
         return iter(sorted(self.unsorted(), key=_rank))
 
     def unsorted(self) -> Iterator[Pending]:
-        """All requests, lane by lane."""
         for lane in self.lanes.values():
             yield from lane
 
@@ -195,18 +194,18 @@ class RequestQueue:
 
     def oldest(self, most: int) -> list[Pending]:
         """The first requests of at most so many lanes, the oldest of all lanes, in order."""
-        found: list[Pending] = []
+        requests: list[Pending] = []
         for heads in self._heads:
             aside: list[tuple[int, BundleLane]] = []
             while len(aside) < most and (first := self._first_of(heads)) is not None:
                 aside.append(heappop(heads))
                 while heads and heads[0] == aside[-1]:  # entered twice
                     heappop(heads)
-                found.append(first)
+                requests.append(first)
             for entry in aside:
                 heappush(heads, entry)
-        found.sort(key=_rank)
-        return found[:most]
+        requests.sort(key=_rank)
+        return requests[:most]
 
     def add(self, pending: Pending, rank: int) -> None:
         """Insert a request by rank; free at the end of its lane, a walk elsewhere."""
@@ -230,7 +229,6 @@ class RequestQueue:
             _insert(lane, pending)
 
     def remove(self, pending: Pending) -> None:
-        """Take a request out, wherever in its lane it is."""
         lane = self.lanes[pending.bundle]
         before, after = pending.leading, pending.following
         if after is None:
@@ -250,7 +248,6 @@ class RequestQueue:
         self.count -= 1
 
     def regroup(self, size_classes: int) -> None:
-        """Sort the lanes into size classes again."""
         for heads in self._heads:
             heads.clear()  # lanes that are over refer to them, and would be left to the collector
         self._heads = [[] for _ in range(size_classes)]
@@ -307,7 +304,6 @@ class WaitClock:
         self._since_s: float | None = None
 
     def note(self, waiting: int, now: float) -> None:
-        """So many wait from now on."""
         if waiting and self._since_s is None:
             self._since_s = now
         elif not waiting and self._since_s is not None:
@@ -315,7 +311,6 @@ class WaitClock:
             self._since_s = None
 
     def read_s(self, now: float) -> float:
-        """The time until now."""
         waits_s = 0.0 if self._since_s is None else max(0.0, now - self._since_s)
         return self._total_s + waits_s
 
@@ -390,7 +385,6 @@ class Visits:
         self._boundaries.clear()
 
     def reached(self, seq: int, limit: int) -> bool:
-        """Whether the request at `seq` was passed over `limit` times or more."""
         if limit <= 0:
             return True
         self._trim(limit)

@@ -86,12 +86,12 @@ class SideBySide:
 
     def _pair(self, model: ModelId, parts: dict[tuple[ModelId, ...], float]) -> _PairRuns:
         name = (model, *sorted([other for models in parts for other in models]))
-        found = self._pairs.get(name)
-        if found is None:
+        pair = self._pairs.get(name)
+        if pair is None:
             if len(self._pairs) >= _MOST_PAIRS:
                 self._pairs.clear()
-            found = self._pairs[name] = _PairRuns()
-        return found
+            pair = self._pairs[name] = _PairRuns()
+        return pair
 
 
 def ran_beside(
@@ -149,13 +149,13 @@ def slows(
     if not runs:
         return []
     profiles, gpu_type = cluster.profiles, slot.gpu.spec.gpu_type
-    found = []
+    slowed = []
     for lease in runs:
         others = tuple([other.models for other in runs if other is not lease])
         before = estimate.slowdown(profiles, lease.models, gpu_type, others)
         after = estimate.slowdown(profiles, lease.models, gpu_type, (*others, models))
-        found.append((lease, after / before))
-    return found
+        slowed.append((lease, after / before))
+    return slowed
 
 
 def worst_slowed(cluster: ClusterState, models: tuple[ModelId, ...], slot: Slot) -> float:

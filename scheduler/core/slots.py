@@ -80,7 +80,6 @@ class ActiveLease:
 
     @property
     def more_ids(self) -> tuple[SlotId, ...]:
-        """The ids of the further slots that it occupies."""
         return tuple([slot.id for slot in self.more]) if self.more else ()
 
     def left_s(self, now: float) -> float:
@@ -136,7 +135,6 @@ class Gpu:
         return max(self.loads.values()) if self.loads else 0.0
 
     def is_stuck(self, models: tuple[ModelId, ...]) -> bool:
-        """Whether the load of one of these makes no progress here."""
         return bool(self.stuck) and not self.stuck.keys().isdisjoint(models)
 
 
@@ -246,7 +244,7 @@ class Slot:
         """
         if not self.at_once or not self.leases:
             return []
-        runs = [each for each in self.leases.values() if not each.beside and each is not own]
+        runs = [lease for lease in self.leases.values() if not lease.beside and lease is not own]
         surplus = len(runs) + 1 - self.capacity
         if surplus > 0:
             runs.sort(key=_due_s)
@@ -254,7 +252,6 @@ class Slot:
         return runs
 
     def neighbours(self, own: ActiveLease | None = None) -> tuple[tuple[ModelId, ...], ...]:
-        """The models of each of these leases."""
         return tuple([lease.models for lease in self.runs_beside(own)]) if self.at_once else ()
 
     @property
@@ -269,11 +266,9 @@ class Slot:
         return all(model in residents for model in models)
 
     def has(self, models: tuple[ModelId, ...]) -> bool:
-        """Whether it holds all these models, and none of them is arriving."""
         return self.holds(models) and not self.awaits(models)
 
     def awaits(self, models: tuple[ModelId, ...]) -> bool:
-        """Whether some of these models are arriving."""
         arriving = self.gpu.arriving
         return bool(arriving) and any(model in arriving for model in models)
 

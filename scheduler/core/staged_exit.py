@@ -116,18 +116,18 @@ class StagedExit:
         Its rule is asked once for each time that it is idle in a stage.
         """
         place = _Place(node, gpu, model)
-        found = self._resting(node, gpu, model)
-        known = self._due.pop(place, None)
-        if found is None:
+        rest = self._resting(node, gpu, model)
+        due = self._due.pop(place, None)
+        if rest is None:
             return None
-        stage, since_s = found
-        if known is None or known[0] is not stage or known[1] != since_s:
+        stage, since_s = rest
+        if due is None or due[0] is not stage or due[1] != since_s:
             stays_s = self._stays_s(stage, gpu, model)
             if stays_s is None:
                 return None
-            known = (stage, since_s, since_s + stays_s)
-        self._due[place] = known
-        return known[2]
+            due = (stage, since_s, since_s + stays_s)
+        self._due[place] = due
+        return due[2]
 
     def rests(self, model: ModelId) -> Iterator[tuple[Tier, str, float | None]]:
         """Where a model is, and what it left: stage, GPU or node, and when it may step down."""
@@ -166,11 +166,11 @@ class StagedExit:
         return stays_s
 
     def _look(self, place: _Place, now: float, out: list[Action]) -> None:
-        found = self._resting(*place)
-        if found is None:
+        rest = self._resting(*place)
+        if rest is None:
             return
         _, pending_stage = self._timers.get(place, (0.0, None))
-        if pending_stage is found[0] and place.model not in self._idle.other_rule:
+        if pending_stage is rest[0] and place.model not in self._idle.other_rule:
             return  # its timer finds how long the model has been idle then
         self._idle.other_rule.discard(place.model)
         due_s = self.due_s(*place)
@@ -179,10 +179,10 @@ class StagedExit:
 
     def _set(self, place: _Place, due_s: float, out: list[Action]) -> None:
         pending_s, _ = self._timers.get(place, (inf, None))
-        found = self._resting(*place)
-        if found is None or pending_s <= due_s:
+        rest = self._resting(*place)
+        if rest is None or pending_s <= due_s:
             return
-        self._timers[place] = (due_s, found[0])
+        self._timers[place] = (due_s, rest[0])
         out.append(SetTimer(due_s, StageDue(place.node, place.gpu, place.model, due_s)))
 
     def _leave_gpu(self, gpu: Gpu, place: _Place, now: float, out: list[Action]) -> None:

@@ -34,14 +34,13 @@ class _Doubt:
         self.to_skip = 0
 
     def skips(self) -> bool:
-        """Whether the next lease does not stand."""
+        """Whether the next lease does not stand; each look counts as one lease."""
         if self.to_skip:
             self.to_skip -= 1
             return True
         return False
 
     def in_vain(self) -> None:
-        """A lease was kept in vain."""
         self.skipped = self.to_skip = min(max(1, 2 * self.skipped), _MOST_SKIPPED)
 
 
@@ -80,7 +79,6 @@ class StandingLeases:
             self.queued += 1
 
     def waits_no_more(self, pending: Pending) -> None:
-        """A request has left the global queue."""
         if self.terms is not None:
             kind = _kind(pending)
             self.queued -= 1
@@ -193,7 +191,7 @@ class StandingLeases:
         self._doubts.setdefault(unused, _Doubt()).in_vain()
 
     def _drop(self, lease: LeaseId) -> bool:
-        """Keep this lease no longer; whether it was kept."""
+        """Return whether the lease was kept."""
         kind = self.kinds.pop(lease, None)
         if kind is None:
             return False

@@ -42,7 +42,6 @@ class UnmetDemand:
         self._rebuild()
 
     def stop(self) -> None:
-        """Forget everything, until a policy asks again."""
         self.running = False
         self.fresh_slots.clear()
         self.fresh_bundles.clear()
@@ -52,7 +51,6 @@ class UnmetDemand:
     # -- what has changed -----------------------------------------------------------------------
 
     def waits(self, bundle: Bundle) -> None:
-        """One more request waits for these models."""
         self.fresh_bundles[bundle] = None
         self.residency_changed(bundle)
 
@@ -117,8 +115,8 @@ def _first(
 ) -> list[Pending]:
     """The first wanted lanes of a heap by their present keys; drops what is outdated or double."""
     looked_at: dict[BundleLane, Key] = {}
-    found: list[Pending] = []
-    while heap and len(found) < most:
+    requests: list[Pending] = []
+    while heap and len(requests) < most:
         entry, lane = heappop(heap)
         present = present_key(lane) if lane.first is not None and lane not in looked_at else None
         if present is None:
@@ -128,7 +126,7 @@ def _first(
             continue
         looked_at[lane] = present
         if lane.first is not None and wanted(lane.first):
-            found.append(lane.first)
+            requests.append(lane.first)
     for lane, present in looked_at.items():
         heappush(heap, (present, lane))
-    return found
+    return requests

@@ -100,7 +100,6 @@ class Profiles:
         return self._profiles
 
     def used(self, model: ModelId) -> None:
-        """Count a model as the most recently used."""
         profile = self._profiles.pop(model, None)
         if profile is not None:
             self._profiles[model] = profile
@@ -155,20 +154,20 @@ class Profiles:
 
     def load_s(self, model: ModelId, source: Tier) -> float:
         """Seconds to load from this tier; if unknown, from the next slower known tier."""
-        known = self.of(model).load_s
-        if not known:
+        loads_s = self.of(model).load_s
+        if not loads_s:
             return self._settings.default_load_s
-        exact = known.get(source)
+        exact = loads_s.get(source)
         if exact is not None:
             return exact
-        slower = [tier for tier in known if tier > source]
-        return known[min(slower)] if slower else known[max(known)]
+        slower = [tier for tier in loads_s if tier > source]
+        return loads_s[min(slower)] if slower else loads_s[max(loads_s)]
 
     def run_s(self, model: ModelId, batch: int, gpu_type: str) -> float:
         """Seconds of one run; if unknown, scaled from the nearest known run."""
-        known = self.of(model).run_s
-        exact = known.get((batch, gpu_type))
-        return exact if exact is not None else self._nearest_run_s(known, batch, gpu_type)
+        runs_s = self.of(model).run_s
+        exact = runs_s.get((batch, gpu_type))
+        return exact if exact is not None else self._nearest_run_s(runs_s, batch, gpu_type)
 
     def configured_s(self, model: ModelId, configuration: Configuration, gpu_type: str) -> float:
         """Seconds of one run in a configuration, whose batch is that of the run.
@@ -187,14 +186,12 @@ class Profiles:
         return self._settings.default_run_s if usual is None else usual
 
     def usual_runs_s(self, models: tuple[ModelId, ...]) -> float:
-        """Seconds of one usual run of each of these models."""
         total_s = 0.0
         for model in models:
             total_s += self.usual_run_s(model)
         return total_s
 
     def all_loads_s(self, models: tuple[ModelId, ...], source: Tier) -> float:
-        """Seconds to load all these models from this tier."""
         total_s = 0.0
         for model in models:
             total_s += self.load_s(model, source)
@@ -218,8 +215,8 @@ class Profiles:
 
     def mean_metrics(self, models: tuple[ModelId, ...]) -> Metrics | None:
         """What these models use that run one after the other; None if one was not measured."""
-        found = [metrics for model in models if (metrics := self.metrics(model)) is not None]
-        return mean_of(found) if found and len(found) == len(models) else None
+        measured = [metrics for model in models if (metrics := self.metrics(model)) is not None]
+        return mean_of(measured) if measured and len(measured) == len(models) else None
 
     def _nearest_run_s(
         self, known: Mapping[tuple[int, str], float], batch: int, gpu_type: str
@@ -250,10 +247,10 @@ class Profiles:
         profile = self.of(model)
         times, whole_s = profile.run_s, run_s * together
         key = (batch * together, gpu_type)
-        known = times.get(key)
-        if known is None:
-            known = times.get((batch * together, ANY_GPU_TYPE))
-        blended_s = whole_s if known == whole_s else self._blend(known, whole_s)
+        before_s = times.get(key)
+        if before_s is None:
+            before_s = times.get((batch * together, ANY_GPU_TYPE))
+        blended_s = whole_s if before_s == whole_s else self._blend(before_s, whole_s)
         if key in profile.stand_ins:
             profile.stand_ins.remove(key)
             blended_s = whole_s

@@ -25,13 +25,13 @@ Metrics = tuple[float, ...]  # one number for each of METRICS
 
 def metrics_of(features: Mapping[str, float]) -> Metrics | None:
     """A profile's metrics in their order; None unless all are there, finite and not negative."""
-    found = tuple([features.get(name, -1.0) for name in METRICS])
-    return found if all(isfinite(each) and each >= 0 for each in found) else None
+    metrics = tuple([features.get(name, -1.0) for name in METRICS])
+    return metrics if all(isfinite(value) and value >= 0 for value in metrics) else None
 
 
 def scaled(metrics: Metrics, part: float) -> Metrics:
     """The metrics of what runs for a part of the time."""
-    return tuple([part * each for each in metrics])
+    return tuple([part * value for value in metrics])
 
 
 def mean_of(several: Sequence[Metrics]) -> Metrics:

@@ -52,7 +52,6 @@ class RidgeRegression:
 
     @property
     def weights(self) -> Sequence[float]:
-        """The fitted weights, one for each input."""
         if self._weights is None:
             self._weights = [_dot(row, self._moments) for row in self._inverse]
         return self._weights
@@ -72,7 +71,6 @@ class RidgeRegression:
                     self._count(*seen, +1.0)
 
     def predict(self, row: Row) -> float:
-        """The value that the weights give for these inputs."""
         return _dot(self.weights, row)
 
     def left_out_errors(self) -> Iterator[float]:
@@ -157,11 +155,10 @@ class Slowdowns:
         """How many times as long a run takes beside these; 1 while too little is known."""
         if not neighbours or len(self._regression) < LEAST_OBSERVED:
             return 1.0
-        found = self._regression.predict(self._row(own, _together(neighbours)))
-        return min(MOST, max(LEAST, found))
+        slowdown = self._regression.predict(self._row(own, _together(neighbours)))
+        return min(MOST, max(LEAST, slowdown))
 
     def fit(self) -> Fit:
-        """How good the predictions are."""
         observed = len(self._rows)
         mean = self._sum / observed if observed else 1.0
         return Fit(observed, self._regression.left_out_mse(), mean)
@@ -201,7 +198,6 @@ class Slowdowns:
 
 
 def _together(neighbours: Sequence[Metrics]) -> Metrics:
-    """What several neighbours use together."""
     return tuple([sum(values) for values in zip(*neighbours, strict=True)])
 
 

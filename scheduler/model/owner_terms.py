@@ -71,7 +71,6 @@ def check_owner(owner: str) -> str:
 
 
 def is_function(owner: str) -> bool:
-    """Whether the owner is a function of a namespace, and not the namespace."""
     return "/" in owner
 
 

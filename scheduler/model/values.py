@@ -34,34 +34,30 @@ class AfterLoss(StrEnum):
 
 
 class Request(NamedTuple):
-    """One request for GPU time; its `models` are placed together, on one GPU.
-
-    With `registered_only` it fails at once if no node has registered one of the models: its caller
-    has their names from a function, which could invent names to have memory reserved for them.
-    A request with `max_wait_s` is refused on arrival if it should wait for longer than this.
-    A `caller` that is named can keep the lease for its next calls, reports them, and hears recalls.
-    By `exit_rule` its models leave from now on when they are idle; empty: by the cluster's own
-    rule, None: as before. A request that is `own` is of a session for its own calls, which claims
-    the lease at once. One that `goes_on` is of a call that has used a GPU already: it is not
-    refused because a quota of GPU time is used up, but waits until that has room.
-    """
+    """One request for GPU time; its models are placed together, on one GPU."""
 
     id: RequestId
-    function: str
+    function: str  # as `namespace/function`; requests of one function alone can share a lease
     models: tuple[ModelId, ...]
-    batch: int = 1
-    deadline_s: float | None = None
-    priority: int = 0
-    arrived_s: float | None = None
-    application: str = ""
+    batch: int = 1  # the batch size of its inference
+    deadline_s: float | None = None  # the time at which it ends, placed or not, as expired
+    priority: int = 0  # each step is a head start of a second; its owners' steps add to it
+    arrived_s: float | None = None  # None: when the core hears of it
+    application: str = ""  # the workflow that `stage` is a part of; empty: none
     stage: str = ""
-    slo_s: float | None = None
-    near: NodeId | None = None
+    slo_s: float | None = None  # within how many seconds of its arrival it should be done
+    near: NodeId | None = None  # the node that has its data or its function
+    # It fails at once if no node has registered one of the models: its caller has their names from
+    # a function, which could invent names to have memory reserved for them.
     registered_only: bool = False
-    max_wait_s: float | None = None
-    caller: str = ""
+    max_wait_s: float | None = None  # it is refused on arrival if it should wait for longer
+    caller: str = ""  # who can keep the lease for further calls, reports these, and hears recalls
+    # The rule by which its models leave from now on when they are idle; empty: the cluster's own
+    # rule; None: the rule as before.
     exit_rule: str | None = None
-    own: bool = False
+    own: bool = False  # of a session for its own calls, which claims the lease at once
+    # Of a call that has used a GPU already: it is not refused because a quota of GPU time is used
+    # up, but waits until that quota has room.
     goes_on: bool = False
 
 
@@ -220,7 +216,6 @@ class SlotCandidate:
 
     @property
     def finish_s(self) -> float:
-        """The seconds until the request would be done there."""
         if not self.beside or self.cached:
             return self.wait_s + self.load_s + self.run_s
         return max(self.wait_s, self.copy_wait_s + self.load_s) + self.run_s

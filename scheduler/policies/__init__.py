@@ -44,7 +44,7 @@ def modules() -> Mapping[str, str]:
 
     They are read once a process. AmbiguousPolicy is raised if two of them have one name.
     """
-    ours = (each.name for each in iter_modules(__path__) if each.name not in _NOT_POLICIES)
+    ours = (module.name for module in iter_modules(__path__) if module.name not in _NOT_POLICIES)
     by_name = {name: f"{__name__}.{name}" for name in ours}
     owners = dict.fromkeys(by_name, "gpufaas itself")
     for entry in entry_points(group=GROUP):
@@ -56,20 +56,18 @@ def modules() -> Mapping[str, str]:
 
 
 def make(name: str, parameters: Mapping[str, float] | None = None) -> Policy:
-    """The policy of that name with these parameters, the others at their defaults."""
-    known = _parameters(name)
+    types = _parameters(name)
     chosen = {}
     for parameter, value in (parameters or {}).items():
-        if parameter not in known:
-            has = ", ".join(sorted(known)) or "none"
+        if parameter not in types:
+            has = ", ".join(sorted(types)) or "none"
             raise BadParameter(name, parameter, f"it has no such parameter; it has: {has}")
-        chosen[parameter] = _checked(name, parameter, value, known[parameter])
+        chosen[parameter] = _checked(name, parameter, value, types[parameter])
     policy: Policy = _kind(name)(**chosen)
     return policy
 
 
 def takes(name: str, parameter: str) -> bool:
-    """Whether the policy of that name has such a parameter."""
     return parameter in _parameters(name)
 
 
@@ -86,7 +84,9 @@ def describe(name: str) -> Described:
     module = _as_written(name)
     kind: type = module.Policy
     summary = (module.__doc__ or "").partition("\n")[0]
-    parameters: dict[str, float] = {each.name: getattr(kind(), each.name) for each in fields(kind)}
+    parameters: dict[str, float] = {
+        field.name: getattr(kind(), field.name) for field in fields(kind)
+    }
     return Described(name, summary, getdoc(kind) or "", parameters, _meanings(kind))
 
 
@@ -136,7 +136,7 @@ def _parameters(name: str) -> dict[str, type]:
 def _meanings(kind: type) -> dict[str, str]:
     """What each parameter is for: the text beside its type, `Annotated[int, "this"]`."""
     hints = get_type_hints(kind, include_extras=True)
-    return {each.name: "".join(get_args(hints[each.name])[1:]) for each in fields(kind)}
+    return {field.name: "".join(get_args(hints[field.name])[1:]) for field in fields(kind)}
 
 
 def _checked(policy: str, parameter: str, value: object, kind: type) -> float:

@@ -87,9 +87,9 @@ class Policy:
         placed: list[tuple[RequestView, SlotView]] = []
         while view.any_idle() and (head := view.head()) is not None:
             overdue = self._overdue(view, head)
-            found = [overdue] if overdue is not None else self._round(view)
-            yield from found
-            last = found[-1] if found else None
+            decisions = [overdue] if overdue is not None else self._round(view)
+            yield from decisions
+            last = decisions[-1] if decisions else None
             if not isinstance(last, Place):
                 break
             placed.append((last.requests[0], last.slot))
@@ -114,7 +114,7 @@ class Policy:
                 continue
             slot = nodes[0].idle[0]
             for queue in queues_of(view, oldest, slot, self.most_batch):
-                seen.update(each.id for each in queue.members)
+                seen.update(member.id for member in queue.members)
                 plan = self._plan(view, queue, nodes)
                 if plan.wake_s is not None:
                     wake_s = plan.wake_s if wake_s is None else min(wake_s, plan.wake_s)
@@ -126,10 +126,10 @@ class Policy:
         further = self._further(view, seen)
         if further is not None:
             return [further]
-        found: list[Decision] = [Skip(None, _ROUNDS)] if no_room else []
+        decisions: list[Decision] = [Skip(None, _ROUNDS)] if no_room else []
         if wake_s is not None:
-            found.append(Wake(wake_s))
-        return found
+            decisions.append(Wake(wake_s))
+        return decisions
 
     def _further(self, view: View, seen: set[str]) -> Place | None:
         """A request with room for which more than 8 others, which have none, stand."""
@@ -153,8 +153,8 @@ class Policy:
         best = paths[0].choices[0]
         until_s = self._fills_until(view, queue, best)
         if until_s > view.now and waiting < self.most_batch:
-            larger = [each for each in profile.choices if each.configuration.batch > waiting]
-            if larger and min(each.cost for each in larger) <= best.cost * (1.0 + _DEARER):
+            larger = [choice for choice in profile.choices if choice.configuration.batch > waiting]
+            if larger and min(choice.cost for choice in larger) <= best.cost * (1.0 + _DEARER):
                 return _Plan((), until_s, "")
         chosen = [path.choices[0].configuration for path in paths]
         waited = until_s > 0.0 and view.now > first.arrived_s
@@ -177,11 +177,11 @@ class Policy:
         request = queue.members[0]
         rooms = [
             NodeRoom(
-                each.free_vcpus if each.vcpus else _VCPUS_FREE,
-                len(each.idle),
-                view.is_hit(request, each.idle[0]),
+                room.free_vcpus if room.vcpus else _VCPUS_FREE,
+                len(room.idle),
+                view.is_hit(request, room.idle[0]),
             )
-            for each in nodes
+            for room in nodes
         ]
         choice = dispatch(plan.configurations, rooms, 0)
         if choice is None:

@@ -54,33 +54,13 @@ _VICTIMS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Ours, for all grounds: what NETGAIN, BESIDE, TOGO and FAIR weigh, as terms of one gain.
+    """Ours, for all grounds: docs/evaluation/gain.md has its rules and what it was measured on.
 
-    Only the global queue is used. A load goes beside the runs of a GPU that loads nothing where
-    loads `overlap` runs, else to an idle one. While requests wait, and there is a slot for them:
-
-    1. The first request goes next once `patience` later ones for each slot have overtaken it,
-       unless a busy GPU has its models: there it is the first one anyway.
-    2. A request whose models are all on an idle GPU goes there, the first such request of the least
-       used such GPU; of its idle holders it gets the one that gains most: less 20 ms where its data
-       is not, less what it and the runs there slow each other down. Where
-       that is something, the old request goes first that loses least for each second of its run.
-    3. Models that no GPU holds are loaded, those of the oldest request first, where that gains
-       most, unless the only copy of what requests wait for would have to leave.
-    4. Models that only busy GPUs hold, or that are on their way, are loaded once more where that
-       gains most, if it gains anything, for the youngest request: the oldest one will get the
-       holder that comes free.
-    The gain of a load, in seconds: the wait for the holder that could begin soonest, plus 0.6
-    times the work that waits for the other models there, plus 1.4 times a holder's share of
-    what waits for these; plus what the requests of the time of 12 loads save,
-    their share of such a wait, where loads overlap runs (else compute is what copies cost, and only
-    what waits now pays for it); less the time until the models are there and the compute is free
-    (where loads take compute up to 0.4 cheaper, with the share of slots that are idle);
-    less twice the loads that the victims' requests wait for, over the same time; less what data and
-    neighbours cost, as for a hit. A batch of requests of one stage and models goes to the slots and
-    vCPUs of the GPU that cost least for each, and 20 times what one costs alone if it would be
-    late. Namespaces take turns by their weights, `lead_s` ahead at most. At most 8 models and GPUs
-    are weighed.
+    Hits go first. A load gains the seconds that its copy saves the requests that wait now and,
+    where loads `overlap` runs, those of the time of 12 loads; less the time until the copy can run,
+    twice what its victims' requests would wait, 20 ms away from the data, and what neighbours lose.
+    A batch has the slots and vCPUs that cost least for each request, missed deadlines included.
+    Namespaces take turns by their weights, `lead_s` ahead at most.
     """
 
     patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
@@ -109,24 +89,24 @@ class Policy:
 
     def weighed(self, view: View, request: RequestView) -> Sequence[WeighedSlot]:
         """The slots that it weighs for this request: hits, loads, and the wait, which gains 0."""
-        found: dict[SlotView, dict[str, float]] = {}
+        terms_of: dict[SlotView, dict[str, float]] = {}
         load_s = view.nearest_load_s(request)
         for slot in (*self._near(view, request), *view.idle_holders(request, CANDIDATES)):
-            found[slot] = {"load": load_s, **self._hit_gain(view, request, slot).named()}
+            terms_of[slot] = {"load": load_s, **self._hit_gain(view, request, slot).named()}
         idle = view.idle_holder(request)
         if idle is not None:
             place = Place((request,), self._holder(view, request, idle), "")
             slot, terms = batch_terms(view, place, self.most_batch)
-            found[slot] = {**found.get(slot, {"load": load_s}), **terms}
+            terms_of[slot] = {**terms_of.get(slot, {"load": load_s}), **terms}
         holder = view.busy_holder(request)
         if holder is not None:
-            found.setdefault(holder, {})
+            terms_of.setdefault(holder, {})
         waiting_s, coming_s = self._saved_s(view, request)
         for slot in self._places(view, request):
             if not view.is_hit(request, slot):
                 gain = self._load_gain(view, request, slot, waiting_s, coming_s)
-                found.setdefault(slot, gain.named())
-        return [WeighedSlot(slot.id, terms) for slot, terms in found.items()]
+                terms_of.setdefault(slot, gain.named())
+        return [WeighedSlot(slot.id, terms) for slot, terms in terms_of.items()]
 
     # -- the four rules, in order ---------------------------------------------------------------
 
@@ -217,7 +197,6 @@ class Policy:
         return best
 
     def _places(self, view: View, request: RequestView) -> Sequence[SlotView]:
-        """The slots that are weighed for a load."""
         near, keepers = view.near_idle(request), view.idle_keepers(request)
         if not self.overlap:
             few = view.few_idle(request, CANDIDATES)
@@ -225,8 +204,8 @@ class Policy:
         few = view.few_loadable(request, CANDIDATES)
         if not near and not keepers:
             return few
-        known = [each for each in (*near, *keepers) if each.loadable]
-        return list(dict.fromkeys((*known, *few)))
+        preferred = [slot for slot in (*near, *keepers) if slot.loadable]
+        return list(dict.fromkeys((*preferred, *few)))
 
     def _load(self, request: RequestView, slot: SlotView, rule: str) -> Place | LoadBeside:
         if self.overlap:
@@ -234,8 +213,7 @@ class Policy:
         return Place((request,), slot, rule)
 
     def _near(self, view: View, request: RequestView) -> Sequence[SlotView]:
-        """Idle holders on the node where the request's data is."""
-        return [each for each in view.near_idle(request) if view.is_hit(request, each)]
+        return [slot for slot in view.near_idle(request) if view.is_hit(request, slot)]
 
     # -- terms ----------------------------------------------------------------------------------
 
@@ -320,8 +298,8 @@ def batch_terms(view: View, hit: Place, most_batch: int) -> tuple[SlotView, dict
         return hit.slot, {}
     place = _chosen(hit, weighed)
     given = place.configuration or _ALONE
-    known = {choice.configuration: choice for choice in weighed.profile.choices}
-    chosen, alone = known.get(given), known.get(_ALONE)
+    by_configuration = {choice.configuration: choice for choice in weighed.profile.choices}
+    chosen, alone = by_configuration.get(given), by_configuration.get(_ALONE)
     if chosen is None or alone is None or chosen is alone:
         return place.slot, {}
     slot_s = PRICES.cost(_ALONE, 1.0) or 1.0
@@ -335,7 +313,6 @@ def batch_terms(view: View, hit: Place, most_batch: int) -> tuple[SlotView, dict
 
 
 def _chosen(hit: Place, weighed: _Weighed) -> Place:
-    """The best option for which a GPU has room."""
     for given, is_near in weighed.options:
         for room in weighed.rooms:
             if not fits(room, given) or (weighed.near and is_near != (room.gpu in weighed.near)):
@@ -360,7 +337,7 @@ def _weigh(view: View, hit: Place, most_batch: int) -> _Weighed | None:
         near, rooms = _rooms(view, hit)
     profile = profile_of(view, first, rooms, len(members), scarce_prices(view, rooms))
     away_s = AWAY_S if near else 0.0
-    calls = [_waiting(view, each, slot, away_s) for each in members]
+    calls = [_waiting(view, member, slot, away_s) for member in members]
     options = decide(batch_choices(profile), calls, None).options
     return _Weighed(members, near, rooms, profile, calls, options)
 
@@ -368,7 +345,7 @@ def _weigh(view: View, hit: Place, most_batch: int) -> _Weighed | None:
 def _placed(hit: Place, weighed: _Weighed, room: GpuRoom, given: Configuration) -> Place:
     idle = list(room.idle)
     if room is weighed.rooms[0]:
-        idle = [hit.slot, *(each for each in idle if each is not hit.slot)]
+        idle = [hit.slot, *(slot for slot in idle if slot is not hit.slot)]
     if given == _ALONE:
         return Place(hit.requests, idle[0], hit.rule)
     batch = tuple(weighed.members[: given.batch])
@@ -378,14 +355,14 @@ def _placed(hit: Place, weighed: _Weighed, room: GpuRoom, given: Configuration) 
 def _rooms(view: View, hit: Place) -> tuple[Sequence[GpuId], list[GpuRoom]]:
     """The GPUs that are near the request's data, and all that could take it, its own first."""
     first, slot = hit.requests[0], hit.slot
-    near = [each for each in view.near_idle(first) if view.is_hit(first, each)]
+    near = [holder for holder in view.near_idle(first) if view.is_hit(first, holder)]
     rooms: dict[GpuId, GpuRoom] = {}
     names: dict[GpuId, None] = {}
-    for each in (slot, *near, *view.idle_holders(first, CANDIDATES)):
-        room = view.room(each)
+    for holder in (slot, *near, *view.idle_holders(first, CANDIDATES)):
+        room = view.room(holder)
         rooms.setdefault(room.gpu, room)
-    for each in near:
-        names[view.room(each).gpu] = None
+    for holder in near:
+        names[view.room(holder).gpu] = None
     return list(names), list(rooms.values())
 
 

@@ -218,9 +218,7 @@ class View(Protocol):
         """Seconds to load there what of the request's models is missing there."""
         ...
 
-    def run_s(self, request: RequestView, slot: SlotView) -> float:
-        """Seconds of the request's inference there."""
-        ...
+    def run_s(self, request: RequestView, slot: SlotView) -> float: ...
 
     def slowdown(self, request: RequestView, slot: SlotView) -> float:
         """How many times as long as alone the request should run beside what runs there now.
@@ -238,15 +236,11 @@ class View(Protocol):
         """How many times as long the run there should take that the request slows down most."""
         ...
 
-    def room(self, slot: SlotView) -> GpuRoom:
-        """What is free on the slot's GPU, and what there is."""
-        ...
+    def room(self, slot: SlotView) -> GpuRoom: ...
 
     def configured_s(
         self, request: RequestView, slot: SlotView, configuration: Configuration
-    ) -> float:
-        """Seconds of one inference of a batch of such requests there, in this configuration."""
-        ...
+    ) -> float: ...
 
     def measured(self, request: RequestView, slot: SlotView) -> Sequence[Configuration]:
         """The configurations in which such requests were measured on GPUs of the slot's type."""
@@ -258,29 +252,21 @@ class View(Protocol):
         """The first waiting request: of all that some GPU could hold, or that has room here."""
         ...
 
-    def first_hit(self, slot: SlotView) -> RequestView | None:
-        """The first waiting request whose models are all on this slot's GPU."""
-        ...
+    def first_hit(self, slot: SlotView) -> RequestView | None: ...
 
-    def waiting_like(self, request: RequestView, most: int) -> Sequence[RequestView]:
-        """The first `most` waiting requests of the same models."""
-        ...
+    def waiting_like(self, request: RequestView, most: int) -> Sequence[RequestView]: ...
 
     def oldest(self, most: int) -> Sequence[RequestView]:
-        """The first requests of the sets of models that wait, the oldest of these first."""
+        """The first request of each set of models, the oldest first."""
         ...
 
-    def last_like(self, request: RequestView) -> RequestView:
-        """The last waiting request of the same models."""
-        ...
+    def last_like(self, request: RequestView) -> RequestView: ...
 
     def waiting(self, request: RequestView) -> int:
         """How many requests wait for the same models."""
         ...
 
-    def visits_reached(self, request: RequestView, limit: int) -> bool:
-        """Whether the request was passed over `limit` times."""
-        ...
+    def visits_reached(self, request: RequestView, limit: int) -> bool: ...
 
     # -- what is lacking (these cost nothing until a policy asks for the first time) --------------
 
@@ -299,9 +285,7 @@ class View(Protocol):
         """Of each held set of models, the first request; most work a holder, less a load, first."""
         ...
 
-    def copies(self, request: RequestView) -> int:
-        """How many GPUs hold the request's models."""
-        ...
+    def copies(self, request: RequestView) -> int: ...
 
     def near_idle(self, request: RequestView) -> Sequence[SlotView]:
         """The idle slots with room on the node that the request is best near, least used first.
@@ -333,9 +317,7 @@ class View(Protocol):
         """The least used idle slots where the request's models have room, after evictions."""
         ...
 
-    def any_idle(self) -> bool:
-        """Whether any slot has room."""
-        ...
+    def any_idle(self) -> bool: ...
 
     def few_loadable(self, request: RequestView, most: int) -> Sequence[SlotView]:
         """The least used slots, idle or not, that could load the request's models beside runs.
@@ -344,9 +326,7 @@ class View(Protocol):
         """
         ...
 
-    def any_loadable(self) -> bool:
-        """Whether any slot could load models beside its runs."""
-        ...
+    def any_loadable(self) -> bool: ...
 
     def strands(self, slot: SlotView, models: Sequence[ModelId]) -> bool:
         """Whether requests wait for this GPU alone that lack a model there if these leave."""
@@ -368,9 +348,7 @@ class View(Protocol):
         """Seconds to load all the request's models where they are in host memory."""
         ...
 
-    def facts(self, model: ModelId) -> ModelFacts:
-        """A model's times, its requests a second and its copies."""
-        ...
+    def facts(self, model: ModelId) -> ModelFacts: ...
 
     def rival_work_s(self, slot: SlotView, request: RequestView) -> float:
         """The slot's share of the work that waits for the other models on its GPU, in seconds."""

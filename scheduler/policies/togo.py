@@ -50,15 +50,15 @@ class Policy:
         profile = profile_of(view, first, (room,), len(members), prices)
         if len(profile.choices) == 1:
             return decision
-        left_s = [slack_s(view, each, slot) for each in members]
-        calls = [WaitingCall(each if each > 0.0 else inf, NOTHING_AHEAD) for each in left_s]
+        left_s = [slack_s(view, member, slot) for member in members]
+        calls = [WaitingCall(left if left > 0.0 else inf, NOTHING_AHEAD) for left in left_s]
         for option in decide(batch_choices(profile), calls, None).options:
             given = option.configuration
             if not fits(room, given):
                 continue
             if given.batch == given.vgpus == given.vcpus == 1:
                 break
-            more = [each for each in room.idle if each is not slot][: given.vgpus - 1]
+            more = [other for other in room.idle if other is not slot][: given.vgpus - 1]
             rule = f"{decision.rule}, as a batch"
             return Place(tuple(members[: given.batch]), slot, rule, given, more)
         return decision

@@ -49,23 +49,22 @@ def members_of(view: View, first: RequestView, most_batch: int) -> list[RequestV
     if not like or like[0] is not first:
         return [first]
     same = [
-        each
-        for each in like
-        if each.function == first.function
-        and each.application == first.application
-        and each.stage == first.stage
+        pending
+        for pending in like
+        if pending.function == first.function
+        and pending.application == first.application
+        and pending.stage == first.stage
     ]
     return same[:most_batch]
 
 
 def fits(room: GpuRoom, given: Configuration) -> bool:
-    """Whether a lease in this configuration has room now."""
     return given.vgpus <= len(room.idle) and (not room.vcpus or given.vcpus <= room.free_vcpus)
 
 
 def scarce_prices(view: View, rooms: Sequence[GpuRoom]) -> Prices:
     """vCPUs of these GPUs, and slots, count as dearer where they run out."""
-    vcpus, free = sum([each.vcpus for each in rooms]), sum([each.free_vcpus for each in rooms])
+    vcpus, free = sum([room.vcpus for room in rooms]), sum([room.free_vcpus for room in rooms])
     used = 1.0 - free / vcpus if vcpus else 0.0
     return scarcity_prices(PRICES, used, 1.0 - max(0.0, view.idle_share()))
 
@@ -86,14 +85,16 @@ def profile_of(
     slots = max([room.slots for room in rooms])
     vcpus = max([room.vcpus for room in rooms]) or 1
     wanted = [Configuration(batch, 1, vgpus) for batch, vgpus in _shapes(most_batch, slots)]
-    for known in view.measured(first, slot):
-        has_room = known.vcpus <= vcpus and known.vgpus <= slots
-        if known.batch <= most_batch and has_room and known not in wanted:
-            wanted.append(known)
+    for measured in view.measured(first, slot):
+        has_room = measured.vcpus <= vcpus and measured.vgpus <= slots
+        if measured.batch <= most_batch and has_room and measured not in wanted:
+            wanted.append(measured)
     choices = []
-    for each in wanted:
-        time_s = max(_LEAST_S, view.configured_s(first, slot, each))
-        choices.append(Choice(time_s, prices.cost(each, time_s) / each.batch, each))
+    for configuration in wanted:
+        time_s = max(_LEAST_S, view.configured_s(first, slot, configuration))
+        choices.append(
+            Choice(time_s, prices.cost(configuration, time_s) / configuration.batch, configuration)
+        )
     return StageProfile(tuple(choices))
 
 
@@ -105,11 +106,11 @@ def rooms_for(view: View, request: RequestView, most: int) -> list[GpuRoom]:
         *view.idle_keepers(request)[:most],
         *view.few_idle(request, most),
     ]
-    found: dict[str, GpuRoom] = {}
+    rooms: dict[str, GpuRoom] = {}
     for slot in slots:
         room = view.room(slot)
-        found.setdefault(room.gpu, room)
-    return list(found.values())
+        rooms.setdefault(room.gpu, room)
+    return list(rooms.values())
 
 
 def _shapes(most_batch: int, slots: int) -> Iterator[tuple[int, int]]:
@@ -149,7 +150,6 @@ class Gain(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of them together."""
         return sum(self)
 
     def named(self) -> dict[str, float]:

@@ -78,7 +78,6 @@ class Engine:
             core.handle(ModelRegistered(self._declared(model)), 0.0)
 
     def run(self, progress: Progress | None = None) -> SimulationRun:
-        """Run until the last request is done."""
         arrivals, due, handle = self._workload.arrivals, self._due, self._core.handle
         carry_out, tally = self._carry_out, self.run_result.tally
         total = len(arrivals)

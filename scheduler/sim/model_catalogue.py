@@ -57,7 +57,6 @@ def table1(profile: str = THESIS) -> dict[str, SimModel]:
 
 
 def on_profile(models: Iterable[SimModel], profile: str) -> tuple[SimModel, ...]:
-    """The same models with the sizes and times of this profile."""
     if profile == THESIS:
         return tuple(models)
     table = table1(profile)
@@ -81,12 +80,12 @@ def _table_text(profile: str) -> str:
             return table.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadWorkload(f"profile {profile}: {getattr(error, 'strerror', error)}") from error
-    known = ", ".join(profiles())
-    raise BadWorkload(f"no profile {profile}; there are {known}, and tables of your own (*.csv)")
+    names = ", ".join(profiles())
+    raise BadWorkload(f"no profile {profile}; there are {names}, and tables of your own (*.csv)")
 
 
 def _models_of(text: str) -> dict[str, SimModel]:
-    found = {
+    models = {
         row["model"]: SimModel(
             ModelId(row["model"]),
             row["size_class"],
@@ -96,11 +95,11 @@ def _models_of(text: str) -> dict[str, SimModel]:
         )
         for row in csv.DictReader(text.splitlines())
     }
-    for model in found.values():
+    for model in models.values():
         figures = (model.memory_bytes, model.load_s, model.run_s)
         if not all(0 < figure < inf for figure in figures):
             raise ValueError(f"{model.id} has {figures}")
-    return found
+    return models
 
 
 def working_set(size: int, *, shares_models: bool = False) -> list[SimModel]:

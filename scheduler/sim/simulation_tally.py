@@ -40,16 +40,13 @@ class SimulationTally:
             self._change_copies(load.model, +1)
 
     def loads(self, gpu: GpuId, model: ModelId, done_s: float) -> None:
-        """When a load of a placement will be done."""
         self._loaded_s[model][gpu] = done_s
 
     def left(self, gpu: GpuId, model: ModelId) -> None:
-        """A copy left a GPU."""
         self._change_copies(model, -1)
         self._loaded_s[model].pop(gpu, None)
 
     def placed(self, action: Dispatch, now: float) -> None:
-        """One placement."""
         self._placements += 1
         if not action.hit:
             self._misses += 1
@@ -70,7 +67,6 @@ class SimulationTally:
         self._end_s = max(self._end_s, done_s)
 
     def summary(self) -> Summary:
-        """The figures so far."""
         for model in self._copies:
             self._change_copies(model, 0)
         ordered = sorted(self.latencies)

@@ -36,7 +36,6 @@ class Traffic:
     shares_models: bool = False
 
     def build(self, seed: int) -> Workload:
-        """The requests, and the models with the profile's sizes and times."""
         found = self._build(seed)
         return replace(found, models=on_profile(found.models, self.profile))
 
@@ -123,7 +122,6 @@ def check(scenario: Scenario) -> None:
 def run(
     scenario: Scenario, explain: RequestId | None = None, progress: Progress | None = None
 ) -> ScenarioResult:
-    """One simulation."""
     core = scenario.core([explain] if explain is not None else [])
     engine = Engine(core, scenario.hardware, scenario.load.build(scenario.seed))
     done = engine.run(progress)

@@ -165,7 +165,6 @@ def read(path: str) -> Trace:
 
 
 def parse(text: str, name: str) -> Trace:
-    """The trace in this CSV text."""
     try:
         return _trace(csv.reader(text.splitlines()), name)
     except csv.Error as error:  # a field longer than the module reads

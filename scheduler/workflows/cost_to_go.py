@@ -45,7 +45,6 @@ class CostToGo:
 
     @property
     def least(self) -> float:
-        """The least cost when there is time enough."""
         return self.costs[-1]
 
 
@@ -120,7 +119,7 @@ def batch_choices(stage: StageProfile) -> BatchChoices:
     by_batch: dict[int, list[Choice]] = {}
     for choice in stage.choices:
         by_batch.setdefault(choice.configuration.batch, []).append(choice)
-    return {batch: undominated(found) for batch, found in sorted(by_batch.items())}
+    return {batch: undominated(choices) for batch, choices in sorted(by_batch.items())}
 
 
 def decide(
@@ -163,18 +162,18 @@ def worth_of(
 
 
 def _batch(calls: Iterable[WaitingCall]) -> _Batch:
-    found: dict[CostToGo, _Member] = {}
+    members: dict[CostToGo, _Member] = {}
     all_local_s, all_remote_s = 0.0, 0.0
     for left_s, ahead, local_s, remote_s in calls:
         all_local_s += local_s
         all_remote_s += remote_s
-        known = found.get(ahead)
-        found[ahead] = (
+        member = members.get(ahead)
+        members[ahead] = (
             _Member(1, left_s, ahead)
-            if known is None
-            else _Member(known.many + 1, min(known.left_s, left_s), ahead)
+            if member is None
+            else _Member(member.many + 1, min(member.left_s, left_s), ahead)
         )
-    return _Batch(list(found.values()), all_local_s, all_remote_s)
+    return _Batch(list(members.values()), all_local_s, all_remote_s)
 
 
 def _least_later(

@@ -30,7 +30,6 @@ class Workflow:
         return tuple(to for start, to in self.edges if start == stage)
 
     def before(self, stage: str) -> tuple[str, ...]:
-        """The stages for which this one waits."""
         return tuple(start for start, to in self.edges if to == stage)
 
     @property
@@ -40,11 +39,11 @@ class Workflow:
 
     def longest(self, weights: Mapping[str, float]) -> Mapping[str, float]:
         """For each stage the weight of the heaviest path that begins with it."""
-        found: dict[str, float] = {}
+        heaviest: dict[str, float] = {}
         for stage in reversed(self.order):
-            rest = max((found[each] for each in self.after(stage)), default=0.0)
-            found[stage] = weights[stage] + rest
-        return found
+            rest = max((heaviest[follower] for follower in self.after(stage)), default=0.0)
+            heaviest[stage] = weights[stage] + rest
+        return heaviest
 
 
 def _check_names(workflow: Workflow) -> None:
@@ -54,14 +53,14 @@ def _check_names(workflow: Workflow) -> None:
         raise BadWorkflow(workflow.name, f"it has more than {MOST_STAGES} stages")
     if len(workflow.edges) > MOST_EDGES:
         raise BadWorkflow(workflow.name, f"it has more than {MOST_EDGES} edges")
-    known = set(workflow.stages)
-    if len(known) < len(workflow.stages):
-        twice = next(each for each in workflow.stages if workflow.stages.count(each) > 1)
+    stages = set(workflow.stages)
+    if len(stages) < len(workflow.stages):
+        twice = next(name for name in workflow.stages if workflow.stages.count(name) > 1)
         raise BadWorkflow(workflow.name, f"the stage {twice} is listed twice")
     if len(set(workflow.edges)) < len(workflow.edges):
         raise BadWorkflow(workflow.name, "an edge is listed twice")
     for edge in workflow.edges:
-        unknown = [stage for stage in edge if stage not in known]
+        unknown = [stage for stage in edge if stage not in stages]
         if unknown:
             raise BadWorkflow(workflow.name, f"an edge names the unknown stage {unknown[0]}")
 
@@ -73,10 +72,10 @@ def _ordered(workflow: Workflow) -> tuple[str, ...]:
     while ready:
         stage = ready.popleft()
         order.append(stage)
-        for each in workflow.after(stage):
-            waits[each] -= 1
-            if not waits[each]:
-                ready.append(each)
+        for follower in workflow.after(stage):
+            waits[follower] -= 1
+            if not waits[follower]:
+                ready.append(follower)
     if len(order) < len(workflow.stages):
         around = _cycle(workflow, frozenset(workflow.stages).difference(order))
         raise BadWorkflow(workflow.name, f"it has the cycle {' -> '.join(around)}", around[0])
@@ -91,13 +90,6 @@ def _cycle(workflow: Workflow, left: frozenset[str]) -> list[str]:
         if above in path:
             return [above, *reversed(path[path.index(above) :])]
         path.append(above)
-
-
-# What can be wrong with a workflow.
-#
-# WorkflowError
-# ├── BadWorkflow     a graph that no run could follow to its end
-# └── BadProfile      measured times that the search cannot use
 
 
 class WorkflowError(Exception):

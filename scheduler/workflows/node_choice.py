@@ -19,7 +19,6 @@ class NodeRoom(NamedTuple):
     is_warm: bool
 
     def fits(self, configuration: Configuration) -> bool:
-        """Whether the configuration has room here now."""
         return configuration.vcpus <= self.vcpus and configuration.vgpus <= self.vgpus
 
 

@@ -58,24 +58,24 @@ def cheapest_paths(
 
 def undominated_paths(paths: Sequence[ConfigurationPath], kept: int) -> list[ConfigurationPath]:
     """The paths to which fewer than `kept` others are at once as fast and as cheap, by time."""
-    found = []
+    kept_paths = []
     lowest = [inf] * kept  # the lowest costs of those found, ascending
     for path in sorted(paths, key=_by_time):
         if path.cost < lowest[-1]:
-            found.append(path)
+            kept_paths.append(path)
             insort(lowest, path.cost)
             lowest.pop()
-    return found
+    return kept_paths
 
 
 def _rests(profiles: Sequence[StageProfile]) -> list[_Rest]:
     after = list(reversed(profiles[1:]))
     sums = (
-        accumulate((each.least_s for each in after), initial=0.0),
-        accumulate((each.least_cost for each in after), initial=0.0),
-        accumulate((each.fastest_cost for each in after), initial=0.0),
+        accumulate((profile.least_s for profile in after), initial=0.0),
+        accumulate((profile.least_cost for profile in after), initial=0.0),
+        accumulate((profile.fastest_cost for profile in after), initial=0.0),
     )
-    return [_Rest(*each) for each in zip(*sums, strict=True)][::-1]
+    return [_Rest(*totals) for totals in zip(*sums, strict=True)][::-1]
 
 
 def _extended(
@@ -88,7 +88,7 @@ def _extended(
     """Every path, cheapest first, with every choice that the two blades of the paper leave."""
     least_cost = min(choice.cost for choice in choices)
     bounds = [inf] * kept  # the lowest costs at most of paths that were kept, ascending
-    found: list[ConfigurationPath] = []
+    extended: list[ConfigurationPath] = []
     for cost, time_s, chosen in paths:
         time_left_s = target_s - time_s - rest.least_s
         if cost + least_cost + rest.least_cost >= bounds[-1]:
@@ -99,29 +99,25 @@ def _extended(
             longer = cost + choice.cost
             if longer + rest.least_cost >= bounds[-1]:
                 continue
-            found.append(ConfigurationPath(longer, time_s + choice.time_s, (*chosen, choice)))
+            extended.append(ConfigurationPath(longer, time_s + choice.time_s, (*chosen, choice)))
             at_most = longer + rest.fastest_cost
             if at_most < bounds[-1]:
                 insort(bounds, at_most)
                 bounds.pop()
-    return found
+    return extended
 
 
 def _by_time(path: ConfigurationPath) -> tuple[float, float]:
     return path.time_s, path.cost
 
 
-# The K cheapest paths for every target at once: a search made once, then looked up.
-#
-# What `path_search` finds for one target is a step function of the target. Here all steps are
-# found in one pass over the stages: a partial path to which K others are at once as fast and as
-# cheap is part of no answer. A look-up costs about a microsecond, whatever the number of
-# configurations.
-
-
 @dataclass(frozen=True, slots=True)
 class PathCurve:
-    """Answers to every target: from each time on, the cheapest paths that take no longer."""
+    """Answers to every target: from each time on, the cheapest paths that take no longer.
+
+    They are found in one pass over the stages: a partial path to which K others are at once as fast
+    and as cheap is part of no answer. A look-up costs about a microsecond.
+    """
 
     times_s: tuple[float, ...]
     answers: tuple[tuple[ConfigurationPath, ...], ...]
@@ -143,7 +139,6 @@ class PathCurve:
 
 
 def path_curve(profiles: Sequence[StageProfile], kept: int = KEPT_PATHS) -> PathCurve:
-    """The answers for stages one after the other."""
     paths = [ConfigurationPath(0.0, 0.0, ())]
     for stage in profiles:
         choices = undominated(stage.choices, kept)

@@ -28,7 +28,6 @@ class Prices:
     vgpu_hour: float
 
     def cost(self, configuration: Configuration, held_s: float) -> float:
-        """The cost of holding these resources for so long."""
         rate = configuration.vcpus * self.vcpu_hour + configuration.vgpus * self.vgpu_hour
         return rate * held_s / _HOUR_S
 
@@ -51,17 +50,14 @@ class StageProfile:
 
     @property
     def least_s(self) -> float:
-        """The time of the fastest choice."""
         return self.choices[0].time_s
 
     @property
     def least_cost(self) -> float:
-        """The cost of the cheapest choice."""
         return min(choice.cost for choice in self.choices)
 
     @property
     def fastest_cost(self) -> float:
-        """The cost of the fastest choice."""
         return self.choices[0].cost
 
     def up_to(self, batch: int) -> "StageProfile":
@@ -69,12 +65,10 @@ class StageProfile:
         return StageProfile(tuple(c for c in self.choices if c.configuration.batch <= batch))
 
     def times(self) -> Mapping[Configuration, float]:
-        """The time of each configuration."""
         return {choice.configuration: choice.time_s for choice in self.choices}
 
 
 def profile(times_s: Mapping[Configuration, float], prices: Prices) -> StageProfile:
-    """The profile of a stage with these times at these prices."""
     return StageProfile(
         tuple(
             Choice(time_s, prices.cost(each, time_s) / max(each.batch, 1), each)

@@ -60,7 +60,6 @@ class Payer:
         self.owed_us = self.owed_others_us = 0
 
     def add(self, charge: int, amount: int) -> None:
-        """Charge this much more."""
         self.amounts[charge] += amount
         if not self.listed:
             self.listed = True
@@ -104,5 +103,5 @@ def owe_equally(payers: Sequence[Payer], kept_us: int, others_us: int) -> None:
 
 def equal_parts(amount: int, count: int) -> list[int]:
     """So many parts: the first ones have one unit more than the others."""
-    each, rest = divmod(amount, count)
-    return [each + 1 if place < rest else each for place in range(count)]
+    part, rest = divmod(amount, count)
+    return [part + 1 if place < rest else part for place in range(count)]

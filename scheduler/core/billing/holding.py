@@ -33,7 +33,6 @@ class SlotTime:
         self.kept_us = self.counted_us = self.others_us = 0
 
     def charge(self, payers: Sequence[Payer], slot_us: int) -> None:
-        """So much of the slot's time was spent with it."""
         if self.kind == KEPT:
             self.kept_us += slot_us
         charge_equally(payers, self.kind, slot_us)
@@ -72,7 +71,6 @@ class LeaseBill:
         self.time: SlotTime | None = None
 
     def pay(self, payers: Sequence[Payer], charge: int, amount: int) -> None:
-        """Charge for what it used of one thing."""
         charge_equally(payers, charge, amount)
         if self.time is not None and charge == GPU_TIME:
             self.time.charge(payers, amount)
@@ -106,7 +104,6 @@ class SoleLease:
         self.time: SlotTime | None = None
 
     def begin(self, lease: LeaseId, now_us: int, contended_s: float) -> None:
-        """A lease is in force."""
         self.id = lease
         self.begun_us = self.computes_us = now_us
         self.contended_s = contended_s
@@ -114,7 +111,6 @@ class SoleLease:
         self.model.sole = self.slot.sole = self
 
     def pay(self, now_us: int) -> None:
-        """Charge everything up to now."""
         held_us = now_us - self.begun_us
         if held_us > 0:
             self.begun_us = now_us
@@ -187,16 +183,15 @@ class Holding:
 
     def payer(self, function: str, now_us: int) -> Payer:
         """The account of one function, which is among the users from now on."""
-        found = self.users.get(function)
-        if found is None:
+        payer = self.users.get(function)
+        if payer is None:
             self.settle(now_us)
-            found = Payer(function, self.model, self.gpu, self.charged)
+            payer = Payer(function, self.model, self.gpu, self.charged)
             if function != NOBODY:
-                self.users[function] = found
-        return found
+                self.users[function] = payer
+        return payer
 
     def begin(self, lease: LeaseId, bill: LeaseBill, payers: Sequence[Payer], now_us: int) -> None:
-        """A lease uses it from now on."""
         if self.leases:
             self.settle(now_us)
         self.leases[lease] = bill, payers
@@ -204,7 +199,6 @@ class Holding:
         bill.payers.append(payers)
 
     def end(self, lease: LeaseId, bill: LeaseBill, payers: Sequence[Payer], now_us: int) -> None:
-        """A lease uses it no more."""
         if len(self.leases) == 1:
             active_us = now_us - max(self.since_us, bill.since_us)
             if active_us > 0:
@@ -215,12 +209,10 @@ class Holding:
         del self.leases[lease]
 
     def resize(self, size: int, now_us: int) -> None:
-        """It has another size from now on."""
         self.settle(now_us)
         self.size = size
 
     def settle(self, now_us: int) -> None:
-        """Charge everything up to now."""
         since_us, span_us = self.since_us, now_us - self.since_us
         if span_us <= 0:
             return
@@ -243,10 +235,9 @@ class Holding:
             self._charge_idle(self.idle_charge, self.size * idle_us)
 
     def _charge_together(self, amount: int) -> None:
-        """Several leases share it: in equal parts, to the last unit."""
-        each, rest = divmod(amount, len(self.leases))
+        part, rest = divmod(amount, len(self.leases))
         for place, (bill, payers) in enumerate(self.leases.values()):
-            bill.pay(payers, self.use_charge, each + 1 if place < rest else each)
+            bill.pay(payers, self.use_charge, part + 1 if place < rest else part)
 
     def _charge_idle(self, charge: int, amount: int) -> None:
         if self.users:
@@ -264,7 +255,7 @@ class FormerUsers:
         self._users: dict[tuple[NodeId, ModelId], Sequence[str]] = {}
 
     def left(self, node: NodeId, model: ModelId, users: Iterable[str]) -> None:
-        """A model has left a GPU; only the latest ones are remembered."""
+        """Only the models that left last are remembered."""
         key = node, model
         self._users.pop(key, None)
         self._users[key] = list(users)
@@ -272,5 +263,4 @@ class FormerUsers:
             del self._users[next(iter(self._users))]
 
     def of(self, node: NodeId, model: ModelId) -> Sequence[str]:
-        """Who used the model before it left."""
         return self._users.get((node, model), ())

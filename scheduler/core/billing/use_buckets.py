@@ -40,7 +40,6 @@ class UseBucket:
     gpus: dict[str, list[int]] = field(default_factory=dict)
 
     def charge(self, key: UseKey, amounts: Iterable[int]) -> None:
-        """Add amounts of one function."""
         if key not in self.rows and (len(self.rows) >= MOST_ROWS or _is_long(key)):
             key = UseKey(OTHERS, ModelId(OTHERS), key.gpu_type)
         sums = self.rows.setdefault(key, [0] * CHARGES)
@@ -53,7 +52,6 @@ class UseBucket:
         _add(self.gpus.setdefault(gpu_type, [0] * _OF_GPUS), amounts)
 
     def merge(self, other: "UseBucket") -> None:
-        """Add another period's amounts."""
         for key, amounts in other.rows.items():
             self.charge(key, amounts)
         for gpu_type, amounts in other.gpus.items():
@@ -142,9 +140,9 @@ class UseBuckets:
         users: dict[ModelId, list[str]] = {}
         if self.of:
             for key in self.of[max(self.of, key=_begins)].rows:
-                known = users.setdefault(key.model, [])
-                if key.function not in {NOBODY, OTHERS} and key.function not in known:
-                    known.append(key.function)
+                functions = users.setdefault(key.model, [])
+                if key.function not in {NOBODY, OTHERS} and key.function not in functions:
+                    functions.append(key.function)
         return users
 
 

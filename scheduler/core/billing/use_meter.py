@@ -107,7 +107,6 @@ class GpuBook:
         return holding
 
     def settle(self, now_us: int) -> None:
-        """Charge everything up to now."""
         for holding in self.residents.values():
             holding.settle(now_us)
         for holding in self.contexts.values():
@@ -131,18 +130,18 @@ class GpuBook:
 
     def _resize_context(self, model: ModelId, size: int, now_us: int) -> None:
         """What a model leaves is paid by those who used the model."""
-        found = self.contexts.get(model)
-        if found is None:
+        context = self.contexts.get(model)
+        if context is None:
             if not size:
                 return
-            found = Holding(model, self.gpu, 0, CONTEXT, CONTEXT, self.charged, now_us)
-            self.contexts[model] = found
+            context = Holding(model, self.gpu, 0, CONTEXT, CONTEXT, self.charged, now_us)
+            self.contexts[model] = context
             left = self.residents.get(model)
             users = self._former.of(self.node, model) if left is None else left.users
             for function in users:
-                found.payer(function, now_us)
-        if found.size != size:
-            self._resize(found, size, now_us)
+                context.payer(function, now_us)
+        if context.size != size:
+            self._resize(context, size, now_us)
         if not size:
             del self.contexts[model]
 
@@ -196,14 +195,14 @@ class UseMeter:
     # -- what happens -----------------------------------------------------------------------------
 
     def began(self, lease: ActiveLease, now: float) -> None:
-        """A lease is in force; its models are resident by now, or lost."""
+        """The lease's models are resident by now, or lost."""
         payers = self._begin(lease, now)
         for pending, payer in zip(lease.requests, payers, strict=False):
             if not pending.gave_back:  # else it has had a lease
                 payer.add(WAITING, _us(pending.arrived_s, now))
 
     def _begin(self, lease: ActiveLease, now: float) -> Sequence[Payer]:
-        """Follow a lease; returns who pays for its slot."""
+        """Return who pays for the lease's slot."""
         now_us = self._now_us if now == self._now else self._at(now)
         if self.changes.gpus:
             self._look(now_us)
@@ -244,7 +243,6 @@ class UseMeter:
         of_slot.begin(lease.id, bill, payers, now_us)
 
     def loaded(self, lease: ActiveLease, now: float) -> None:
-        """All that a lease loads is there."""
         self._spend(lease, GPU_TIME, now)
 
     def kept(self, lease: ActiveLease, since_s: float, now: float) -> None:
@@ -276,7 +274,6 @@ class UseMeter:
         self._correct(lease, _us(0.0, computed_s), now)
 
     def _correct(self, lease: ActiveLease, called_us: int, now: float) -> None:
-        """Calls took so much of what seems to be kept time."""
         kept = self._account(lease).time
         if kept is None or kept.kind != KEPT:
             return
@@ -296,7 +293,6 @@ class UseMeter:
         del bill.holdings[place], bill.payers[place]
 
     def ended(self, lease: ActiveLease, now: float) -> None:
-        """A lease is over."""
         now_us = self._now_us if now == self._now else self._at(now)
         sole = self._sole(lease)
         bill = sole or self._bills[lease.id]
@@ -366,7 +362,6 @@ class UseMeter:
         return self._now_us
 
     def _sole(self, lease: ActiveLease) -> SoleLease | None:
-        """Its simple account, if it has one."""
         sole = self._slots[lease.slot.id][1].sole
         return sole if sole is not None and sole.id == lease.id else None
 
@@ -374,7 +369,6 @@ class UseMeter:
         return self._sole(lease) or self._bills[lease.id]
 
     def _payers_of(self, lease: ActiveLease) -> Sequence[Payer]:
-        """Who pays for a lease's slot, or will."""
         sole = self._sole(lease)
         if sole is not None:
             return (sole.payer,)
@@ -384,7 +378,6 @@ class UseMeter:
         return self._payers(book, lease.models[0], bill.functions, self._now_us)
 
     def _settle(self, lease: ActiveLease, now: float) -> int:
-        """Charge for a lease's slots up to now."""
         now_us = self._at(now)
         for slot in (lease.slot, *lease.more):
             self._slots[slot.id][1].settle(now_us)
@@ -440,8 +433,8 @@ class UseMeter:
         bill = LeaseBill((sole.payer.function,), now_us, sole.contended_s)
         self._bills[sole.id] = bill
         bill.time, bill.computes_us = sole.time, sole.computes_us
-        for each in (sole.model, sole.slot):
-            each.begin(sole.id, bill, (sole.payer,), now_us)
+        for holder in (sole.model, sole.slot):
+            holder.begin(sole.id, bill, (sole.payer,), now_us)
 
     def _look(self, now_us: int) -> None:
         changes, index = self.changes, self._cluster.index

@@ -56,7 +56,6 @@ class Turn:
         self.held_for = ""
 
     def note_held(self, now: float) -> None:
-        """It was held back until now."""
         self.held_s += now - self.since_s
 
 
@@ -110,7 +109,6 @@ class Owner:
 
     @property
     def busy(self) -> bool:
-        """Whether it has requests that wait, or leases."""
         return self.waiting > 0 or self.leases > 0
 
     @property
@@ -120,12 +118,10 @@ class Owner:
 
     @property
     def at_work(self) -> bool:
-        """Whether it has leases, or requests that wait for a GPU."""
         return self.contending > 0 or self.leases > 0
 
     @property
     def has_its_leases(self) -> bool:
-        """Whether it has all leases that it may have."""
         return self.terms.leases is not None and self.leases >= self.terms.leases
 
     @property
@@ -135,7 +131,6 @@ class Owner:
         return most is not None and self.exposed + self.leases >= most
 
     def take_terms(self, terms: OwnerTerms, now: float) -> None:
-        """These terms hold from now on."""
         self.terms = terms
         if terms.gpu_s is None:
             self.window = None
@@ -196,7 +191,6 @@ class FunctionOwner(Owner):
         self._heap: list[tuple[int, int, Turn]] = []
 
     def hold(self, turn: Turn, key: int, place: int) -> None:
-        """Hold one more request back, in the order of the keys."""
         turn.place = place
         self.held += 1
         heappush(self._heap, (key, place, turn))
@@ -205,12 +199,10 @@ class FunctionOwner(Owner):
             heapify(self._heap)
 
     def let_go(self, turn: Turn) -> None:
-        """A request is held back no more."""
         turn.place = 0
         self.held -= 1
 
     def first(self) -> Turn | None:
-        """The request that is next."""
         heap = self._heap
         while heap:
             _, place, turn = heap[0]
@@ -230,7 +222,6 @@ class OwnerOrder:
         self._heap: list[tuple[float, int, Owner]] = []
 
     def list(self, owner: Owner, key_s: float) -> None:
-        """Its turn is at this virtual time."""
         if owner.listed_s == key_s:
             return
         if owner.listed_s == _UNLISTED:
@@ -243,13 +234,11 @@ class OwnerOrder:
             heapify(self._heap)
 
     def unlist(self, owner: Owner) -> None:
-        """It has no turn now."""
         if owner.listed_s != _UNLISTED:
             self._count -= 1
             owner.listed_s = _UNLISTED
 
     def first(self) -> Owner | None:
-        """Whose turn is first."""
         heap = self._heap
         while heap:
             key_s, _, owner = heap[0]
@@ -281,7 +270,6 @@ class TenantSpace(Owner):
 
 
 def is_listed(owner: Owner) -> bool:
-    """Whether it has a turn."""
     return owner.listed_s != _UNLISTED
 
 
@@ -334,7 +322,6 @@ class GpuWindow:
             self._total_s = 0.0
 
     def add(self, amount_s: float, now: float) -> None:
-        """Count so much more, that was used lately."""
         self._add(int(now / self._part_s), amount_s)
 
     def give_back(self, amount_s: float) -> None:
@@ -411,7 +398,6 @@ class OwnerTable:
         self._due = _MOST_OWNERS
 
     def of(self, function: str) -> FunctionOwner:
-        """The owner of a request of this function."""
         owner = self.functions.get(function)
         return self._new_function(function) if owner is None else owner
 
@@ -438,10 +424,10 @@ class OwnerTable:
         """A function, and so its namespace, has so many more requests that wait, and leases."""
         space = owner.space
         worked, contended = space.at_work, space.contending > 0
-        for each in both(owner):
-            each.waiting += waiting
-            each.leases += leases
-            each.paused += paused
+        for counted in both(owner):
+            counted.waiting += waiting
+            counted.leases += leases
+            counted.paused += paused
         self.busy.follow(space, was_one=worked, is_one=space.at_work)
         self.waiting.follow(space, was_one=contended, is_one=space.contending > 0)
         if not space.contending:

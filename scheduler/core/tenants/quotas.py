@@ -48,9 +48,9 @@ def refusal(
             detail = f"{owner.waiting} of {terms.waiting} requests wait"
             return QuotaRefusal(owner, "waiting", detail, None)
         if terms.gpu_s is not None and not (pauses and terms.gpu_s > 0.0):
-            found = _gpu_time(owner, terms.gpu_s, expected_s, now)
-            if found is not None:
-                return found
+            refused = _gpu_time(owner, terms.gpu_s, expected_s, now)
+            if refused is not None:
+                return refused
     return None
 
 
@@ -74,7 +74,6 @@ def too_many_bytes(function: FunctionOwner, bundle: Bundle) -> QuotaRefusal | No
 
 
 def is_over_gpu_s(owner: Owner, now: float) -> bool:
-    """Whether an owner has used all the GPU time that it may have."""
     most_s = owner.terms.gpu_s
     return most_s is not None and owner.used_s(now) >= most_s
 
@@ -167,12 +166,12 @@ def make_room(
 
 def with_quota(functions: Iterable[FunctionOwner]) -> list[Owner]:
     """The owners of these that have a quota of resident bytes."""
-    found: dict[Owner, None] = {}
+    owners: dict[Owner, None] = {}
     for function in functions:
         for owner in both(function):
             if owner.terms.resident_bytes is not None:
-                found[owner] = None
-    return list(found)
+                owners[owner] = None
+    return list(owners)
 
 
 def owners_of(model: ModelId, owners: OwnerTable) -> list[Owner]:
@@ -180,9 +179,9 @@ def owners_of(model: ModelId, owners: OwnerTable) -> list[Owner]:
     space = owners.spaces.get(tenant_of(model))
     if space is None:
         return []
-    found: list[Owner] = [space] if space.terms.resident_bytes is not None else []
-    found += [owner for owner in space.functions.values() if model in owner.models]
-    return found
+    counted: list[Owner] = [space] if space.terms.resident_bytes is not None else []
+    counted += [owner for owner in space.functions.values() if model in owner.models]
+    return counted
 
 
 def _residents(owner: Owner, cluster: ClusterState) -> list[tuple[Gpu, ModelId]]:

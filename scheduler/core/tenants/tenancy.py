@@ -44,7 +44,6 @@ class Tenancy:
 
     @property
     def held(self) -> int:
-        """How many requests are held back."""
         return self.order.held
 
     @property
@@ -54,7 +53,6 @@ class Tenancy:
 
     @property
     def terms(self) -> Mapping[str, OwnerTerms]:
-        """The terms in force, by owner."""
         return self.owners.terms
 
     # -- on and off -----------------------------------------------------------------------------
@@ -66,7 +64,6 @@ class Tenancy:
         requests: Iterable[Pending],
         leases: Iterable[ActiveLease],
     ) -> None:
-        """These terms hold for an owner from now on."""
         self.owners.set_terms(name, terms, self.now)
         self.order.paused.terms_changed()
         if "/" not in name:
@@ -157,7 +154,6 @@ class Tenancy:
     # -- requests -------------------------------------------------------------------------------
 
     def refusal(self, request: Request, bundle: Bundle) -> QuotaRefusal | None:
-        """Which quota a new request exceeds, if any."""
         self.owners.forget_when_due(self.order.virtual_s)
         owner, expected_s = self.owners.of(request.function), self.order.estimate_s(bundle)
         return refusal(owner, bundle, expected_s, self.now, goes_on=request.goes_on)
@@ -188,7 +184,6 @@ class Tenancy:
         self._hold(turn)
 
     def finished(self, request: RequestId) -> None:
-        """A request has ended."""
         turn = self.order.turns.pop(request, None)
         if turn is not None and turn.queued:
             self._unqueue(turn)
@@ -221,14 +216,14 @@ class Tenancy:
         enough = cluster.waiting.count >= _CHOICE * room
         if enough and not nothing_runs:
             return False
-        found = False
+        exposed = False
         for _ in range(_MOST_AT_ONCE if enough else 1):
             turn = order.next(spare=True)
             if turn is None:
                 break
             self._expose(turn)
-            found = True
-        return found
+            exposed = True
+        return exposed
 
     def retry(self) -> None:
         """Look whether what lacked room in a quota, of resident bytes or GPU time, has it now."""
@@ -283,7 +278,6 @@ class Tenancy:
     # -- leases ---------------------------------------------------------------------------------
 
     def granted(self, lease: ActiveLease, chosen: Sequence[Pending], expected_s: float) -> None:
-        """These requests have a lease, for about so many seconds."""
         owners = []
         for pending in chosen:
             turn = self._turn(pending)
@@ -307,7 +301,6 @@ class Tenancy:
         self.leases.stands_aside(lease, self.now)
 
     def ended(self, lease: LeaseId) -> None:
-        """A lease is over: its owners are charged for what it has used."""
         self.leases.ended(lease, self.now)
 
     def yields(self, lease: LeaseId) -> bool:
@@ -334,7 +327,7 @@ class Tenancy:
     ) -> bool:
         """Keep quotas of resident bytes as these loads begin; False: their requests must wait."""
         turns = self.order.turns
-        owners = [turns[each.id].owner for each in chosen if each.id in turns]
+        owners = [turns[pending.id].owner for pending in chosen if pending.id in turns]
         bound = quotas.with_quota(owners)
         needed = slot.gpu, chosen[0].bundle.models
         return not bound or quotas.make_room(bound, loads, needed, self._cluster, out)
@@ -389,7 +382,6 @@ class Tenancy:
         self.order.charge(turn.owner, turn.charge_s)
 
     def _withdraw(self, turn: Turn) -> None:
-        """A request is no more exposed."""
         if turn.exposed:
             turn.exposed = False
             for owner in both(turn.owner):
@@ -450,14 +442,12 @@ class LeaseCharge:
         return self.owners if len(self.owners) == 1 else list(dict.fromkeys(self.owners))
 
     def begin(self, contended_s: float, since_s: float) -> None:
-        """It has its slots from now on."""
         self.contended_s = contended_s
         self.runs, self.rests_s = True, None
         self.since_s = self.due_s = self.woke_s = since_s
         self._run(+1, since_s, since_s)
 
     def end(self, now: float) -> None:
-        """It has them no more."""
         if self.runs and self.rests_s is None:
             self._run(-1, self.due_s, now)
 
@@ -514,7 +504,6 @@ class LeaseCharge:
                 owner.run(sign * self.share, now)
 
     def expect(self, due_s: float) -> None:
-        """Its slots should be free then."""
         if self.runs and self.rests_s is None:
             later_s, self.due_s = self.share * (due_s - self.due_s), due_s
             for function in self.owners:
@@ -539,7 +528,6 @@ class LeaseCharges:
         return self._charges.get(lease)
 
     def owners_of(self, lease: LeaseId) -> Sequence[FunctionOwner]:
-        """The functions that a lease counts for."""
         charge = self._charges.get(lease)
         return () if charge is None else charge.distinct()
 
@@ -547,9 +535,9 @@ class LeaseCharges:
         self, lease: ActiveLease, owners: list[FunctionOwner], expected_s: float, now: float
     ) -> None:
         """Requests of these owners have a lease, perhaps beside others that had it already."""
-        known = self._charges.get(lease.id)
-        if known is not None:
-            owners = [*known.owners, *owners]
+        earlier = self._charges.get(lease.id)
+        if earlier is not None:
+            owners = [*earlier.owners, *owners]
             self.ended(lease.id, now)
         share = (1 + len(lease.more)) / len(owners)
         charge = self._charges[lease.id] = LeaseCharge(owners, lease.slot, share, now)
@@ -569,38 +557,33 @@ class LeaseCharges:
         charge.wake(self._cluster.contended_s(charge.slot, now), now)
         self._recharge(charge, charge.used_s(now) + expected_s * charge.share)
         charge.expect(now + expected_s)
-        for each in charge.distinct():
-            self._order.paused.may_have_room(each)
+        for function in charge.distinct():
+            self._order.paused.may_have_room(function)
 
     def rests(self, lease: ActiveLease, since_s: float, now: float) -> None:
-        """No call has run since then under a lease that is kept."""
         charge = self._charges.get(lease.id)
         if charge is not None:
             charge.rest(since_s, self._cluster.contended_s(charge.slot, now), now)
-            for each in charge.distinct():
-                self._order.paused.may_have_room(each)
+            for function in charge.distinct():
+                self._order.paused.may_have_room(function)
 
     def called(self, lease: ActiveLease, began_s: float, ended_s: float, now: float) -> None:
-        """A call has run then under a lease that its caller keeps, and no other one."""
         charge = self._charges.get(lease.id)
         if charge is not None:
             charge.called(began_s, ended_s, now)
 
     def computed(self, lease: ActiveLease, computed_s: float, now: float) -> None:
-        """Calls have run for so long, since it was last said, under a lease that is kept."""
         charge = self._charges.get(lease.id)
         if charge is not None:
             charge.computed(computed_s, self._cluster.contended_s(charge.slot, now), now)
 
     def computes(self, lease: ActiveLease, now: float) -> None:
-        """A lease has its slot from now on."""
         charge = self._charges.get(lease.id)
         if charge is not None:
             charge.begin(self._cluster.contended_s(charge.slot, now), now)
             charge.expect(lease.due_s)
 
     def stands_aside(self, lease: ActiveLease, now: float) -> None:
-        """A lease has its slot no more, until what it loads is there."""
         charge = self._charges.get(lease.id)
         if charge is not None:
             charge.wake(self._cluster.contended_s(charge.slot, now), now)
@@ -624,7 +607,6 @@ class LeaseCharges:
             self._order.paused.may_have_room(owner)
 
     def clear(self) -> None:
-        """Follow no lease any more."""
         self._charges.clear()
 
     def _recharge(self, charge: LeaseCharge, seconds: float) -> None:

@@ -90,7 +90,6 @@ class TurnOrder:
         self.list(owner)
 
     def let_go(self, turn: Turn) -> None:
-        """A request is held back no more."""
         self.held -= 1
         self._cluster.held -= 1
         if self.paused.remove(turn):
@@ -220,7 +219,7 @@ class TurnOrder:
         return max(1, self._cluster.active_slots) / max(self._owners.busy.weight, 1e-6)
 
     def _follow_pace(self) -> None:
-        """List anew whose turn depends on the pace, if that has changed."""
+        """If the pace has changed, sort the turns that depend on it again."""
         pace = self.pace()
         if pace != self._pace:
             self._pace = pace
@@ -287,7 +286,6 @@ class PausedCalls:
         self._coming_s: dict[TenantSpace, dict[FunctionOwner, float]] = {}
 
     def add(self, turn: Turn, now: float) -> None:
-        """This call goes on when there is room."""
         owner = turn.owner
         owner.paused_turns[turn] = None
         self._count(owner, 1)
@@ -300,7 +298,7 @@ class PausedCalls:
                 self._wait_for_room(owner, now)
 
     def remove(self, turn: Turn) -> bool:
-        """Pause this call no longer; whether it was paused."""
+        """Return whether the call was paused."""
         owner = turn.owner
         if turn not in owner.paused_turns:
             return False
@@ -321,9 +319,9 @@ class PausedCalls:
 
     def may_have_room(self, owner: FunctionOwner) -> None:
         """Something of it needs less GPU time than was expected."""
-        for each in self._behind.pop(owner.space, ()):
-            if each in self._look_s:
-                self._look(each, 0.0)
+        for function in self._behind.pop(owner.space, ()):
+            if function in self._look_s:
+                self._look(function, 0.0)
 
     def may_be_due(self, now: float) -> bool:
         """Whether `due` has to be asked."""
@@ -331,7 +329,7 @@ class PausedCalls:
 
     def due(self, now: float, estimate_s: Callable[[Bundle], float]) -> list[Turn]:
         """Those that may go on now; their caller removes them."""
-        found = []
+        turns = []
         while self.may_be_due(now):
             look_s, _, owner = heappop(self._looks)
             if self._look_s.get(owner) != look_s:
@@ -345,8 +343,8 @@ class PausedCalls:
             turn = self.resumed[owner] = next(iter(owner.paused_turns))
             needs_s = estimate_s(turn.pending.bundle)
             self._coming_s.setdefault(owner.space, {})[owner] = needs_s
-            found.append(turn)
-        return found
+            turns.append(turn)
+        return turns
 
     def next_s(self) -> float | None:
         """When there may be room next; None: not without another event."""
@@ -361,7 +359,6 @@ class PausedCalls:
             self._look(owner, 0.0)
 
     def clear(self) -> None:
-        """No terms hold any more; nothing is paused."""
         self.resumed.clear()
         self._looks.clear()
         self._behind.clear()
@@ -413,10 +410,9 @@ class PausedCalls:
         if at_s < inf:
             heappush(self._looks, (at_s, owner.number, owner))
         if len(self._looks) > 2 * len(self._look_s) + _COMPACT_BEYOND:
-            self._looks = [each for each in self._looks if self._look_s.get(each[2]) == each[0]]
+            self._looks = [look for look in self._looks if self._look_s.get(look[2]) == look[0]]
             heapify(self._looks)
 
 
 def is_used_up(function: FunctionOwner, now: float) -> bool:
-    """Whether the function, or its namespace, has used all the GPU time that it may have."""
     return is_over_gpu_s(function, now) or is_over_gpu_s(function.space, now)

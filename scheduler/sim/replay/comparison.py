@@ -82,7 +82,6 @@ class TrafficWatch:
     _given: set[LeaseId] = field(default_factory=set)
 
     def __call__(self, now: float, event: Event, actions: Sequence[Action]) -> None:
-        """Count one event and the core's actions."""
         if isinstance(event, RequestArrived):
             self._arrives(event.request, now)
         for action in actions:
@@ -125,7 +124,6 @@ class TrafficWatch:
 
     @property
     def unfinished(self) -> frozenset[RequestId]:
-        """Requests that have not ended."""
         return self._names.unfinished()
 
     def _finished(self, action: Finish, now: float) -> None:
@@ -226,7 +224,6 @@ def _rerun(
 
 
 def _figures(watches: Sequence[TrafficWatch], happened: Sequence[TrafficWatch]) -> TrafficFigures:
-    """The figures of all terms together."""
     latencies = sorted(latency for watch in watches for latency in watch.latencies)
     outcomes: Counter[RequestOutcome] = Counter()
     for watch in watches:
@@ -254,6 +251,5 @@ def _figures(watches: Sequence[TrafficWatch], happened: Sequence[TrafficWatch]) 
 
 
 def _elsewhere(watch: TrafficWatch, happened: TrafficWatch) -> int:
-    """How many requests went to a first GPU other than the recorded one."""
     then = happened.first_gpus
     return sum(then.get(name, gpu) != gpu for name, gpu in watch.first_gpus.items())

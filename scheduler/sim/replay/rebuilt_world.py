@@ -74,12 +74,10 @@ class KeyedMeans:
         self._sums: dict[Hashable, tuple[float, int]] = {}
 
     def add(self, key: Hashable, seconds: float) -> None:
-        """Add one value."""
         total_s, count = self._sums.get(key, (0.0, 0))
         self._sums[key] = total_s + seconds, count + 1
 
     def of(self, key: Hashable) -> float | None:
-        """The average; None without values."""
         total_s, count = self._sums.get(key, (0.0, 0))
         return total_s / count if count else None
 
@@ -111,7 +109,6 @@ class RecordedTimes:
         return next((s for key in keys if (s := self.loads.of(key)) is not None), None)
 
     def add_hold(self, models: tuple[ModelId, ...], batch: int, seconds: float) -> None:
-        """One lease that was held for this time."""
         self.holds.add((models, batch), seconds)
         self.holds.add(models, seconds)
 
@@ -127,7 +124,6 @@ class RecordedTimes:
         return sum(self.run_s(run, measured_on, gpu_type) - run.run_s for run in runs)
 
     def run_s(self, run: MeasuredRun, measured_on: str, gpu_type: str) -> float:
-        """The seconds of the same run on a GPU of this type."""
         there = self.runs.of((run.model, run.batch, gpu_type))
         here = self.runs.of((run.model, run.batch, measured_on))
         if measured_on == gpu_type or there is None or not here:
@@ -141,8 +137,8 @@ class RecordedTimes:
 
     def tier(self, model: ModelId) -> Tier | None:
         """The tier in which nodes kept the model most often after it had left a GPU."""
-        found = self.tiers.get(model)
-        return found.most_common(1)[0][0] if found else None
+        tiers = self.tiers.get(model)
+        return tiers.most_common(1)[0][0] if tiers else None
 
 
 @dataclass(slots=True)
@@ -179,12 +175,11 @@ class RequestNames:
         return self._now.get(request)
 
     def ended(self, request: RequestId, outcome: RequestOutcome) -> RequestId | None:
-        """End the present request of this id, and return its name."""
+        """Return the name of the request that has ended."""
         self._outcomes[request] = outcome
         return self._now.pop(request, None)
 
     def unfinished(self) -> frozenset[RequestId]:
-        """The names of all requests that have not ended."""
         return frozenset(self._now.values())
 
     def latest_outcome(self, request: RequestId) -> RequestOutcome | None:
@@ -192,7 +187,6 @@ class RequestNames:
         return self._outcomes.get(request)
 
     def earlier(self, request: RequestId) -> RequestId:
-        """The name of the previous request of this id."""
         count = self._times[request] - 1
         return request if count == 1 else RequestId(f"{request}~{count}")
 

@@ -103,7 +103,6 @@ class RecordingReader:
         }
 
     def take(self, at_s: float, event: Event, actions: Sequence[Action]) -> None:
-        """Take in one event and the actions of the core that handled it."""
         self._end_s = at_s
         self._of_events.get(type(event), self._outside)(event, at_s)
         for action in actions:
@@ -236,8 +235,8 @@ class RecordingReader:
 
     def _computing_with(self, lease: LeaseId) -> set[LeaseId]:
         """The leases that compute where a lease is to compute that was loaded beside them."""
-        found = self._core.placer.leases.get(lease)
-        others = {} if found is None else found.slot.leases
+        own = self._core.placer.leases.get(lease)
+        others = {} if own is None else own.slot.leases
         return {other for other, held in others.items() if other != lease and not held.beside}
 
     def _load_failed(self, event: LoadFailed, at_s: float) -> None:
@@ -290,7 +289,9 @@ class RecordingReader:
     def _dispatched(self, action: Dispatch, at_s: float) -> None:
         if action.lease in self._seen:
             return  # repeated for a caller that asked again
-        names = [name for each in action.requests if (name := self._names.of(each)) is not None]
+        names = [
+            name for request in action.requests if (name := self._names.of(request)) is not None
+        ]
         awaits = {model for model in action.models if (action.gpu, model) in self._loading}
         seen = FollowedLease(
             lease=action.lease,

@@ -109,14 +109,14 @@ class Rerun:
     def _reported(self, event: NodeSnapshot) -> NodeSnapshot:
         """A node's report, adapted: known GPUs as they are in this run, new GPUs as recorded."""
         gpus = []
-        for found in event.gpus:
-            here = self._core.cluster.gpus.get(found.gpu.id)
-            if here is not None and here.spec == found.gpu:
+        for snapshot in event.gpus:
+            here = self._core.cluster.gpus.get(snapshot.gpu.id)
+            if here is not None and here.spec == snapshot.gpu:
                 gpus.append(_as_it_is(here))
                 continue
             first = self._world.beginning.first_lease
-            of_old = tuple(lease for lease in found.leases if lease.lease < first)
-            gpus.append(found._replace(leases=of_old))
+            of_old = tuple(lease for lease in snapshot.leases if lease.lease < first)
+            gpus.append(snapshot._replace(leases=of_old))
         return event._replace(gpus=tuple(gpus))
 
     # -- what a GPU manager does ----------------------------------------------------------------
@@ -182,9 +182,9 @@ class Rerun:
         self._at(self._now + delay_s, partial(self._free, lease))
 
     def _free(self, lease: LeaseId) -> None:
-        found = self._live(lease)
-        if found is not None:
-            self._handle(SlotFreed(found.slot.id, lease))
+        live = self._live(lease)
+        if live is not None:
+            self._handle(SlotFreed(live.slot.id, lease))
 
     # -- what a caller does ---------------------------------------------------------------------
 
@@ -210,7 +210,6 @@ class Rerun:
         self._hold(action, max([self._now, *others]))
 
     def _hold(self, action: Dispatch, ready_s: float) -> None:
-        """Schedule the runs and the end of a lease that is ready then."""
         lease, hold = self._core.placer.leases[action.lease], self._holds[action.lease]
         if hold is None:
             held_s = self._usual_hold_s(lease)
@@ -271,7 +270,6 @@ class Rerun:
             self._handle(LeaseWanted(request))
 
     def _of_lease(self, lease: LeaseId, event: Event) -> None:
-        """Handle the event only if the lease is still in force."""
         if self._live(lease) is not None:
             self._handle(event)
 
