@@ -179,7 +179,6 @@ class FrameStream:
 
     @property
     def held_bytes(self) -> int:
-        """The size of the buffer for an incomplete frame's body."""
         return self._decoder.held_bytes
 
     async def read(self) -> Frame:

@@ -100,17 +100,13 @@ class PendingCalls:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Call]:
-        """Iterate over the unanswered calls, with times relative to now.
-
-        Now is one time for all: a hold-up between two calls would change their order.
-        """
+        """Iterate with times relative to one now: a hold-up in between would change the order."""
         now_s = asyncio.get_running_loop().time()
         return iter([found.make_call(found.number, now_s) for found in self._waiting.values()])
 
     def add(
         self, make_call: Callable[[int, float], Call], request: RequestId | None = None
     ) -> PendingCall:
-        """Add a call, and return it with its number."""
         found = PendingCall(make_call, next(self._numbers), request)
         self._waiting[found.number] = found
         if request is not None:
@@ -128,10 +124,7 @@ class PendingCalls:
             found.answer.set_exception(error_of(answer.refusal))
 
     def set_placement(self, request: RequestId, placement: Placement) -> None:
-        """Complete the calls of a request that was granted a lease on this node.
-
-        The scheduler's own answer comes later, and may be lost with the scheduler.
-        """
+        """The scheduler's own answer comes later, and may be lost with the scheduler."""
         for found in self._by_request.get(request, ()):
             self.set_answer(Answer(found.number, placement))
 
@@ -179,16 +172,13 @@ class Attachment:
 
     @property
     def connected(self) -> bool:
-        """Whether the stream to a scheduler is connected."""
         return self._stream.connected
 
     @property
     def term(self) -> int:
-        """The highest term that any scheduler has reported."""
         return self._dialer.term
 
     def addresses_of(self, node: NodeId) -> tuple[str, ...]:
-        """Return the addresses of another node, on which a request was placed."""
         return self._neighbours.of(node)
 
     def set_addresses(self, *addresses: str) -> None:
@@ -202,7 +192,6 @@ class Attachment:
     # -- the node -------------------------------------------------------------------------------
 
     def attach(self, node: NodeId, link: OrderTaker) -> None:
-        """Start the stream; orders for this node are passed to `link`."""
         log.info("node %s connects to its scheduler", node)
         self._orders = link
         if link.addresses:
@@ -245,10 +234,7 @@ class Attachment:
             self._stream.send_later_pages()
 
     def _as_reported(self, snapshot: NodeSnapshot) -> NodeSnapshot:
-        """The snapshot with as many stored models as one message takes; others are sent later.
-
-        It says which GPUs drain.
-        """
+        """Take as many stored models as one message holds: others are sent later."""
         node, stored = snapshot.node, snapshot.stored
         later = stored[_MOST_STORED:]
         self._unreported_tiers = {
@@ -274,7 +260,6 @@ class Attachment:
     # -- callers --------------------------------------------------------------------------------
 
     async def acquire(self, request: Request) -> Placement:
-        """Wait for a lease; cancelling the task cancels the request."""
         now_s = asyncio.get_running_loop().time()
         arrived_s = now_s if request.arrived_s is None else request.arrived_s
 
@@ -284,32 +269,23 @@ class Attachment:
         return await self._place(request.id, make_call, request.deadline_s)
 
     async def wanted(self, request: RequestId) -> Placement:
-        """Wait for another lease after one that was released with `may_return`."""
         return await self._place(request, lambda number, _: Wanted(number, request), None)
 
     def release(
         self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
     ) -> None:
-        """Report a lease as released; with `may_return` its request may want another one.
-
-        Of a lease that several requests share, only the named one releases it.
-        """
         self.report(LeaseReleased(lease, may_return, request))
 
     def cancel(self, request: RequestId) -> None:
-        """Report a request as cancelled."""
         self.report(RequestCancelled(request))
 
     async def pin(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        """Keep a model on one GPU, or on every GPU where it is resident."""
         await self._ask(lambda number, _: Ask(number, "pin", model, gpu))
 
     async def unpin(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        """Let a pinned model be evicted again."""
         await self._ask(lambda number, _: Ask(number, "unpin", model, gpu))
 
     async def evict(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        """Remove a model from GPU memory where it is not in use."""
         await self._ask(lambda number, _: Ask(number, "evict", model, gpu))
 
     async def locate(self, node: NodeId) -> tuple[str, ...]:
@@ -318,7 +294,6 @@ class Attachment:
         return answer.addresses
 
     async def survey(self) -> Status:
-        """Return the scheduler's current view: this node's GPUs and the cluster's counts."""
         answer = await self._ask(lambda number, _: Survey(number))
         if answer.status is None:
             raise BadValue("the scheduler's answer contains no status")
@@ -450,7 +425,6 @@ class Attachment:
 
 
 def _with_known(event: ModelRegistered, before: ModelRegistered | None) -> ModelRegistered:
-    """What was registered and what was measured of a model since then, in one event."""
     if before is None:
         return event
     spec, known = event.model, before.model
@@ -477,7 +451,6 @@ class NodeAddresses:
         return self._addresses.get(node, ())
 
     def learn(self, node: NodeId, addresses: tuple[str, ...]) -> None:
-        """The node has these from now on."""
         self._addresses.pop(node, None)
         self._addresses[node] = addresses
         if len(self._addresses) > MOST_NODES:

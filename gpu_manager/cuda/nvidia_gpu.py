@@ -60,17 +60,14 @@ class HealthWatch:
             self._nvml.nvmlEventSetFree(events)
 
     def take(self, gpu: GpuId) -> tuple[HealthEvent, ...]:
-        """Return and remove the events of this GPU since the last call."""
         with self._lock:
             return tuple(self._events.pop(gpu, ()))
 
     def add(self, gpu: GpuId, what: str, *, fatal: bool) -> None:
-        """Add an event that was detected elsewhere."""
         with self._lock:
             self._events[gpu].append(HealthEvent(gpu, what, fatal))
 
     def close(self) -> None:
-        """Stop the thread."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -144,11 +141,9 @@ class NvidiaGpu:
         return {one.pid: one.usedGpuMemory for one in found if one.usedGpuMemory is not None}
 
     def utilisation(self) -> float | None:
-        """Return the share of the last sampling period with a kernel; None for a MIG slice."""
         return None if (rates := self._rates()) is None else float(rates.gpu) / _PERCENT
 
     def memory_utilisation(self) -> float | None:
-        """Return the share of the last sampling period with memory read or written."""
         return None if (rates := self._rates()) is None else float(rates.memory) / _PERCENT
 
     def _rates(self) -> Any:

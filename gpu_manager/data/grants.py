@@ -111,7 +111,6 @@ class PutGrants:
         return any(_may_have_put(each, tenant, handle) for each in self._grants)
 
     def close(self) -> None:
-        """Look at nothing any more."""
         if self._looking is not None:
             self._looking.cancel()
 
@@ -141,7 +140,6 @@ class PutGrants:
             self._looking = self._loop.call_later(self._table.limits.free_s, self._look)
 
     def _look(self) -> None:
-        """Recall what was not used for a while."""
         self._looking = None
         before_s = self._loop.time() - self._table.limits.free_s
         for hosted, grant in self._grants.items():

@@ -94,7 +94,6 @@ class NoTurns:
 
     @contextlib.contextmanager
     def yielded(self) -> Iterator[None]:
-        """There are none."""
         yield
 
 
@@ -113,7 +112,6 @@ class SlotTurns:
         self._threads: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 
     def close(self) -> None:
-        """Close the descriptor; no call may have a turn."""
         os.close(self._descriptor)
 
     @contextmanager
@@ -131,6 +129,5 @@ class NoSlotTurns:
 
     @contextmanager
     def turn(self, slots: Sequence[int]) -> Iterator[None]:
-        """Wait for nothing."""
         del slots
         yield

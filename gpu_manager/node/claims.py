@@ -41,7 +41,6 @@ class Claiming:
         *,
         given: bool,
     ) -> bool:
-        """Admit a session's calls under a lease; see `GpuNode.claim`."""
         found = self._leases.get(lease)
         claim = None if found is None else found.claim_of(request)
         if found is None or claim is None or found.ending is not None:
@@ -110,7 +109,6 @@ class Claiming:
 
 
 def terms_of(lease: LeaseInForce, spec: GpuSpec) -> LeaseTerms:
-    """Return the terms of a lease on this GPU."""
     batch, vcpus = 0, 0
     if lease.configuration is not None:
         batch, vcpus = lease.configuration.batch, lease.configuration.vcpus

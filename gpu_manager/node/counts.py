@@ -64,18 +64,15 @@ class NodeMeters:
             self._singly.add((gpu, reason), calls)
 
     def loaded(self, source: str, load_s: float, phases: LoadPhases) -> None:
-        """Count a load with its duration and its phases."""
         self._load.add((source,), load_s)
         for phase, phase_s in phases.took_s().items():
             self._phases.add((phase,), phase_s)
         self._hidden.add((), hidden_s(phases.spans))
 
     def load_failed(self, gpu: str) -> None:
-        """Count a load that failed."""
         self._load_failures.add((gpu,))
 
     def lease_ended(self, why: EndReason | None) -> None:
-        """Count a lease that has ended."""
         self._leases_ended.add(("unknown" if why is None else why.name.lower(),))
 
     def memory_pressure(self, gpu: str) -> None:
@@ -83,15 +80,12 @@ class NodeMeters:
         self._pressure.add((gpu,))
 
     def died(self, gpu: str) -> None:
-        """Count a worker that ended unexpectedly."""
         self._died.add((gpu,))
 
     def health_event(self, gpu: str, *, fatal: bool) -> None:
-        """Count a health event of a GPU."""
         self._health.add((gpu, str(fatal).lower()))
 
     def families(self) -> Iterator[MetricFamily]:
-        """Yield all counters."""
         if time.monotonic() - self._swept_s > _FORGET_S:
             self.sweep()
         yield from (each for each in vars(self).values() if isinstance(each, Values | Histogram))
@@ -170,7 +164,6 @@ def _ledger(gpu: HostGpu) -> list[tuple[Labels, float]]:
 
 
 def of_weights(status: StoreStatus) -> Iterator[MetricFamily]:
-    """Yield gauges of the weights that the node keeps."""
     kinds: list[tuple[Labels, float]] = [
         (("memory",), status.kept_bytes),
         (("lingering",), status.lingering_bytes),

@@ -34,13 +34,11 @@ class DeviceWatch:
         self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self.start)
 
     def stop(self) -> None:
-        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def check(self) -> None:
-        """Check the health, the memory, the loads and the turns of every GPU once."""
         changed = False
         for gpu in list(self._node.gpus.values()):
             for event in gpu.device.health():
@@ -142,7 +140,6 @@ class MemoryAudit:
         self._warned: set[GpuId] = set()
 
     def look(self, gpu: HostGpu, now_s: float) -> None:
-        """Compare the processes of a GPU now."""
         gpu.uses = uses = process_uses(gpu)
         if uses is None:
             return
@@ -187,7 +184,6 @@ def process_uses(gpu: HostGpu) -> tuple[ProcessUse, ...] | None:
 
 
 def _granted_bytes(gpu: HostGpu) -> dict[HostProcess | None, int]:
-    """Return what each process was granted: for its models, its calls and its context."""
     by_model, found = gpu.ledger.models(), dict[HostProcess | None, int]()
     shared: dict[str, HostProcess | None] = {}
     for resident in gpu.residents.values():
@@ -222,7 +218,6 @@ def _elsewhere_bytes(gpu: HostGpu) -> dict[HostProcess | None, int]:
 
 
 def _named(uses: tuple[ProcessUse, ...]) -> str:
-    """The processes that are furthest off."""
     worst = sorted(uses, key=lambda use: -use.over_bytes)[:_MOST_NAMED]
     return ", ".join(
         f"process {use.pid} {use.measured_bytes // MIB} of {use.granted_bytes // MIB} MiB"

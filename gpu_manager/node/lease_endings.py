@@ -115,7 +115,6 @@ class LeaseEndings:
             self.end(found, EndReason.RELEASED)
 
     async def _check_quiet(self, lease: LeaseInForce) -> None:
-        """Make the lease's models report pending calls; end the lease if there are none."""
         await asyncio.gather(*(sign_of_life(hosted) for hosted in self._hosted_of(lease)))
         lease.checking = False
         now_s = self._loop.time()
@@ -135,7 +134,6 @@ class LeaseEndings:
         self._freed(lease)
 
     def _hosted_of(self, lease: LeaseInForce) -> list[HostedModel]:
-        """Return the lease's models that are loaded."""
         gpu = self._gpus[lease.gpu]
         found = [gpu.hosted(model) for model in lease.models]
         return [hosted for hosted in found if hosted is not None]

@@ -182,7 +182,6 @@ class LeaseInForce:
         return self.claims.get(request or _SOLE) if self.is_divided else self.claims[_SOLE]
 
     def claims_of(self, session: SessionKey) -> dict[RequestId, SessionClaim]:
-        """What a session has claimed of it, by request."""
         return {name: each for name, each in self.claims.items() if each.holder == session}
 
     def drop(self, request: RequestId) -> bool:
@@ -193,7 +192,6 @@ class LeaseInForce:
 
     @property
     def holders(self) -> set[SessionKey]:
-        """The sessions that have claimed it."""
         return {each.holder for each in self.claims.values() if each.holder is not None}
 
     def is_for(self, session: SessionKey, function: str) -> bool:
@@ -277,7 +275,6 @@ class ClaimPatience:
             self._halvings.popitem(last=False)
 
     def claimed(self, function: str, times: int = 1) -> None:
-        """A lease of the function was claimed in its time."""
         halvings = self._halvings.get(function, 0) - times
         if halvings > 0:
             self._halvings[function] = halvings
@@ -311,7 +308,6 @@ class LeasesInForce:
         return len(self._held)
 
     def get(self, lease: LeaseId) -> LeaseInForce | None:
-        """Return the lease while it is in force or ending."""
         return self._held.get(lease)
 
     def grant(self, lease: LeaseInForce) -> bool:
@@ -326,12 +322,10 @@ class LeasesInForce:
         return True
 
     def note_unclaimed(self, held: LeaseInForce, now_s: float) -> None:
-        """Nobody has claimed the lease in the time that it had while others wait."""
         if self.contended and held.function:
             self.patience.in_vain(held.function, held.id, now_s, self.times.claim_s)
 
     def is_over(self, lease: LeaseId) -> bool:
-        """Whether the lease was granted and has ended."""
         return lease not in self._held and lease <= self.latest
 
     def claim(
@@ -368,20 +362,16 @@ class LeasesInForce:
         return self.times.grace(reason)
 
     def forget(self, lease: LeaseId) -> None:
-        """Remove a lease that has ended."""
         del self._held[lease]
 
     def held_by(self, holder: SessionKey) -> list[LeaseInForce]:
-        """Return the leases that a session holds."""
         return [held for held in self._held.values() if holder in held.holders]
 
     def using(self, gpu: GpuId, model: ModelId) -> list[LeaseInForce]:
-        """Return the leases that allow calls of this model on this GPU."""
         found = self._held.values()
         return [held for held in found if held.gpu == gpu and model in held.models]
 
     def on(self, gpu: GpuId) -> int:
-        """Return how many leases there are on this GPU."""
         return sum(held.gpu == gpu for held in self._held.values())
 
     def due(self, now_s: float) -> list[tuple[LeaseInForce, EndReason]]:
@@ -390,12 +380,10 @@ class LeasesInForce:
         return [(held, reason) for held, at_s, reason in found if at_s <= now_s]
 
     def is_due(self, held: LeaseInForce, now_s: float) -> EndReason | None:
-        """Why a lease should end by now; None if it should not."""
         at_s, reason = self._end_of(held)
         return reason if at_s <= now_s else None
 
     def next_due_s(self) -> float | None:
-        """Return the time when the next lease is due."""
         return min((self._end_of(held)[0] for held in self._with_due_time()), default=None)
 
     def _with_due_time(self) -> list[LeaseInForce]:
@@ -405,7 +393,6 @@ class LeasesInForce:
         ]
 
     def _end_of(self, held: LeaseInForce) -> tuple[float, EndReason]:
-        """When it ends: with the last of its claims."""
         return max(self._end_of_claim(held, claim) for claim in held.claims.values())
 
     def _end_of_claim(self, held: LeaseInForce, claim: SessionClaim) -> tuple[float, EndReason]:

@@ -131,7 +131,6 @@ class GpuNode:
     # -- orders of the scheduler ----------------------------------------------------------------
 
     def prepare(self, order: Prepare) -> None:
-        """Unload the victims, then load."""
         gpu = self.gpus[order.gpu]
         for victim in order.victims:
             self._loader.unload(gpu, victim)
@@ -154,7 +153,6 @@ class GpuNode:
             self._endings.end_after(order.lease, last)
 
     def grant(self, order: Dispatch) -> None:
-        """Put a lease in force."""
         now_s, requests = self._loop.time(), order.requests
         slot, stands_s = order.slot, 0.0 if order.stands is None else order.stands.seconds
         lease = LeaseInForce(
@@ -192,11 +190,9 @@ class GpuNode:
             self._loader.unload(gpu, order.model)
 
     def end_context(self, order: EndContext) -> None:
-        """End the empty process that this model left, if it is there."""
         self._loader.processes.end(self.gpus[order.gpu], order.model)
 
     def demote_stored(self, order: DemoteStored) -> None:
-        """Move weights down a tier, and report where they are."""
         self._steps.order(order.model, order.tier)
 
     def end_lease(self, order: EndLease) -> None:
@@ -268,7 +264,6 @@ class GpuNode:
         return self._claiming.claim(lease, holder, models, request, given=given)
 
     def release(self, lease: LeaseInForce, reason: EndReason) -> None:
-        """End a lease, whoever has it."""
         self._endings.end(lease, reason)
 
     def give_back(
@@ -279,17 +274,14 @@ class GpuNode:
         *,
         may_return: bool = False,
     ) -> None:
-        """End a lease, or of one that several requests share the parts of these requests."""
         self._claiming.give_back(lease, requests, reason, may_return=may_return)
 
     # -- reports of hosted models ---------------------------------------------------------------
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
-        """Record the session whose call was the first under a lease that was admitted ahead."""
         self._claiming.called_first(hosted, lease, session)
 
     def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
-        """Record that calls of this session have ended, which has a part of a divided lease."""
         found = self.leases.get(LeaseId(lease))
         model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
         if found is not None and (found.gpu, model in found.models) == (gpu, True):
@@ -306,7 +298,6 @@ class GpuNode:
         held_bytes: int = 0,
         together: int = 1,
     ) -> None:
-        """Record successful calls, and report them."""
         gpu = self.gpus[GpuId(hosted.order.gpu)]
         resident = gpu.resident_of(hosted)
         if resident is None:
@@ -327,7 +318,6 @@ class GpuNode:
         self._runs.ran(kind, run_s, needed_bytes)
 
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
-        """Report for how long calls ran under a lease of a function's own process."""
         found = self.leases.get(LeaseId(lease))
         model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
         if found is not None and found.own and (found.gpu, model in found.models) == (gpu, True):
@@ -336,7 +326,6 @@ class GpuNode:
                 self._reports.report(LeaseComputed(found.id, counted_s))
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
-        """Count calls that ran as one, and those that did not."""
         self.meters.merged(hosted.order.gpu, added)
         self.gpus[GpuId(hosted.order.gpu)].note_merged(hosted, added)
 
@@ -355,15 +344,12 @@ class GpuNode:
         return PressureAnswer(gpu.limit_bytes(resident), relieved, gpu.together_bytes(resident))
 
     def died(self, hosted: HostedModel, cause: str) -> None:
-        """Handle a model that ended unexpectedly: end every lease that may call the model."""
         self._losses.model_died(hosted, cause)
 
     def context_lost(self, host: EmptyHost, cause: str) -> None:
-        """Handle the unexpected end of a process that a model had left."""
         self._losses.context_lost(host, cause)
 
     def lose(self, gpu: HostGpu, cause: str) -> None:
-        """Mark a GPU as unusable, and end its leases and residents."""
         self._losses.gpu_lost(gpu, cause)
 
     # -- snapshots ------------------------------------------------------------------------------
@@ -375,7 +361,6 @@ class GpuNode:
             self._loop.call_soon(self._resync)
 
     def snapshot(self) -> NodeSnapshot:
-        """Return the node's GPUs, residents and leases, and the tier of every model's weights."""
         gpus = self.gpus.values()
         now_s = self._loop.time()
         return node_snapshot(now_s, self.name, gpus, self.leases, self._store, self._catalogue)
@@ -451,7 +436,6 @@ class Losses:
             self._endings.end(lease, EndReason.WORKER_LOST)
 
     def context_lost(self, host: EmptyHost, cause: str) -> None:
-        """Count the unexpected end of a process that a model had left."""
         for gpu in self._gpus.values():
             if self._loader.processes.lost(gpu, host, cause):
                 self._meters.died(gpu.id)

@@ -64,13 +64,11 @@ class ModelOnGpu:
         self._decided = asyncio.Event()
 
     def mark_loaded(self, hosted: HostedModel, now_s: float) -> None:
-        """Mark the model as loaded, and wake waiting tasks."""
         self.hosted = hosted
         self.since_s = self.used_s = now_s
         self._decided.set()
 
     def mark_lost(self, cause: GpuManagerError) -> None:
-        """Mark the model as not loaded or lost, and wake waiting tasks."""
         self._lost = cause
         self._decided.set()
 
@@ -83,13 +81,11 @@ class ModelOnGpu:
         return self.hosted
 
     async def stop_loading(self) -> None:
-        """Give up a load that is under way."""
         if self.loading is not None and not self.loading.done():
             self.loading.cancel()
             await asyncio.wait({self.loading})
 
     def release(self) -> None:
-        """Release the model's weights in host memory."""
         if self.hold is not None:
             self.hold.release()
             self.hold = None
@@ -123,11 +119,9 @@ class HostGpu:
 
     @property
     def id(self) -> GpuId:
-        """The GPU's id in the scheduler."""
         return self.spec.id
 
     def close(self) -> None:
-        """Close the device and the lock file."""
         self.device.close()
         if self.turns is not None:
             os.close(self.turns)
@@ -135,16 +129,13 @@ class HostGpu:
 
     @property
     def slot(self) -> SlotId:
-        """The GPU's first slot."""
         return self.spec.slot_specs()[0].id
 
     def hosted(self, model: ModelId) -> HostedModel | None:
-        """Return the model if it is loaded."""
         resident = self.residents.get(model)
         return None if resident is None else resident.hosted
 
     def loaded(self) -> list[HostedModel]:
-        """Return the GPU's models that are loaded."""
         found = [resident.hosted for resident in self.residents.values()]
         return [hosted for hosted in found if hosted is not None]
 
@@ -250,7 +241,6 @@ class HostGpu:
         return kept_bytes, self.shared_bytes > before_bytes
 
     def note_merged(self, hosted: HostedModel, added: MergedSums) -> None:
-        """Count, with the model itself, calls that ran as one and those that did not."""
         resident = self.resident_of(hosted)
         if resident is not None:
             resident.merges = resident.merges.plus(added)
@@ -261,7 +251,6 @@ class HostGpu:
         return sum(found.bytes(self.calls_at_once) for found in self.shared.values())
 
     def limit_bytes(self, resident: ModelOnGpu) -> int:
-        """Return the bytes that the model may use while it runs."""
         return self.ledger.limit_bytes(resident.model) + self.for_calls_bytes(resident)
 
     def together_bytes(self, resident: ModelOnGpu) -> int:
@@ -295,7 +284,6 @@ class HostGpu:
             self._aside_bytes = aside_bytes
 
     def forget(self, resident: ModelOnGpu) -> None:
-        """Release the memory of a model that has left or was lost."""
         self.unshare(resident)
         self.ledger.release(resident.model)
         resident.release()

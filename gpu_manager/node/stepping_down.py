@@ -111,7 +111,6 @@ class WeightSteps:
                 self._tiers.report(model.id)
 
     async def _move(self, digest: str) -> None:
-        """Move weights down as far as every model that has them was ordered."""
         sharing = self._catalogue.with_weights(digest)
         ordered = [each.lowest for each in sharing if each.lowest is not None]
         is_on_a_gpu = any(self._on_a_gpu(each.id) for each in sharing)
@@ -157,7 +156,6 @@ class EmptiedProcesses:
         context.emptying = gpu.leave(self._empty(gpu, resident, context))
 
     def end(self, gpu: HostGpu, model: ModelId) -> None:
-        """End the process that the model left on this GPU, if there is one."""
         context = gpu.contexts.pop(model, None)
         if context is not None:
             gpu.leave(self._end_and_report(gpu, context))

@@ -67,7 +67,6 @@ class EmptyProcess:
 
     @property
     def closed(self) -> asyncio.Future[str]:
-        """Done when the process has ended or has taken a model."""
         return self._closed
 
     def watch(self, times: LivenessTimes) -> None:
@@ -83,7 +82,6 @@ class EmptyProcess:
         return self._worker
 
     async def end(self) -> None:
-        """Kill the process, and wait for its exit."""
         if self._closed.done():
             return
         self._exit_expected = True
@@ -141,7 +139,6 @@ class ProcessRuntime:
 
     @property
     def spares(self) -> dict[str, int]:
-        """The number of workers ready for a model, by device."""
         return self._pool.ready
 
     @property
@@ -151,7 +148,6 @@ class ProcessRuntime:
 
     @property
     def hosted(self) -> Sequence[WorkerHostedModel]:
-        """The models that have a worker now."""
         return tuple(model for worker in self._hosting for model in worker.models)
 
     @property
@@ -197,11 +193,9 @@ class ProcessRuntime:
                 raise NoWorker(order.model, f"lost twice while loading: {error}") from error
 
     def host_of(self, model: WorkerHostedModel) -> HostingWorker | None:
-        """The worker that has this model."""
         return next((host for host in self._hosting if model in host.models), None)
 
     async def close(self) -> None:
-        """Kill every worker and the fork server, and wait for their exit."""
         await self._pool.close()
         for host in list(self._hosting):
             host.end()
@@ -211,7 +205,6 @@ class ProcessRuntime:
         await self._server.close()
 
     async def _take_emptied(self, order: LoadOrder) -> ForkedWorker | None:
-        """The worker of the emptied process that the order names, if it may take the model."""
         if order.emptied is None:
             return None
         found = next((empty for empty in self._empty if empty is order.emptied), None)

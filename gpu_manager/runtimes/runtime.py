@@ -322,7 +322,6 @@ class MergedSums(NamedTuple):
     never: Mapping[str, str] = MappingProxyType({})
 
     def plus(self, other: "MergedSums") -> "MergedSums":
-        """Return the sums of both."""
         reasons = {**self.singly, **other.singly}
         singly = {why: self.singly.get(why, 0) + other.singly.get(why, 0) for why in reasons}
         return MergedSums(
@@ -434,11 +433,9 @@ class LoadPhases:
 
     @property
     def spans(self) -> tuple[LoadSpan, ...]:
-        """The phases so far, in the order of their beginnings."""
         return tuple(sorted(self._spans, key=lambda span: (span.begin_s, span.end_s)))
 
     def end(self, phase: str) -> None:
-        """End this phase, and begin the next."""
         before_s, self._before_s = self._before_s, self._now_s()
         self._spans.append(LoadSpan(phase, before_s, self._before_s))
 
@@ -457,7 +454,6 @@ class LoadPhases:
         self._other_s = max(0.0, self._now_s() - self._before_s - _covered_s(beside))
 
     def took_s(self) -> dict[str, float]:
-        """Return the duration of each phase."""
         found = {"other": self._other_s} if self._other_s else {}
         for span in self._spans:
             found[span.phase] = found.get(span.phase, 0.0) + span.end_s - span.begin_s
@@ -540,7 +536,6 @@ class NoStayingData:
         """Nothing: nothing was granted."""
 
     def wanted(self, hosted: HostedModel, handle: str) -> None:
-        """There is none."""
         hosted.borrowed(handle, None)
 
     def lent(self, hosted: HostedModel, handle: str, lent: LentData | None) -> None:

@@ -49,7 +49,6 @@ class ProcessBreaks:
         return count if self._unix_s() - last_s < _FORGOTTEN_S else 0
 
     def add(self, model: str) -> None:
-        """Count once more, and keep it."""
         before = self[model]
         self._merge()
         if model not in self._counts and len(self._counts) >= _MOST_MODELS:
@@ -96,7 +95,6 @@ class ProcessBreaks:
 
 
 def _checked(found: Any) -> dict[str, tuple[int, float]]:
-    """What a file says, if it is one of ours."""
     if not isinstance(found, dict) or len(found) > _MOST_MODELS:
         raise ValueError("it is no table of models")
     counts: dict[str, tuple[int, float]] = {}
@@ -120,11 +118,9 @@ class StreamRuntime:
         self._breaks = breaks or ProcessBreaks()
 
     def prepare(self) -> None:
-        """Have workers ready for a first load."""
         self._workers.prepare()
 
     def hosts_alone(self, model: str) -> bool:
-        """Whether the model gets a process of its own, since it broke those of others."""
         return self._breaks[model] >= _MOST_BREAKS
 
     def process_of(self, tenant: str, gpu: str) -> HostingWorker | None:
@@ -155,7 +151,6 @@ class StreamRuntime:
         """Nothing: the workers are ended with those of the other runtime."""
 
     async def _open(self, order: LoadOrder) -> HostedModel:
-        """Make the tenant's process, with this model as its first one."""
         model = await self._workers.load(order, shared=True)
         host = self._workers.host_of(model)
         if host is not None:

@@ -126,7 +126,6 @@ class Acquiring:
         return answer, ends
 
     def stop(self) -> None:
-        """Grant no further leases."""
         self._stopping = True
         self._unclaimed.stop()
 
@@ -169,7 +168,6 @@ class Acquiring:
         self._elsewhere.claimed(session, LeaseId(read.whole(fields, "lease")), _named(fields))
 
     def end_session(self, session: ClientSession) -> None:
-        """End the leases of a session that has ended."""
         for held in self._node.leases.held_by(session.key):
             self._node.give_back(held, held.claims_of(session.key), EndReason.SESSION_GONE)
         self._elsewhere.end_session(session)
@@ -371,7 +369,6 @@ def _request(
 
 
 def _trace(fields: Fields) -> TraceContext | None:
-    """Return the trace of the graph call that needs the lease, if it is traced."""
     trace = read.text_or_none(fields, "trace")
     return None if trace is None else trace_of(trace)
 

@@ -32,7 +32,6 @@ class NodeAdministration:
         self._scheduling = scheduling
 
     async def answer(self, fields: Fields) -> Row:
-        """Carry out a request, and return the answer's fields."""
         do = read.text(fields, "do")
         if do == "models":
             return {"models": [*await self._resident(), *self._stored()]}
@@ -95,7 +94,6 @@ class NodeAdministration:
         }
 
     def _stored(self) -> Iterator[Row]:
-        """Yield the models whose weights the node has, and that are on no GPU."""
         on_gpus = {model for gpu in self._node.gpus.values() for model in gpu.residents}
         for model in self._catalogue:
             tier = self._store.tier(model.digest)
@@ -156,7 +154,6 @@ class NodeAdministration:
 
 
 def _transfers(paths: GpuPaths) -> list[Row]:
-    """Return what went to a GPU and from it, and how long it waited for others."""
     return [
         {
             "direction": direction.value,
@@ -169,7 +166,6 @@ def _transfers(paths: GpuPaths) -> list[Row]:
 
 
 def _demotion(found: Demotion) -> Row:
-    """Return a decision about host memory with its reasons, in the form of explained placements."""
     return asdict(found) | {"decided": _clock(found.decided_s)}
 
 

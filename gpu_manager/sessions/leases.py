@@ -135,7 +135,6 @@ class _WaitingSession:
     taken: asyncio.Future[TakenLease]
 
     def takes(self, held: LeaseInForce) -> bool:
-        """Whether this lease is of use to it."""
         if self.placing.done() or self.taken.done():
             return False
         mine = held.function == str(self.session.identity)
@@ -178,7 +177,6 @@ class UnclaimedLeases:
         return waiting.taken.result()
 
     def stop(self) -> None:
-        """Pass nothing on any more."""
         self._watching.cancel()
 
     def _withdraw(self, placing: asyncio.Task[Placement], request: Request) -> None:
@@ -292,7 +290,6 @@ class LeasesElsewhere:
         return {"node": placement.node, "addresses": list(addresses), "token": token}
 
     def addresses_of(self, node: NodeId) -> tuple[str, ...]:
-        """Return the addresses of another node; empty if the scheduler has not reported any."""
         return () if self._neighbours is None else self._neighbours.addresses_of(node)
 
     def claimed(
@@ -309,7 +306,6 @@ class LeasesElsewhere:
             self._scheduling.release(*part)
 
     def end_session(self, session: ClientSession) -> None:
-        """Give back the unclaimed leases of a session that has ended."""
         since_s = time.monotonic() - UNREPORTED_S
         for part, answered_s in self._leases.pop(session.key, {}).items():
             if answered_s > since_s:

@@ -87,7 +87,6 @@ class ClientSessions:
             self._ended(session)
 
     def lease_ended(self, key: SessionKey, lease: LeaseId) -> None:
-        """Notify a session that one of its leases has ended."""
         session = self._sessions.get(key)
         if session is not None:
             for connection in list(session.connections):
@@ -95,10 +94,8 @@ class ClientSessions:
 
 
 def session_key(identity: FunctionIdentity, name: str) -> SessionKey:
-    """Return the key of a function's session of this name."""
     return SessionKey(f"{identity}/{name}")
 
 
 def fresh_request_id(key: SessionKey) -> str:
-    """Return an id for a request without one."""
     return f"{key}/{secrets.token_hex(8)}"

@@ -123,12 +123,10 @@ class ConnectionUploads:
             self._wait(digest)
 
     def close(self) -> None:
-        """End every upload."""
         for digest in list(self._incoming):
             self.end(digest)
 
     def end(self, digest: str) -> None:
-        """End an upload, and discard what has arrived."""
         found = self._incoming.pop(digest)
         if found.silence is not None:
             found.silence.cancel()
@@ -259,10 +257,6 @@ class Library:
         self.report_tiers()
 
     def report_tiers(self, *digests: str) -> None:
-        """Report the tiers that have changed, of these weights and others, to the scheduler.
-
-        Models whose weights this node no longer has are forgotten: their functions send them again.
-        """
         tiers = TierReports(self.node, self.store, self.catalogue, self.reports)
         tiers.report_changed(*digests)
 
@@ -280,7 +274,6 @@ class WeightRequests:
 
     @property
     def arriving(self) -> bool:
-        """Whether weights arrive in pieces."""
         return bool(len(self._incoming))
 
     def offer(self, fields: Fields) -> Answer:
@@ -349,11 +342,9 @@ class WeightRequests:
         return {"digest": digest}
 
     def forget(self, fields: Fields) -> None:
-        """Withdraw the function's right to use these weights."""
         self._library.forget(self._session, read.digest(fields))
 
     def close(self) -> None:
-        """Discard incomplete uploads."""
         self._incoming.close()
 
     async def _begin(self, digest: str, fields: Fields) -> None:

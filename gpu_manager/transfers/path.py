@@ -45,7 +45,6 @@ class PathSpeed(NamedTuple):
 
     @property
     def block(self) -> int:
-        """The bytes of a block."""
         if self.block_bytes:
             return self.block_bytes
         if not self.bytes_per_s:
@@ -97,13 +96,11 @@ class MovedSums:
         self._waited_s = [0.0] * len(TransferRank)
 
     def add(self, rank: int, size_bytes: float, waited_s: float = 0.0) -> None:
-        """Add a transfer, or a part of one."""
         with self._lock:
             self._bytes[rank] += size_bytes
             self._waited_s[rank] += waited_s
 
     def of(self, rank: TransferRank) -> Moved:
-        """Return the sums of a rank."""
         with self._lock:
             return Moved(self._bytes[rank], self._waited_s[rank])
 
@@ -169,7 +166,6 @@ class TransferPath:
                 self._gate.retract(rank)
 
     def is_queued(self, owner: str) -> bool:
-        """Whether something of this owner waits or passes."""
         with self._changed:
             return self._schedule.is_queued(owner)
 
@@ -186,13 +182,11 @@ class TransferPath:
     # -- for transfers --------------------------------------------------------------------------
 
     def queue(self, owner: str, rank: TransferRank, size_bytes: int) -> QueuedTransfer:
-        """Queue bytes of this owner."""
         with self._changed:
             self._gate.announce(rank)
             return self._schedule.add(owner, rank, size_bytes)
 
     def unqueue(self, queued: QueuedTransfer) -> None:
-        """Let go what is queued still."""
         with self._changed:
             self._schedule.withdraw(queued)
             self._gate.retract(queued.rank)
@@ -201,7 +195,6 @@ class TransferPath:
             self._changed.notify_all()
 
     def promote(self, queued: QueuedTransfer, rank: TransferRank) -> None:
-        """Have what is queued be of another rank."""
         with self._changed:
             self._gate.announce(rank)
             self._gate.retract(queued.rank)
@@ -241,7 +234,6 @@ class TransferPath:
         return begun_s, passed_s
 
     def end_turn(self, block: Block, *, passed: bool) -> None:
-        """The block has passed, or never will."""
         with self._changed:
             if passed:
                 self._schedule.passed(block)

@@ -102,7 +102,6 @@ class HostImages:
         return len(self._images)
 
     def get(self, digest: str) -> HostImage | None:
-        """Return the image if it is in memory."""
         return self._images.get(digest)
 
     @property
@@ -111,7 +110,6 @@ class HostImages:
         return self._index.is_short
 
     def digests(self) -> list[str]:
-        """Return the digests of all images in memory."""
         with self._lock:
             return list(self._images)
 
@@ -133,7 +131,6 @@ class HostImages:
             return self._hold(image), False
 
     def open(self, digest: str) -> ImageHold | None:
-        """Return a hold on an image; None if it is not in memory."""
         with self._lock:
             image = self._images.get(digest)
             return None if image is None else self._hold(image)
@@ -200,7 +197,6 @@ class HostImages:
             return True
 
     def usage(self) -> MemoryUsage:
-        """Return a consistent view of the bytes counted, lingering and reserved."""
         with self._lock:
             index = self._index
             return MemoryUsage(
@@ -213,12 +209,10 @@ class HostImages:
             )
 
     def record_read(self, size_bytes: int, took_s: float) -> None:
-        """Record the time of reading an image of this size from disk."""
         with self._lock:
             self._index.was_read(size_bytes, took_s)
 
     def close(self) -> None:
-        """Close every descriptor."""
         with self._lock:
             for image in self._images.values():
                 os.close(image.descriptor)
@@ -341,11 +335,9 @@ class ArrivingImage:
     # -- for the thread that reads --------------------------------------------------------------
 
     def note_begun(self) -> None:
-        """Note that the disk is being read from now on."""
         self._begun_s = time.monotonic()
 
     def note_present(self, end: int) -> None:
-        """Note that all bytes before this offset are there."""
         with self._change:
             self._read_s = time.monotonic()
             self._present_bytes = end

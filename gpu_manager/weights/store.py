@@ -320,7 +320,6 @@ class WeightStore:
         return changed
 
     def tier(self, digest: str) -> Tier:
-        """Return the tier where this node has the image."""
         if digest in self._images:
             return Tier.HOST
         return Tier.DISK if self._on_disk(digest) else Tier.ABSENT
@@ -372,7 +371,6 @@ class WeightStore:
         return request
 
     def status(self) -> StoreStatus:
-        """Return the store's current content."""
         usage, spill = self._images.usage(), self._spill
         return StoreStatus(
             images=usage.images,
@@ -408,10 +406,7 @@ class WeightStore:
             raise
 
     def _join(self, digest: str, table: ImageTable) -> tuple[ImageRequest, ArrivingImage | None]:
-        """Wait for the image with those who do already, or be the first, who has it read.
-
-        The caller holds the lock.
-        """
+        """Join the tasks that wait for this image; the first starts the read (lock held)."""
         arriving = self._arriving.get(digest)
         joined = None if arriving is None else arriving.join()
         if arriving is not None and joined is not None:
@@ -429,7 +424,6 @@ class WeightStore:
             arriving.fail(ReadingGivenUp(arriving.digest))
 
     def _read(self, arriving: ArrivingImage) -> None:
-        """Read an image for all who wait for it, and tell them."""
         digest = arriving.digest
         try:
             descriptor = self._copy(arriving)
@@ -468,7 +462,6 @@ class WeightStore:
             self._images.reserve_anyway(-size_bytes)
 
     def _copy_verified(self, arriving: ArrivingImage, spilled: Spilled) -> None:
-        """Read and hash an image."""
         digest, table = arriving.digest, arriving.table
         if spilled.table != table:
             raise WeightsChanged(digest, "its header describes another image")
@@ -535,7 +528,6 @@ class PossessionRecord:
         self._lock = threading.Lock()
 
     def add(self, function: str, digest: str) -> None:
-        """Record that the function has proved to have these weights."""
         with self._lock:
             tenants = self._tenants.setdefault(digest, {})
             functions = tenants.setdefault(tenant_of(function), {})
@@ -550,7 +542,6 @@ class PossessionRecord:
             return frozenset(self._tenants.get(digest, ()))
 
     def allows(self, function: str, digest: str) -> bool:
-        """Whether the function has proved to have these weights."""
         with self._lock:
             return function in self._tenants.get(digest, {}).get(tenant_of(function), {})
 

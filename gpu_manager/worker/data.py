@@ -108,7 +108,6 @@ class PublishedData:
             return True
 
     def find(self, handle: str) -> PublishedTensor | None:
-        """Return the tensor of this handle."""
         with self._changed:
             return self._tensors.get(handle)
 
@@ -129,7 +128,6 @@ class PublishedData:
             return lent
 
     def given_back(self, handle: str) -> None:
-        """Another process uses this tensor once less."""
         with self._changed:
             found = self._tensors.get(handle) or self._lent.get(handle)
             if found is not None and found.uses:
@@ -157,7 +155,6 @@ class PublishedData:
                 self._forget(self._lent.pop(handle))
 
     def of_model(self, model: object) -> dict[str, PublishedTensor]:
-        """Return what takes this model's memory, by handle."""
         with self._changed:
             return {key: found for key, found in self._tensors.items() if found.model is model}
 
@@ -253,7 +250,6 @@ class Borrowing:
             wanted.answered.set()
 
     def close(self) -> None:
-        """Nothing is borrowed any more, or used."""
         self._ended.put("")
 
     def _tell_of_ends(self) -> None:
@@ -370,7 +366,6 @@ class DataInWorker:
             return self._published.use(handle, found)
 
     def given_back(self, handle: str) -> None:
-        """Lent data is used once less."""
         self._published.given_back(handle)
 
     def hand_over(self, handle: str, room: memoryview) -> bool:
@@ -383,7 +378,6 @@ class DataInWorker:
             return True
 
     def withdraw(self, handle: str) -> None:
-        """Publish this data no more."""
         self._published.withdraw(handle)
 
     def park(self) -> None:
@@ -439,7 +433,6 @@ class GrantedPuts:
         self._left = GrantData(model, "", 0, "", 0, 0)
 
     def grant(self, order: GrantData) -> None:
-        """The manager has set aside more."""
         with self._counting:
             left = self._left
             self._left = order._replace(size_bytes=left.size_bytes, pieces=left.pieces)

@@ -517,7 +517,6 @@ class LeaseTerms(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The share of the GPU's compute."""
         return len(self.slots) / self.of if self.slots else 1.0
 
 
@@ -531,7 +530,6 @@ def admitting(
     several_divided: tuple[bool, bool],
     terms: LeaseTerms,
 ) -> AdmitCalls:
-    """The order that admits a lease's calls on these terms."""
     slots = list(terms.slots), terms.of
     return AdmitCalls(model, lease, owner, *several_divided, *slots, terms.batch, terms.vcpus)
 

@@ -135,7 +135,6 @@ class GraphCall(NamedTuple):
 
     @property
     def needs(self) -> CallNeeds:
-        """What the call needs of the process while it runs."""
         options = self.options
         return CallNeeds(options.arithmetic, options.default_dtype, options.rng is not None)
 
@@ -153,7 +152,6 @@ def read_call(meta: Any, channel: ChannelState) -> GraphCall:
 
 
 def read_options(options: Any) -> Options:
-    """Check a call's options."""
     if not isinstance(options, list) or len(options) != _OPTION_FIELDS:
         raise CallRefused(FailureKind.BAD_FRAME, "options have eight fields")
     autocast, rng, keys, default, trace, sent, stay, repeats = options
@@ -226,11 +224,9 @@ class PackedResult(NamedTuple):
     parts: list[torch.Tensor]
 
     def sizes(self) -> list[int]:
-        """Bytes of each part."""
         return [part.numel() for part in self.parts]
 
     def place(self, offsets: Sequence[int]) -> None:
-        """Say where each part lies."""
         sent = [(entry, 0) for entry in self.storages if entry[0] != _STAYS]
         sent += [(entry, 1) for entry in self.changed if entry[1] != _STAYS]
         for (entry, field), offset in zip(sent, offsets, strict=True):

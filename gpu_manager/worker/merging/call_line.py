@@ -42,20 +42,16 @@ class CallInLine:
         self.turn: threading.Event | None = None
 
     def answered(self, answer: CallAnswer) -> None:
-        """This is its answer, and has been delivered."""
         self.answer, self.is_done = answer, True
 
     def failed(self, error: BaseException) -> None:
-        """It is answered by this error."""
         self.error, self.is_done = error, True
 
     def wake(self) -> None:
-        """It is done, or has the turn."""
         if self.turn is not None:  # else it is the one that had the turn at once
             self.turn.set()
 
     def outcome(self) -> CallAnswer:
-        """The answer, or its error is raised."""
         if self.error is not None:
             raise self.error
         assert self.answer is not None, "it is asked for when the call is done"
@@ -105,7 +101,6 @@ class CallLine:
             return len(self._waiting) + self._is_taken
 
     def any_waiting(self) -> bool:
-        """Whether some call waits."""
         return bool(self._waiting)
 
     def count_like(self, call: CallInLine) -> int:
@@ -127,7 +122,6 @@ class CallLine:
         return found
 
     def put_back(self, calls: list[CallInLine]) -> None:
-        """Have them stand in front of all others."""
         with self._lock:
             self._waiting.extendleft(reversed(calls))
 

@@ -91,13 +91,11 @@ class MergedCalls:
         return first.outcome() if first.is_done else self._alone(first, None)
 
     def forbid(self, digest: str, why: Singly) -> None:
-        """Never merge calls of this program again."""
         self.records.forbid(digest, why)
         if len(self.counts.forbidden) < _MOST_TOLD:
             self.counts.forbidden.setdefault(digest, why)
 
     def _record(self, call: CallInLine) -> MergeRecord:
-        """What is known of calls like this one."""
         return self.records.of(call.likeness)
 
     def _plan(self, first: CallInLine, line: CallLine) -> Plan | Singly | None:
@@ -354,7 +352,7 @@ class MergedCalls:
         return wrote
 
     def _note_refusal(self, group: _Group, error: Exception, *, first: bool = False) -> None:
-        """A group failed; `first`: it never ran before."""
+        """`first`: the group never ran before."""
         program = group.members[0].waiting.asked.call.program
         certain = first or isinstance(error, (OtherShapes, WritesElsewhere))
         why = reason_of(error) if certain else Singly.FAILED
@@ -405,12 +403,10 @@ class ComparisonPace:
         self._from_s = 0.0
 
     def is_due(self) -> bool:
-        """Whether a group may be compared now."""
         return self._clock() >= self._from_s
 
     @contextmanager
     def comparing(self) -> Iterator[None]:
-        """A group is compared meanwhile."""
         begun_s = self._clock()
         try:
             yield
@@ -440,7 +436,6 @@ _OF_CHANCE = "randomness"
 
 
 def reason_of(error: Exception) -> Singly:
-    """Why a merged run failed, by what torch says."""
     text = str(error)
     for kind, why in _WHY.items():
         if isinstance(error, kind):

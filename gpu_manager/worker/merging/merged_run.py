@@ -146,7 +146,6 @@ def _attention(
 
 
 def _folded(found: torch.Tensor, place: int | None, size: int) -> torch.Tensor:
-    """The batch of calls and that of each call as one."""
     return _whole(found, place, size).flatten(0, 1)
 
 
@@ -263,7 +262,6 @@ def _is_dense(output: torch.Tensor) -> bool:
 def _apart(
     found: list[torch.Tensor], plain: list[Any], layouts: Sequence[Any], calls: int
 ) -> list[tuple[Any, ...]]:
-    """Each call's part of what a merged run gave."""
     if len(plain) != len(layouts):
         raise OtherOutputs
     tensors = iter(found)
@@ -279,7 +277,6 @@ def _apart(
 
 
 def _pieces(whole: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
-    """The parts of an output, laid out as a single call's."""
     if whole.dtype != layout.dtype or tuple(whole.shape[1:]) != layout.shape:
         raise OtherOutputs
     whole = whole.detach().resolve_conj().resolve_neg()

@@ -137,16 +137,13 @@ class MergeRecord:
         return any(found.pays for found in self._sizes.values())
 
     def note_single(self, run_s: float) -> None:
-        """A call ran singly."""
         weight = _WEIGHT if self._single_s else 1.0
         self._single_s += weight * (run_s - self._single_s)
 
     def note_compared(self, size: int, merged_s: float, singles_s: float) -> None:
-        """As many calls ran as one and singly, and gave the same."""
         self._sizes[size].note_compared(merged_s, singles_s)
 
     def note_merged(self, size: int, merged_s: float) -> None:
-        """So many calls ran as one."""
         found = self._sizes.get(size)
         if found is not None:
             found.note_merged(merged_s, size, self._single_s)
@@ -189,11 +186,9 @@ class MergeCounts:
         return found
 
     def copy(self) -> "MergeCounts":
-        """As they are now."""
         return self.changes_since(MergeCounts())
 
     def __bool__(self) -> bool:
-        """Whether anything is counted."""
         return bool(self.groups or self.compared or self.singly or self.forbidden)
 
 
@@ -206,7 +201,6 @@ class MergeRecords:
         self._forbidden: dict[str, Singly] = {}
 
     def of(self, likeness: Hashable) -> MergeRecord:
-        """What is known of calls that are like each other."""
         found = self._records.get(likeness)
         if found is None:
             found = self._records[likeness] = self._make()
@@ -216,11 +210,9 @@ class MergeRecords:
         return found
 
     def forbid(self, digest: str, why: Singly) -> None:
-        """Never merge calls of this program again."""
         if len(self._forbidden) < MOST_FORBIDDEN:
             self._forbidden.setdefault(digest, why)
 
     def why_never(self, digest: str) -> Singly | None:
-        """Why calls of this program are never merged; None if they may be."""
         full = Singly.TOO_MANY if len(self._forbidden) >= MOST_FORBIDDEN else None
         return self._forbidden.get(digest, full)

@@ -47,7 +47,6 @@ class KnownSteps:
 
     @property
     def any_own(self) -> bool:
-        """Whether calls have anything apart."""
         return bool(self.inputs or self.made)
 
 
@@ -108,7 +107,6 @@ def plan_steps(
 
 
 def users_of(program: Program, numbers: Sequence[int], value: int) -> set[int]:
-    """Which of these steps take the value."""
     return {number for number in numbers if value in references(_parts(program.steps[number]))}
 
 
@@ -157,7 +155,6 @@ def leaves_of(output: Any) -> list[Any]:
 def _apart(
     program: Program, uses: Sequence[Sequence[int]], known: KnownSteps, shared: set[int]
 ) -> list[bool]:
-    """Which steps run apart."""
     first = program.inputs + len(program.constants)
     own, found = set(known.inputs), []
     for number, used in enumerate(uses):
@@ -285,7 +282,6 @@ class StepRun:
             self._stacked[value] = _Stacked(self._copy(torch.stack(tensors)))
 
     def run(self, plan: Sequence[StepFunctions]) -> None:
-        """Run all segments."""
         for step in plan:
             self._segment(step)
         self._check_copies()
@@ -313,7 +309,6 @@ class StepRun:
         return writes
 
     def undo(self) -> None:
-        """Take back what was written to the calls' own tensors."""
         while self._written:
             restore, given = self._written.pop()
             restore(given, ())
@@ -420,7 +415,6 @@ class StepRun:
     # -- watching -------------------------------------------------------------------------------
 
     def _look(self, segment: Segment) -> list[tuple[int, torch.Tensor, tuple[Any, ...]]]:
-        """The tensors that an apart step takes, and how they are now."""
         for value in segment.takes:  # nothing may be written to what all have
             self._copies += [(each, _version(each)) for each in _tensors(self._shared.get(value))]
         return [
@@ -488,7 +482,6 @@ def _left(tensor: torch.Tensor, level: int) -> Any:
 
 
 def _changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The value with what is of this kind in it changed."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, (tuple, list)):

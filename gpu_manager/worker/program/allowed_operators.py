@@ -178,7 +178,6 @@ def _registered_names() -> frozenset[str]:
 
 
 def _listed() -> Iterator[tuple[str, Operator]]:
-    """What stands in the explicit lists."""
     for name in _OPERATOR_FUNCTIONS:
         yield f"o:{name}", getattr(operator, name)
     for name in _BUILTINS:
@@ -211,7 +210,6 @@ def _attribute(name: str) -> Operator:
 
 
 def _functions() -> Iterator[tuple[str, Operator]]:
-    """Functions under torch that torch itself lists as functions of tensors."""
     table = get_overridable_functions()
     listed = {id(found) for functions in table.values() for found in functions}
     for path in _TABLE_NAMESPACES:

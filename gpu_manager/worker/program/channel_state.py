@@ -148,7 +148,6 @@ class KeptStorages:
         self.size_bytes = 0
 
     def clear(self) -> None:
-        """Forget all."""
         self.drop([*self._copies, *self._sole])
         self.files.clear()
         self.blocks.clear()
@@ -183,7 +182,6 @@ class SessionStorages:
             return kept
 
     def has_too_many(self, name: str) -> bool:
-        """Whether the session has as many channels as it may have."""
         with self._lock:
             kept = self._sessions.get(name)
             return kept is not None and kept.channels >= MOST_CHANNELS
@@ -212,7 +210,6 @@ class SessionStorages:
         return has_files and any(kept.files.any_free for kept in self._now())
 
     def trim_files(self, before_s: float) -> None:
-        """Give up the files that no function has read since then."""
         for kept in self._now():
             kept.files.trim(before_s)
 
@@ -232,7 +229,6 @@ class Binding:
         self.likeness = 0  # a number that bindings of the same tensors have in common, once known
 
     def keeps(self, key: int) -> bool:
-        """Whether one of the inputs is the kept storage of this name."""
         return any(entry.held.key == key for entry in self.given)
 
 
@@ -261,7 +257,6 @@ class ChannelState:
         self._prepared.pop(number, None)
 
     def program(self, number: Any) -> BuiltProgram:
-        """The program of this number."""
         found = self._programs.get(number) if type(number) is int else None
         if found is None:
             raise CallRefused(FailureKind.MISSING, f"program {shown(number)}", {"missing": []})
@@ -293,7 +288,6 @@ class ChannelState:
         self._prepared.clear()
 
     def close(self) -> None:
-        """Let go of everything."""
         self.arena = None
         self._prepared.clear()
         self._bindings.clear()

@@ -116,7 +116,6 @@ class InputReader:
         self._lasting = True
 
     def call(self, described: Any, count: int, binding: Binding | None) -> Inputs:
-        """The inputs of a call of a program that takes `count`."""
         if not isinstance(described, list) or len(described) != count:
             raise CallRefused(FailureKind.BAD_FRAME, f"the program takes {count} inputs")
         values: list[Any] = [None] * count
@@ -146,7 +145,6 @@ class InputReader:
         return inputs
 
     def binding(self, number: Any, described: Any, count: int) -> Binding:
-        """The inputs that a BIND names."""
         if not isinstance(described, dict) or type(number) is not int:
             raise CallRefused(FailureKind.BAD_FRAME, "a binding is a number and a map")
         given = []

@@ -75,7 +75,6 @@ class _Form(NamedTuple):
 
 
 def may_write(step: ProgramStep) -> bool:
-    """Whether a step may write to a tensor that it is given."""
     short = short_name(step.operator)
     if "out" in step.named or short.strip("_") in _IN_PLACE:
         return True
