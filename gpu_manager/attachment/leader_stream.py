@@ -52,8 +52,6 @@ _MOST_UNSENT = 4096
 _OneTimeEvent = LeaseReleased | RequestCancelled
 
 
-# Finds the scheduler that leads, connects to it and authenticates.
-
 _SCHEMES = frozenset({"http", "https"})
 _Broken = OSError, TimeoutError, LineBroken, StreamRefused, BadValue
 

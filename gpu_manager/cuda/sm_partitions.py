@@ -126,9 +126,6 @@ def _imported() -> ModuleType:
     return importlib.import_module(_BINDINGS)
 
 
-# The part of a GPU's multiprocessors that one model has now, and torch's stream of it.
-
-
 class SmShare:
     """A model's share: its own, or what the lease of the call under way leaves of that."""
 

@@ -97,14 +97,11 @@ class NoTurns:
         yield
 
 
-# Turns on the slots of a GPU: calls on other slots run at the same time, those on one do not.
-#
-# As above, once for each slot. A lease of several slots takes them in their order,
-# so that no two wait for each other.
-
-
 class SlotTurns:
-    """One worker's way to the turns on its leases' slots. Thread-safe."""
+    """One worker's way to the turns on its leases' slots. Thread-safe.
+
+    A lease of several slots takes them in their order, so that no two wait for each other.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -85,13 +85,11 @@ class MemoryPool:
         return int(self._calls.gpufaas_pool_trim(ctypes.c_size_t(keep_bytes)))
 
 
-# How much of a pool stays mapped between calls: what was used lately; after a while nothing.
-
 _WINDOW_S = 1.0
 
 
 class PoolFloor:
-    """The most that was in use in this window of time and the one before; pure."""
+    """What stays mapped between calls: the most in use in this window and the last; pure."""
 
     def __init__(self, window_s: float = _WINDOW_S) -> None:
         self.window_s = window_s

@@ -90,8 +90,6 @@ def _vcpus(settings: NodeSettings, gpus: int, slots: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // gpus) if slots > 1 else 0
 
 
-# Finds a node's devices for a setting such as `auto`, `cuda`, `cuda:0,2` or `cpu:4`.
-
 _MOST_EMULATED = 1024
 _OPEN_TO_ALL = 0o006  # read and write, of others
 

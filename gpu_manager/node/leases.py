@@ -136,38 +136,32 @@ class LeaseComputing:
 
 @dataclass(slots=True)
 class LeaseInForce:
-    """One lease in force; it has a holder after a session has claimed it.
-
-    A lease that stands for a time is for several requests of its caller: the scheduler recalls it,
-    so that other requests that wait do not end it here in that time. One that is `own` was given to
-    sessions that asked for it themselves, and claim it at once. One with a `function` was
-    given to a caller of that function, whose sessions need not ask for it: the one whose call comes
-    first has it, and if it stands, all of them. It occupies `more_slots` too, and has the vCPUs of
-    its configuration.
-
-    Several requests of a function may share it, from its grant on: then each has a claim of its
-    own, which a session makes by naming the request. `requests` are those that have not given it
-    back.
-    """
+    """One lease in force; it has a holder after a session has claimed it."""
 
     id: LeaseId
     slot: SlotId
     gpu: GpuId
     models: tuple[ModelId, ...]
     granted_s: float | None = None  # None: no session will claim it
-    requests: tuple[RequestId, ...] = ()
+    requests: tuple[RequestId, ...] = ()  # those that have not given it back
+    # Its caller has it for several requests in this time: the scheduler recalls it, so that other
+    # requests that wait do not end it here.
     stands_s: float = 0.0
+    # It was given to a caller of this function, whose sessions need not ask for it: the one whose
+    # call comes first has it, and if it stands, all of them.
     function: str = ""
-    more_slots: tuple[SlotId, ...] = ()
-    configuration: Configuration | None = None
-    own: bool = False
+    more_slots: tuple[SlotId, ...] = ()  # occupied, too
+    configuration: Configuration | None = None  # its vCPUs
+    own: bool = False  # given to sessions that asked for it themselves, and claim it at once
     loaded_s: float | None = None  # since when its models are loaded
     lacking_s: float | None = None  # since when weights lack that nobody sends
     admitted: bool = False  # its models let calls in
-    checking: bool = False
+    checking: bool = False  # its models are asked whether calls are pending
     ending: EndReason | None = None
     deadline_s: float = 0.0  # for calls in flight, once the lease is ending
-    is_divided: bool = field(init=False)  # each of its requests has a claim of its own
+    # Several requests share it from its grant on: each has a claim of its own, which a session
+    # makes by naming the request.
+    is_divided: bool = field(init=False)
     claims: dict[RequestId, SessionClaim] = field(init=False)
     computing: LeaseComputing = field(init=False)
 

@@ -53,47 +53,37 @@ class LoadSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """One model to be loaded on one GPU. `image` is a descriptor of the image in shared memory.
-
-    With an `arrival` the image is still being read, and the load ends only after its content was
-    verified. Without one it is sealed.
-
-    `device` is torch's name for the GPU (`cuda:0`, or `cpu` for an emulated one). `limit_bytes` is
-    the memory that the model may use there: weights, activations, and the process's own memory
-    unless the model shares it with others, by the `runtime` of streams; all of those may use
-    `together_bytes` at once. `turns` is a descriptor of
-    the lock by which runtimes run one call at a time on the GPU, or on each of its `slots`
-    (`devices/gpu_turns.py`); without it calls of several processes run at the same time. The
-    caller keeps both descriptors.
-    `emptied` is the process that takes the model, left there by another model of the tenant;
-    without one, or if it has ended, a process that was prepared does. `link` are the paths that
-    everything takes between the process and the GPU; `urgency` says whether a request waits, and
-    `progress` is told where the load waits without a worker. The model's calls run on no more than
-    this `gpu_share` of the GPU's multiprocessors, or the load fails. No more than `merged` of them
-    run as one, or as many as measurements say where it is 0.
-    """
+    """One model to be loaded on one GPU. The caller keeps both descriptors."""
 
     model: str
     tenant: str
     gpu: str
-    device: str
+    device: str  # torch's name for the GPU: `cuda:0`, or `cpu` for an emulated one
     digest: str
     table: tuple[tuple[int, int], ...]
     total_bytes: int
-    image: int
+    image: int  # a descriptor of the image in shared memory
+    # Memory on the GPU: weights, activations, and the process's own memory unless the model shares
+    # the process with others, by the runtime of streams.
     limit_bytes: int
     emulation: Emulation = Emulation()
+    # A descriptor of the lock by which runtimes run one call at a time on the GPU, or on each of
+    # its `slots` (`devices/gpu_turns.py`). None: calls of several processes run at the same time.
     turns: int | None = None
     slots: int = 1
+    # The process that takes the model, left there by another model of the tenant. None, or if it
+    # has ended: a process that was prepared takes it.
     emptied: "EmptyHost | None" = None
+    # The image is still being read, and the load ends only after its content was verified. None: it
+    # is sealed.
     arrival: ArrivingWeights | None = None
     runtime: str = "process"
-    gpu_share: float = 1.0
-    merged: int = 0
-    together_bytes: int = 0
-    link: WorkerLink | None = None
-    urgency: LoadUrgency = field(default_factory=LoadUrgency)
-    progress: LoadProgress = field(default_factory=LoadProgress)
+    gpu_share: float = 1.0  # of the GPU's multiprocessors: its calls use no more, or the load fails
+    merged: int = 0  # this many calls at most run as one; 0: as many as measurements say
+    together_bytes: int = 0  # all models of a shared process may use this much at once
+    link: WorkerLink | None = None  # the paths of all that passes between process and GPU
+    urgency: LoadUrgency = field(default_factory=LoadUrgency)  # whether a request waits
+    progress: LoadProgress = field(default_factory=LoadProgress)  # told of waits without a worker
 
 
 class PressureAnswer(NamedTuple):
@@ -494,11 +484,8 @@ def _covered_s(spans: Iterable[LoadSpan]) -> float:
     return covered_s
 
 
-# When a runtime prepares: at the node's start, or for the first program that may use a GPU.
-
-
 class Preparation:
-    """Prepares the runtime as soon as there is one and somebody needs it."""
+    """Prepares the runtime at the node's start, or for the first program that may use a GPU."""
 
     def __init__(self, *, at_start: bool) -> None:
         self._needed = at_start

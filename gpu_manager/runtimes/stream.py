@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 _MOST_BREAKS = 2
 
 
-# How often each model broke a process of others, in a file that outlives the manager.
-
 BREAKS_FILE = "process-breaks.json"
 _FORGOTTEN_S = 24 * 3600.0  # a function may have been mended, and its weights be the same
 _MOST_MODELS = 4096
@@ -31,7 +29,7 @@ _MOST_BYTES = 4 << 20
 
 
 class ProcessBreaks:
-    """Counts by model; one that broke nothing for a day is forgotten.
+    """How often models broke a process of others; one that broke nothing for a day is forgotten.
 
     Without a file the counts end with the manager. Managers may share one: the higher count holds.
     """

@@ -123,8 +123,6 @@ def _lock(address: UnixAddress) -> int:
         os.close(descriptor)  # its last owner removed the file just before
 
 
-# TLS for functions on other machines: decrypts their streams into plain sockets.
-
 _PIECE_BYTES = 256 << 10
 _SHUTDOWN_S = 1.0
 

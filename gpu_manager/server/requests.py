@@ -196,8 +196,6 @@ class AdminRequests:
         """Do nothing: the handler has no state."""
 
 
-# HELLO: identifies the client of a connection and checks the role that it requests.
-
 _PEER = struct.Struct("3i")  # process, user, group
 _SESSION_CHARACTERS = 64
 

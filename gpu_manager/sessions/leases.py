@@ -231,8 +231,6 @@ class UnclaimedLeases:
             waiting.taken.set_result(TakenLease(held, workers))
 
 
-# Leases on other nodes that the scheduler granted to functions connected to this one.
-
 # The number of unclaimed leases remembered for a session; older ones are forgotten.
 REMEMBERED = 64
 # After this time a lease counts as claimed, even without a report: the other node ends it when the

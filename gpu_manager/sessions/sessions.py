@@ -20,8 +20,6 @@ class SessionConnection(Protocol):
         ...
 
 
-# Since when a session has asked for a lease, over questions that expired one after the other.
-
 # Who asks again within this time has not stopped waiting.
 _AT_ONCE_S = 1.0
 _MOST_MODELS = 32

@@ -33,8 +33,6 @@ Answer = dict[str, Any]
 T = TypeVar("T")
 
 
-# Images that arrive in pieces: how many, and how long each may take between two pieces.
-
 log = logging.getLogger(__name__)
 
 
@@ -146,9 +144,6 @@ class ConnectionUploads:
         self.end(digest)
 
 
-# Shares the threads that hash weights among tenants, and paces a tenant's new images.
-
-
 @dataclass(frozen=True, slots=True)
 class TurnLimits:
     """How many images one tenant may have hashed at once, and how fast it may add images.
@@ -172,7 +167,7 @@ class _Turns:
 
 
 class TenantTurns:
-    """The turns of every tenant."""
+    """Shares the threads that hash weights among tenants, and paces a tenant's new images."""
 
     def __init__(
         self, limits: TurnLimits = TurnLimits(), now_s: Callable[[], float] | None = None

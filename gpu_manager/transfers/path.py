@@ -77,9 +77,6 @@ class PathTimes:
         self._free_s = max(self._free_s, now_s)
 
 
-# What has passed one direction of a GPU's PCIe, and how long it waited for others, by rank.
-
-
 class Moved(NamedTuple):
     """Bytes that have passed, and the seconds for which they waited for their turns."""
 
@@ -88,7 +85,7 @@ class Moved(NamedTuple):
 
 
 class MovedSums:
-    """Sums of one direction of one GPU; thread-safe."""
+    """Sums of one direction of a GPU's PCIe, by rank; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

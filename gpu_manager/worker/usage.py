@@ -27,8 +27,6 @@ class RunBegin(NamedTuple):
     system_s: float
 
 
-# What the operators of a program read, write and compute, counted in one of its runs.
-
 # An operator whose tensors take more than this leaves nothing of them in a cache.
 _CACHE_BYTES = 1 << 20
 

@@ -201,8 +201,6 @@ def _dtype(name: Any) -> torch.dtype:
     return found
 
 
-# A call's result: which bytes travel, and how the shim makes tensors of them again.
-
 _WIDEST_ELEMENT_BYTES = 16
 # A tensor that uses less of the bytes between its first and last than this travels contiguous.
 _LEAST_DENSITY = 0.25
