@@ -209,18 +209,18 @@ def _gates(devices: Sequence[GpuDevice], settings: NodeSettings) -> list[SharedG
     """
     speed_bytes_s = settings.emulation.pcie_bytes_per_s
     shared: SharedGates | None = None
-    found: list[SharedGates | None] = []
+    gates: list[SharedGates | None] = []
     for device in devices:
         if device.kind == "cuda":
-            found.append(SharedGates(PathSpeed()))
+            gates.append(SharedGates(PathSpeed()))
         elif not speed_bytes_s:
-            found.append(None)
+            gates.append(None)
         elif settings.emulation.pcie_per_gpu:
-            found.append(SharedGates(PathSpeed(speed_bytes_s)))
+            gates.append(SharedGates(PathSpeed(speed_bytes_s)))
         else:
             shared = shared or SharedGates(PathSpeed(speed_bytes_s))
-            found.append(shared)
-    return found
+            gates.append(shared)
+    return gates
 
 
 def _data(

@@ -102,41 +102,41 @@ class PendingCalls:
     def __iter__(self) -> Iterator[Call]:
         """Iterate with times relative to one now: a hold-up in between would change the order."""
         now_s = asyncio.get_running_loop().time()
-        return iter([found.make_call(found.number, now_s) for found in self._waiting.values()])
+        return iter([call.make_call(call.number, now_s) for call in self._waiting.values()])
 
     def add(
         self, make_call: Callable[[int, float], Call], request: RequestId | None = None
     ) -> PendingCall:
-        found = PendingCall(make_call, next(self._numbers), request)
-        self._waiting[found.number] = found
+        call = PendingCall(make_call, next(self._numbers), request)
+        self._waiting[call.number] = call
         if request is not None:
-            self._by_request.setdefault(request, []).append(found)
-        return found
+            self._by_request.setdefault(request, []).append(call)
+        return call
 
     def set_answer(self, answer: Answer) -> None:
         """Complete a call with its answer, unless the call was cancelled."""
-        found = self._waiting.pop(answer.call, None)
-        if found is None or found.answer.done():
+        call = self._waiting.pop(answer.call, None)
+        if call is None or call.answer.done():
             return
         if answer.refusal is None:
-            found.answer.set_result(answer)
+            call.answer.set_result(answer)
         else:
-            found.answer.set_exception(error_of(answer.refusal))
+            call.answer.set_exception(error_of(answer.refusal))
 
     def set_placement(self, request: RequestId, placement: Placement) -> None:
         """The scheduler's own answer comes later, and may be lost with the scheduler."""
-        for found in self._by_request.get(request, ()):
-            self.set_answer(Answer(found.number, placement))
+        for call in self._by_request.get(request, ()):
+            self.set_answer(Answer(call.number, placement))
 
-    def remove(self, found: PendingCall, *, given_up: bool) -> bool:
+    def remove(self, call: PendingCall, *, given_up: bool) -> bool:
         """Remove a call; return whether its request must be cancelled now."""
-        self._waiting.pop(found.number, None)
-        if found.request is None:
+        self._waiting.pop(call.number, None)
+        if call.request is None:
             return False
-        same_request = self._by_request[found.request]
-        same_request.remove(found)
+        same_request = self._by_request[call.request]
+        same_request.remove(call)
         if not same_request:
-            del self._by_request[found.request]
+            del self._by_request[call.request]
         return given_up and not same_request
 
 
@@ -241,8 +241,8 @@ class Attachment:
             model: ModelDemoted(node, None, model, tier) for model, tier in later
         }
         gpus = tuple(
-            each._replace(draining=True) if each.gpu.id in self._drained else each
-            for each in snapshot.gpus
+            state._replace(draining=True) if state.gpu.id in self._drained else state
+            for state in snapshot.gpus
         )
         return snapshot._replace(gpus=gpus, stored=stored[:_MOST_STORED])
 
@@ -427,14 +427,14 @@ class Attachment:
 def _with_known(event: ModelRegistered, before: ModelRegistered | None) -> ModelRegistered:
     if before is None:
         return event
-    spec, known = event.model, before.model
-    found = replace(
+    spec, earlier = event.model, before.model
+    merged = replace(
         spec,
-        memory_bytes=known.memory_bytes if spec.memory_bytes is None else spec.memory_bytes,
-        weights_bytes=spec.weights_bytes or known.weights_bytes,
-        features=spec.features or known.features,
+        memory_bytes=earlier.memory_bytes if spec.memory_bytes is None else spec.memory_bytes,
+        weights_bytes=spec.weights_bytes or earlier.weights_bytes,
+        features=spec.features or earlier.features,
     )
-    return ModelRegistered(found)
+    return ModelRegistered(merged)
 
 
 MOST_NODES = 4_096

@@ -137,8 +137,8 @@ class NvidiaGpu:
         """Return bytes by the machine's process ids, which differ from those in a container."""
         del pids
         running = self.nvml.nvmlDeviceGetComputeRunningProcesses
-        found = self._query(lambda: list(running(self.handle))) or []
-        return {one.pid: one.usedGpuMemory for one in found if one.usedGpuMemory is not None}
+        uses = self._query(lambda: list(running(self.handle))) or []
+        return {use.pid: use.usedGpuMemory for use in uses if use.usedGpuMemory is not None}
 
     def utilisation(self) -> float | None:
         return None if (rates := self._rates()) is None else float(rates.gpu) / _PERCENT
@@ -181,13 +181,13 @@ def find(node: NodeId, nvml: Nvml = pynvml) -> list[NvidiaGpu]:
     except nvml.NVMLError as error:
         raise NoDriver(_explain(nvml, error)) from error
     watch = HealthWatch(nvml)
-    found = []
+    gpus = []
     for index in range(count):
         try:
-            found += list(_devices(nvml, node, index, watch))
+            gpus += list(_devices(nvml, node, index, watch))
         except nvml.NVMLError as error:
             _log.error("GPU %d is not used: %s", index, error)
-    return found
+    return gpus
 
 
 def start_watching(devices: list[NvidiaGpu]) -> None:

@@ -216,7 +216,7 @@ class Lending:
     def lent(self, lender: HostedModel, handle: str, lent: LentData | None) -> None:
         """A worker has answered; its data is given back at once if nobody waits any more."""
         waiting = self._asked.get((lender.id, handle), ())
-        asked = next((each for each in waiting if not each.done()), None)
+        asked = next((future for future in waiting if not future.done()), None)
         if asked is not None:
             asked.set_result(None if lent is None else _kept(lent))
         elif lent is not None:
@@ -237,16 +237,16 @@ class Lending:
         await self._tasks.close()
 
     async def _answer(self, borrower: HostedModel, handle: str) -> None:
-        found: BorrowedByCall | None = None
+        borrowed: BorrowedByCall | None = None
         try:
-            found = await self._borrow(borrower, handle)
+            borrowed = await self._borrow(borrower, handle)
         finally:
             self._wishes[borrower.id] -= 1
             if not self._wishes[borrower.id]:
                 del self._wishes[borrower.id]
-            borrower.borrowed(handle, found)
-            if found is not None:
-                _close(found.lent)
+            borrower.borrowed(handle, borrowed)
+            if borrowed is not None:
+                _close(borrowed.lent)
 
     async def _borrow(self, borrower: HostedModel, handle: str) -> BorrowedByCall | None:
         """Have the data's worker lend it; None if it is not to be had, or is lost meanwhile."""

@@ -88,7 +88,7 @@ class NodeMeters:
     def families(self) -> Iterator[MetricFamily]:
         if time.monotonic() - self._swept_s > _FORGET_S:
             self.sweep()
-        yield from (each for each in vars(self).values() if isinstance(each, Values | Histogram))
+        yield from (sums for sums in vars(self).values() if isinstance(sums, Values | Histogram))
 
     def sweep(self) -> None:
         """Remove the metrics of models that did not run since the last call."""
@@ -101,7 +101,7 @@ class NodeMeters:
 def of_gpus(gpus: Iterable[HostGpu]) -> Iterator[MetricFamily]:
     """Yield gauges of the GPUs' memory and health; NVML's are missing for emulated GPUs."""
     gpus = list(gpus)
-    yield gauge(metrics.MEMORY, [each for gpu in gpus for each in _ledger(gpu)])
+    yield gauge(metrics.MEMORY, [value for gpu in gpus for value in _ledger(gpu)])
     yield gauge(metrics.MODELS, [((gpu.id,), len(gpu.residents)) for gpu in gpus])
     stuck = [((gpu.id,), float(len(gpu.stuck_loads()))) for gpu in gpus]
     yield gauge(metrics.STUCK_LOADS, stuck)
@@ -124,7 +124,7 @@ def of_gpus(gpus: Iterable[HostGpu]) -> Iterator[MetricFamily]:
         if utilisation is not None:
             busy.put((gpu.id,), utilisation)
     yield from (device, used, drift, busy)
-    yield gauge(metrics.WORKER_MEMORY, [each for gpu in gpus for each in _workers(gpu)])
+    yield gauge(metrics.WORKER_MEMORY, [value for gpu in gpus for value in _workers(gpu)])
     yield from _transfers(gpus)
 
 

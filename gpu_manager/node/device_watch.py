@@ -85,8 +85,8 @@ class DeviceWatch:
 
     def _has_lease(self, gpu: HostGpu, pid: int) -> bool:
         host = HostProcess(pid)
-        found = [hosted.order.model for hosted in gpu.loaded() if hosted.host == host]
-        return any(self._node.leases.using(gpu.id, ModelId(model)) for model in found)
+        models = [hosted.order.model for hosted in gpu.loaded() if hosted.host == host]
+        return any(self._node.leases.using(gpu.id, ModelId(model)) for model in models)
 
 
 def _look_at_loads(gpu: HostGpu) -> bool:
@@ -105,8 +105,8 @@ def _reconcile(gpu: HostGpu) -> bool:
     used_bytes = gpu.device.used_bytes()
     if used_bytes is None:
         return False
-    found = gpu.ledger.reconcile(used_bytes, gpu.device.device_bytes, _workers_bytes(gpu))
-    foreign_bytes = found.withheld_bytes + found.short_bytes
+    reconciled = gpu.ledger.reconcile(used_bytes, gpu.device.device_bytes, _workers_bytes(gpu))
+    foreign_bytes = reconciled.withheld_bytes + reconciled.short_bytes
     if abs(foreign_bytes - gpu.foreign_bytes) < gpu.spec.memory_bytes // _NOTABLE_SHARE:
         return False
     log.info("%s: other programs and spare workers use %d bytes", gpu.id, foreign_bytes)
@@ -184,24 +184,24 @@ def process_uses(gpu: HostGpu) -> tuple[ProcessUse, ...] | None:
 
 
 def _granted_bytes(gpu: HostGpu) -> dict[HostProcess | None, int]:
-    by_model, found = gpu.ledger.models(), dict[HostProcess | None, int]()
+    by_model, granted = gpu.ledger.models(), dict[HostProcess | None, int]()
     shared: dict[str, HostProcess | None] = {}
     for resident in gpu.residents.values():
         if resident.hosted is None:
             continue
         host = resident.hosted.host
-        found[host] = found.get(host, 0) + by_model.get(resident.model, 0)
+        granted[host] = granted.get(host, 0) + by_model.get(resident.model, 0)
         if resident.shares is not None:
             shared[resident.shares] = host
     for resident in gpu.residents.values():  # those that are on their way into such a process
         if resident.hosted is None and resident.shares in shared:
-            found[shared[resident.shares]] += by_model.get(resident.model, 0)
+            granted[shared[resident.shares]] += by_model.get(resident.model, 0)
     for tenant, host in shared.items():
-        found[host] += gpu.shared[tenant].bytes(gpu.calls_at_once)
+        granted[host] += gpu.shared[tenant].bytes(gpu.calls_at_once)
     for context in gpu.contexts.values():
         if context.host is not None:
-            found[context.host.host] = gpu.ledger.of_context(context)
-    return found
+            granted[context.host.host] = gpu.ledger.of_context(context)
+    return granted
 
 
 def _elsewhere_bytes(gpu: HostGpu) -> dict[HostProcess | None, int]:
@@ -211,10 +211,10 @@ def _elsewhere_bytes(gpu: HostGpu) -> dict[HostProcess | None, int]:
     """
     if gpu.device.kind == "cuda":
         return {}
-    found = dict.fromkeys(gpu.processes(), gpu.ledger.context_bytes)
+    elsewhere = dict.fromkeys(gpu.processes(), gpu.ledger.context_bytes)
     for hosted in gpu.loaded():
-        found[hosted.host] += hosted.order.total_bytes
-    return found
+        elsewhere[hosted.host] += hosted.order.total_bytes
+    return elsewhere
 
 
 def _named(uses: tuple[ProcessUse, ...]) -> str:

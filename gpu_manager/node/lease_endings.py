@@ -110,9 +110,9 @@ class LeaseEndings:
     async def _end_after(self, lease: LeaseId, load: asyncio.Task[None] | None) -> None:
         if load is not None:
             await asyncio.wait({load})
-        found = self._leases.get(lease)
-        if found is not None:
-            self.end(found, EndReason.RELEASED)
+        held = self._leases.get(lease)
+        if held is not None:
+            self.end(held, EndReason.RELEASED)
 
     async def _check_quiet(self, lease: LeaseInForce) -> None:
         await asyncio.gather(*(sign_of_life(hosted) for hosted in self._hosted_of(lease)))
@@ -166,10 +166,10 @@ class WaitingLeases:
 
     def lack(self, model: ModelId, since_s: float | None) -> None:
         """Weights lack since then that nobody sends; None: they are sent, or are there."""
-        found = [held for held in self.leases.using(self.gpu, model) if held.lacking_s != since_s]
-        for held in found:
+        leases = [held for held in self.leases.using(self.gpu, model) if held.lacking_s != since_s]
+        for held in leases:
             held.lacking_s = since_s
-        if found:
+        if leases:
             self.endings.check()
 
 

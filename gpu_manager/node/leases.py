@@ -176,17 +176,17 @@ class LeaseInForce:
         return self.claims.get(request or _SOLE) if self.is_divided else self.claims[_SOLE]
 
     def claims_of(self, session: SessionKey) -> dict[RequestId, SessionClaim]:
-        return {name: each for name, each in self.claims.items() if each.holder == session}
+        return {name: claim for name, claim in self.claims.items() if claim.holder == session}
 
     def drop(self, request: RequestId) -> bool:
         """A request of several has given it back; return whether others have it still."""
         self.claims.pop(request, None)
-        self.requests = tuple(each for each in self.requests if each != request)
+        self.requests = tuple(other for other in self.requests if other != request)
         return bool(self.claims)
 
     @property
     def holders(self) -> set[SessionKey]:
-        return {each.holder for each in self.claims.values() if each.holder is not None}
+        return {claim.holder for claim in self.claims.values() if claim.holder is not None}
 
     def is_for(self, session: SessionKey, function: str) -> bool:
         """Whether this session of this function may use it, and give it back."""
@@ -362,16 +362,16 @@ class LeasesInForce:
         return [held for held in self._held.values() if holder in held.holders]
 
     def using(self, gpu: GpuId, model: ModelId) -> list[LeaseInForce]:
-        found = self._held.values()
-        return [held for held in found if held.gpu == gpu and model in held.models]
+        in_force = self._held.values()
+        return [held for held in in_force if held.gpu == gpu and model in held.models]
 
     def on(self, gpu: GpuId) -> int:
         return sum(held.gpu == gpu for held in self._held.values())
 
     def due(self, now_s: float) -> list[tuple[LeaseInForce, EndReason]]:
         """Return the leases that should end now, with reasons; QUIET ones need a check first."""
-        found = [(held, *self._end_of(held)) for held in self._with_due_time()]
-        return [(held, reason) for held, at_s, reason in found if at_s <= now_s]
+        ends = [(held, *self._end_of(held)) for held in self._with_due_time()]
+        return [(held, reason) for held, at_s, reason in ends if at_s <= now_s]
 
     def is_due(self, held: LeaseInForce, now_s: float) -> EndReason | None:
         at_s, reason = self._end_of(held)
@@ -381,9 +381,9 @@ class LeasesInForce:
         return min((self._end_of(held)[0] for held in self._with_due_time()), default=None)
 
     def _with_due_time(self) -> list[LeaseInForce]:
-        found = [held for held in self._held.values() if held.ending is None and not held.checking]
+        leases = [held for held in self._held.values() if held.ending is None and not held.checking]
         return [
-            held for held in found if held.claims and (held.holders or held.granted_s is not None)
+            held for held in leases if held.claims and (held.holders or held.granted_s is not None)
         ]
 
     def _end_of(self, held: LeaseInForce) -> tuple[float, EndReason]:

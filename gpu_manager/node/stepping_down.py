@@ -112,8 +112,8 @@ class WeightSteps:
 
     async def _move(self, digest: str) -> None:
         sharing = self._catalogue.with_weights(digest)
-        ordered = [each.lowest for each in sharing if each.lowest is not None]
-        is_on_a_gpu = any(self._on_a_gpu(each.id) for each in sharing)
+        ordered = [model.lowest for model in sharing if model.lowest is not None]
+        is_on_a_gpu = any(self._on_a_gpu(model.id) for model in sharing)
         if ordered and len(ordered) == len(sharing) and not is_on_a_gpu:
             loop = asyncio.get_running_loop()
             still = _still_ordered(sharing)
@@ -171,14 +171,14 @@ class EmptiedProcesses:
 
         It may be another GPU's, or one that an order ends.
         """
-        found = [context for context in gpu.contexts_now() if context.host is host]
-        for context in found:
+        contexts = [context for context in gpu.contexts_now() if context.host is host]
+        for context in contexts:
             log.warning("what %s left on %s was lost: %s", context.model, gpu.id, cause)
             context.host = None
             gpu.ledger.release_context(context)
             gpu.update_limits()
             self._report_lost(gpu, context)
-        return bool(found)
+        return bool(contexts)
 
     async def _empty(self, gpu: HostGpu, resident: ModelOnGpu, context: ContextOnGpu) -> None:
         await resident.stop_loading()

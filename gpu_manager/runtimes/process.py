@@ -207,12 +207,12 @@ class ProcessRuntime:
     async def _take_emptied(self, order: LoadOrder) -> ForkedWorker | None:
         if order.emptied is None:
             return None
-        found = next((empty for empty in self._empty if empty is order.emptied), None)
-        if found is not None and (found.tenant, found.gpu) != (order.tenant, order.gpu):
+        emptied = next((empty for empty in self._empty if empty is order.emptied), None)
+        if emptied is not None and (emptied.tenant, emptied.gpu) != (order.tenant, order.gpu):
             log.error("%s is another tenant's or GPU's than an empty process: it ends", order.model)
-            await found.end()
+            await emptied.end()
             return None
-        worker = None if found is None else found.take(order.model)
+        worker = None if emptied is None else emptied.take(order.model)
         if worker is None:
             log.warning("the empty process for %s has ended: another one takes it", order.model)
         return worker

@@ -63,7 +63,7 @@ class ProcessBreaks:
                 self._counts.get(model, (0, 0.0)), (count, min(last_s, now_s))
             )
         self._counts = {
-            model: found for model, found in self._counts.items() if now_s - found[1] < _FORGOTTEN_S
+            model: entry for model, entry in self._counts.items() if now_s - entry[1] < _FORGOTTEN_S
         }
 
     def _read(self) -> dict[str, tuple[int, float]]:
@@ -85,18 +85,18 @@ class ProcessBreaks:
         try:
             descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump({model: list(found) for model, found in self._counts.items()}, file)
+                json.dump({model: list(entry) for model, entry in self._counts.items()}, file)
             aside.replace(self._path)
         except OSError as error:
             log.warning("%s: %s: it is forgotten with this manager", self._path, error)
             aside.unlink(missing_ok=True)
 
 
-def _checked(found: Any) -> dict[str, tuple[int, float]]:
-    if not isinstance(found, dict) or len(found) > _MOST_MODELS:
+def _checked(content: Any) -> dict[str, tuple[int, float]]:
+    if not isinstance(content, dict) or len(content) > _MOST_MODELS:
         raise ValueError("it is no table of models")
     counts: dict[str, tuple[int, float]] = {}
-    for model, entry in found.items():
+    for model, entry in content.items():
         match entry:
             case [int(count), float(last_s)] if len(model) <= _MOST_CHARACTERS and count > 0:
                 counts[model] = (count, last_s)

@@ -49,12 +49,12 @@ class NodeAdministration:
         return {"model": model}
 
     def _named(self, text: str) -> ModelId:
-        found = self._catalogue.named(text)
-        if not found:
+        models = self._catalogue.named(text)
+        if not models:
             raise UnknownImage(text)
-        if len(found) > 1:
-            raise ClientNotAllowed(f"{text!r} is ambiguous: {', '.join(sorted(found))}")
-        return found[0]
+        if len(models) > 1:
+            raise ClientNotAllowed(f"{text!r} is ambiguous: {', '.join(sorted(models))}")
+        return models[0]
 
     async def _resident(self) -> list[Row]:
         status = await self._scheduling.survey()
@@ -134,7 +134,7 @@ class NodeAdministration:
                 "disk_images": store.disk_images,
                 "disk_bytes": store.disk_bytes,
                 "eviction": store.rule,
-                "demotions": [_demotion(each) for each in store.demotions],
+                "demotions": [_demotion(demotion) for demotion in store.demotions],
             },
             "gpus": [self._gpu(gpu) for gpu in self._node.gpus.values()],
         }
@@ -165,8 +165,8 @@ def _transfers(paths: GpuPaths) -> list[Row]:
     ]
 
 
-def _demotion(found: Demotion) -> Row:
-    return asdict(found) | {"decided": _clock(found.decided_s)}
+def _demotion(demotion: Demotion) -> Row:
+    return asdict(demotion) | {"decided": _clock(demotion.decided_s)}
 
 
 def _tier_name(tier: Tier) -> str:

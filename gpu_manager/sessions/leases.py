@@ -105,10 +105,10 @@ class PresentedLeases:
         while leases.get(claims.lease) is None and leases.latest < claims.lease:
             if not await self._node.granted.wait(deadline_s - loop.time()):
                 break
-        found = leases.get(claims.lease)
-        if found is None:
+        held = leases.get(claims.lease)
+        if held is None:
             leases.patience.asked_for(claims.lease, loop.time())
-        return found
+        return held
 
 
 # Leases that no session has claimed: one of their function that waits for a lease takes them over.
@@ -222,7 +222,7 @@ class UnclaimedLeases:
         return next_s
 
     def _pass_on(self, held: LeaseInForce) -> None:
-        waiting = next((each for each in self._waiting if each.takes(held)), None)
+        waiting = next((session for session in self._waiting if session.takes(held)), None)
         if waiting is None:
             return
         workers = self._node.loaded_now(held, waiting.models)
@@ -261,7 +261,7 @@ class LeasesElsewhere:
 
     def __len__(self) -> int:
         """Return the number of leases that may be unclaimed."""
-        return sum(len(known) for known in self._leases.values())
+        return sum(len(parts) for parts in self._leases.values())
 
     def answer(
         self, session: ClientSession, request: RequestId, placement: Placement
@@ -310,17 +310,17 @@ class LeasesElsewhere:
                 self._scheduling.release(*part)
 
     def _remember(self, key: SessionKey, part: _Part) -> None:
-        known = self._leases.setdefault(key, {})
-        known[part] = time.monotonic()
-        if len(known) > REMEMBERED:
-            del known[next(iter(known))]
+        parts = self._leases.setdefault(key, {})
+        parts[part] = time.monotonic()
+        if len(parts) > REMEMBERED:
+            del parts[next(iter(parts))]
 
     def _forget(self, key: SessionKey, lease: LeaseId, request: RequestId | None) -> list[_Part]:
         """Forget an unclaimed lease, of all requests if none is named; return what was known."""
-        known = self._leases.get(key, {})
-        found = [part for part in known if part[0] == lease and request in (None, part[1])]
-        for part in found:
-            del known[part]
-        if not known:
+        parts = self._leases.get(key, {})
+        forgotten = [part for part in parts if part[0] == lease and request in (None, part[1])]
+        for part in forgotten:
+            del parts[part]
+        if not parts:
             self._leases.pop(key, None)
-        return found
+        return forgotten

@@ -106,10 +106,10 @@ class MovedSums:
         with self._lock:
             if not any(self._bytes):
                 return []
-            found = [Moved(*each) for each in zip(self._bytes, self._waited_s, strict=True)]
+            moved = [Moved(*sums) for sums in zip(self._bytes, self._waited_s, strict=True)]
             self._bytes = [0.0] * len(TransferRank)
             self._waited_s = [0.0] * len(TransferRank)
-            return found
+            return moved
 
 
 class TransferPath:
@@ -246,8 +246,8 @@ class TransferPath:
         if here is None:
             return None
         present = next((rank for rank in TransferRank if self._present[rank]), here)
-        found = self._gate.elsewhere(min(here, present))
-        return found if found is not None else present if present < here else None
+        announced = self._gate.elsewhere(min(here, present))
+        return announced if announced is not None else present if present < here else None
 
     def _hold_back(self, chosen: Block | None) -> None:
         """Wait a moment: the next block is another thread's, or another process's."""

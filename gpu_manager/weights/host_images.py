@@ -137,10 +137,10 @@ class HostImages:
 
     def hold(self, digest: str) -> ImageHold:
         """Return a hold on an image; raise UnknownImage if it is not in memory."""
-        found = self.open(digest)
-        if found is None:
+        hold = self.open(digest)
+        if hold is None:
             raise UnknownImage(digest)
-        return found
+        return hold
 
     def reserve(self, size_bytes: int, owner: str) -> None:
         """Reserve room for a tenant's upload, or raise WeightStoreFull.
@@ -180,17 +180,17 @@ class HostImages:
     def idle(self, digest: str) -> IdleImage | None:
         """Return an image that nobody holds; the caller closes its descriptor."""
         with self._lock:
-            found, image = self._index.residents.get(ModelId(digest)), self._images.get(digest)
-            if found is None or image is None or found.kept:
+            resident, image = self._index.residents.get(ModelId(digest)), self._images.get(digest)
+            if resident is None or image is None or resident.kept:
                 return None
             return IdleImage(image, os.dup(image.descriptor), image.uses)
 
     def remove_idle(self, idle: IdleImage) -> bool:
         """Remove an image from memory; False if it has been needed since it was found idle."""
         with self._lock:
-            found = self._index.residents.get(ModelId(idle.image.digest))
+            resident = self._index.residents.get(ModelId(idle.image.digest))
             is_same = self._images.get(idle.image.digest) is idle.image
-            if found is None or not is_same or found.kept or idle.image.uses != idle.uses:
+            if resident is None or not is_same or resident.kept or idle.image.uses != idle.uses:
                 return False
             self._index.remove(ModelId(idle.image.digest))
             self._drop(idle.image)
@@ -294,7 +294,7 @@ class ArrivingImage:
     def is_wanted(self) -> bool:
         """Whether anybody still waits; once this is False, nobody can join any more."""
         with self._change:
-            self._is_closed = self._is_closed or all(each.cancelled() for each in self._waiting)
+            self._is_closed = self._is_closed or all(future.cancelled() for future in self._waiting)
             return not self._is_closed
 
     @property

@@ -165,7 +165,7 @@ class Demoter:
             written = self._spill.write(image.digest, descriptor, image.table)
         except StoreFailed:
             # No other image is tried before the next shortage: the disk is full or broken.
-            return {each for each in self._images.digests() if each not in self._spill}
+            return {digest for digest in self._images.digests() if digest not in self._spill}
         return set() if written else {image.digest}
 
 
@@ -237,13 +237,13 @@ class WeightStore:
 
     def _take_in(self, digest: str, descriptor: int, table: ImageTable, function: str) -> None:
         owners = self._owners.tenants(digest) | {tenant_of(function)}
-        hold, known = self._images.take_in(digest, descriptor, table, owners)
+        hold, existed = self._images.take_in(digest, descriptor, table, owners)
         with hold:  # so that making room does not evict the new image
             self._owners.add(function, digest)
             self._note_change(digest)
             with self._counting:
-                self.counts.duplicates += known
-                self.counts.adopted += not known
+                self.counts.duplicates += existed
+                self.counts.adopted += not existed
             self._demoter.make_room()
 
     def upload(

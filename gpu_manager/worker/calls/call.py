@@ -195,10 +195,10 @@ def _pair(entry: Any) -> Any:
 
 
 def _dtype(name: Any) -> torch.dtype:
-    found = DTYPES.get(name) if isinstance(name, str) else None
-    if found is None or not found.is_floating_point:
+    dtype = DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None or not dtype.is_floating_point:
         raise CallRefused(FailureKind.BAD_FRAME, f"no dtype {shown(name)} to compute in")
-    return found
+    return dtype
 
 
 _WIDEST_ELEMENT_BYTES = 16
@@ -327,11 +327,11 @@ class Packer:
 
     def _stays(self, number: int, size_bytes: int) -> bool:
         """Whether this output storage stays here until the function looks at it."""
-        found = self._residents
+        residents = self._residents
         return (
-            found is not None
-            and size_bytes >= max(found.least_bytes, 1)
-            and size_bytes > found.wanted.get(number, 0)
+            residents is not None
+            and size_bytes >= max(residents.least_bytes, 1)
+            and size_bytes > residents.wanted.get(number, 0)
             and self._kept.has_room(size_bytes)
         )
 

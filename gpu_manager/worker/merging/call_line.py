@@ -110,16 +110,16 @@ class CallLine:
         if call.likeness is None:  # it found nobody in line
             call.likeness = self._likeness(call.asked)
         with self._lock:
-            return sum(self._is_like(each, call) for each in self._waiting)
+            return sum(self._is_like(other, call) for other in self._waiting)
 
     def take_like(self, call: CallInLine, most: int) -> list[CallInLine]:
         """Take the first of these out of the line; each must be answered or put back."""
         with self._lock:
-            found = [each for each in self._waiting if self._is_like(each, call)][:most]
-            taken = set(map(id, found))
-            self._waiting = deque(each for each in self._waiting if id(each) not in taken)
-            self._taken = list(found)
-        return found
+            group = [other for other in self._waiting if self._is_like(other, call)][:most]
+            taken = set(map(id, group))
+            self._waiting = deque(other for other in self._waiting if id(other) not in taken)
+            self._taken = list(group)
+        return group
 
     def put_back(self, calls: list[CallInLine]) -> None:
         with self._lock:

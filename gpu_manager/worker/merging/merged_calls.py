@@ -160,7 +160,7 @@ class MergedCalls:
         """
         record = self._record(calls[0])
         try:
-            members = [found for call in calls if (found := self._read(call)) is not None]
+            members = [member for call in calls if (member := self._read(call)) is not None]
         except OutOfMemory:
             self._short(record, len(calls))
             return []
@@ -188,14 +188,14 @@ class MergedCalls:
 
     def _with_tensors_of_their_own(self, members: list[_Member]) -> list[_Member]:
         """The members without those that write to what another one writes to: they run alone."""
-        found, taken = [], set[int]()
+        independent, taken = [], set[int]()
         for member in members:
             written = self._runs.written(member.waiting.asked.call.program.digest)
-            held = {id(each.held) for each in member.inputs.sent if each.position in written}
+            held = {id(entry.held) for entry in member.inputs.sent if entry.position in written}
             if taken.isdisjoint(held):
-                found.append(member)
+                independent.append(member)
                 taken |= held
-        return found
+        return independent
 
     def _merge(self, group: _Group) -> None:
         begun_s = time.perf_counter()
