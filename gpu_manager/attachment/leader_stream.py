@@ -278,7 +278,6 @@ class LeaderStream:
         self.send(Leave())
 
     async def close(self) -> None:
-        """Wait briefly until the scheduler has received all messages, then close the stream."""
         with suppress(TimeoutError):
             async with time_limit(self._times.leave_s):
                 while self._line is not None and self._channel is not None:

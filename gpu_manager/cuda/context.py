@@ -228,7 +228,6 @@ class CudaContext:
         self.release()
 
     def limit(self, limit_bytes: int) -> None:
-        """Have torch's allocator refuse more than the limit leaves beside the context."""
         self._limit_bytes = limit_bytes
         share = max(0, limit_bytes - self._overhead_bytes) / self.total_bytes
         self._cuda.set_per_process_memory_fraction(min(1.0, share), self.device)
@@ -390,7 +389,6 @@ class CudaContext:
         self._cuda.synchronize()
 
     def _need_bytes(self) -> int:
-        """The most that was in use in the call under way."""
         return int(self._overhead_bytes + self._cuda.max_memory_allocated(self.device))
 
     def _own_stream(self) -> Any:

@@ -218,7 +218,6 @@ def loaded_runtime() -> CudaRuntime:
 
 
 def _loaded_driver() -> Any:
-    """The driver's library; None on a machine without one."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -67,7 +67,6 @@ class DataFile:
         return os.dup(self.descriptor)
 
     def for_reader(self) -> int:
-        """Return a descriptor that allows reading only; the caller closes it."""
         return read_only(self.descriptor)
 
     def fill(self) -> None:

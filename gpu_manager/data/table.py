@@ -193,7 +193,6 @@ class DataTable:
             self.end(item)
 
     def end(self, item: DataItem) -> None:
-        """End this data, with its parts."""
         if item.stage is DataStage.GONE:
             return
         item.spoilt = item.spoilt or item.stage is DataStage.ARRIVING
@@ -307,7 +306,7 @@ class DataTable:
                 yield wish
 
     def _giving_way(self, item: DataItem) -> list[DataItem]:
-        """Those wishes with their parts, each once."""
+        """The wishes that may give way to this item, with their parts, each once."""
         names = {
             name: None for wish in self._wishes_before(item) for name in (wish.handle, *wish.parts)
         }

@@ -113,7 +113,6 @@ class CpuArithmetic:
         return self._context_bytes + self._memory.used_bytes()
 
     def used_bytes(self) -> int:
-        """Weights, what is lent, the context, and memory above what the process began with."""
         return self._weights_bytes + self._lent_bytes + self.overhead_bytes()
 
     def held_bytes(self) -> int:

@@ -102,7 +102,6 @@ class PoolFloor:
         return max(self._before_bytes, self._now_bytes)
 
     def at(self, now_s: float) -> int:
-        """The floor without another use."""
         self._advance(now_s)
         return max(self._before_bytes, self._now_bytes)
 

@@ -76,7 +76,6 @@ class NodeMeters:
         self._leases_ended.add(("unknown" if why is None else why.name.lower(),))
 
     def memory_pressure(self, gpu: str) -> None:
-        """Count a call that needs more memory than it was granted."""
         self._pressure.add((gpu,))
 
     def died(self, gpu: str) -> None:
@@ -129,7 +128,6 @@ def of_gpus(gpus: Iterable[HostGpu]) -> Iterator[MetricFamily]:
 
 
 def _transfers(gpus: Iterable[HostGpu]) -> tuple[Values, Values]:
-    """Return what went to GPUs and from them, and how long it waited."""
     moved, waited = Values(metrics.TRANSFERRED), Values(metrics.TRANSFER_WAIT)
     for gpu in gpus:
         if gpu.paths.gates is None:

@@ -89,7 +89,6 @@ class LeaseEndings:
         self._following.start(self._follow(lease))
 
     async def end_all(self, within_s: float) -> None:
-        """End every lease; calls in flight have `within_s` to end."""
         for lease in self._leases:
             self.end(lease, EndReason.STOPPING, within_s)
         await self._tasks.wait(within_s + 1.0)

@@ -495,7 +495,6 @@ def node_snapshot(
     store: WeightStore,
     catalogue: Catalogue,
 ) -> NodeSnapshot:
-    """Return the node's GPUs, residents and leases, and the tier of every model's weights."""
     states = tuple(_gpu_snapshot(now_s, gpu, leases) for gpu in gpus if not gpu.lost)
     tiers = tuple((model.id, store.tier(model.digest)) for model in catalogue)
     return NodeSnapshot(node, states, tuple(tier for tier in tiers if tier[1] is not Tier.ABSENT))

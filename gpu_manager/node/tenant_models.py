@@ -94,7 +94,6 @@ class Catalogue:
         return list(self._by_digest.get(digest, {}).values())
 
     def get(self, model: ModelId) -> TenantModel:
-        """Return the model with this id; raise UnknownImage if there is none."""
         try:
             return self._models[model]
         except KeyError as error:

@@ -113,7 +113,6 @@ class WorkerHostedModel:
 
     @property
     def overhead_bytes(self) -> int:
-        """What the worker reported when it was assigned to the tenant; else 0."""
         return self._host.overhead_bytes
 
     @property

@@ -70,7 +70,6 @@ class HostingWorker:
 
     @property
     def models(self) -> list[WorkerHostedModel]:
-        """The models that the worker has, or that are on their way there."""
         return list(self._models.values())
 
     @property

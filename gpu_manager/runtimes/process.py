@@ -53,7 +53,6 @@ class EmptyProcess:
     def __init__(
         self, left_by: LoadOrder, worker: ForkedWorker, memory_bytes: int, observer: Observer
     ) -> None:
-        """`left_by` is the order of the model that has left."""
         self.tenant = left_by.tenant
         self.gpu = left_by.gpu
         self.host = HostProcess(worker.pid)
@@ -143,7 +142,6 @@ class ProcessRuntime:
 
     @property
     def forked(self) -> int:
-        """The number of processes that have no device yet."""
         return self._pool.forked
 
     @property
@@ -156,7 +154,6 @@ class ProcessRuntime:
         return tuple(self._empty)
 
     def spare_workers(self, device: str) -> Sequence[ForkedWorker]:
-        """Return the workers for this device that are ready for a model, the next one first."""
         return self._pool.spares(device)
 
     async def load_in(self, host: HostingWorker, order: LoadOrder) -> WorkerHostedModel:
@@ -231,7 +228,6 @@ class ProcessRuntime:
         *,
         shared: bool,
     ) -> WorkerHostedModel:
-        """`begin_s` is when the worker was asked for."""
         if assign is not None and assign.uid:
             self._users.take(order.tenant)
             worker.exited.add_done_callback(lambda _: self._users.give_back(order.tenant))

@@ -476,7 +476,6 @@ def _without_waiting(span: LoadSpan, read_s: float) -> LoadSpan:
 
 
 def _covered_s(spans: Iterable[LoadSpan]) -> float:
-    """Return the time in which at least one of the spans was under way."""
     covered_s, end_s = 0.0, float("-inf")
     for span in sorted(spans, key=lambda found: found.begin_s):
         covered_s += max(0.0, span.end_s - max(end_s, span.begin_s))

@@ -56,7 +56,6 @@ class ProcessBreaks:
             self._write()
 
     def _merge(self) -> None:
-        """Take over what the file has, and drop what is old."""
         now_s = self._unix_s()
         for model, (count, last_s) in self._read().items():
             self._counts[model] = max(

@@ -77,7 +77,6 @@ Expected = errors.GpuManagerError, scheduling.SchedulerError
 
 
 def refusal(error: Exception) -> ClientRefusal:
-    """Return the refusal that a client receives for an expected error."""
     failure = next(
         (found for kind, found in _FAILURES if isinstance(error, kind)), FailureKind.INTERNAL
     )

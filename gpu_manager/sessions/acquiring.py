@@ -164,7 +164,6 @@ class Acquiring:
         return {"lease": claims.lease, "node": claims.node, "addresses": list(addresses)}
 
     def claimed(self, session: ClientSession, fields: Fields) -> None:
-        """Record that the session has claimed a lease elsewhere, which that node will end."""
         self._elsewhere.claimed(session, LeaseId(read.whole(fields, "lease")), _named(fields))
 
     def end_session(self, session: ClientSession) -> None:
@@ -379,7 +378,6 @@ def _placement(held: LeaseInForce, node: GpuNode, *, hit: bool) -> Placement:
 
 
 def _open_channel(session: ClientSession, hosted: HostedModel) -> socket.socket:
-    """Open a channel to a worker, and return the shim's end."""
     ours, workers = socket.socketpair()
     hosted.channel(session.key, str(session.identity), workers)
     return ours

@@ -260,7 +260,6 @@ class LeasesElsewhere:
         self._leases: dict[SessionKey, dict[_Part, float]] = {}
 
     def __len__(self) -> int:
-        """Return the number of leases that may be unclaimed."""
         return sum(len(parts) for parts in self._leases.values())
 
     def answer(

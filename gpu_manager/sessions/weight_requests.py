@@ -247,7 +247,6 @@ class Library:
         return True
 
     def forget(self, session: ClientSession, digest: str) -> None:
-        """Withdraw the function's right to use these weights."""
         self.store.forget(str(session.identity), digest)
         self.report_tiers()
 

@@ -73,7 +73,6 @@ class PathTimes:
         return begin_s, self._free_s
 
     def taken_until(self, now_s: float) -> None:
-        """Another process had the path until now."""
         self._free_s = max(self._free_s, now_s)
 
 

@@ -537,7 +537,6 @@ class PossessionRecord:
                 del functions[next(iter(functions))]
 
     def tenants(self, digest: str) -> frozenset[str]:
-        """The tenants of the functions that have proved to have these weights."""
         with self._lock:
             return frozenset(self._tenants.get(digest, ()))
 

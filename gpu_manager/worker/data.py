@@ -388,7 +388,6 @@ class DataInWorker:
                 tensor.storage, tensor.parked = self._device.park(tensor.storage), True
 
     def clear(self) -> None:
-        """Publish nothing of this model any more."""
         for handle in self._published.of_model(self):
             self.withdraw(handle)
         self._published.forget(self, _GIVEN_BACK_S if self._device.borrowers_copy else 0.0)

@@ -221,17 +221,17 @@ class GroupRuns:
 def _own(calls: Sequence[Inputs]) -> set[int]:
     """The inputs that calls have apart: kept ones, those of other shapes, and other numbers."""
     first, *others = calls
-    found = {entry.position for each in calls for entry in each.sent if entry.held.key}
+    positions = {entry.position for each in calls for entry in each.sent if entry.held.key}
     for position, value in enumerate(first.values):
         if isinstance(value, torch.Tensor):
             layout = value.shape, value.stride()
             if any(
                 (it.values[position].shape, it.values[position].stride()) != layout for it in others
             ):
-                found.add(position)
+                positions.add(position)
         elif any(repr(each.values[position]) != repr(value) for each in others):
-            found.add(position)
-    return found
+            positions.add(position)
+    return positions
 
 
 def _functions(

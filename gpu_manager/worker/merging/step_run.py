@@ -113,14 +113,14 @@ def users_of(program: Program, numbers: Sequence[int], value: int) -> set[int]:
 def makers_of(program: Program, value: int) -> set[int]:
     """The steps that a value comes from, the first ones among them."""
     first = program.inputs + len(program.constants)
-    found: set[int] = set()
+    steps: set[int] = set()
     values = [value]
     while values:
         number = values.pop() - first
-        if number >= 0 and number not in found:
-            found.add(number)
+        if number >= 0 and number not in steps:
+            steps.add(number)
             values += references(_parts(program.steps[number]))
-    return found
+    return steps
 
 
 def made_for(program: Program, writer: int) -> set[int]:
@@ -130,15 +130,15 @@ def made_for(program: Program, writer: int) -> set[int]:
     layers.
     """
     first = program.inputs + len(program.constants)
-    found: set[int] = set()
+    steps: set[int] = set()
     for number, step in enumerate(program.steps):
         target, *_ = (*step.arguments, None)
         if step.operator == program.steps[writer].operator and isinstance(target, Ref):
             makers = makers_of(program, target.number)
             used = [value for each in makers for value in references(_parts(program.steps[each]))]
             if number == writer or all(value >= first for value in used):
-                found |= makers
-    return found
+                steps |= makers
+    return steps
 
 
 def leaves_of(output: Any) -> list[Any]:
@@ -287,7 +287,7 @@ class StepRun:
         self._check_copies()
 
     def watch(self, plan: Sequence[StepFunctions]) -> set[int]:
-        """The same, step by step: the numbers of the steps that write to what is a call's own."""
+        """Run all step by step: the numbers of the steps that write to what is a call's own."""
         writes = set()
         for step in plan:
             segment = step.segment
@@ -382,7 +382,6 @@ class StepRun:
         return [self._shared[value]] * self._size
 
     def _gather(self, values: Sequence[Any]) -> Any:
-        """What the calls have apart as one value."""
         first = values[0]
         if isinstance(first, torch.Tensor):
             if any(
@@ -456,7 +455,6 @@ def _wrote(
 
 
 def _target(segment: Segment) -> int | None:
-    """The number of the value that is the step's first argument, if it is one."""
     first, *_ = (*segment.steps.steps[0].arguments, None)
     return segment.takes[first.number] if isinstance(first, Ref) else None
 
@@ -496,7 +494,6 @@ def _has_stacked(value: Any) -> bool:
 
 
 def _split(value: Any, size: int) -> list[Any]:
-    """Each call's part of a stacked value, as views."""
     if isinstance(value, _Stacked):
         return list(value.tensor.unbind(0))
     if isinstance(value, (tuple, list)):

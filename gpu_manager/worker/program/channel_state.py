@@ -115,7 +115,6 @@ class KeptStorages:
         self._sole_budget.size_bytes += held.storage.nbytes()
 
     def has_sole(self, key: int) -> bool:
-        """Whether only the worker has what is kept under this key."""
         return key in self._sole
 
     def sole(self) -> list[InputStorage]:
@@ -196,7 +195,6 @@ class SessionStorages:
             return not kept.channels
 
     def clear_copies(self) -> None:
-        """Forget everything that the functions have too, in any session."""
         for kept in self._now():
             kept.clear_copies()
 

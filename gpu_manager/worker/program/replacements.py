@@ -45,7 +45,6 @@ class Replacements:
         self._device = device
 
     def table(self) -> dict[str, Operator]:
-        """Every replaced operator by its name in programs."""
         table: dict[str, Operator] = {
             "m:cuda": self._to_cuda,
             "m:requires_grad_": _same,
