@@ -123,11 +123,9 @@ class GpuManager:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The addresses at which clients reach the manager."""
         return self._server.addresses
 
     async def start(self) -> None:
-        """Accept clients and orders."""
         try:
             self._server.listen(self._settings.listen)
             addresses = self._settings.advertise or self._server.addresses
@@ -166,7 +164,6 @@ class GpuManager:
         self._gates = []
 
     def metrics(self) -> bytes:
-        """Return the metrics page for Prometheus."""
         return page(self._families()) + process_metrics.page()
 
     def _end_session(self, session: ClientSession) -> None:
@@ -212,18 +209,18 @@ def _gates(devices: Sequence[GpuDevice], settings: NodeSettings) -> list[SharedG
     """
     speed_bytes_s = settings.emulation.pcie_bytes_per_s
     shared: SharedGates | None = None
-    found: list[SharedGates | None] = []
+    gates: list[SharedGates | None] = []
     for device in devices:
         if device.kind == "cuda":
-            found.append(SharedGates(PathSpeed()))
+            gates.append(SharedGates(PathSpeed()))
         elif not speed_bytes_s:
-            found.append(None)
+            gates.append(None)
         elif settings.emulation.pcie_per_gpu:
-            found.append(SharedGates(PathSpeed(speed_bytes_s)))
+            gates.append(SharedGates(PathSpeed(speed_bytes_s)))
         else:
             shared = shared or SharedGates(PathSpeed(speed_bytes_s))
-            found.append(shared)
-    return found
+            gates.append(shared)
+    return gates
 
 
 def _data(
@@ -242,7 +239,6 @@ def _data(
 
 
 def _secret(settings: NodeSettings) -> bytes:
-    """The cluster's secret, or one for the life of this process."""
     return fresh_secret() if settings.secret_file is None else load_secret(settings.secret_file)
 
 

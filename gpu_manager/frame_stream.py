@@ -57,12 +57,10 @@ class FrameDecoder:
         return memoryview(self._body)[self._filled :]
 
     def filled(self, count: int) -> None:
-        """Record that `count` bytes were read into the buffer from `room`."""
         self._filled += count
 
     @property
     def held_bytes(self) -> int:
-        """The size of the buffer for an incomplete frame's body."""
         return len(self._body)
 
     def feed(self, data: memoryview, descriptors: Sequence[int] = ()) -> list[Frame]:
@@ -179,7 +177,6 @@ class FrameStream:
 
     @property
     def held_bytes(self) -> int:
-        """The size of the buffer for an incomplete frame's body."""
         return self._decoder.held_bytes
 
     async def read(self) -> Frame:

@@ -66,7 +66,6 @@ def try_share_lock(descriptor: int, byte: int) -> bool:
 
 
 def unlock(descriptor: int, byte: int) -> None:
-    """Release a byte."""
     fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, byte)
 
 

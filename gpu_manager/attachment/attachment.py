@@ -100,50 +100,43 @@ class PendingCalls:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Call]:
-        """Iterate over the unanswered calls, with times relative to now.
-
-        Now is one time for all: a hold-up between two calls would change their order.
-        """
+        """Iterate with times relative to one now: a hold-up in between would change the order."""
         now_s = asyncio.get_running_loop().time()
-        return iter([found.make_call(found.number, now_s) for found in self._waiting.values()])
+        return iter([call.make_call(call.number, now_s) for call in self._waiting.values()])
 
     def add(
         self, make_call: Callable[[int, float], Call], request: RequestId | None = None
     ) -> PendingCall:
-        """Add a call, and return it with its number."""
-        found = PendingCall(make_call, next(self._numbers), request)
-        self._waiting[found.number] = found
+        call = PendingCall(make_call, next(self._numbers), request)
+        self._waiting[call.number] = call
         if request is not None:
-            self._by_request.setdefault(request, []).append(found)
-        return found
+            self._by_request.setdefault(request, []).append(call)
+        return call
 
     def set_answer(self, answer: Answer) -> None:
         """Complete a call with its answer, unless the call was cancelled."""
-        found = self._waiting.pop(answer.call, None)
-        if found is None or found.answer.done():
+        call = self._waiting.pop(answer.call, None)
+        if call is None or call.answer.done():
             return
         if answer.refusal is None:
-            found.answer.set_result(answer)
+            call.answer.set_result(answer)
         else:
-            found.answer.set_exception(error_of(answer.refusal))
+            call.answer.set_exception(error_of(answer.refusal))
 
     def set_placement(self, request: RequestId, placement: Placement) -> None:
-        """Complete the calls of a request that was granted a lease on this node.
+        """The scheduler's own answer comes later, and may be lost with the scheduler."""
+        for call in self._by_request.get(request, ()):
+            self.set_answer(Answer(call.number, placement))
 
-        The scheduler's own answer comes later, and may be lost with the scheduler.
-        """
-        for found in self._by_request.get(request, ()):
-            self.set_answer(Answer(found.number, placement))
-
-    def remove(self, found: PendingCall, *, given_up: bool) -> bool:
+    def remove(self, call: PendingCall, *, given_up: bool) -> bool:
         """Remove a call; return whether its request must be cancelled now."""
-        self._waiting.pop(found.number, None)
-        if found.request is None:
+        self._waiting.pop(call.number, None)
+        if call.request is None:
             return False
-        same_request = self._by_request[found.request]
-        same_request.remove(found)
+        same_request = self._by_request[call.request]
+        same_request.remove(call)
         if not same_request:
-            del self._by_request[found.request]
+            del self._by_request[call.request]
         return given_up and not same_request
 
 
@@ -179,16 +172,13 @@ class Attachment:
 
     @property
     def connected(self) -> bool:
-        """Whether the stream to a scheduler is connected."""
         return self._stream.connected
 
     @property
     def term(self) -> int:
-        """The highest term that any scheduler has reported."""
         return self._dialer.term
 
     def addresses_of(self, node: NodeId) -> tuple[str, ...]:
-        """Return the addresses of another node, on which a request was placed."""
         return self._neighbours.of(node)
 
     def set_addresses(self, *addresses: str) -> None:
@@ -202,7 +192,6 @@ class Attachment:
     # -- the node -------------------------------------------------------------------------------
 
     def attach(self, node: NodeId, link: OrderTaker) -> None:
-        """Start the stream; orders for this node are passed to `link`."""
         log.info("node %s connects to its scheduler", node)
         self._orders = link
         if link.addresses:
@@ -245,18 +234,15 @@ class Attachment:
             self._stream.send_later_pages()
 
     def _as_reported(self, snapshot: NodeSnapshot) -> NodeSnapshot:
-        """The snapshot with as many stored models as one message takes; others are sent later.
-
-        It says which GPUs drain.
-        """
+        """Take as many stored models as one message holds: others are sent later."""
         node, stored = snapshot.node, snapshot.stored
         later = stored[_MOST_STORED:]
         self._unreported_tiers = {
             model: ModelDemoted(node, None, model, tier) for model, tier in later
         }
         gpus = tuple(
-            each._replace(draining=True) if each.gpu.id in self._drained else each
-            for each in snapshot.gpus
+            state._replace(draining=True) if state.gpu.id in self._drained else state
+            for state in snapshot.gpus
         )
         return snapshot._replace(gpus=gpus, stored=stored[:_MOST_STORED])
 
@@ -274,7 +260,6 @@ class Attachment:
     # -- callers --------------------------------------------------------------------------------
 
     async def acquire(self, request: Request) -> Placement:
-        """Wait for a lease; cancelling the task cancels the request."""
         now_s = asyncio.get_running_loop().time()
         arrived_s = now_s if request.arrived_s is None else request.arrived_s
 
@@ -284,32 +269,23 @@ class Attachment:
         return await self._place(request.id, make_call, request.deadline_s)
 
     async def wanted(self, request: RequestId) -> Placement:
-        """Wait for another lease after one that was released with `may_return`."""
         return await self._place(request, lambda number, _: Wanted(number, request), None)
 
     def release(
         self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
     ) -> None:
-        """Report a lease as released; with `may_return` its request may want another one.
-
-        Of a lease that several requests share, only the named one releases it.
-        """
         self.report(LeaseReleased(lease, may_return, request))
 
     def cancel(self, request: RequestId) -> None:
-        """Report a request as cancelled."""
         self.report(RequestCancelled(request))
 
     async def pin(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        """Keep a model on one GPU, or on every GPU where it is resident."""
         await self._ask(lambda number, _: Ask(number, "pin", model, gpu))
 
     async def unpin(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        """Let a pinned model be evicted again."""
         await self._ask(lambda number, _: Ask(number, "unpin", model, gpu))
 
     async def evict(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        """Remove a model from GPU memory where it is not in use."""
         await self._ask(lambda number, _: Ask(number, "evict", model, gpu))
 
     async def locate(self, node: NodeId) -> tuple[str, ...]:
@@ -318,7 +294,6 @@ class Attachment:
         return answer.addresses
 
     async def survey(self) -> Status:
-        """Return the scheduler's current view: this node's GPUs and the cluster's counts."""
         answer = await self._ask(lambda number, _: Survey(number))
         if answer.status is None:
             raise BadValue("the scheduler's answer contains no status")
@@ -450,17 +425,16 @@ class Attachment:
 
 
 def _with_known(event: ModelRegistered, before: ModelRegistered | None) -> ModelRegistered:
-    """What was registered and what was measured of a model since then, in one event."""
     if before is None:
         return event
-    spec, known = event.model, before.model
-    found = replace(
+    spec, earlier = event.model, before.model
+    merged = replace(
         spec,
-        memory_bytes=known.memory_bytes if spec.memory_bytes is None else spec.memory_bytes,
-        weights_bytes=spec.weights_bytes or known.weights_bytes,
-        features=spec.features or known.features,
+        memory_bytes=earlier.memory_bytes if spec.memory_bytes is None else spec.memory_bytes,
+        weights_bytes=spec.weights_bytes or earlier.weights_bytes,
+        features=spec.features or earlier.features,
     )
-    return ModelRegistered(found)
+    return ModelRegistered(merged)
 
 
 MOST_NODES = 4_096
@@ -477,7 +451,6 @@ class NodeAddresses:
         return self._addresses.get(node, ())
 
     def learn(self, node: NodeId, addresses: tuple[str, ...]) -> None:
-        """The node has these from now on."""
         self._addresses.pop(node, None)
         self._addresses[node] = addresses
         if len(self._addresses) > MOST_NODES:

@@ -52,8 +52,6 @@ _MOST_UNSENT = 4096
 _OneTimeEvent = LeaseReleased | RequestCancelled
 
 
-# Finds the scheduler that leads, connects to it and authenticates.
-
 _SCHEMES = frozenset({"http", "https"})
 _Broken = OSError, TimeoutError, LineBroken, StreamRefused, BadValue
 
@@ -132,7 +130,6 @@ class Dialer:
         return False
 
     def has_others(self, url: str) -> bool:
-        """Whether there are schedulers besides the one at this URL."""
         return any(other != url for other in self._urls)
 
     # -- greeting -------------------------------------------------------------------------------
@@ -243,7 +240,6 @@ class LeaderStream:
 
     @property
     def connected(self) -> bool:
-        """Whether a line to a scheduler is connected."""
         return self._line is not None
 
     def start(self) -> None:
@@ -282,7 +278,6 @@ class LeaderStream:
         self.send(Leave())
 
     async def close(self) -> None:
-        """Wait briefly until the scheduler has received all messages, then close the stream."""
         with suppress(TimeoutError):
             async with time_limit(self._times.leave_s):
                 while self._line is not None and self._channel is not None:
@@ -297,7 +292,6 @@ class LeaderStream:
     # -- connecting -----------------------------------------------------------------------------
 
     async def _keep_connected(self) -> None:
-        """Connect and exchange messages repeatedly until the node leaves."""
         retry_s, said = _RETRY_S, ""
         while not self._leaving:
             try:
@@ -317,7 +311,6 @@ class LeaderStream:
         return None if self._channel is None else Resume(self._run, self._channel.seen)
 
     async def _exchange(self, dialed: Dialed) -> None:
-        """Send and receive messages until this line breaks."""
         loop = asyncio.get_running_loop()
         self._received_s = loop.time()
         helpers = []
@@ -346,7 +339,6 @@ class LeaderStream:
             self._receive(Contended(waiting=False))
 
     def _connected(self, line: FrameLine, dialed: Dialed) -> None:
-        """Resume the stream where it broke, or start a new one with the whole state."""
         channel = self._channel if dialed.welcome.resumed else None
         log.info("the stream to %s %s", dialed.url, "begins" if channel is None else "resumes")
         if channel is None:
@@ -406,7 +398,6 @@ class LeaderStream:
         del self._unsent[:-_MOST_UNSENT]
 
     async def _beat(self, timeout: asyncio.Timeout) -> None:
-        """Send heartbeats, and extend the time-out as messages arrive."""
         while True:
             await asyncio.sleep(self._times.beat_s)
             timeout.reschedule(self._received_s + self._times.silence_s)

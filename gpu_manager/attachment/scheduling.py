@@ -35,17 +35,13 @@ class Scheduling(NodeReports, Protocol):
     """The scheduler's interface for GPU managers."""
 
     @property
-    def connected(self) -> bool:
-        """Whether the scheduler is reached at the moment."""
-        ...
+    def connected(self) -> bool: ...
 
     def attach(self, node: NodeId, link: OrderTaker) -> None:
         """Attach this node; its orders are passed to `link`."""
         ...
 
-    def detach(self, node: NodeId) -> None:
-        """Remove this node from the scheduler."""
-        ...
+    def detach(self, node: NodeId) -> None: ...
 
     async def acquire(self, request: Request) -> Placement:
         """Wait for a lease; cancelling the task cancels the request."""
@@ -68,9 +64,7 @@ class Scheduling(NodeReports, Protocol):
         """Keep a model on one GPU, or on every GPU where it is resident."""
         ...
 
-    async def unpin(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        """Let a pinned model be evicted again."""
-        ...
+    async def unpin(self, model: ModelId, gpu: GpuId | None = None) -> None: ...
 
     async def evict(self, model: ModelId, gpu: GpuId | None = None) -> None:
         """Remove a model from GPU memory where it is not in use."""

@@ -60,7 +60,6 @@ class DriverAccount:
 
 
 def read_account(uuid: str, nvml: Any = pynvml) -> DriverAccount:
-    """The account of the GPU, or of the MIG slice, of this UUID."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -75,10 +74,7 @@ def read_account(uuid: str, nvml: Any = pynvml) -> DriverAccount:
 
 
 def context_bytes(before: DriverAccount, after: DriverAccount, pid: int | None = None) -> int:
-    """What this process has taken between the two.
-
-    In a container the driver may know the process by another number: then it is the new one.
-    """
+    """In a container the driver may know the process by another number: then it is the new one."""
     own = after.by_process.get(os.getpid() if pid is None else pid)
     if own is not None:
         return own
@@ -177,7 +173,6 @@ class CudaContext:
             self._overhead_bytes = max(0, taken_bytes - self._cuda.memory_reserved(self.device))
 
     def wait_for_copies(self) -> None:
-        """Wait for the context and the buffers, or their failure."""
         self._copies.wait()
 
     def part(self, model: int) -> "CudaContext":  # noqa: ARG002 - the driver knows no models
@@ -187,7 +182,6 @@ class CudaContext:
         return self._make_part(self, stream, self._free_streams.append)
 
     def ingredients(self) -> dict[str, Any]:
-        """What makes another view of the same context."""
         return {
             "uuid": self._uuid,
             "device": self.device,
@@ -206,7 +200,6 @@ class CudaContext:
             self.recorder = self._usual_recorder if self.sms.stream is None else None
 
     def serve(self, share: float, threads: int) -> None:  # noqa: ARG002 - none of them computes
-        """Have the work of this thread's calls go to the stream of such a share."""
         self.use_share(share)
         self.adopt_thread()
 
@@ -218,11 +211,9 @@ class CudaContext:
         """Nothing: what stays allocated is counted, and the limit is looked at."""
 
     def overhead_bytes(self) -> int:
-        """What the context takes beside torch's allocator."""
         return self._overhead_bytes
 
     def used_bytes(self) -> int:
-        """The context and what torch's allocator has, be it in use or not."""
         return int(self._overhead_bytes + self._cuda.memory_reserved(self.device))
 
     def held_bytes(self) -> int:
@@ -230,22 +221,18 @@ class CudaContext:
         return 0
 
     def limit_together(self, most_bytes: int) -> None:
-        """Have torch's allocator refuse all parts more at once."""
         share = most_bytes / self.total_bytes
         self._cuda.set_per_process_memory_fraction(min(1.0, share), self.device)
 
     def release_beside(self) -> None:
-        """Give the free blocks of all parts back."""
         self.release()
 
     def limit(self, limit_bytes: int) -> None:
-        """Have torch's allocator refuse more than the limit leaves beside the context."""
         self._limit_bytes = limit_bytes
         share = max(0, limit_bytes - self._overhead_bytes) / self.total_bytes
         self._cuda.set_per_process_memory_fraction(min(1.0, share), self.device)
 
     def release(self) -> None:
-        """Give the allocator's free blocks back."""
         self._cuda.empty_cache()
 
     def clear(self) -> None:
@@ -274,7 +261,6 @@ class CudaContext:
         return [storage[offset : offset + size] for offset, size in image.table]
 
     def restore(self, image: ImageFile, number: int, storage: torch.UntypedStorage) -> None:
-        """Copy the image's bytes over what a program wrote."""
         content = image.read(number)
         if content:
             target = torch.empty(0, dtype=torch.uint8, device=self.device)
@@ -282,7 +268,6 @@ class CudaContext:
             target.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
 
     def receive(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
-        """A copy on the GPU."""
         if not size_bytes:
             return torch.empty(0, device=self.device).untyped_storage()
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
@@ -305,25 +290,21 @@ class CudaContext:
             return copied
 
     def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """A copy on the GPU."""
         size = storage.nbytes()
         with self._faults_told(), self.link.copying_input(size, self._wait):
             there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
             return there.copy_(storage, non_blocking=False)
 
     def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """A copy on the GPU, from there."""
         with self._faults_told():
             size = storage.nbytes()
             there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
             return there.copy_(storage, non_blocking=False)
 
     def lend(self, storage: torch.UntypedStorage) -> Loan | None:
-        """The storage's allocation, by the driver's name for it."""
         return lend_on_gpu(self._runtime, storage)
 
     def open_lent(self, lent: LentStorage, *, same_gpu: bool) -> Borrowed:
-        """A copy, from GPU to GPU."""
         size = lent.size_bytes
         with self._faults_told(), self.link.copying_input(0 if same_gpu else size, self._wait):
             there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
@@ -336,7 +317,6 @@ class CudaContext:
             return Borrowed(there, in_place=False)
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
-        """Do the work and wait for the GPU."""
         if measure:
             self._cuda.reset_peak_memory_stats(self.device)
         with self._faults_told():
@@ -353,7 +333,6 @@ class CudaContext:
         self._cuda.default_generators[self.device.index or 0].manual_seed(int(number))
 
     def seeded(self, state: bytes) -> bytes:
-        """The CPU generator's state after that one number."""
         generator = _generator(state)
         torch.randint(1 << 62, (), generator=generator)
         return generator.get_state().numpy().tobytes()
@@ -364,7 +343,6 @@ class CudaContext:
         places: list[memoryview],
         rank: TransferRank = TransferRank.CALL,
     ) -> None:
-        """Copy to the host, all at once, and wait."""
         size_bytes = sum(part.numel() for part in parts)
         with self._faults_told(), self.link.copying_output(size_bytes, rank):
             for part, place in zip(parts, places, strict=True):
@@ -408,11 +386,9 @@ class CudaContext:
         return OutOfMemory(max(need_bytes, self._limit_bytes + 1), detail)
 
     def _wait(self) -> None:
-        """Wait for the work that was given to the GPU."""
         self._cuda.synchronize()
 
     def _need_bytes(self) -> int:
-        """The most that was in use in the call under way."""
         return int(self._overhead_bytes + self._cuda.max_memory_allocated(self.device))
 
     def _own_stream(self) -> Any:
@@ -436,7 +412,6 @@ class _PinnedArea:
         self._unpin = unpin
 
     def close(self) -> None:
-        """Unpin it."""
         # After a lasting fault of the GPU the pages are given back with the process, which ends.
         with contextlib.suppress(RuntimeError):
             self._unpin(self._view)

@@ -26,7 +26,6 @@ class CudaRecorder:
         self._stream: Any = None  # a recording's end takes it out of capture, however it ends
 
     def record(self, work: Callable[[], Result]) -> tuple[Any, Result]:
-        """Run the work once on a stream of its own, then record it there."""
         cuda = self._cuda
         current = cuda.current_stream()
         if self._stream is None:
@@ -88,10 +87,7 @@ def _leave_pool(cuda: Any, device: int, pool: Any) -> None:
 
 
 def _reason(error: RuntimeError) -> Exception:
-    """What a recorder says of this error.
-
-    A lack of memory may lie behind it: the recording's end fails too, and hides what ended it.
-    """
+    """A lack of memory may lie behind: the recording's end fails too, and hides what ended it."""
     behind: BaseException | None = error
     while behind is not None:
         if lacks_memory(behind):

@@ -129,7 +129,6 @@ class CudaRuntime:
         return self._done(self._library.cudaHostRegister(*places))
 
     def unpin(self, address: int) -> None:
-        """Undo `pin`."""
         if self._library is not None:
             self._done(self._library.cudaHostUnregister(ctypes.c_void_p(address)))
 
@@ -144,7 +143,6 @@ class CudaRuntime:
         return self._done(asked) and value.value == 1
 
     def allocation_of(self, address: int) -> tuple[int, int] | None:
-        """Where the allocation begins in which this address of the GPU lies, and its size."""
         if self._driver is None or not address:
             return None
         begin, size = ctypes.c_uint64(0), ctypes.c_size_t(0)
@@ -154,7 +152,6 @@ class CudaRuntime:
         return begin.value, size.value
 
     def lend(self, begin: int) -> bytes | None:
-        """A name by which another process of this machine opens this allocation."""
         if self._library is None:
             return None
         token = _Token()
@@ -162,8 +159,6 @@ class CudaRuntime:
         return bytes(token) if self._done(asked) else None
 
     def open_lent(self, token: bytes) -> int | None:
-        """Where another process's allocation begins here, be it on another GPU; None if it cannot
-        be opened."""
         if self._library is None or len(token) != TOKEN_BYTES:
             return None
         address = ctypes.c_void_p(0)
@@ -174,12 +169,10 @@ class CudaRuntime:
         return address.value if self._done(opened) else None
 
     def close_lent(self, begin: int) -> None:
-        """Undo `open_lent`."""
         if self._library is not None:
             self._done(self._library.cudaIpcCloseMemHandle(ctypes.c_void_p(begin)))
 
     def copy(self, target: int, source: int, size: int, stream: int) -> bool:
-        """Whether a copy between addresses of GPUs is on its way, on this stream."""
         if self._library is None:
             return False
         places = ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(size)
@@ -225,7 +218,6 @@ def loaded_runtime() -> CudaRuntime:
 
 
 def _loaded_driver() -> Any:
-    """The driver's library; None on a machine without one."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:

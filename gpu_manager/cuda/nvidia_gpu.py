@@ -60,17 +60,14 @@ class HealthWatch:
             self._nvml.nvmlEventSetFree(events)
 
     def take(self, gpu: GpuId) -> tuple[HealthEvent, ...]:
-        """Return and remove the events of this GPU since the last call."""
         with self._lock:
             return tuple(self._events.pop(gpu, ()))
 
     def add(self, gpu: GpuId, what: str, *, fatal: bool) -> None:
-        """Add an event that was detected elsewhere."""
         with self._lock:
             self._events[gpu].append(HealthEvent(gpu, what, fatal))
 
     def close(self) -> None:
-        """Stop the thread."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -140,15 +137,13 @@ class NvidiaGpu:
         """Return bytes by the machine's process ids, which differ from those in a container."""
         del pids
         running = self.nvml.nvmlDeviceGetComputeRunningProcesses
-        found = self._query(lambda: list(running(self.handle))) or []
-        return {one.pid: one.usedGpuMemory for one in found if one.usedGpuMemory is not None}
+        uses = self._query(lambda: list(running(self.handle))) or []
+        return {use.pid: use.usedGpuMemory for use in uses if use.usedGpuMemory is not None}
 
     def utilisation(self) -> float | None:
-        """Return the share of the last sampling period with a kernel; None for a MIG slice."""
         return None if (rates := self._rates()) is None else float(rates.gpu) / _PERCENT
 
     def memory_utilisation(self) -> float | None:
-        """Return the share of the last sampling period with memory read or written."""
         return None if (rates := self._rates()) is None else float(rates.memory) / _PERCENT
 
     def _rates(self) -> Any:
@@ -186,13 +181,13 @@ def find(node: NodeId, nvml: Nvml = pynvml) -> list[NvidiaGpu]:
     except nvml.NVMLError as error:
         raise NoDriver(_explain(nvml, error)) from error
     watch = HealthWatch(nvml)
-    found = []
+    gpus = []
     for index in range(count):
         try:
-            found += list(_devices(nvml, node, index, watch))
+            gpus += list(_devices(nvml, node, index, watch))
         except nvml.NVMLError as error:
             _log.error("GPU %d is not used: %s", index, error)
-    return found
+    return gpus
 
 
 def start_watching(devices: list[NvidiaGpu]) -> None:

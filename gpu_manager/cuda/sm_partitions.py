@@ -90,7 +90,6 @@ class SmPartitions:
         self._per_group = int(self._groups[0].sm.smCount)
 
     def _least_used(self, wanted: int) -> tuple[int, int]:
-        """The first of the places of so many groups that fewest models use."""
         users = [0] * len(self._groups)
         for partition in (each for made in self._made.values() for each in made if each.in_use):
             for group in range(partition.first, partition.first + partition.groups):
@@ -116,7 +115,6 @@ class SmPartitions:
 
     @staticmethod
     def _done(answer: tuple[Any, ...]) -> Any:
-        """What a call of the driver gave."""
         status, *found = answer
         if int(status) != _SUCCESS:
             raise RuntimeError(f"the driver says {getattr(status, 'name', status)}")
@@ -126,9 +124,6 @@ class SmPartitions:
 def _imported() -> ModuleType:
     """NVIDIA's bindings, which come with torch's builds for CUDA, and which others lack."""
     return importlib.import_module(_BINDINGS)
-
-
-# The part of a GPU's multiprocessors that one model has now, and torch's stream of it.
 
 
 class SmShare:

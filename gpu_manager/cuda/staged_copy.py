@@ -99,7 +99,6 @@ class StagingBuffers:
             stream.synchronize()  # nothing reads a buffer any more, whatever happened
 
     def close(self) -> None:
-        """Give the memory and the threads back."""
         self._filler.shutdown()
         self._readers.shutdown()
         for buffer in self._buffers:
@@ -109,7 +108,6 @@ class StagingBuffers:
         self._stream = 0
 
     def _copy_piece(self, buffer: "_Buffer", target: torch.Tensor, in_turn: InTurn) -> None:
-        """Give the GPU what the buffer has for the target, block by block."""
         at, in_flight = 0, deque[Any]()
         with closing(in_turn(target.numel())) as blocks:
             for count in blocks:
@@ -131,7 +129,6 @@ class StagingBuffers:
         count: int,
         wait_for: Callable[[int], object],
     ) -> memoryview:
-        """Fill a buffer whose last piece is on the GPU; return what was filled."""
         if buffer.copied is not None:
             buffer.copied.synchronize()
             buffer.copied = None
@@ -178,7 +175,6 @@ def _advise(madvise: Callable[[int], None]) -> None:
 
 
 def _read(place: memoryview, descriptor: int, offset: int) -> None:
-    """Fill the place; a read that ends early goes on, one at the file's end is an error."""
     while place:
         count = os.preadv(descriptor, [place], offset)
         if not count:

@@ -45,20 +45,15 @@ class CudaStream(CudaContext):
             self._plain, self._stream = None, self.sms.stream
 
     def serve(self, share: float, threads: int) -> None:  # noqa: ARG002 - none of them computes
-        """Have the calls go to the stream of such a share, which is less than the model's own."""
         if self.sms.use(share):
             self._stream = self._plain if self.sms.stream is None else self.sms.stream
         self.adopt_thread()
 
     def adopt_thread(self) -> None:
-        """Have this thread's work go to the model's stream."""
         self._cuda.set_stream(self._stream)
 
     def used_bytes(self) -> int:
-        """All segments of the model's streams.
-
-        What a call has left on the stream of a share is counted to the next model on that.
-        """
+        """What a call has left on a share's stream is counted to the next model on that stream."""
         own = {each.cuda_stream for each in (self._plain, self._stream) if each is not None}
         segments = self._cuda.memory_snapshot(include_traces=False)
         return sum(int(each["total_size"]) for each in segments if each["stream"] in own)
@@ -81,32 +76,26 @@ class CudaStream(CudaContext):
         self.sms.give_back()
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
-        """Copy the whole image into the model's memory."""
         with self._mine():
             return super().load(image)
 
     def receive(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
-        """A copy in the model's memory."""
         with self._mine():
             return super().receive(area, offset, size_bytes)
 
     def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """A copy in the model's memory."""
         with self._mine():
             return super().unpark(storage)
 
     def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """A copy in the model's memory."""
         with self._mine():
             return super().duplicate(storage)
 
     def open_lent(self, lent: LentStorage, *, same_gpu: bool) -> Borrowed:
-        """A copy in the model's memory."""
         with self._mine():
             return super().open_lent(lent, same_gpu=same_gpu)
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
-        """Do the work on the model's stream, and wait for that stream alone."""
         with self._mine(), self._faults_told():
             result = work()
             self._wait()

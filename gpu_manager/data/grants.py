@@ -90,14 +90,14 @@ class PutGrants:
     async def recall_of(self, tenant: str) -> bool:
         """The same of all workers of a tenant; whether that set bytes or pieces free."""
         before = self._table.set_aside_for(tenant)
-        await self.recall([each for each in self._grants if each.order.tenant == tenant])
+        await self.recall([model for model in self._grants if model.order.tenant == tenant])
         return self._table.set_aside_for(tenant) != before
 
     async def settle(self, tenant: str, handle: str) -> None:
         """Have the table know this data, if a worker of the tenant has put it and said so."""
         if not self.may_come(tenant, handle):
             return
-        reading = [each.heard() for each in self._grants if _may_have_put(each, tenant, handle)]
+        reading = [model.heard() for model in self._grants if _may_have_put(model, tenant, handle)]
         try:
             async with time_limit(_HEARD_S):
                 await asyncio.gather(*reading)
@@ -108,10 +108,9 @@ class PutGrants:
         """Whether a worker may have put data of which its report has not been read."""
         if self._table.knows(handle):
             return False
-        return any(_may_have_put(each, tenant, handle) for each in self._grants)
+        return any(_may_have_put(model, tenant, handle) for model in self._grants)
 
     def close(self) -> None:
-        """Look at nothing any more."""
         if self._looking is not None:
             self._looking.cancel()
 
@@ -141,7 +140,6 @@ class PutGrants:
             self._looking = self._loop.call_later(self._table.limits.free_s, self._look)
 
     def _look(self) -> None:
-        """Recall what was not used for a while."""
         self._looking = None
         before_s = self._loop.time() - self._table.limits.free_s
         for hosted, grant in self._grants.items():

@@ -60,7 +60,6 @@ class DataFile:
 
     @property
     def is_reused(self) -> bool:
-        """Whether the memory is used again when its data is gone."""
         return self.size_bytes >= LEAST_REUSED_BYTES
 
     def for_writer(self) -> int:
@@ -68,7 +67,6 @@ class DataFile:
         return os.dup(self.descriptor)
 
     def for_reader(self) -> int:
-        """Return a descriptor that allows reading only; the caller closes it."""
         return read_only(self.descriptor)
 
     def fill(self) -> None:
@@ -115,7 +113,6 @@ class FreeFiles:
         return None
 
     def give(self, function: str, file: DataFile, now_s: float) -> None:
-        """Keep a file for the function's next data."""
         self._files[file] = function, now_s
 
     def close_oldest(self) -> int:
@@ -167,12 +164,10 @@ class DataItem:
 
     @property
     def is_here(self) -> bool:
-        """Whether the bytes are in this host's memory or on its disk."""
         return self.file is not None or self.disk >= 0
 
     @property
     def is_read(self) -> bool:
-        """Whether somebody may be reading the file."""
         return bool(self.readers)
 
     def for_reader(self, session: SessionKey) -> int:
@@ -247,7 +242,6 @@ class DataSpill:
         return self._unlinked_file()
 
     def _unlinked_file(self) -> int:
-        """The same on a file system that has no unnamed files."""
         folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             name = f"{secrets.token_hex(16)}.data"

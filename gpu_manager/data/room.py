@@ -35,7 +35,6 @@ class DataLimits:
 
     @property
     def bytes_of_a_tenant(self) -> int:
-        """The most bytes of one tenant."""
         return self.tenant_bytes or (self.memory_bytes + self.disk_bytes) // 2
 
 
@@ -57,7 +56,6 @@ class DataRoom:
 
     @property
     def disk_bytes(self) -> int:
-        """The bytes of data on disk."""
         return 0 if self._spill is None else self._spill.used_bytes
 
     async def file_for(self, function: str, size_bytes: int) -> DataFile:
@@ -77,7 +75,6 @@ class DataRoom:
         self._resting[item] = None
 
     def touch(self, item: DataItem) -> None:
-        """The item was used."""
         if item in self._resting:
             self._resting.move_to_end(item)
 
@@ -110,7 +107,7 @@ class DataRoom:
         return list(self._leaving)
 
     def close(self) -> None:
-        """Give everything up; the items were retired before."""
+        """The items were retired before."""
         if self._trimming is not None:
             self._trimming.cancel()
         for item in self.leaving():

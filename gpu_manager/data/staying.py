@@ -66,7 +66,6 @@ class WorkerData:
         self.grants.note_put(hosted, put.size_bytes)
 
     def grant_left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
-        """A worker puts nothing more by itself."""
         self.grants.left(hosted, size_bytes, pieces)
 
     async def bring(self, item: DataItem) -> None:
@@ -108,25 +107,20 @@ class WorkerData:
                 hosted.withdraw(item.handle)
 
     def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
-        """A worker has copied data to the file that it was given, or has not got it."""
         copied = self._copied.get((hosted.id, handle))
         if copied is not None and not copied.done():
             copied.set_result(done)
 
     def wanted(self, hosted: HostedModel, handle: str) -> None:
-        """A worker wants data that another one may have."""
         self._lending.wanted(hosted, handle)
 
     def lent(self, hosted: HostedModel, handle: str, lent: LentData | None) -> None:
-        """A worker lends data, or cannot."""
         self._lending.lent(hosted, handle, lent)
 
     def given_back(self, hosted: HostedModel, handle: str) -> None:
-        """A worker uses data of another one once less."""
         self._lending.given_back(hosted, handle)
 
     async def close(self) -> None:
-        """Wait for no worker any more."""
         self.grants.close()
         await self._lending.close()
         tasks = list(self._bringing.values())
@@ -212,7 +206,6 @@ class Lending:
         return self._uses.get(borrower.id, Counter()).total()
 
     def wanted(self, borrower: HostedModel, handle: str) -> None:
-        """Have another worker lend its data to this one, and answer it."""
         too_many = self._wishes[borrower.id] >= _MOST_WISHES or self.uses(borrower) >= _MOST_USES
         if too_many or len(handle) > LONGEST:
             borrower.borrowed(handle, None)
@@ -223,7 +216,7 @@ class Lending:
     def lent(self, lender: HostedModel, handle: str, lent: LentData | None) -> None:
         """A worker has answered; its data is given back at once if nobody waits any more."""
         waiting = self._asked.get((lender.id, handle), ())
-        asked = next((each for each in waiting if not each.done()), None)
+        asked = next((future for future in waiting if not future.done()), None)
         if asked is not None:
             asked.set_result(None if lent is None else _kept(lent))
         elif lent is not None:
@@ -241,20 +234,19 @@ class Lending:
         found[0].given_back(handle)
 
     async def close(self) -> None:
-        """Answer nobody any more."""
         await self._tasks.close()
 
     async def _answer(self, borrower: HostedModel, handle: str) -> None:
-        found: BorrowedByCall | None = None
+        borrowed: BorrowedByCall | None = None
         try:
-            found = await self._borrow(borrower, handle)
+            borrowed = await self._borrow(borrower, handle)
         finally:
             self._wishes[borrower.id] -= 1
             if not self._wishes[borrower.id]:
                 del self._wishes[borrower.id]
-            borrower.borrowed(handle, found)
-            if found is not None:
-                _close(found.lent)
+            borrower.borrowed(handle, borrowed)
+            if borrowed is not None:
+                _close(borrowed.lent)
 
     async def _borrow(self, borrower: HostedModel, handle: str) -> BorrowedByCall | None:
         """Have the data's worker lend it; None if it is not to be had, or is lost meanwhile."""
@@ -309,7 +301,6 @@ class Lending:
         uses[lender, handle] += 1
 
     def _left(self, borrower: HostedModel) -> None:
-        """A model has left its worker, and uses nothing any more."""
         for (lender, handle), count in self._uses.pop(borrower.id, Counter()).items():
             for _ in range(count):
                 lender.given_back(handle)

@@ -61,12 +61,10 @@ class DataTable:
         return len(self._items)
 
     def bytes_of(self, tenant: str) -> int:
-        """The bytes of a tenant's data, wherever they are."""
         return self._bytes[tenant]
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of all data, wherever they are."""
         return self._bytes.total()
 
     def bytes_by_place(self) -> dict[str, int]:
@@ -114,7 +112,6 @@ class DataTable:
         return item
 
     def knows(self, handle: str) -> bool:
-        """Whether there is data by this handle, whosever it is."""
         return handle in self._items
 
     def set_aside(self, tenant: str, size_bytes: int, pieces: int) -> bool:
@@ -135,7 +132,6 @@ class DataTable:
         return True
 
     def release(self, tenant: str, size_bytes: int, pieces: int) -> None:
-        """Set so much less aside."""
         aside_bytes, aside_pieces = self.set_aside_for(tenant)
         self._aside[tenant] = left = aside_bytes - size_bytes, aside_pieces - pieces
         self._aside_pieces -= pieces
@@ -147,7 +143,6 @@ class DataTable:
         return self._aside.get(tenant, (0, 0))
 
     def filled(self, item: DataItem) -> None:
-        """The bytes of data that arrived are there."""
         assert item.file is not None, "data arrives in its file"
         item.file.fill()
         item.stage = DataStage.THERE
@@ -184,7 +179,6 @@ class DataTable:
         return item
 
     def give_back(self, tenant: str, session: SessionKey, handle: str) -> None:
-        """A session reads what it was let read no more."""
         item = self._items.get(handle) or next(
             (left for left in self.room.leaving() if left.handle == handle), None
         )
@@ -199,7 +193,6 @@ class DataTable:
             self.end(item)
 
     def end(self, item: DataItem) -> None:
-        """End this data, with its parts."""
         if item.stage is DataStage.GONE:
             return
         item.spoilt = item.spoilt or item.stage is DataStage.ARRIVING
@@ -221,11 +214,9 @@ class DataTable:
                 self.room.reader_left(item)
 
     def on_worker(self, hosted: HostedModel) -> list[DataItem]:
-        """Return the data of which this model's worker has the bytes."""
         return [item for item in self._items.values() if item.hosted is hosted]
 
     def close(self) -> None:
-        """End all data."""
         if self._expiring is not None:
             self._expiring.cancel()
         for item in list(self._items.values()):
@@ -274,7 +265,6 @@ class DataTable:
             pass
 
     def _make_room_among_wishes(self, item: DataItem) -> None:
-        """End a tenant's oldest wishes beyond their share."""
         wishes = [wish for wish in self._wishes.values() if wish.tenant == item.tenant]
         pieces = sum(1 + len(wish.parts) for wish in (*wishes, item))
         for wish in wishes:
@@ -311,13 +301,12 @@ class DataTable:
         return item.size_bytes > min(limits.memory_bytes, room_bytes)
 
     def _wishes_before(self, item: DataItem) -> Iterator[DataItem]:
-        """The wishes that may give way to this item, the oldest first."""
         for wish in self._wishes.values():
             if wish is not item and not (item.wished and wish.tenant != item.tenant):
                 yield wish
 
     def _giving_way(self, item: DataItem) -> list[DataItem]:
-        """Those wishes with their parts, each once."""
+        """The wishes that may give way to this item, with their parts, each once."""
         names = {
             name: None for wish in self._wishes_before(item) for name in (wish.handle, *wish.parts)
         }

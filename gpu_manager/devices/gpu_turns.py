@@ -94,18 +94,14 @@ class NoTurns:
 
     @contextlib.contextmanager
     def yielded(self) -> Iterator[None]:
-        """There are none."""
         yield
 
 
-# Turns on the slots of a GPU: calls on other slots run at the same time, those on one do not.
-#
-# As above, once for each slot. A lease of several slots takes them in their order,
-# so that no two wait for each other.
-
-
 class SlotTurns:
-    """One worker's way to the turns on its leases' slots. Thread-safe."""
+    """One worker's way to the turns on its leases' slots. Thread-safe.
+
+    A lease of several slots takes them in their order, so that no two wait for each other.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -113,7 +109,6 @@ class SlotTurns:
         self._threads: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 
     def close(self) -> None:
-        """Close the descriptor; no call may have a turn."""
         os.close(self._descriptor)
 
     @contextmanager
@@ -131,6 +126,5 @@ class NoSlotTurns:
 
     @contextmanager
     def turn(self, slots: Sequence[int]) -> Iterator[None]:
-        """Wait for nothing."""
         del slots
         yield

@@ -50,7 +50,6 @@ class Arrival:
             self._receive()
 
     def close(self) -> None:
-        """Close the pipe."""
         if self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None

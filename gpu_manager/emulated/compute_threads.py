@@ -108,7 +108,6 @@ class ThreadShare:
         self._pause = self.threads / exact - 1.0  # seconds for each second of computing
 
     def adopt_thread(self) -> None:
-        """Compute with so many threads in calls of this one."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
 

@@ -80,7 +80,6 @@ class CpuArithmetic:
         self._length = WorkLength()
 
     def part(self, model: int) -> "CpuArithmetic":
-        """The part of one of several models, which come from one pool."""
         if self._shared is None:
             assert self._library is not None, "a worker for several models has the pool's library"
             self._shared = SharedPool(self._library)
@@ -97,12 +96,10 @@ class CpuArithmetic:
         """Nothing: no context is needed to map an image."""
 
     def use_share(self, share: float) -> None:
-        """Compute with this share of the threads."""
         self._served = share, 0
         self._share = ThreadShare(share, self._all_threads)
 
     def serve(self, share: float, threads: int) -> None:
-        """Compute with this share of the threads, but no more than so many."""
         if self._served != (share, threads):
             self._served = share, threads
             self._share = ThreadShare(share, self._all_threads, threads)
@@ -113,19 +110,15 @@ class CpuArithmetic:
         compute_alone()
 
     def overhead_bytes(self) -> int:
-        """The context, and what was taken since the beginning."""
         return self._context_bytes + self._memory.used_bytes()
 
     def used_bytes(self) -> int:
-        """Weights, what is lent, the context, and memory above what the process began with."""
         return self._weights_bytes + self._lent_bytes + self.overhead_bytes()
 
     def held_bytes(self) -> int:
-        """Weights and what calls have left, of a part; 0 for a model that is alone."""
         return self.used_bytes() if self._memory.gives_back else 0
 
     def limit_together(self, most_bytes: int) -> None:
-        """Have the pool refuse all parts more at once."""
         if self._shared is not None:
             self._shared.limit_together(most_bytes)
 
@@ -133,21 +126,17 @@ class CpuArithmetic:
         """Nothing: a pool counts no free memory."""
 
     def limit(self, limit_bytes: int) -> None:
-        """Have a call that asks for too much fail at once."""
         self._limit_bytes = limit_bytes
         elsewhere_bytes = self._weights_bytes + self._lent_bytes + self._context_bytes
         self._memory.limit(max(0, limit_bytes - elsewhere_bytes))
 
     def release(self) -> None:
-        """Give free pages back."""
         self._memory.release()
 
     def after_call(self) -> None:
-        """Give back what later calls will hardly need."""
         self._memory.after_call()
 
     def clear(self) -> None:
-        """Count no weights any more, and lift the limit for the next model."""
         self._weights_bytes = self._limit_bytes = 0
         self._memory.lift()
         self._share = ThreadShare(1.0, self._all_threads)
@@ -166,12 +155,10 @@ class CpuArithmetic:
         return [_part(whole, offset, size) for offset, size in image.table]
 
     def restore(self, image: ImageFile, number: int, storage: torch.UntypedStorage) -> None:
-        """Write the image's bytes over what a program wrote."""
         content = image.read(number)
         ctypes.memmove(storage.data_ptr(), content, len(content))
 
     def receive(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
-        """A copy in the process's own memory, which no caller shares."""
         if not size_bytes:
             return torch.empty(0).untyped_storage()
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
@@ -194,7 +181,6 @@ class CpuArithmetic:
     def refill(
         self, storage: torch.UntypedStorage, area: memoryview, offset: int, size_bytes: int
     ) -> None:
-        """Copy in place."""
         if size_bytes:
             source = ctypes.addressof(ctypes.c_char.from_buffer(area, offset))
             ctypes.memmove(storage.data_ptr(), source, size_bytes)
@@ -216,13 +202,11 @@ class CpuArithmetic:
         return parked.copy_(storage, non_blocking=False)
 
     def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """A copy in anonymous memory."""
         if self.link.is_limited:
             self.link.pass_input(self._owner, storage.nbytes())
         return self.duplicate(storage)
 
     def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """A copy in the process's own memory."""
         try:
             copied: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call] # torch gives it no types
         except (MemoryError, RuntimeError) as error:
@@ -270,7 +254,6 @@ class CpuArithmetic:
         return Borrowed(found.untyped_storage(), in_place=True)
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
-        """Do the work, watching the process's highest anonymous memory if asked to."""
         if measure:
             self.limit(self._limit_bytes)
             self._memory.watch()
@@ -295,11 +278,9 @@ class CpuArithmetic:
         self._share.adopt_thread()
 
     def seed(self, state: bytes) -> None:
-        """Set the default generator to exactly this state."""
         torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     def seeded(self, state: bytes) -> bytes:  # noqa: ARG002 - this generator itself has moved on
-        """The default generator's state."""
         return torch.default_generator.get_state().numpy().tobytes()
 
     def send(
@@ -308,7 +289,6 @@ class CpuArithmetic:
         places: list[memoryview],
         rank: TransferRank = TransferRank.CALL,
     ) -> None:
-        """Copy."""
         if self.link.is_limited:
             self.link.pass_output(self._owner, sum(part.numel() for part in parts), rank)
         for part, place in zip(parts, places, strict=True):
@@ -339,6 +319,5 @@ class CpuArithmetic:
 
 
 def _part(whole: torch.UntypedStorage, offset: int, size: int) -> torch.UntypedStorage:
-    """A storage of its own over part of another one's memory."""
     part: torch.UntypedStorage = whole[offset : offset + size]
     return part

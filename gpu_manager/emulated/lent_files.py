@@ -50,7 +50,6 @@ class LentFile:
         self._is_spoilt = False  # others may map it for ever
 
     def moved(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Copy a storage to the file; return the storage that lies there."""
         pages = (ctypes.c_char * storage.nbytes()).from_buffer(self._place.memory)
         weakref.finalize(pages, self.leave)
         there = torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
@@ -104,7 +103,6 @@ class LentFiles:
         place.close()
 
     def trim(self, idle_s: float = IDLE_S) -> None:
-        """Give up the files that have been free for so long."""
         with self._lock:
             self._trimming = None
             before_s = time.monotonic() - idle_s

@@ -46,11 +46,9 @@ class MemoryPool:
             self._calls.gpufaas_pool_leave(model, before)
 
     def adopt_thread(self, model: int) -> None:
-        """What this thread allocates from now on is the model's."""
         self._calls.gpufaas_pool_adopt_thread(model)
 
     def limit(self, model: int, limit_bytes: int) -> None:
-        """Refuse the model more than this from now on, as torch refuses what is not there."""
         self._calls.gpufaas_pool_limit(model, ctypes.c_size_t(limit_bytes))
 
     def limit_together(self, most_bytes: int) -> None:
@@ -58,15 +56,12 @@ class MemoryPool:
         self._calls.gpufaas_pool_limit_together(ctypes.c_size_t(most_bytes))
 
     def used_by(self, model: int) -> int:
-        """The bytes that the model has now."""
         return int(self._calls.gpufaas_pool_used_by(model))
 
     def watch(self, model: int) -> None:
-        """Begin to look for the most bytes that the model has."""
         self._calls.gpufaas_pool_watch(model)
 
     def peak_of(self, model: int) -> int:
-        """The most bytes that the model had since it has been watched."""
         return int(self._calls.gpufaas_pool_peak_of(model))
 
     def forget(self, model: int) -> int:
@@ -90,13 +85,11 @@ class MemoryPool:
         return int(self._calls.gpufaas_pool_trim(ctypes.c_size_t(keep_bytes)))
 
 
-# How much of a pool stays mapped between calls: what was used lately; after a while nothing.
-
 _WINDOW_S = 1.0
 
 
 class PoolFloor:
-    """The most that was in use in this window of time and the one before; pure."""
+    """What stays mapped between calls: the most in use in this window and the last; pure."""
 
     def __init__(self, window_s: float = _WINDOW_S) -> None:
         self.window_s = window_s
@@ -104,13 +97,11 @@ class PoolFloor:
         self._before_bytes = self._now_bytes = 0
 
     def used(self, used_bytes: int, now_s: float) -> int:
-        """Note a use; return the floor."""
         self._advance(now_s)
         self._now_bytes = max(self._now_bytes, used_bytes)
         return max(self._before_bytes, self._now_bytes)
 
     def at(self, now_s: float) -> int:
-        """The floor without another use."""
         self._advance(now_s)
         return max(self._before_bytes, self._now_bytes)
 
@@ -167,7 +158,6 @@ class SharedPool:
         self.pool.limit_together(max(0, self._together_bytes - outside_bytes))
 
     def shrink_to(self, keep_bytes: int) -> None:
-        """Give free pages back, whatever was used."""
         with self._lock:
             self.pool.trim(keep_bytes)
 
@@ -196,40 +186,31 @@ class PooledMemory:
         self._model = model
 
     def used_bytes(self) -> int:
-        """The model's blocks, to the byte."""
         return self._pool.used_by(self._model)
 
     def limit(self, most_bytes: int) -> None:
-        """Have the pool refuse the model more."""
         self._pool.limit(self._model, most_bytes)
 
     def note_weights(self, weights_bytes: int) -> None:
-        """Count weights among what the models may have together."""
         self._shared.note_weights(self._model, weights_bytes)
 
     def lift(self) -> None:
-        """Close the model's account."""
         self._shared.note_weights(self._model, 0)
         self._pool.forget(self._model)
 
     def watch(self) -> None:
-        """Begin anew with what the model has now."""
         self._pool.watch(self._model)
 
     def peak_bytes(self) -> int:
-        """The most that the model had, to the byte."""
         return self._pool.peak_of(self._model)
 
     def release(self) -> None:
-        """Give all free pages of the pool back."""
         self._shared.shrink_to(0)
 
     def after_call(self) -> None:
-        """Give free pages back, but for those that the calls of the last seconds used."""
         self._shared.shrink()
 
     def adopt_thread(self) -> None:
-        """Charge the model with what this thread takes."""
         self._pool.adopt_thread(self._model)
 
     @contextmanager

@@ -67,7 +67,6 @@ class ProcessMemory:
         self._base_bytes = self._anonymous_bytes()
 
     def used_bytes(self) -> int:
-        """Anonymous memory above what the process began with."""
         return max(0, self._anonymous_bytes() - self._base_bytes)
 
     def limit(self, most_bytes: int) -> None:
@@ -84,7 +83,6 @@ class ProcessMemory:
         """Nothing: no other model is beside this one."""
 
     def lift(self) -> None:
-        """Let the address space grow again."""
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
@@ -101,7 +99,6 @@ class ProcessMemory:
         return max(0, int(found[1]) * 1024 - shared_bytes - self._base_bytes)
 
     def release(self) -> None:
-        """Have malloc give its free pages back."""
         trim_malloc()
 
     def after_call(self) -> None:
@@ -112,7 +109,6 @@ class ProcessMemory:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Nothing, as above."""
         yield
 
     def _anonymous_bytes(self) -> int:
@@ -121,7 +117,6 @@ class ProcessMemory:
 
 
 def trim_malloc() -> None:
-    """Give the free pages of all arenas of malloc back to the system."""
     _libc.malloc_trim(0)
 
 

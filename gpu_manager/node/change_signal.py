@@ -12,7 +12,6 @@ class ChangeSignal:
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake all waiting tasks."""
         self._event.set()
         self._event = asyncio.Event()
 

@@ -41,16 +41,15 @@ class Claiming:
         *,
         given: bool,
     ) -> bool:
-        """Admit a session's calls under a lease; see `GpuNode.claim`."""
-        found = self._leases.get(lease)
-        claim = None if found is None else found.claim_of(request)
-        if found is None or claim is None or found.ending is not None:
+        held = self._leases.get(lease)
+        claim = None if held is None else held.claim_of(request)
+        if held is None or claim is None or held.ending is not None:
             return False
-        if claim.holder not in (None, holder) and not found.stands:
+        if claim.holder not in (None, holder) and not held.stands:
             return False
-        if not (found.admitted and found.is_shared):
-            self._admit(found, models, found.function if found.is_shared else holder)
-        self._leases.claim(found, holder, self._loop.time(), request, given=given)
+        if not (held.admitted and held.is_shared):
+            self._admit(held, models, held.function if held.is_shared else holder)
+        self._leases.claim(held, holder, self._loop.time(), request, given=given)
         self._endings.check()
         return True
 
@@ -69,15 +68,15 @@ class Claiming:
 
     def called_first(self, hosted: HostedModel, lease: int, session: str) -> None:
         """Record the session whose call was the first under a lease that was admitted ahead."""
-        found = self._leases.get(LeaseId(lease))
-        if found is None or found.ending is not None or found.is_divided or found.holders:
+        held = self._leases.get(LeaseId(lease))
+        if held is None or held.ending is not None or held.is_divided or held.holders:
             return
         model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
-        if (found.gpu, model in found.models) != (gpu, True):
+        if (held.gpu, model in held.models) != (gpu, True):
             return
-        if not found.function or not session.startswith(f"{found.function}/"):
+        if not held.function or not session.startswith(f"{held.function}/"):
             return
-        self._leases.claim(found, SessionKey(session), self._loop.time(), given=True)
+        self._leases.claim(held, SessionKey(session), self._loop.time(), given=True)
         self._endings.check()
 
     def give_back(
@@ -110,7 +109,6 @@ class Claiming:
 
 
 def terms_of(lease: LeaseInForce, spec: GpuSpec) -> LeaseTerms:
-    """Return the terms of a lease on this GPU."""
     batch, vcpus = 0, 0
     if lease.configuration is not None:
         batch, vcpus = lease.configuration.batch, lease.configuration.vcpus
@@ -118,5 +116,5 @@ def terms_of(lease: LeaseInForce, spec: GpuSpec) -> LeaseTerms:
     if len(numbers) == 1:
         return LeaseTerms((), 1, batch, vcpus)
     slots = (lease.slot, *lease.more_slots)
-    found = sorted(numbers[slot] for slot in slots if slot in numbers)
-    return LeaseTerms(tuple(found), len(numbers), batch, vcpus)
+    positions = sorted(numbers[slot] for slot in slots if slot in numbers)
+    return LeaseTerms(tuple(positions), len(numbers), batch, vcpus)

@@ -64,37 +64,30 @@ class NodeMeters:
             self._singly.add((gpu, reason), calls)
 
     def loaded(self, source: str, load_s: float, phases: LoadPhases) -> None:
-        """Count a load with its duration and its phases."""
         self._load.add((source,), load_s)
         for phase, phase_s in phases.took_s().items():
             self._phases.add((phase,), phase_s)
         self._hidden.add((), hidden_s(phases.spans))
 
     def load_failed(self, gpu: str) -> None:
-        """Count a load that failed."""
         self._load_failures.add((gpu,))
 
     def lease_ended(self, why: EndReason | None) -> None:
-        """Count a lease that has ended."""
         self._leases_ended.add(("unknown" if why is None else why.name.lower(),))
 
     def memory_pressure(self, gpu: str) -> None:
-        """Count a call that needs more memory than it was granted."""
         self._pressure.add((gpu,))
 
     def died(self, gpu: str) -> None:
-        """Count a worker that ended unexpectedly."""
         self._died.add((gpu,))
 
     def health_event(self, gpu: str, *, fatal: bool) -> None:
-        """Count a health event of a GPU."""
         self._health.add((gpu, str(fatal).lower()))
 
     def families(self) -> Iterator[MetricFamily]:
-        """Yield all counters."""
         if time.monotonic() - self._swept_s > _FORGET_S:
             self.sweep()
-        yield from (each for each in vars(self).values() if isinstance(each, Values | Histogram))
+        yield from (sums for sums in vars(self).values() if isinstance(sums, Values | Histogram))
 
     def sweep(self) -> None:
         """Remove the metrics of models that did not run since the last call."""
@@ -107,7 +100,7 @@ class NodeMeters:
 def of_gpus(gpus: Iterable[HostGpu]) -> Iterator[MetricFamily]:
     """Yield gauges of the GPUs' memory and health; NVML's are missing for emulated GPUs."""
     gpus = list(gpus)
-    yield gauge(metrics.MEMORY, [each for gpu in gpus for each in _ledger(gpu)])
+    yield gauge(metrics.MEMORY, [value for gpu in gpus for value in _ledger(gpu)])
     yield gauge(metrics.MODELS, [((gpu.id,), len(gpu.residents)) for gpu in gpus])
     stuck = [((gpu.id,), float(len(gpu.stuck_loads()))) for gpu in gpus]
     yield gauge(metrics.STUCK_LOADS, stuck)
@@ -130,12 +123,11 @@ def of_gpus(gpus: Iterable[HostGpu]) -> Iterator[MetricFamily]:
         if utilisation is not None:
             busy.put((gpu.id,), utilisation)
     yield from (device, used, drift, busy)
-    yield gauge(metrics.WORKER_MEMORY, [each for gpu in gpus for each in _workers(gpu)])
+    yield gauge(metrics.WORKER_MEMORY, [value for gpu in gpus for value in _workers(gpu)])
     yield from _transfers(gpus)
 
 
 def _transfers(gpus: Iterable[HostGpu]) -> tuple[Values, Values]:
-    """Return what went to GPUs and from them, and how long it waited."""
     moved, waited = Values(metrics.TRANSFERRED), Values(metrics.TRANSFER_WAIT)
     for gpu in gpus:
         if gpu.paths.gates is None:
@@ -170,7 +162,6 @@ def _ledger(gpu: HostGpu) -> list[tuple[Labels, float]]:
 
 
 def of_weights(status: StoreStatus) -> Iterator[MetricFamily]:
-    """Yield gauges of the weights that the node keeps."""
     kinds: list[tuple[Labels, float]] = [
         (("memory",), status.kept_bytes),
         (("lingering",), status.lingering_bytes),

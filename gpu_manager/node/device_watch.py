@@ -34,13 +34,11 @@ class DeviceWatch:
         self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self.start)
 
     def stop(self) -> None:
-        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def check(self) -> None:
-        """Check the health, the memory, the loads and the turns of every GPU once."""
         changed = False
         for gpu in list(self._node.gpus.values()):
             for event in gpu.device.health():
@@ -87,8 +85,8 @@ class DeviceWatch:
 
     def _has_lease(self, gpu: HostGpu, pid: int) -> bool:
         host = HostProcess(pid)
-        found = [hosted.order.model for hosted in gpu.loaded() if hosted.host == host]
-        return any(self._node.leases.using(gpu.id, ModelId(model)) for model in found)
+        models = [hosted.order.model for hosted in gpu.loaded() if hosted.host == host]
+        return any(self._node.leases.using(gpu.id, ModelId(model)) for model in models)
 
 
 def _look_at_loads(gpu: HostGpu) -> bool:
@@ -107,8 +105,8 @@ def _reconcile(gpu: HostGpu) -> bool:
     used_bytes = gpu.device.used_bytes()
     if used_bytes is None:
         return False
-    found = gpu.ledger.reconcile(used_bytes, gpu.device.device_bytes, _workers_bytes(gpu))
-    foreign_bytes = found.withheld_bytes + found.short_bytes
+    reconciled = gpu.ledger.reconcile(used_bytes, gpu.device.device_bytes, _workers_bytes(gpu))
+    foreign_bytes = reconciled.withheld_bytes + reconciled.short_bytes
     if abs(foreign_bytes - gpu.foreign_bytes) < gpu.spec.memory_bytes // _NOTABLE_SHARE:
         return False
     log.info("%s: other programs and spare workers use %d bytes", gpu.id, foreign_bytes)
@@ -142,7 +140,6 @@ class MemoryAudit:
         self._warned: set[GpuId] = set()
 
     def look(self, gpu: HostGpu, now_s: float) -> None:
-        """Compare the processes of a GPU now."""
         gpu.uses = uses = process_uses(gpu)
         if uses is None:
             return
@@ -187,25 +184,24 @@ def process_uses(gpu: HostGpu) -> tuple[ProcessUse, ...] | None:
 
 
 def _granted_bytes(gpu: HostGpu) -> dict[HostProcess | None, int]:
-    """Return what each process was granted: for its models, its calls and its context."""
-    by_model, found = gpu.ledger.models(), dict[HostProcess | None, int]()
+    by_model, granted = gpu.ledger.models(), dict[HostProcess | None, int]()
     shared: dict[str, HostProcess | None] = {}
     for resident in gpu.residents.values():
         if resident.hosted is None:
             continue
         host = resident.hosted.host
-        found[host] = found.get(host, 0) + by_model.get(resident.model, 0)
+        granted[host] = granted.get(host, 0) + by_model.get(resident.model, 0)
         if resident.shares is not None:
             shared[resident.shares] = host
     for resident in gpu.residents.values():  # those that are on their way into such a process
         if resident.hosted is None and resident.shares in shared:
-            found[shared[resident.shares]] += by_model.get(resident.model, 0)
+            granted[shared[resident.shares]] += by_model.get(resident.model, 0)
     for tenant, host in shared.items():
-        found[host] += gpu.shared[tenant].bytes(gpu.calls_at_once)
+        granted[host] += gpu.shared[tenant].bytes(gpu.calls_at_once)
     for context in gpu.contexts.values():
         if context.host is not None:
-            found[context.host.host] = gpu.ledger.of_context(context)
-    return found
+            granted[context.host.host] = gpu.ledger.of_context(context)
+    return granted
 
 
 def _elsewhere_bytes(gpu: HostGpu) -> dict[HostProcess | None, int]:
@@ -215,14 +211,13 @@ def _elsewhere_bytes(gpu: HostGpu) -> dict[HostProcess | None, int]:
     """
     if gpu.device.kind == "cuda":
         return {}
-    found = dict.fromkeys(gpu.processes(), gpu.ledger.context_bytes)
+    elsewhere = dict.fromkeys(gpu.processes(), gpu.ledger.context_bytes)
     for hosted in gpu.loaded():
-        found[hosted.host] += hosted.order.total_bytes
-    return found
+        elsewhere[hosted.host] += hosted.order.total_bytes
+    return elsewhere
 
 
 def _named(uses: tuple[ProcessUse, ...]) -> str:
-    """The processes that are furthest off."""
     worst = sorted(uses, key=lambda use: -use.over_bytes)[:_MOST_NAMED]
     return ", ".join(
         f"process {use.pid} {use.measured_bytes // MIB} of {use.granted_bytes // MIB} MiB"

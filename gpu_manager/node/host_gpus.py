@@ -90,8 +90,6 @@ def _vcpus(settings: NodeSettings, gpus: int, slots: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // gpus) if slots > 1 else 0
 
 
-# Finds a node's devices for a setting such as `auto`, `cuda`, `cuda:0,2` or `cpu:4`.
-
 _MOST_EMULATED = 1024
 _OPEN_TO_ALL = 0o006  # read and write, of others
 
@@ -113,21 +111,21 @@ def choose_devices(
     if kind == "cpu":
         return list(emulated(node, _count(choice, rest), memory_bytes))
     if choice == "auto":
-        found = _find_quietly(node, visible, nvml)
-        if not found:
+        devices = _find_quietly(node, visible, nvml)
+        if not devices:
             return list(emulated(node, 1, memory_bytes))
     elif kind == "cuda":
-        found = _found_and_named(choice, node, visible, nvml)
+        devices = _found_and_named(choice, node, visible, nvml)
     else:
         raise NoSuchDevice(choice, "use auto, cuda, cuda:0,2 or cpu:N")
-    _check_shareable(choice, found)
+    _check_shareable(choice, devices)
     for path in closed_device_files():
         log.warning(
             "%s is not open to all users: workers have users of their own, and CUDA opens it again "
             "while they run (chmod 0666, or the driver's option NVreg_DeviceFileMode)",
             path,
         )
-    limited = [_limited(choice, device, memory_bytes) for device in found]
+    limited = [_limited(choice, device, memory_bytes) for device in devices]
     nvidia_gpu.start_watching(limited)
     return list(limited)
 
@@ -138,9 +136,9 @@ def check_named(choice: str, visible: str | None, nvml: Nvml = pynvml) -> None:
     nvml.nvmlShutdown()
 
 
-def _check_shareable(choice: str, found: list[NvidiaGpu]) -> None:
+def _check_shareable(choice: str, gpus: list[NvidiaGpu]) -> None:
     """Raise NoSuchDevice for a GPU that only one process may use: each model has its own."""
-    for device in found:
+    for device in gpus:
         if device.compute_mode:
             raise NoSuchDevice(
                 choice,
@@ -152,8 +150,8 @@ def _check_shareable(choice: str, found: list[NvidiaGpu]) -> None:
 def closed_device_files(root: Path = Path("/")) -> list[Path]:
     """The driver's device files that not every user may read and write."""
     names = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm")
-    found = [path for name in names for path in sorted((root / "dev").glob(name))]
-    return [path for path in found if path.stat().st_mode & _OPEN_TO_ALL != _OPEN_TO_ALL]
+    paths = [path for name in names for path in sorted((root / "dev").glob(name))]
+    return [path for path in paths if path.stat().st_mode & _OPEN_TO_ALL != _OPEN_TO_ALL]
 
 
 def _find_quietly(node: NodeId, visible: str | None, nvml: Nvml) -> list[NvidiaGpu]:
@@ -176,31 +174,31 @@ def _found_and_named(choice: str, node: NodeId, visible: str | None, nvml: Nvml)
     return _named(choice, rest, _confined(nvidia_gpu.find(node, nvml), visible))
 
 
-def _named(choice: str, text: str, found: list[NvidiaGpu]) -> list[NvidiaGpu]:
+def _named(choice: str, text: str, gpus: list[NvidiaGpu]) -> list[NvidiaGpu]:
     """Return the GPUs with the given indices; raise NoSuchDevice if one of them is missing."""
-    if not found:
+    if not gpus:
         raise NoSuchDevice(choice, "NVML finds no usable GPU")
     if ":" not in choice:
-        return found
+        return gpus
     numbers = [natural(part.strip()) for part in text.split(",")]
     wanted = {number for number in numbers if number is not None}
     if None in numbers:
         raise NoSuchDevice(choice, "use numbers, as in cuda:0,2")
-    missing = wanted - {device.index for device in found}
+    missing = wanted - {device.index for device in gpus}
     if missing:
-        known = ", ".join(str(index) for index in sorted({device.index for device in found}))
-        raise NoSuchDevice(choice, f"no GPU {min(missing)}; there are {known}")
-    return [device for device in found if device.index in wanted]
+        indices = ", ".join(str(index) for index in sorted({device.index for device in gpus}))
+        raise NoSuchDevice(choice, f"no GPU {min(missing)}; there are {indices}")
+    return [device for device in gpus if device.index in wanted]
 
 
-def _confined(found: list[NvidiaGpu], visible: str | None) -> list[NvidiaGpu]:
+def _confined(gpus: list[NvidiaGpu], visible: str | None) -> list[NvidiaGpu]:
     """Apply CUDA_VISIBLE_DEVICES as CUDA does: in order, up to the first unknown entry."""
     if visible is None:
-        return found
+        return gpus
     allowed: list[NvidiaGpu] = []
     for entry in visible.split(","):
         name = entry.strip()
-        named = [device for device in found if name and _is_named(device, name)]
+        named = [device for device in gpus if name and _is_named(device, name)]
         if not named:
             break
         allowed += [device for device in named if device not in allowed]

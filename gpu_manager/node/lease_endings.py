@@ -89,7 +89,6 @@ class LeaseEndings:
         self._following.start(self._follow(lease))
 
     async def end_all(self, within_s: float) -> None:
-        """End every lease; calls in flight have `within_s` to end."""
         for lease in self._leases:
             self.end(lease, EndReason.STOPPING, within_s)
         await self._tasks.wait(within_s + 1.0)
@@ -110,12 +109,11 @@ class LeaseEndings:
     async def _end_after(self, lease: LeaseId, load: asyncio.Task[None] | None) -> None:
         if load is not None:
             await asyncio.wait({load})
-        found = self._leases.get(lease)
-        if found is not None:
-            self.end(found, EndReason.RELEASED)
+        held = self._leases.get(lease)
+        if held is not None:
+            self.end(held, EndReason.RELEASED)
 
     async def _check_quiet(self, lease: LeaseInForce) -> None:
-        """Make the lease's models report pending calls; end the lease if there are none."""
         await asyncio.gather(*(sign_of_life(hosted) for hosted in self._hosted_of(lease)))
         lease.checking = False
         now_s = self._loop.time()
@@ -135,7 +133,6 @@ class LeaseEndings:
         self._freed(lease)
 
     def _hosted_of(self, lease: LeaseInForce) -> list[HostedModel]:
-        """Return the lease's models that are loaded."""
         gpu = self._gpus[lease.gpu]
         found = [gpu.hosted(model) for model in lease.models]
         return [hosted for hosted in found if hosted is not None]
@@ -168,10 +165,10 @@ class WaitingLeases:
 
     def lack(self, model: ModelId, since_s: float | None) -> None:
         """Weights lack since then that nobody sends; None: they are sent, or are there."""
-        found = [held for held in self.leases.using(self.gpu, model) if held.lacking_s != since_s]
-        for held in found:
+        leases = [held for held in self.leases.using(self.gpu, model) if held.lacking_s != since_s]
+        for held in leases:
             held.lacking_s = since_s
-        if found:
+        if leases:
             self.endings.check()
 
 

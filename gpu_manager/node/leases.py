@@ -136,38 +136,32 @@ class LeaseComputing:
 
 @dataclass(slots=True)
 class LeaseInForce:
-    """One lease in force; it has a holder after a session has claimed it.
-
-    A lease that stands for a time is for several requests of its caller: the scheduler recalls it,
-    so that other requests that wait do not end it here in that time. One that is `own` was given to
-    sessions that asked for it themselves, and claim it at once. One with a `function` was
-    given to a caller of that function, whose sessions need not ask for it: the one whose call comes
-    first has it, and if it stands, all of them. It occupies `more_slots` too, and has the vCPUs of
-    its configuration.
-
-    Several requests of a function may share it, from its grant on: then each has a claim of its
-    own, which a session makes by naming the request. `requests` are those that have not given it
-    back.
-    """
+    """One lease in force; it has a holder after a session has claimed it."""
 
     id: LeaseId
     slot: SlotId
     gpu: GpuId
     models: tuple[ModelId, ...]
     granted_s: float | None = None  # None: no session will claim it
-    requests: tuple[RequestId, ...] = ()
+    requests: tuple[RequestId, ...] = ()  # those that have not given it back
+    # Its caller has it for several requests in this time: the scheduler recalls it, so that other
+    # requests that wait do not end it here.
     stands_s: float = 0.0
+    # It was given to a caller of this function, whose sessions need not ask for it: the one whose
+    # call comes first has it, and if it stands, all of them.
     function: str = ""
-    more_slots: tuple[SlotId, ...] = ()
-    configuration: Configuration | None = None
-    own: bool = False
+    more_slots: tuple[SlotId, ...] = ()  # occupied, too
+    configuration: Configuration | None = None  # its vCPUs
+    own: bool = False  # given to sessions that asked for it themselves, and claim it at once
     loaded_s: float | None = None  # since when its models are loaded
     lacking_s: float | None = None  # since when weights lack that nobody sends
     admitted: bool = False  # its models let calls in
-    checking: bool = False
+    checking: bool = False  # its models are asked whether calls are pending
     ending: EndReason | None = None
     deadline_s: float = 0.0  # for calls in flight, once the lease is ending
-    is_divided: bool = field(init=False)  # each of its requests has a claim of its own
+    # Several requests share it from its grant on: each has a claim of its own, which a session
+    # makes by naming the request.
+    is_divided: bool = field(init=False)
     claims: dict[RequestId, SessionClaim] = field(init=False)
     computing: LeaseComputing = field(init=False)
 
@@ -182,19 +176,17 @@ class LeaseInForce:
         return self.claims.get(request or _SOLE) if self.is_divided else self.claims[_SOLE]
 
     def claims_of(self, session: SessionKey) -> dict[RequestId, SessionClaim]:
-        """What a session has claimed of it, by request."""
-        return {name: each for name, each in self.claims.items() if each.holder == session}
+        return {name: claim for name, claim in self.claims.items() if claim.holder == session}
 
     def drop(self, request: RequestId) -> bool:
         """A request of several has given it back; return whether others have it still."""
         self.claims.pop(request, None)
-        self.requests = tuple(each for each in self.requests if each != request)
+        self.requests = tuple(other for other in self.requests if other != request)
         return bool(self.claims)
 
     @property
     def holders(self) -> set[SessionKey]:
-        """The sessions that have claimed it."""
-        return {each.holder for each in self.claims.values() if each.holder is not None}
+        return {claim.holder for claim in self.claims.values() if claim.holder is not None}
 
     def is_for(self, session: SessionKey, function: str) -> bool:
         """Whether this session of this function may use it, and give it back."""
@@ -277,7 +269,6 @@ class ClaimPatience:
             self._halvings.popitem(last=False)
 
     def claimed(self, function: str, times: int = 1) -> None:
-        """A lease of the function was claimed in its time."""
         halvings = self._halvings.get(function, 0) - times
         if halvings > 0:
             self._halvings[function] = halvings
@@ -311,7 +302,6 @@ class LeasesInForce:
         return len(self._held)
 
     def get(self, lease: LeaseId) -> LeaseInForce | None:
-        """Return the lease while it is in force or ending."""
         return self._held.get(lease)
 
     def grant(self, lease: LeaseInForce) -> bool:
@@ -326,12 +316,10 @@ class LeasesInForce:
         return True
 
     def note_unclaimed(self, held: LeaseInForce, now_s: float) -> None:
-        """Nobody has claimed the lease in the time that it had while others wait."""
         if self.contended and held.function:
             self.patience.in_vain(held.function, held.id, now_s, self.times.claim_s)
 
     def is_over(self, lease: LeaseId) -> bool:
-        """Whether the lease was granted and has ended."""
         return lease not in self._held and lease <= self.latest
 
     def claim(
@@ -368,44 +356,37 @@ class LeasesInForce:
         return self.times.grace(reason)
 
     def forget(self, lease: LeaseId) -> None:
-        """Remove a lease that has ended."""
         del self._held[lease]
 
     def held_by(self, holder: SessionKey) -> list[LeaseInForce]:
-        """Return the leases that a session holds."""
         return [held for held in self._held.values() if holder in held.holders]
 
     def using(self, gpu: GpuId, model: ModelId) -> list[LeaseInForce]:
-        """Return the leases that allow calls of this model on this GPU."""
-        found = self._held.values()
-        return [held for held in found if held.gpu == gpu and model in held.models]
+        in_force = self._held.values()
+        return [held for held in in_force if held.gpu == gpu and model in held.models]
 
     def on(self, gpu: GpuId) -> int:
-        """Return how many leases there are on this GPU."""
         return sum(held.gpu == gpu for held in self._held.values())
 
     def due(self, now_s: float) -> list[tuple[LeaseInForce, EndReason]]:
         """Return the leases that should end now, with reasons; QUIET ones need a check first."""
-        found = [(held, *self._end_of(held)) for held in self._with_due_time()]
-        return [(held, reason) for held, at_s, reason in found if at_s <= now_s]
+        ends = [(held, *self._end_of(held)) for held in self._with_due_time()]
+        return [(held, reason) for held, at_s, reason in ends if at_s <= now_s]
 
     def is_due(self, held: LeaseInForce, now_s: float) -> EndReason | None:
-        """Why a lease should end by now; None if it should not."""
         at_s, reason = self._end_of(held)
         return reason if at_s <= now_s else None
 
     def next_due_s(self) -> float | None:
-        """Return the time when the next lease is due."""
         return min((self._end_of(held)[0] for held in self._with_due_time()), default=None)
 
     def _with_due_time(self) -> list[LeaseInForce]:
-        found = [held for held in self._held.values() if held.ending is None and not held.checking]
+        leases = [held for held in self._held.values() if held.ending is None and not held.checking]
         return [
-            held for held in found if held.claims and (held.holders or held.granted_s is not None)
+            held for held in leases if held.claims and (held.holders or held.granted_s is not None)
         ]
 
     def _end_of(self, held: LeaseInForce) -> tuple[float, EndReason]:
-        """When it ends: with the last of its claims."""
         return max(self._end_of_claim(held, claim) for claim in held.claims.values())
 
     def _end_of_claim(self, held: LeaseInForce, claim: SessionClaim) -> tuple[float, EndReason]:

@@ -28,7 +28,6 @@ class ProcessUse(NamedTuple):
 
     @property
     def over_bytes(self) -> int:
-        """What it takes beyond what it was granted."""
         return max(0, self.measured_bytes - self.granted_bytes)
 
 
@@ -59,28 +58,23 @@ class Ledger:
 
     @property
     def granted_bytes(self) -> int:
-        """Bytes granted to models and contexts, and bytes set aside."""
         return self._granted_bytes + self._set_aside_bytes
 
     @property
     def set_aside_bytes(self) -> int:
-        """Bytes set aside."""
         return self._set_aside_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Bytes neither granted nor withheld."""
         return self.capacity_bytes - self.granted_bytes - self._withheld_bytes
 
     def __contains__(self, model: ModelId) -> bool:
         return model in self._accounts
 
     def models(self) -> dict[ModelId, int]:
-        """Return the bytes granted to each model."""
         return {model: account.granted_bytes for model, account in self._accounts.items()}
 
     def contexts(self) -> dict[Hashable, int]:
-        """Return the bytes of each context."""
         return dict(self._contexts)
 
     def ever_fits(self, needed_bytes: int) -> bool:
@@ -88,7 +82,6 @@ class Ledger:
         return needed_bytes <= self.capacity_bytes - self._set_aside_bytes
 
     def fits(self, needed_bytes: int) -> bool:
-        """Whether this many bytes fit now."""
         return needed_bytes <= self.free_bytes
 
     def admit(self, model: ModelId, needed_bytes: int) -> int:
@@ -192,7 +185,6 @@ class Ledger:
         return Reconciled(self._withheld_bytes, short_bytes)
 
     def _grant_measured(self, model: ModelId, account: _Account) -> int:
-        """Replace the estimate by the measured bytes, as the scheduler's core does."""
         needed_bytes = self.measured_bytes(model)
         if needed_bytes < account.granted_bytes and account.peak_bytes is not None:
             self._regrant(account, needed_bytes)
@@ -216,7 +208,6 @@ class SharedContext:
     _calls: dict[ModelId, int] = field(default_factory=dict)  # the most that a call took
 
     def bytes(self, calls_at_once: int) -> int:
-        """The context, and what is needed for calls."""
         return self.context_bytes + self.for_calls_bytes(calls_at_once)
 
     def for_calls_bytes(self, calls_at_once: int) -> int:
@@ -228,6 +219,5 @@ class SharedContext:
         self._calls[model] = max(self._calls.get(model, 0), call_bytes)
 
     def leave(self, model: ModelId) -> None:
-        """A model has left the process."""
         self.models -= 1
         self._calls.pop(model, None)

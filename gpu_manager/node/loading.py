@@ -121,7 +121,6 @@ class Loader:
             self.processes.empty(gpu, resident)
 
     def report_lost(self, gpu: HostGpu, resident: ModelOnGpu, cause: str) -> None:
-        """Release and report a model whose worker ended unexpectedly."""
         log.warning("%s on %s was lost: %s", resident.model, gpu.id, cause)
         resident.mark_lost(NoWorker(resident.model, cause))
         self._forget(gpu, resident)

@@ -131,7 +131,6 @@ class GpuNode:
     # -- orders of the scheduler ----------------------------------------------------------------
 
     def prepare(self, order: Prepare) -> None:
-        """Unload the victims, then load."""
         gpu = self.gpus[order.gpu]
         for victim in order.victims:
             self._loader.unload(gpu, victim)
@@ -154,7 +153,6 @@ class GpuNode:
             self._endings.end_after(order.lease, last)
 
     def grant(self, order: Dispatch) -> None:
-        """Put a lease in force."""
         now_s, requests = self._loop.time(), order.requests
         slot, stands_s = order.slot, 0.0 if order.stands is None else order.stands.seconds
         lease = LeaseInForce(
@@ -192,11 +190,9 @@ class GpuNode:
             self._loader.unload(gpu, order.model)
 
     def end_context(self, order: EndContext) -> None:
-        """End the empty process that this model left, if it is there."""
         self._loader.processes.end(self.gpus[order.gpu], order.model)
 
     def demote_stored(self, order: DemoteStored) -> None:
-        """Move weights down a tier, and report where they are."""
         self._steps.order(order.model, order.tier)
 
     def end_lease(self, order: EndLease) -> None:
@@ -224,21 +220,21 @@ class GpuNode:
         if claim is not None:
             claim.awaited = True
         residents = self.gpus[placement.gpu].residents
-        found = {}
+        loaded = {}
         for model in placement.models:
             resident = residents.get(model)
             if resident is None:
                 raise NoWorker(model, f"it is no longer on {placement.gpu}")
-            found[model] = await resident.ready()
-        return found
+            loaded[model] = await resident.ready()
+        return loaded
 
     def loaded_now(
         self, lease: LeaseInForce, models: Iterable[ModelId]
     ) -> dict[ModelId, HostedModel]:
         """Return these models of a lease in force; nothing unless all of them are loaded."""
         gpu = self.gpus[lease.gpu]
-        found = {model: gpu.hosted(model) for model in models if model in lease.models}
-        loaded = {model: hosted for model, hosted in found.items() if hosted is not None}
+        by_model = {model: gpu.hosted(model) for model in models if model in lease.models}
+        loaded = {model: hosted for model, hosted in by_model.items() if hosted is not None}
         in_force = self.leases.get(lease.id) is lease and lease.ending is None
         return loaded if in_force and loaded.keys() == set(models) else {}
 
@@ -268,7 +264,6 @@ class GpuNode:
         return self._claiming.claim(lease, holder, models, request, given=given)
 
     def release(self, lease: LeaseInForce, reason: EndReason) -> None:
-        """End a lease, whoever has it."""
         self._endings.end(lease, reason)
 
     def give_back(
@@ -279,21 +274,18 @@ class GpuNode:
         *,
         may_return: bool = False,
     ) -> None:
-        """End a lease, or of one that several requests share the parts of these requests."""
         self._claiming.give_back(lease, requests, reason, may_return=may_return)
 
     # -- reports of hosted models ---------------------------------------------------------------
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
-        """Record the session whose call was the first under a lease that was admitted ahead."""
         self._claiming.called_first(hosted, lease, session)
 
     def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
-        """Record that calls of this session have ended, which has a part of a divided lease."""
-        found = self.leases.get(LeaseId(lease))
+        held = self.leases.get(LeaseId(lease))
         model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
-        if found is not None and (found.gpu, model in found.models) == (gpu, True):
-            self.leases.record_use(found, self._loop.time(), run_s, session)
+        if held is not None and (held.gpu, model in held.models) == (gpu, True):
+            self.leases.record_use(held, self._loop.time(), run_s, session)
 
     def ran(
         self,
@@ -306,37 +298,34 @@ class GpuNode:
         held_bytes: int = 0,
         together: int = 1,
     ) -> None:
-        """Record successful calls, and report them."""
         gpu = self.gpus[GpuId(hosted.order.gpu)]
         resident = gpu.resident_of(hosted)
         if resident is None:
             return
         now_s = resident.used_s = self._loop.time()
         resident.uses += 1
-        found = self.leases.get(LeaseId(lease))
-        if found is not None and (found.gpu, resident.model in found.models) == (gpu.id, True):
-            if not found.is_divided:  # else its sessions' calls are reported, too
-                self.leases.record_use(found, now_s, run_s)
+        held = self.leases.get(LeaseId(lease))
+        if held is not None and (held.gpu, resident.model in held.models) == (gpu.id, True):
+            if not held.is_divided:  # else its sessions' calls are reported, too
+                self.leases.record_use(held, now_s, run_s)
             if self.leases.contended:
                 self._endings.check()
         needed_bytes, news = gpu.measured_run(resident, peak_bytes, held_bytes)
         if news:
             self.resync()
         self.meters.ran(gpu.id, resident.model, calls, run_s)
-        kind = RunKind.of(found, gpu.slot, resident.model, max(1, batch), together)
+        kind = RunKind.of(held, gpu.slot, resident.model, max(1, batch), together)
         self._runs.ran(kind, run_s, needed_bytes)
 
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
-        """Report for how long calls ran under a lease of a function's own process."""
-        found = self.leases.get(LeaseId(lease))
+        held = self.leases.get(LeaseId(lease))
         model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
-        if found is not None and found.own and (found.gpu, model in found.models) == (gpu, True):
-            counted_s = found.computing.counted_s(model, computed_s, self._loop.time())
+        if held is not None and held.own and (held.gpu, model in held.models) == (gpu, True):
+            counted_s = held.computing.counted_s(model, computed_s, self._loop.time())
             if counted_s > 0:
-                self._reports.report(LeaseComputed(found.id, counted_s))
+                self._reports.report(LeaseComputed(held.id, counted_s))
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
-        """Count calls that ran as one, and those that did not."""
         self.meters.merged(hosted.order.gpu, added)
         self.gpus[GpuId(hosted.order.gpu)].note_merged(hosted, added)
 
@@ -355,15 +344,12 @@ class GpuNode:
         return PressureAnswer(gpu.limit_bytes(resident), relieved, gpu.together_bytes(resident))
 
     def died(self, hosted: HostedModel, cause: str) -> None:
-        """Handle a model that ended unexpectedly: end every lease that may call the model."""
         self._losses.model_died(hosted, cause)
 
     def context_lost(self, host: EmptyHost, cause: str) -> None:
-        """Handle the unexpected end of a process that a model had left."""
         self._losses.context_lost(host, cause)
 
     def lose(self, gpu: HostGpu, cause: str) -> None:
-        """Mark a GPU as unusable, and end its leases and residents."""
         self._losses.gpu_lost(gpu, cause)
 
     # -- snapshots ------------------------------------------------------------------------------
@@ -375,7 +361,6 @@ class GpuNode:
             self._loop.call_soon(self._resync)
 
     def snapshot(self) -> NodeSnapshot:
-        """Return the node's GPUs, residents and leases, and the tier of every model's weights."""
         gpus = self.gpus.values()
         now_s = self._loop.time()
         return node_snapshot(now_s, self.name, gpus, self.leases, self._store, self._catalogue)
@@ -394,14 +379,14 @@ class GpuNode:
 
     def _note_loaded(self) -> None:
         """Note since when the models of leases are loaded: from then on a session may use them."""
-        found = [
+        ready = [
             lease
             for lease in self.leases
             if lease.loaded_s is None and self.loaded_now(lease, lease.models)
         ]
-        for lease in found:
+        for lease in ready:
             lease.loaded_s = self._loop.time()
-        if found:
+        if ready:
             self._endings.check()  # from now on a session has less time to claim it
 
     def _resync(self) -> None:
@@ -451,7 +436,6 @@ class Losses:
             self._endings.end(lease, EndReason.WORKER_LOST)
 
     def context_lost(self, host: EmptyHost, cause: str) -> None:
-        """Count the unexpected end of a process that a model had left."""
         for gpu in self._gpus.values():
             if self._loader.processes.lost(gpu, host, cause):
                 self._meters.died(gpu.id)
@@ -511,10 +495,9 @@ def node_snapshot(
     store: WeightStore,
     catalogue: Catalogue,
 ) -> NodeSnapshot:
-    """Return the node's GPUs, residents and leases, and the tier of every model's weights."""
-    found = tuple(_gpu_snapshot(now_s, gpu, leases) for gpu in gpus if not gpu.lost)
+    states = tuple(_gpu_snapshot(now_s, gpu, leases) for gpu in gpus if not gpu.lost)
     tiers = tuple((model.id, store.tier(model.digest)) for model in catalogue)
-    return NodeSnapshot(node, found, tuple(each for each in tiers if each[1] is not Tier.ABSENT))
+    return NodeSnapshot(node, states, tuple(tier for tier in tiers if tier[1] is not Tier.ABSENT))
 
 
 def lasting_shortages(gpus: Iterable[HostGpu]) -> list[MemoryPressure]:
@@ -527,8 +510,8 @@ def lasting_shortages(gpus: Iterable[HostGpu]) -> list[MemoryPressure]:
 
 
 def _gpu_snapshot(now_s: float, gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
-    residents = tuple((found.model, gpu.size_bytes(found)) for found in gpu.by_use())
-    loading = tuple(found.model for found in gpu.by_use() if found.hosted is None)
+    residents = tuple((resident.model, gpu.size_bytes(resident)) for resident in gpu.by_use())
+    loading = tuple(resident.model for resident in gpu.by_use() if resident.hosted is None)
     live = tuple(
         LiveLease(
             lease.id,
@@ -542,12 +525,14 @@ def _gpu_snapshot(now_s: float, gpu: HostGpu, leases: LeasesInForce) -> GpuSnaps
         for lease in leases
         if lease.gpu == gpu.id
     )
-    contexts = tuple((found.model, gpu.ledger.of_context(found)) for found in gpu.contexts.values())
+    contexts = tuple((empty.model, gpu.ledger.of_context(empty)) for empty in gpu.contexts.values())
     spec = replace(gpu.spec, context_bytes=gpu.ledger.context_bytes)
     calls = gpu.calls_at_once
-    shared = tuple((each.bytes(calls), gpu.sharing(tenant)) for tenant, each in gpu.shared.items())
+    shared = tuple((host.bytes(calls), gpu.sharing(tenant)) for tenant, host in gpu.shared.items())
     gpu_shares = tuple(
-        (found.model, found.gpu_share) for found in gpu.by_use() if found.gpu_share != WHOLE
+        (resident.model, resident.gpu_share)
+        for resident in gpu.by_use()
+        if resident.gpu_share != WHOLE
     )
     stuck = tuple((model, now_s - since_s) for model, since_s in gpu.stuck_loads().items())
     return GpuSnapshot(spec, residents, live, contexts, shared, loading, gpu_shares, stuck=stuck)

@@ -64,13 +64,11 @@ class ModelOnGpu:
         self._decided = asyncio.Event()
 
     def mark_loaded(self, hosted: HostedModel, now_s: float) -> None:
-        """Mark the model as loaded, and wake waiting tasks."""
         self.hosted = hosted
         self.since_s = self.used_s = now_s
         self._decided.set()
 
     def mark_lost(self, cause: GpuManagerError) -> None:
-        """Mark the model as not loaded or lost, and wake waiting tasks."""
         self._lost = cause
         self._decided.set()
 
@@ -83,13 +81,11 @@ class ModelOnGpu:
         return self.hosted
 
     async def stop_loading(self) -> None:
-        """Give up a load that is under way."""
         if self.loading is not None and not self.loading.done():
             self.loading.cancel()
             await asyncio.wait({self.loading})
 
     def release(self) -> None:
-        """Release the model's weights in host memory."""
         if self.hold is not None:
             self.hold.release()
             self.hold = None
@@ -123,11 +119,9 @@ class HostGpu:
 
     @property
     def id(self) -> GpuId:
-        """The GPU's id in the scheduler."""
         return self.spec.id
 
     def close(self) -> None:
-        """Close the device and the lock file."""
         self.device.close()
         if self.turns is not None:
             os.close(self.turns)
@@ -135,16 +129,13 @@ class HostGpu:
 
     @property
     def slot(self) -> SlotId:
-        """The GPU's first slot."""
         return self.spec.slot_specs()[0].id
 
     def hosted(self, model: ModelId) -> HostedModel | None:
-        """Return the model if it is loaded."""
         resident = self.residents.get(model)
         return None if resident is None else resident.hosted
 
     def loaded(self) -> list[HostedModel]:
-        """Return the GPU's models that are loaded."""
         found = [resident.hosted for resident in self.residents.values()]
         return [hosted for hosted in found if hosted is not None]
 
@@ -155,7 +146,7 @@ class HostGpu:
 
     def contexts_now(self) -> list[ContextOnGpu]:
         """Return the processes without a model, those included that models are about to take."""
-        taken = [found.takes for found in self.residents.values() if found.takes is not None]
+        taken = [model.takes for model in self.residents.values() if model.takes is not None]
         return [*self.contexts.values(), *taken]
 
     def processes(self) -> set[HostProcess | None]:
@@ -172,28 +163,30 @@ class HostGpu:
 
     def share(self, resident: ModelOnGpu, tenant: str) -> int:
         """Count a model of the tenant's process; return the bytes lacking, if that is a new one."""
-        found = self.shared.get(tenant)
-        if found is None:
+        context = self.shared.get(tenant)
+        if context is None:
             context_bytes = self.ledger.context_bytes
             short_bytes = max(0, context_bytes - self.ledger.free_bytes)
             if short_bytes:
                 return short_bytes
-            found = self.shared[tenant] = SharedContext(context_bytes)
+            context = self.shared[tenant] = SharedContext(context_bytes)
             self._set_aside()
-        found.models += 1
+        context.models += 1
         resident.shares = tenant
         return 0
 
     def sharing(self, tenant: str) -> tuple[ModelId, ...]:
         """Return the tenant's models that share its process, those included that are loading."""
-        return tuple(found.model for found in self.residents.values() if found.shares == tenant)
+        return tuple(
+            resident.model for resident in self.residents.values() if resident.shares == tenant
+        )
 
     def stuck_loads(self) -> dict[ModelId, float]:
         """Return the models whose loads make no progress, and since when."""
         return {
-            found.model: found.progress.stuck_since_s
-            for found in self.residents.values()
-            if found.hosted is None and found.progress.stuck_since_s is not None
+            resident.model: resident.progress.stuck_since_s
+            for resident in self.residents.values()
+            if resident.hosted is None and resident.progress.stuck_since_s is not None
         }
 
     def process_models(self, resident: ModelOnGpu) -> int:
@@ -202,24 +195,24 @@ class HostGpu:
 
     def measured_shared(self, tenant: str, context_bytes: int) -> bool:
         """Note what a tenant's process takes without its models; return whether that was news."""
-        found = self.shared.get(tenant)
-        if found is None or not context_bytes or found.context_bytes == context_bytes:
+        context = self.shared.get(tenant)
+        if context is None or not context_bytes or context.context_bytes == context_bytes:
             return False
-        found.context_bytes = context_bytes
+        context.context_bytes = context_bytes
         self._set_aside()
         return True
 
     def unshare(self, resident: ModelOnGpu) -> bool:
         """Count a model of a tenant's process no more; return whether the process is over."""
         tenant, resident.shares = resident.shares, None
-        found = None if tenant is None else self.shared.get(tenant)
-        if tenant is None or found is None:
+        context = None if tenant is None else self.shared.get(tenant)
+        if tenant is None or context is None:
             return False
-        found.leave(resident.model)
-        if not found.models:
+        context.leave(resident.model)
+        if not context.models:
             del self.shared[tenant]
         self._set_aside()
-        return not found.models
+        return not context.models
 
     def measured_run(
         self, resident: ModelOnGpu, peak_bytes: int, held_bytes: int
@@ -250,7 +243,6 @@ class HostGpu:
         return kept_bytes, self.shared_bytes > before_bytes
 
     def note_merged(self, hosted: HostedModel, added: MergedSums) -> None:
-        """Count, with the model itself, calls that ran as one and those that did not."""
         resident = self.resident_of(hosted)
         if resident is not None:
             resident.merges = resident.merges.plus(added)
@@ -258,10 +250,9 @@ class HostGpu:
     @property
     def shared_bytes(self) -> int:
         """What processes of several models should have beside what their models hold."""
-        return sum(found.bytes(self.calls_at_once) for found in self.shared.values())
+        return sum(context.bytes(self.calls_at_once) for context in self.shared.values())
 
     def limit_bytes(self, resident: ModelOnGpu) -> int:
-        """Return the bytes that the model may use while it runs."""
         return self.ledger.limit_bytes(resident.model) + self.for_calls_bytes(resident)
 
     def together_bytes(self, resident: ModelOnGpu) -> int:
@@ -269,8 +260,8 @@ class HostGpu:
         if resident.shares is None:
             return 0
         granted = self.ledger.models()
-        there = (found for found in self.residents.values() if found.shares == resident.shares)
-        held_bytes = sum(granted.get(found.model, 0) for found in there)
+        there = (other for other in self.residents.values() if other.shares == resident.shares)
+        held_bytes = sum(granted.get(other.model, 0) for other in there)
         return held_bytes + self.ledger.free_bytes + self.for_calls_bytes(resident)
 
     def for_calls_bytes(self, resident: ModelOnGpu) -> int:
@@ -295,7 +286,6 @@ class HostGpu:
             self._aside_bytes = aside_bytes
 
     def forget(self, resident: ModelOnGpu) -> None:
-        """Release the memory of a model that has left or was lost."""
         self.unshare(resident)
         self.ledger.release(resident.model)
         resident.release()
@@ -314,7 +304,7 @@ class HostGpu:
     def by_use(self) -> list[ModelOnGpu]:
         """Return the residents from the least to the most recently used; loading ones last."""
         return sorted(
-            self.residents.values(), key=lambda found: (found.hosted is None, found.used_s)
+            self.residents.values(), key=lambda resident: (resident.hosted is None, resident.used_s)
         )
 
     def size_bytes(self, resident: ModelOnGpu) -> int:
@@ -323,12 +313,12 @@ class HostGpu:
 
     def update_limits(self) -> None:
         """Grant measured bytes and send new limits, after memory was granted or freed."""
-        loaded = [found for found in self.residents.values() if found.hosted is not None]
+        loaded = [model for model in self.residents.values() if model.hosted is not None]
         for resident in loaded:
             self.ledger.grow(resident.model, self.ledger.measured_bytes(resident.model))
         self._set_aside()
         together = {resident.shares: resident for resident in loaded}
-        bytes_of = {tenant: self.together_bytes(one) for tenant, one in together.items()}
+        bytes_of = {tenant: self.together_bytes(resident) for tenant, resident in together.items()}
         for resident in loaded:
             if resident.hosted is not None:
                 resident.hosted.limit(self.limit_bytes(resident), bytes_of[resident.shares])

@@ -107,7 +107,6 @@ class RunReports:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)
 
     def flush(self) -> None:
-        """Report all gathered runs now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -33,50 +33,37 @@ class EmulatedTimes:
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """One node: its GPUs, its memory for weights, and where it listens.
-
-    Without a secret file the credentials are valid for the life of this process. In a cluster,
-    functions get the addresses `advertise`, or else those where the manager listens; the
-    certificate is presented at `tls` addresses. The load of a model waits up to `weights_s` for its
-    function to send the weights. Up to `gpu_overlap` leases may be in force on a GPU at once; the
-    work of one request at a time runs on it. With a `gpu_concurrency` above 1 so many leases may
-    be, and their calls run at the same time. A whole GPU that can be divided is announced as
-    `gpu_slots` slots instead, each with a lease and an equal share of the compute; its leases can
-    be given `gpu_vcpus` virtual CPUs together (None: an equal part of this machine's where there
-    are several slots, else none). So many `spare_contexts` at most wait for models on
-    each kind of GPU (None: as many as is usual). `runtime` hosts the models whose functions do not
-    wish for another. Data that functions put for each other has `data_memory_bytes`, and on disk,
-    if weights are spilled, `data_disk_bytes`. `host_eviction` is the rule by which weights are
-    evicted from host memory to disk. Metrics and health checks are served at the host and port
-    `metrics`. Workers are prepared for a first
-    model at the node's start, or when the first HELLO of a shim says that a GPU may be used soon.
-    """
+    """One node: its GPUs, its memory for weights, and where it listens."""
 
     node: str
     listen: tuple[Address, ...]
-    advertise: tuple[Address, ...] = ()
-    certificate: Path | None = None
+    advertise: tuple[Address, ...] = ()  # for functions in a cluster; none: where it listens
+    certificate: Path | None = None  # presented at `tls` addresses
     key: Path | None = None
     devices: str = "auto"
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES
-    gpu_memory_bytes: int | None = None
-    store_memory_bytes: int | None = None
-    host_eviction: str = "lru"
-    spill: Path | None = None
-    spill_bytes: int = 64 * GIB
-    data_memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = None  # used of each GPU; None: all
+    store_memory_bytes: int | None = None  # for weights; None: a share of the free memory
+    host_eviction: str = "lru"  # the rule by which weights leave host memory for the disk
+    spill: Path | None = None  # the disk's folder for weights and data; None: they are not spilled
+    spill_bytes: int = 64 * GIB  # for weights
+    data_memory_bytes: int | None = None  # for data of functions; None: a share of the free memory
     data_disk_bytes: int = 16 * GIB
-    secret_file: Path | None = None
-    gpu_overlap: int = 1
-    gpu_concurrency: int = 1
+    secret_file: Path | None = None  # None: credentials are valid for this process's life
+    gpu_overlap: int = 1  # leases in force on a GPU at once; its calls run one at a time
+    gpu_concurrency: int = 1  # above 1: as many leases, and their calls run at the same time
+    # A whole GPU that can be divided is announced as so many slots, each with a lease and an equal
+    # share of the compute.
     gpu_slots: int = 1
+    # Virtual CPUs of a GPU's leases together. None: an equal part of the machine's where there are
+    # several slots, else none.
     gpu_vcpus: int | None = None
-    spare_contexts: int | None = None
-    runtime: str = PROCESS
-    prepare_at_start: bool = True
+    spare_contexts: int | None = None  # wait for models on each kind of GPU; None: as usual
+    runtime: str = PROCESS  # of models whose functions do not wish for another
+    prepare_at_start: bool = True  # False: workers are prepared when a HELLO announces GPU use
     emulation: EmulatedTimes = field(default_factory=EmulatedTimes)
     leases: LeaseTimes = field(default_factory=LeaseTimes)
-    hello_s: float = 5.0
-    weights_s: float = 120.0
-    drain_s: float = 5.0
-    metrics: tuple[str, int] | None = None
+    hello_s: float = 5.0  # a new connection has this long to send HELLO
+    weights_s: float = 120.0  # a load waits this long for its function to send the weights
+    drain_s: float = 5.0  # calls in flight have this long when the manager stops
+    metrics: tuple[str, int] | None = None  # host and port of metrics and health checks

@@ -111,10 +111,9 @@ class WeightSteps:
                 self._tiers.report(model.id)
 
     async def _move(self, digest: str) -> None:
-        """Move weights down as far as every model that has them was ordered."""
         sharing = self._catalogue.with_weights(digest)
-        ordered = [each.lowest for each in sharing if each.lowest is not None]
-        is_on_a_gpu = any(self._on_a_gpu(each.id) for each in sharing)
+        ordered = [model.lowest for model in sharing if model.lowest is not None]
+        is_on_a_gpu = any(self._on_a_gpu(model.id) for model in sharing)
         if ordered and len(ordered) == len(sharing) and not is_on_a_gpu:
             loop = asyncio.get_running_loop()
             still = _still_ordered(sharing)
@@ -157,7 +156,6 @@ class EmptiedProcesses:
         context.emptying = gpu.leave(self._empty(gpu, resident, context))
 
     def end(self, gpu: HostGpu, model: ModelId) -> None:
-        """End the process that the model left on this GPU, if there is one."""
         context = gpu.contexts.pop(model, None)
         if context is not None:
             gpu.leave(self._end_and_report(gpu, context))
@@ -173,14 +171,14 @@ class EmptiedProcesses:
 
         It may be another GPU's, or one that an order ends.
         """
-        found = [context for context in gpu.contexts_now() if context.host is host]
-        for context in found:
+        contexts = [context for context in gpu.contexts_now() if context.host is host]
+        for context in contexts:
             log.warning("what %s left on %s was lost: %s", context.model, gpu.id, cause)
             context.host = None
             gpu.ledger.release_context(context)
             gpu.update_limits()
             self._report_lost(gpu, context)
-        return bool(found)
+        return bool(contexts)
 
     async def _empty(self, gpu: HostGpu, resident: ModelOnGpu, context: ContextOnGpu) -> None:
         await resident.stop_loading()

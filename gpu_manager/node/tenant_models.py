@@ -76,12 +76,10 @@ class Catalogue:
             self._by_digest.pop(model.digest, None)
 
     def sending_begins(self, tenant: str, digest: str) -> None:
-        """A function of the tenant sends these weights from now on."""
         self._being_sent[model_id(tenant, digest)] += 1
         self.arrived.notify()
 
     def sending_ends(self, tenant: str, digest: str) -> None:
-        """It has sent them, or has stopped."""
         name = model_id(tenant, digest)
         self._being_sent[name] -= 1
         if not self._being_sent[name]:
@@ -93,11 +91,9 @@ class Catalogue:
         return model in self._being_sent
 
     def with_weights(self, digest: str) -> list[TenantModel]:
-        """Return the models of all tenants with these weights."""
         return list(self._by_digest.get(digest, {}).values())
 
     def get(self, model: ModelId) -> TenantModel:
-        """Return the model with this id; raise UnknownImage if there is none."""
         try:
             return self._models[model]
         except KeyError as error:
@@ -120,5 +116,4 @@ class Catalogue:
 
 
 def model_id(tenant: str, digest: str) -> ModelId:
-    """Return the scheduler's id for a tenant's model."""
     return ModelId(f"{tenant}/{digest[:_DIGITS]}")

@@ -18,21 +18,17 @@ class ChosenRuntime:
         self._usual = usual
 
     def prepare(self) -> None:
-        """Have workers ready for a first load."""
         self.alone.prepare()
 
     def hosting(self, wish: str, model: str) -> str:
-        """The name of the runtime that will host this model."""
         wanted = wish or self._usual
         if wanted == STREAM and self.alone.can_share and not self.streams.hosts_alone(model):
             return STREAM
         return PROCESS
 
     async def load(self, order: LoadOrder) -> HostedModel:
-        """Load a model as the order's runtime does."""
         runtime = self.streams if order.runtime == STREAM else self.alone
         return await runtime.load(order)
 
     async def close(self) -> None:
-        """End all workers."""
         await self.alone.close()

@@ -84,7 +84,6 @@ class ForkedWorker:
         self.cause = self.cause or cause
 
     def close(self) -> None:
-        """Close the stream of orders and reports."""
         self.stream.close()
 
     def _exit(self) -> None:
@@ -118,7 +117,6 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """The server's process id, if the process runs."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:

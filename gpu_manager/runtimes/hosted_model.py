@@ -92,17 +92,14 @@ class WorkerHostedModel:
 
     @property
     def order(self) -> LoadOrder:
-        """The order by which the model was loaded."""
         return self._order
 
     @property
     def id(self) -> HostedId:
-        """The worker's name and the model's number there."""
         return HostedId(f"{self._worker.name}.{self.number}")
 
     @property
     def host(self) -> HostProcess:
-        """The worker's process."""
         return self._process
 
     @property
@@ -112,22 +109,18 @@ class WorkerHostedModel:
 
     @property
     def memory_bytes(self) -> int:
-        """The GPU memory that the worker last reported for this model."""
         return self._memory_bytes
 
     @property
     def overhead_bytes(self) -> int:
-        """What the worker reported when it was assigned to the tenant; else 0."""
         return self._host.overhead_bytes
 
     @property
     def load_s(self) -> float:
-        """The duration of the load."""
         return self._load_s
 
     @property
     def load_spans(self) -> Sequence[LoadSpan]:
-        """The parts of the load: the worker, its context if it had none, the transfer."""
         return self._load_spans
 
     @property
@@ -137,7 +130,6 @@ class WorkerHostedModel:
 
     @property
     def runs_calls(self) -> bool:
-        """Whether calls of a lease may be under way."""
         return bool(self._admitted)
 
     # -- the load -------------------------------------------------------------------------------
@@ -163,7 +155,6 @@ class WorkerHostedModel:
         self._load_spans = [*self._load_spans, *spans_of(answer, self._begin_s)]
 
     def fail(self, error: WireError | LoadFailure) -> None:
-        """End a load that still waits."""
         if not self._loaded.done():
             self._loaded.set_exception(error)
             self._loaded.exception()  # a load that was given up does not ask for it
@@ -189,12 +180,10 @@ class WorkerHostedModel:
         divided: bool = False,
         terms: LeaseTerms = USUAL_TERMS,
     ) -> None:
-        """Admit calls of this session, or of this function's sessions, under this lease."""
         self._admitted.add(lease)
         self._send(orders.admitting(self.number, lease, owner, (several, divided), terms))
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
-        """Admit no further call of the lease, and wait until none is in flight."""
         if self.leaves or self._closed.done():
             await asyncio.shield(self._closed)  # no call goes on when the model has left
             return
@@ -205,44 +194,35 @@ class WorkerHostedModel:
             await asyncio.shield(self._closed)
 
     def ask_computed(self, lease: int) -> None:
-        """Have the worker say for how long calls have run under this lease."""
         self._send(orders.AskComputed(self.number, lease))
 
     def channel(self, session: str, function: str, end: socket.socket) -> None:
-        """Pass a data channel to the worker."""
         self._send(orders.OpenChannel(self.number, session, function), [end.fileno()])
         end.close()
 
     def limit(self, limit_bytes: int, together_bytes: int = 0) -> None:
-        """Change the memory that the model may use, and all models of the worker together."""
         self._send(orders.SetLimit(self.number, limit_bytes, together_bytes, 0, False))
 
     # -- data of functions ----------------------------------------------------------------------
 
     def hand_over(self, handle: str, size_bytes: int, descriptor: int) -> None:
-        """Have the worker copy data to this memory."""
         self._send(orders.HandOver(self.number, handle, size_bytes), [descriptor])
 
     def withdraw(self, handle: str) -> None:
-        """Have the worker let data go, which is in no later call's way."""
         self._send(orders.WithdrawData(self.number, handle))
 
     def grant(self, node: str, size_bytes: int, pieces: int) -> None:
-        """Let functions put so much more without asking."""
         before, behind = around_secret(node, self.id)
         handle = before, SECRET_BYTES, behind
         self._send(orders.GrantData(self.number, *handle, size_bytes, pieces))
 
     def recall_grant(self) -> None:
-        """Let nothing more be put without asking; the worker says what is left."""
         self._send(orders.RecallGrant(self.number))
 
     async def heard(self) -> None:
-        """Wait until the worker's reports up to now have been handled, or it has ended."""
         await self._host.heard()
 
     def lend(self, handle: str) -> None:
-        """Have the worker let another process open data."""
         self._send(orders.LendData(self.number, handle))
 
     def given_back(self, handle: str) -> None:
@@ -251,7 +231,6 @@ class WorkerHostedModel:
             self._worker.send_now(orders.DataGivenBack(self.number, handle))
 
     def borrowed(self, handle: str, found: BorrowedByCall | None) -> None:
-        """Answer the worker's wish for another one's data."""
         if found is None:
             self._send(orders.DataBorrowed(self.number, handle, False, 0, 0, b"", b"", False))
             return
@@ -288,7 +267,6 @@ class WorkerHostedModel:
         self.close("emptied" if left is not None else "it has left its worker")
 
     def close(self, cause: str) -> None:
-        """The model is gone; complete what waits for it."""
         for ending in self._ending.values():
             ending.set_result(None)
         self._ending.clear()
@@ -376,7 +354,6 @@ class WorkerHostedModel:
             self._send(orders.HurryLoad(self.number))
 
     def _send(self, order: orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
-        """Send an order about this model, unless the model leaves."""
         if not (self.leaves or self._closed.done()):
             self._worker.send_now(order, descriptors)
 

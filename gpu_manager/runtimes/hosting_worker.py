@@ -70,7 +70,6 @@ class HostingWorker:
 
     @property
     def models(self) -> list[WorkerHostedModel]:
-        """The models that the worker has, or that are on their way there."""
         return list(self._models.values())
 
     @property
@@ -86,7 +85,6 @@ class HostingWorker:
         return model
 
     async def assign(self, assign: orders.Assign | None) -> None:
-        """Wait until the worker is the tenant's, by this order; raise the error if it cannot be."""
         if assign is not None:
             turns = () if self._turns is None else (self._turns,)
             gates: tuple[int, ...] = ()
@@ -102,11 +100,9 @@ class HostingWorker:
         self._watching = asyncio.get_running_loop().create_task(self._watch(times))
 
     def others(self, model: WorkerHostedModel) -> bool:
-        """Whether the worker has other models, which stay."""
         return any(not each.leaves for each in self._models.values() if each is not model)
 
     async def heard(self) -> None:
-        """Wait until the worker's reports up to now have been handled, or it has ended."""
         if self.over.done() or self.worker.exited.done():
             return
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -115,12 +111,10 @@ class HostingWorker:
         await asyncio.wait({answer, self.over}, return_when=asyncio.FIRST_COMPLETED)
 
     def stop(self) -> None:
-        """Have the worker end; it sends functions first what only it has."""
         self._ends = True
         self.worker.send_now(orders.StopWorker())
 
     def forget(self, model: WorkerHostedModel) -> None:
-        """The model has left."""
         self._models.pop(model.number, None)
 
     def end(self) -> None:

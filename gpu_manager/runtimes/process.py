@@ -53,7 +53,6 @@ class EmptyProcess:
     def __init__(
         self, left_by: LoadOrder, worker: ForkedWorker, memory_bytes: int, observer: Observer
     ) -> None:
-        """`left_by` is the order of the model that has left."""
         self.tenant = left_by.tenant
         self.gpu = left_by.gpu
         self.host = HostProcess(worker.pid)
@@ -67,7 +66,6 @@ class EmptyProcess:
 
     @property
     def closed(self) -> asyncio.Future[str]:
-        """Done when the process has ended or has taken a model."""
         return self._closed
 
     def watch(self, times: LivenessTimes) -> None:
@@ -83,7 +81,6 @@ class EmptyProcess:
         return self._worker
 
     async def end(self) -> None:
-        """Kill the process, and wait for its exit."""
         if self._closed.done():
             return
         self._exit_expected = True
@@ -141,17 +138,14 @@ class ProcessRuntime:
 
     @property
     def spares(self) -> dict[str, int]:
-        """The number of workers ready for a model, by device."""
         return self._pool.ready
 
     @property
     def forked(self) -> int:
-        """The number of processes that have no device yet."""
         return self._pool.forked
 
     @property
     def hosted(self) -> Sequence[WorkerHostedModel]:
-        """The models that have a worker now."""
         return tuple(model for worker in self._hosting for model in worker.models)
 
     @property
@@ -160,7 +154,6 @@ class ProcessRuntime:
         return tuple(self._empty)
 
     def spare_workers(self, device: str) -> Sequence[ForkedWorker]:
-        """Return the workers for this device that are ready for a model, the next one first."""
         return self._pool.spares(device)
 
     async def load_in(self, host: HostingWorker, order: LoadOrder) -> WorkerHostedModel:
@@ -197,11 +190,9 @@ class ProcessRuntime:
                 raise NoWorker(order.model, f"lost twice while loading: {error}") from error
 
     def host_of(self, model: WorkerHostedModel) -> HostingWorker | None:
-        """The worker that has this model."""
         return next((host for host in self._hosting if model in host.models), None)
 
     async def close(self) -> None:
-        """Kill every worker and the fork server, and wait for their exit."""
         await self._pool.close()
         for host in list(self._hosting):
             host.end()
@@ -211,15 +202,14 @@ class ProcessRuntime:
         await self._server.close()
 
     async def _take_emptied(self, order: LoadOrder) -> ForkedWorker | None:
-        """The worker of the emptied process that the order names, if it may take the model."""
         if order.emptied is None:
             return None
-        found = next((empty for empty in self._empty if empty is order.emptied), None)
-        if found is not None and (found.tenant, found.gpu) != (order.tenant, order.gpu):
+        emptied = next((empty for empty in self._empty if empty is order.emptied), None)
+        if emptied is not None and (emptied.tenant, emptied.gpu) != (order.tenant, order.gpu):
             log.error("%s is another tenant's or GPU's than an empty process: it ends", order.model)
-            await found.end()
+            await emptied.end()
             return None
-        worker = None if found is None else found.take(order.model)
+        worker = None if emptied is None else emptied.take(order.model)
         if worker is None:
             log.warning("the empty process for %s has ended: another one takes it", order.model)
         return worker
@@ -238,7 +228,6 @@ class ProcessRuntime:
         *,
         shared: bool,
     ) -> WorkerHostedModel:
-        """`begin_s` is when the worker was asked for."""
         if assign is not None and assign.uid:
             self._users.take(order.tenant)
             worker.exited.add_done_callback(lambda _: self._users.give_back(order.tenant))

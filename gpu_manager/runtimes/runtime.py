@@ -53,47 +53,37 @@ class LoadSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """One model to be loaded on one GPU. `image` is a descriptor of the image in shared memory.
-
-    With an `arrival` the image is still being read, and the load ends only after its content was
-    verified. Without one it is sealed.
-
-    `device` is torch's name for the GPU (`cuda:0`, or `cpu` for an emulated one). `limit_bytes` is
-    the memory that the model may use there: weights, activations, and the process's own memory
-    unless the model shares it with others, by the `runtime` of streams; all of those may use
-    `together_bytes` at once. `turns` is a descriptor of
-    the lock by which runtimes run one call at a time on the GPU, or on each of its `slots`
-    (`devices/gpu_turns.py`); without it calls of several processes run at the same time. The
-    caller keeps both descriptors.
-    `emptied` is the process that takes the model, left there by another model of the tenant;
-    without one, or if it has ended, a process that was prepared does. `link` are the paths that
-    everything takes between the process and the GPU; `urgency` says whether a request waits, and
-    `progress` is told where the load waits without a worker. The model's calls run on no more than
-    this `gpu_share` of the GPU's multiprocessors, or the load fails. No more than `merged` of them
-    run as one, or as many as measurements say where it is 0.
-    """
+    """One model to be loaded on one GPU. The caller keeps both descriptors."""
 
     model: str
     tenant: str
     gpu: str
-    device: str
+    device: str  # torch's name for the GPU: `cuda:0`, or `cpu` for an emulated one
     digest: str
     table: tuple[tuple[int, int], ...]
     total_bytes: int
-    image: int
+    image: int  # a descriptor of the image in shared memory
+    # Memory on the GPU: weights, activations, and the process's own memory unless the model shares
+    # the process with others, by the runtime of streams.
     limit_bytes: int
     emulation: Emulation = Emulation()
+    # A descriptor of the lock by which runtimes run one call at a time on the GPU, or on each of
+    # its `slots` (`devices/gpu_turns.py`). None: calls of several processes run at the same time.
     turns: int | None = None
     slots: int = 1
+    # The process that takes the model, left there by another model of the tenant. None, or if it
+    # has ended: a process that was prepared takes it.
     emptied: "EmptyHost | None" = None
+    # The image is still being read, and the load ends only after its content was verified. None: it
+    # is sealed.
     arrival: ArrivingWeights | None = None
     runtime: str = "process"
-    gpu_share: float = 1.0
-    merged: int = 0
-    together_bytes: int = 0
-    link: WorkerLink | None = None
-    urgency: LoadUrgency = field(default_factory=LoadUrgency)
-    progress: LoadProgress = field(default_factory=LoadProgress)
+    gpu_share: float = 1.0  # of the GPU's multiprocessors: its calls use no more, or the load fails
+    merged: int = 0  # this many calls at most run as one; 0: as many as measurements say
+    together_bytes: int = 0  # all models of a shared process may use this much at once
+    link: WorkerLink | None = None  # the paths of all that passes between process and GPU
+    urgency: LoadUrgency = field(default_factory=LoadUrgency)  # whether a request waits
+    progress: LoadProgress = field(default_factory=LoadProgress)  # told of waits without a worker
 
 
 class PressureAnswer(NamedTuple):
@@ -322,7 +312,6 @@ class MergedSums(NamedTuple):
     never: Mapping[str, str] = MappingProxyType({})
 
     def plus(self, other: "MergedSums") -> "MergedSums":
-        """Return the sums of both."""
         reasons = {**self.singly, **other.singly}
         singly = {why: self.singly.get(why, 0) + other.singly.get(why, 0) for why in reasons}
         return MergedSums(
@@ -434,11 +423,9 @@ class LoadPhases:
 
     @property
     def spans(self) -> tuple[LoadSpan, ...]:
-        """The phases so far, in the order of their beginnings."""
         return tuple(sorted(self._spans, key=lambda span: (span.begin_s, span.end_s)))
 
     def end(self, phase: str) -> None:
-        """End this phase, and begin the next."""
         before_s, self._before_s = self._before_s, self._now_s()
         self._spans.append(LoadSpan(phase, before_s, self._before_s))
 
@@ -457,7 +444,6 @@ class LoadPhases:
         self._other_s = max(0.0, self._now_s() - self._before_s - _covered_s(beside))
 
     def took_s(self) -> dict[str, float]:
-        """Return the duration of each phase."""
         found = {"other": self._other_s} if self._other_s else {}
         for span in self._spans:
             found[span.phase] = found.get(span.phase, 0.0) + span.end_s - span.begin_s
@@ -490,7 +476,6 @@ def _without_waiting(span: LoadSpan, read_s: float) -> LoadSpan:
 
 
 def _covered_s(spans: Iterable[LoadSpan]) -> float:
-    """Return the time in which at least one of the spans was under way."""
     covered_s, end_s = 0.0, float("-inf")
     for span in sorted(spans, key=lambda found: found.begin_s):
         covered_s += max(0.0, span.end_s - max(end_s, span.begin_s))
@@ -498,11 +483,8 @@ def _covered_s(spans: Iterable[LoadSpan]) -> float:
     return covered_s
 
 
-# When a runtime prepares: at the node's start, or for the first program that may use a GPU.
-
-
 class Preparation:
-    """Prepares the runtime as soon as there is one and somebody needs it."""
+    """Prepares the runtime at the node's start, or for the first program that may use a GPU."""
 
     def __init__(self, *, at_start: bool) -> None:
         self._needed = at_start
@@ -540,7 +522,6 @@ class NoStayingData:
         """Nothing: nothing was granted."""
 
     def wanted(self, hosted: HostedModel, handle: str) -> None:
-        """There is none."""
         hosted.borrowed(handle, None)
 
     def lent(self, hosted: HostedModel, handle: str, lent: LentData | None) -> None:

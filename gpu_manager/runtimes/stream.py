@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 _MOST_BREAKS = 2
 
 
-# How often each model broke a process of others, in a file that outlives the manager.
-
 BREAKS_FILE = "process-breaks.json"
 _FORGOTTEN_S = 24 * 3600.0  # a function may have been mended, and its weights be the same
 _MOST_MODELS = 4096
@@ -31,7 +29,7 @@ _MOST_BYTES = 4 << 20
 
 
 class ProcessBreaks:
-    """Counts by model; one that broke nothing for a day is forgotten.
+    """How often models broke a process of others; one that broke nothing for a day is forgotten.
 
     Without a file the counts end with the manager. Managers may share one: the higher count holds.
     """
@@ -49,7 +47,6 @@ class ProcessBreaks:
         return count if self._unix_s() - last_s < _FORGOTTEN_S else 0
 
     def add(self, model: str) -> None:
-        """Count once more, and keep it."""
         before = self[model]
         self._merge()
         if model not in self._counts and len(self._counts) >= _MOST_MODELS:
@@ -59,14 +56,13 @@ class ProcessBreaks:
             self._write()
 
     def _merge(self) -> None:
-        """Take over what the file has, and drop what is old."""
         now_s = self._unix_s()
         for model, (count, last_s) in self._read().items():
             self._counts[model] = max(
                 self._counts.get(model, (0, 0.0)), (count, min(last_s, now_s))
             )
         self._counts = {
-            model: found for model, found in self._counts.items() if now_s - found[1] < _FORGOTTEN_S
+            model: entry for model, entry in self._counts.items() if now_s - entry[1] < _FORGOTTEN_S
         }
 
     def _read(self) -> dict[str, tuple[int, float]]:
@@ -88,19 +84,18 @@ class ProcessBreaks:
         try:
             descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump({model: list(found) for model, found in self._counts.items()}, file)
+                json.dump({model: list(entry) for model, entry in self._counts.items()}, file)
             aside.replace(self._path)
         except OSError as error:
             log.warning("%s: %s: it is forgotten with this manager", self._path, error)
             aside.unlink(missing_ok=True)
 
 
-def _checked(found: Any) -> dict[str, tuple[int, float]]:
-    """What a file says, if it is one of ours."""
-    if not isinstance(found, dict) or len(found) > _MOST_MODELS:
+def _checked(content: Any) -> dict[str, tuple[int, float]]:
+    if not isinstance(content, dict) or len(content) > _MOST_MODELS:
         raise ValueError("it is no table of models")
     counts: dict[str, tuple[int, float]] = {}
-    for model, entry in found.items():
+    for model, entry in content.items():
         match entry:
             case [int(count), float(last_s)] if len(model) <= _MOST_CHARACTERS and count > 0:
                 counts[model] = (count, last_s)
@@ -120,11 +115,9 @@ class StreamRuntime:
         self._breaks = breaks or ProcessBreaks()
 
     def prepare(self) -> None:
-        """Have workers ready for a first load."""
         self._workers.prepare()
 
     def hosts_alone(self, model: str) -> bool:
-        """Whether the model gets a process of its own, since it broke those of others."""
         return self._breaks[model] >= _MOST_BREAKS
 
     def process_of(self, tenant: str, gpu: str) -> HostingWorker | None:
@@ -155,7 +148,6 @@ class StreamRuntime:
         """Nothing: the workers are ended with those of the other runtime."""
 
     async def _open(self, order: LoadOrder) -> HostedModel:
-        """Make the tenant's process, with this model as its first one."""
         model = await self._workers.load(order, shared=True)
         host = self._workers.host_of(model)
         if host is not None:

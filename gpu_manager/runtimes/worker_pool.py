@@ -62,12 +62,10 @@ class Pool:
 
     @property
     def ready(self) -> dict[str, int]:
-        """The number of spare workers by device."""
         return {device: len(spares) for device, spares in self._spares.items()}
 
     @property
     def forked(self) -> int:
-        """The number of processes without a device."""
         return len(self._forked)
 
     def spares(self, device: str) -> Sequence[ForkedWorker]:
@@ -98,7 +96,6 @@ class Pool:
             raise NoWorker(model, str(error)) from error
 
     async def close(self) -> None:
-        """Kill the spare workers and wait for their exit."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -164,7 +161,6 @@ class Pool:
         return min(most, max(settings.least, len(recent)))
 
     async def _warm(self, worker: ForkedWorker | None, device: str) -> ForkedWorker:
-        """Have a worker make its context, one that is forked already or a new one."""
         settings = self._settings
         worker = await self._server.fork() if worker is None else worker
         await worker.send(orders.Warm(device, settings.context_s, settings.context_bytes))
@@ -176,7 +172,6 @@ class Pool:
 
 
 def _living(spares: deque[ForkedWorker]) -> ForkedWorker | None:
-    """Take the first one that has not ended."""
     while spares:
         worker = spares.popleft()
         if not worker.exited.done():

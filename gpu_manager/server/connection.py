@@ -77,7 +77,6 @@ Expected = errors.GpuManagerError, scheduling.SchedulerError
 
 
 def refusal(error: Exception) -> ClientRefusal:
-    """Return the refusal that a client receives for an expected error."""
     failure = next(
         (found for kind, found in _FAILURES if isinstance(error, kind)), FailureKind.INTERNAL
     )
@@ -102,7 +101,6 @@ class ClientConnection:
         self._peer = "an unidentified client"
 
     async def serve(self) -> None:
-        """Serve the connection from HELLO until its end."""
         try:
             async with time_limit(self._services.hello_s):
                 client, hosted = await self._hello()
@@ -239,7 +237,6 @@ class ClientConnection:
     # -- tasks ----------------------------------------------------------------------------------
 
     def _failed(self, error: BaseException) -> None:
-        """Close the connection, because a request could not be answered."""
         if isinstance(error, BadFrame):
             self._strangers.warn("closed the connection of %s: %s", self._peer, error)
         elif not isinstance(error, ConnectionLost):

@@ -61,7 +61,6 @@ class ConnectionLimits:
             self._left(place)
 
     def identified(self, place: ConnectionPlace, tenant: str) -> None:
-        """See ConnectionPlace."""
         if self._clients[tenant] >= self.most_of_a_tenant:
             raise ClientNotAllowed(f"{tenant} has {self._clients[tenant]} connections already")
         self._strangers.pop(place, None)

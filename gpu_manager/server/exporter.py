@@ -41,7 +41,6 @@ class Exporter:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and the port that the server listens on."""
         assert self._address is not None, "the exporter was started"
         return self._address
 
@@ -59,7 +58,6 @@ class Exporter:
         log.info("metrics at http://%s:%d/metrics", *self.address)
 
     async def stop(self) -> None:
-        """Close the port and every connection."""
         await self._exits.aclose()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -61,7 +61,6 @@ class ListeningSocket:
             raise BadSetting("address", str(address), error.strerror or str(error)) from error
 
     def close(self) -> None:
-        """Close the socket, and remove its files."""
         self.socket.close()
         self._release()
 
@@ -124,8 +123,6 @@ def _lock(address: UnixAddress) -> int:
         os.close(descriptor)  # its last owner removed the file just before
 
 
-# TLS for functions on other machines: decrypts their streams into plain sockets.
-
 _PIECE_BYTES = 256 << 10
 _SHUTDOWN_S = 1.0
 
@@ -185,7 +182,6 @@ class Certificate:
 async def _carry(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, plain: socket.socket
 ) -> None:
-    """Copy bytes in both directions until either side closes; then close both."""
     try:
         await until_first(_copy_in(reader, plain), _copy_out(plain, writer))
     finally:
@@ -247,7 +243,6 @@ class ManagerServer:
 
     @property
     def connections(self) -> int:
-        """The number of open connections."""
         return len(self._connections)
 
     def listen(self, addresses: Iterable[Address]) -> None:
@@ -277,7 +272,6 @@ class ManagerServer:
             listener.close()
 
     async def close(self) -> None:
-        """Close every connection."""
         self.stop_listening()
         await self._connections.close()
 

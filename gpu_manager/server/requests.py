@@ -36,11 +36,9 @@ class ClientAnswer:
 
     @property
     def descriptors(self) -> list[int]:
-        """The descriptors to send with the answer."""
         return [*self.copies, *(end.fileno() for end in self.ends)]
 
     def close(self) -> None:
-        """Close the descriptors and sockets after sending."""
         for copy in self.copies:
             os.close(copy)
         for end in self.ends:
@@ -96,7 +94,7 @@ class ShimRequests:
 
     @property
     def most_body_bytes(self) -> int:
-        """That of a piece while weights or data arrive: memory is kept for no other body."""
+        """The largest body of a frame now: one piece during an upload, otherwise none."""
         return MAX_PIECE_BYTES if self._weights.arriving or self._data.arriving else 0
 
     def waits(self, frame: Frame) -> bool:
@@ -110,7 +108,6 @@ class ShimRequests:
         return whole or puts or about or frame.kind in _WAITING
 
     async def handle(self, frame: Frame) -> ClientAnswer | None:
-        """Handle a request; return None if it has no answer."""
         _, fields = read.request(frame.meta)
         if frame.kind in _ABOUT_DATA:
             return await self._about_data(frame, fields)
@@ -160,7 +157,6 @@ class ShimRequests:
         return None
 
     def close(self) -> None:
-        """Discard incomplete uploads."""
         self._weights.close()
         self._data.close()
 
@@ -188,11 +184,9 @@ class AdminRequests:
         return 0
 
     def waits(self, frame: Frame) -> bool:
-        """Whether a request may wait for the scheduler, as every ADMIN request."""
         return frame.kind is FrameKind.ADMIN
 
     async def handle(self, frame: Frame) -> ClientAnswer | None:
-        """Handle an ADMIN request."""
         if frame.kind is not FrameKind.ADMIN:
             raise BadFrame(f"{frame.kind.name} is not a request of an administrator")
         _, fields = read.request(frame.meta)
@@ -201,8 +195,6 @@ class AdminRequests:
     def close(self) -> None:
         """Do nothing: the handler has no state."""
 
-
-# HELLO: identifies the client of a connection and checks the role that it requests.
 
 _PEER = struct.Struct("3i")  # process, user, group
 _SESSION_CHARACTERS = 64
@@ -262,7 +254,6 @@ def _same_user(connection: socket.socket) -> bool:
 
 
 def welcome(node: GpuNode, session: ClientSession, *, local: bool) -> dict[str, Any]:
-    """Return the fields of the answer to a HELLO."""
     gpus = [
         {"id": gpu.id, "name": gpu.device.name, "memory_bytes": gpu.device.memory_bytes}
         for gpu in node.gpus.values()
@@ -273,7 +264,6 @@ def welcome(node: GpuNode, session: ClientSession, *, local: bool) -> dict[str, 
 def handler_for(
     role: ClientRole, session: ClientSession, services: Services, *, local: bool
 ) -> Handler:
-    """Return the handler for a client with this role."""
     if role is ClientRole.ADMIN:
         return AdminRequests(services)
     return ShimRequests(session, services, local=local)

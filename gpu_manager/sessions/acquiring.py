@@ -114,19 +114,18 @@ class Acquiring:
             located = self._elsewhere.answer(session, granted.request, placement)
             return answer | {"queue_s": granted.queue_s, "elsewhere": located}, []
         workers = dict(zip(wanted.digests, wanted.models, strict=True))
-        found = {digest: granted.workers[model] for digest, model in workers.items()}
-        fresh = [each for each in granted.workers.values() if each.id not in wanted.known]
-        ends = [_open_channel(session, each) for each in fresh] if local else []
+        by_digest = {digest: granted.workers[model] for digest, model in workers.items()}
+        fresh = [worker for worker in granted.workers.values() if worker.id not in wanted.known]
+        ends = [_open_channel(session, worker) for worker in fresh] if local else []
         answer |= {
             "queue_s": granted.times[0],
             "load_s": granted.times[1],
-            "workers": {digest: each.id for digest, each in found.items()},
-            "fresh": [each.id for each in fresh],
+            "workers": {digest: worker.id for digest, worker in by_digest.items()},
+            "fresh": [worker.id for worker in fresh],
         }
         return answer, ends
 
     def stop(self) -> None:
-        """Grant no further leases."""
         self._stopping = True
         self._unclaimed.stop()
 
@@ -165,11 +164,9 @@ class Acquiring:
         return {"lease": claims.lease, "node": claims.node, "addresses": list(addresses)}
 
     def claimed(self, session: ClientSession, fields: Fields) -> None:
-        """Record that the session has claimed a lease elsewhere, which that node will end."""
         self._elsewhere.claimed(session, LeaseId(read.whole(fields, "lease")), _named(fields))
 
     def end_session(self, session: ClientSession) -> None:
-        """End the leases of a session that has ended."""
         for held in self._node.leases.held_by(session.key):
             self._node.give_back(held, held.claims_of(session.key), EndReason.SESSION_GONE)
         self._elsewhere.end_session(session)
@@ -204,9 +201,9 @@ class Acquiring:
     ) -> LocalGrant | None:
         """Return the lease that the request names; None if it is not usable for these models."""
         if wanted.lease is not None:
-            found = self._node.leases.get(wanted.lease)
-            mine = found is not None and found.is_for(session.key, str(session.identity))
-            return await self._join(found, wanted) if found is not None and mine else None
+            lease = self._node.leases.get(wanted.lease)
+            mine = lease is not None and lease.is_for(session.key, str(session.identity))
+            return await self._join(lease, wanted) if lease is not None and mine else None
         assert wanted.token is not None, "the request has a lease number or a token"
         presented = await self._presented.lease(session, wanted.token, wanted.models)
         if presented is None:
@@ -312,8 +309,8 @@ class Acquiring:
         workers = self._node.loaded_now(held, wanted.models)
         if not workers:
             return None
-        unknown = [found for found in workers.values() if found.id not in wanted.known]
-        await asyncio.gather(*(sign_of_life(found) for found in unknown))
+        unknown = [worker for worker in workers.values() if worker.id not in wanted.known]
+        await asyncio.gather(*(sign_of_life(worker) for worker in unknown))
         if self._node.loaded_now(held, wanted.models) != workers:
             return None
         return LocalGrant(_placement(held, self._node, hit=True), workers, (0.0, 0.0))
@@ -371,7 +368,6 @@ def _request(
 
 
 def _trace(fields: Fields) -> TraceContext | None:
-    """Return the trace of the graph call that needs the lease, if it is traced."""
     trace = read.text_or_none(fields, "trace")
     return None if trace is None else trace_of(trace)
 
@@ -382,7 +378,6 @@ def _placement(held: LeaseInForce, node: GpuNode, *, hit: bool) -> Placement:
 
 
 def _open_channel(session: ClientSession, hosted: HostedModel) -> socket.socket:
-    """Open a channel to a worker, and return the shim's end."""
     ours, workers = socket.socketpair()
     hosted.channel(session.key, str(session.identity), workers)
     return ours

@@ -32,7 +32,6 @@ class NodeAdministration:
         self._scheduling = scheduling
 
     async def answer(self, fields: Fields) -> Row:
-        """Carry out a request, and return the answer's fields."""
         do = read.text(fields, "do")
         if do == "models":
             return {"models": [*await self._resident(), *self._stored()]}
@@ -50,12 +49,12 @@ class NodeAdministration:
         return {"model": model}
 
     def _named(self, text: str) -> ModelId:
-        found = self._catalogue.named(text)
-        if not found:
+        models = self._catalogue.named(text)
+        if not models:
             raise UnknownImage(text)
-        if len(found) > 1:
-            raise ClientNotAllowed(f"{text!r} is ambiguous: {', '.join(sorted(found))}")
-        return found[0]
+        if len(models) > 1:
+            raise ClientNotAllowed(f"{text!r} is ambiguous: {', '.join(sorted(models))}")
+        return models[0]
 
     async def _resident(self) -> list[Row]:
         status = await self._scheduling.survey()
@@ -95,7 +94,6 @@ class NodeAdministration:
         }
 
     def _stored(self) -> Iterator[Row]:
-        """Yield the models whose weights the node has, and that are on no GPU."""
         on_gpus = {model for gpu in self._node.gpus.values() for model in gpu.residents}
         for model in self._catalogue:
             tier = self._store.tier(model.digest)
@@ -136,7 +134,7 @@ class NodeAdministration:
                 "disk_images": store.disk_images,
                 "disk_bytes": store.disk_bytes,
                 "eviction": store.rule,
-                "demotions": [_demotion(each) for each in store.demotions],
+                "demotions": [_demotion(demotion) for demotion in store.demotions],
             },
             "gpus": [self._gpu(gpu) for gpu in self._node.gpus.values()],
         }
@@ -156,7 +154,6 @@ class NodeAdministration:
 
 
 def _transfers(paths: GpuPaths) -> list[Row]:
-    """Return what went to a GPU and from it, and how long it waited for others."""
     return [
         {
             "direction": direction.value,
@@ -168,9 +165,8 @@ def _transfers(paths: GpuPaths) -> list[Row]:
     ]
 
 
-def _demotion(found: Demotion) -> Row:
-    """Return a decision about host memory with its reasons, in the form of explained placements."""
-    return asdict(found) | {"decided": _clock(found.decided_s)}
+def _demotion(demotion: Demotion) -> Row:
+    return asdict(demotion) | {"decided": _clock(demotion.decided_s)}
 
 
 def _tier_name(tier: Tier) -> str:

@@ -38,11 +38,9 @@ class NodeData:
     locate: Locate
 
     def end_session(self, session: ClientSession) -> None:
-        """A session has ended, and with it what it was putting."""
         self.table.end_session(session.key)
 
     async def close(self) -> None:
-        """End all data."""
         await self.workers.close()
         self.table.close()
 
@@ -60,7 +58,6 @@ class DataRequests:
 
     @property
     def arriving(self) -> bool:
-        """Whether data arrives in pieces."""
         return bool(self._arriving)
 
     async def put(self, fields: Fields) -> tuple[Answer, tuple[int, ...]]:
@@ -140,7 +137,6 @@ class DataRequests:
         self._table.drop(self._tenant, _handle(fields))
 
     def give_back(self, fields: Fields) -> None:
-        """The session maps the memory of this data no more."""
         self._table.give_back(self._tenant, self._key, _handle(fields))
 
     def close(self) -> None:

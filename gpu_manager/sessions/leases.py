@@ -105,10 +105,10 @@ class PresentedLeases:
         while leases.get(claims.lease) is None and leases.latest < claims.lease:
             if not await self._node.granted.wait(deadline_s - loop.time()):
                 break
-        found = leases.get(claims.lease)
-        if found is None:
+        held = leases.get(claims.lease)
+        if held is None:
             leases.patience.asked_for(claims.lease, loop.time())
-        return found
+        return held
 
 
 # Leases that no session has claimed: one of their function that waits for a lease takes them over.
@@ -135,7 +135,6 @@ class _WaitingSession:
     taken: asyncio.Future[TakenLease]
 
     def takes(self, held: LeaseInForce) -> bool:
-        """Whether this lease is of use to it."""
         if self.placing.done() or self.taken.done():
             return False
         mine = held.function == str(self.session.identity)
@@ -178,7 +177,6 @@ class UnclaimedLeases:
         return waiting.taken.result()
 
     def stop(self) -> None:
-        """Pass nothing on any more."""
         self._watching.cancel()
 
     def _withdraw(self, placing: asyncio.Task[Placement], request: Request) -> None:
@@ -224,7 +222,7 @@ class UnclaimedLeases:
         return next_s
 
     def _pass_on(self, held: LeaseInForce) -> None:
-        waiting = next((each for each in self._waiting if each.takes(held)), None)
+        waiting = next((session for session in self._waiting if session.takes(held)), None)
         if waiting is None:
             return
         workers = self._node.loaded_now(held, waiting.models)
@@ -232,8 +230,6 @@ class UnclaimedLeases:
             log.debug("lease %d is passed on to %s", held.id, waiting.session.key)
             waiting.taken.set_result(TakenLease(held, workers))
 
-
-# Leases on other nodes that the scheduler granted to functions connected to this one.
 
 # The number of unclaimed leases remembered for a session; older ones are forgotten.
 REMEMBERED = 64
@@ -264,8 +260,7 @@ class LeasesElsewhere:
         self._leases: dict[SessionKey, dict[_Part, float]] = {}
 
     def __len__(self) -> int:
-        """Return the number of leases that may be unclaimed."""
-        return sum(len(known) for known in self._leases.values())
+        return sum(len(parts) for parts in self._leases.values())
 
     def answer(
         self, session: ClientSession, request: RequestId, placement: Placement
@@ -292,7 +287,6 @@ class LeasesElsewhere:
         return {"node": placement.node, "addresses": list(addresses), "token": token}
 
     def addresses_of(self, node: NodeId) -> tuple[str, ...]:
-        """Return the addresses of another node; empty if the scheduler has not reported any."""
         return () if self._neighbours is None else self._neighbours.addresses_of(node)
 
     def claimed(
@@ -309,24 +303,23 @@ class LeasesElsewhere:
             self._scheduling.release(*part)
 
     def end_session(self, session: ClientSession) -> None:
-        """Give back the unclaimed leases of a session that has ended."""
         since_s = time.monotonic() - UNREPORTED_S
         for part, answered_s in self._leases.pop(session.key, {}).items():
             if answered_s > since_s:
                 self._scheduling.release(*part)
 
     def _remember(self, key: SessionKey, part: _Part) -> None:
-        known = self._leases.setdefault(key, {})
-        known[part] = time.monotonic()
-        if len(known) > REMEMBERED:
-            del known[next(iter(known))]
+        parts = self._leases.setdefault(key, {})
+        parts[part] = time.monotonic()
+        if len(parts) > REMEMBERED:
+            del parts[next(iter(parts))]
 
     def _forget(self, key: SessionKey, lease: LeaseId, request: RequestId | None) -> list[_Part]:
         """Forget an unclaimed lease, of all requests if none is named; return what was known."""
-        known = self._leases.get(key, {})
-        found = [part for part in known if part[0] == lease and request in (None, part[1])]
-        for part in found:
-            del known[part]
-        if not known:
+        parts = self._leases.get(key, {})
+        forgotten = [part for part in parts if part[0] == lease and request in (None, part[1])]
+        for part in forgotten:
+            del parts[part]
+        if not parts:
             self._leases.pop(key, None)
-        return found
+        return forgotten

@@ -17,7 +17,6 @@ Fields = Mapping[str, Any]
 
 
 def request(meta: Meta) -> tuple[int, Fields]:
-    """Return the number and the fields of a request."""
     if isinstance(meta, list) and len(meta) == len(("number", "fields")):
         number, fields = meta
         if type(number) is int and isinstance(fields, dict):
@@ -34,27 +33,22 @@ def text(fields: Fields, name: str, most: int = _MOST_CHARACTERS) -> str:
 
 
 def text_or_none(fields: Fields, name: str) -> str | None:
-    """Return a short string; None if the field is missing."""
     return None if fields.get(name) is None else text(fields, name)
 
 
 def token_or_none(fields: Fields, name: str) -> str | None:
-    """Return a signed token; None if the field is missing."""
     return None if fields.get(name) is None else token(fields, name)
 
 
 def token(fields: Fields, name: str) -> str:
-    """Return a signed token."""
     return text(fields, name, _MOST_TOKEN_CHARACTERS)
 
 
 def digest(fields: Fields, name: str = "digest") -> str:
-    """Return an image's digest."""
     return _digest(fields.get(name), name)
 
 
 def whole(fields: Fields, name: str, least: int = 0) -> int:
-    """Return a whole number, not below `least`."""
     value = fields.get(name)
     if type(value) is not int or value < least:
         raise BadFrame(f"{name} is not a whole number from {least}")
@@ -62,12 +56,10 @@ def whole(fields: Fields, name: str, least: int = 0) -> int:
 
 
 def whole_or_none(fields: Fields, name: str) -> int | None:
-    """Return a whole number; None if the field is missing."""
     return None if fields.get(name) is None else whole(fields, name)
 
 
 def seconds_or_none(fields: Fields, name: str) -> float | None:
-    """Return a time span in seconds; None if the field is missing."""
     value = fields.get(name)
     if value is None:
         return None
@@ -77,7 +69,6 @@ def seconds_or_none(fields: Fields, name: str) -> float | None:
 
 
 def flag(fields: Fields, name: str, *, default: bool | None = None) -> bool:
-    """Return a boolean."""
     value = fields.get(name, default)
     if not isinstance(value, bool):
         raise BadFrame(f"{name} is neither true nor false")
@@ -93,7 +84,6 @@ def digests(fields: Fields, name: str) -> tuple[str, ...]:
 
 
 def texts(fields: Fields, name: str) -> tuple[str, ...]:
-    """Return a list of short strings."""
     values = _few(fields, name)
     return tuple(text({name: value}, name) for value in values)
 

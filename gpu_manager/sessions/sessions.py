@@ -20,8 +20,6 @@ class SessionConnection(Protocol):
         ...
 
 
-# Since when a session has asked for a lease, over questions that expired one after the other.
-
 # Who asks again within this time has not stopped waiting.
 _AT_ONCE_S = 1.0
 _MOST_MODELS = 32
@@ -87,7 +85,6 @@ class ClientSessions:
             self._ended(session)
 
     def lease_ended(self, key: SessionKey, lease: LeaseId) -> None:
-        """Notify a session that one of its leases has ended."""
         session = self._sessions.get(key)
         if session is not None:
             for connection in list(session.connections):
@@ -95,10 +92,8 @@ class ClientSessions:
 
 
 def session_key(identity: FunctionIdentity, name: str) -> SessionKey:
-    """Return the key of a function's session of this name."""
     return SessionKey(f"{identity}/{name}")
 
 
 def fresh_request_id(key: SessionKey) -> str:
-    """Return an id for a request without one."""
     return f"{key}/{secrets.token_hex(8)}"

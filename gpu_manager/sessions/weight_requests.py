@@ -33,8 +33,6 @@ Answer = dict[str, Any]
 T = TypeVar("T")
 
 
-# Images that arrive in pieces: how many, and how long each may take between two pieces.
-
 log = logging.getLogger(__name__)
 
 
@@ -123,12 +121,10 @@ class ConnectionUploads:
             self._wait(digest)
 
     def close(self) -> None:
-        """End every upload."""
         for digest in list(self._incoming):
             self.end(digest)
 
     def end(self, digest: str) -> None:
-        """End an upload, and discard what has arrived."""
         found = self._incoming.pop(digest)
         if found.silence is not None:
             found.silence.cancel()
@@ -146,9 +142,6 @@ class ConnectionUploads:
     def _give_up(self, digest: str) -> None:
         log.warning("an upload of %s ended: no piece came for a while", self._tenant)
         self.end(digest)
-
-
-# Shares the threads that hash weights among tenants, and paces a tenant's new images.
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +167,7 @@ class _Turns:
 
 
 class TenantTurns:
-    """The turns of every tenant."""
+    """Shares the threads that hash weights among tenants, and paces a tenant's new images."""
 
     def __init__(
         self, limits: TurnLimits = TurnLimits(), now_s: Callable[[], float] | None = None
@@ -254,15 +247,10 @@ class Library:
         return True
 
     def forget(self, session: ClientSession, digest: str) -> None:
-        """Withdraw the function's right to use these weights."""
         self.store.forget(str(session.identity), digest)
         self.report_tiers()
 
     def report_tiers(self, *digests: str) -> None:
-        """Report the tiers that have changed, of these weights and others, to the scheduler.
-
-        Models whose weights this node no longer has are forgotten: their functions send them again.
-        """
         tiers = TierReports(self.node, self.store, self.catalogue, self.reports)
         tiers.report_changed(*digests)
 
@@ -280,7 +268,6 @@ class WeightRequests:
 
     @property
     def arriving(self) -> bool:
-        """Whether weights arrive in pieces."""
         return bool(len(self._incoming))
 
     def offer(self, fields: Fields) -> Answer:
@@ -349,11 +336,9 @@ class WeightRequests:
         return {"digest": digest}
 
     def forget(self, fields: Fields) -> None:
-        """Withdraw the function's right to use these weights."""
         self._library.forget(self._session, read.digest(fields))
 
     def close(self) -> None:
-        """Discard incomplete uploads."""
         self._incoming.close()
 
     async def _begin(self, digest: str, fields: Fields) -> None:

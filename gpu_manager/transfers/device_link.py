@@ -44,7 +44,6 @@ class DeviceLink:
     def pass_output(
         self, owner: str, size_bytes: int, rank: TransferRank = TransferRank.CALL
     ) -> None:
-        """Return when so many bytes have passed an emulated path to the host."""
         self.to_host.transfer(owner, rank, self._sums[1]).move(size_bytes)
 
     def copying_input(

@@ -53,7 +53,6 @@ class SharedGates:
         return [pid for watch in self._watches if (pid := watch.check()) is not None]
 
     def close(self) -> None:
-        """Let nothing pass any more, and close the files of locks."""
         for path, gate in zip(self.paths, self.gates, strict=True):
             if path.close():
                 os.close(gate)
@@ -72,12 +71,10 @@ class GpuPaths:
 
     @property
     def link(self) -> WorkerLink | None:
-        """What a worker of this GPU gets."""
         gates = self.gates
         return None if gates is None else WorkerLink(gates.gates, gates.speed, self.sums)
 
     def moved(self) -> Iterator[tuple[Direction, TransferRank, Moved]]:
-        """Yield the sums of each direction and rank."""
         for direction, sums in zip(Direction, self.sums, strict=True):
             for rank in TransferRank:
                 yield direction, rank, sums.of(rank)
@@ -118,7 +115,6 @@ class PathWatch:
         return self._suspect
 
     def _begin(self) -> None:
-        """Move a byte, if another process has the path or waits for it."""
         self._probe = None
         if path_holder(self._gate) is not None:
             self._since_s = time.monotonic()

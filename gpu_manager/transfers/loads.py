@@ -17,19 +17,15 @@ class LoadUrgency:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether nobody waits."""
         return self.rank is TransferRank.BACKGROUND
 
     def listen(self, listener: Callable[[TransferRank], None]) -> None:
-        """Have this called when the rank changes."""
         self._listeners.append(listener)
 
     def ignore(self, listener: Callable[[TransferRank], None]) -> None:
-        """Call this one no more."""
         self._listeners.remove(listener)
 
     def hurry(self) -> None:
-        """A request waits from now on."""
         if self.is_ahead:
             self.rank = TransferRank.AWAITED
             for listener in list(self._listeners):

@@ -45,7 +45,6 @@ class PathSpeed(NamedTuple):
 
     @property
     def block(self) -> int:
-        """The bytes of a block."""
         if self.block_bytes:
             return self.block_bytes
         if not self.bytes_per_s:
@@ -74,11 +73,7 @@ class PathTimes:
         return begin_s, self._free_s
 
     def taken_until(self, now_s: float) -> None:
-        """Another process had the path until now."""
         self._free_s = max(self._free_s, now_s)
-
-
-# What has passed one direction of a GPU's PCIe, and how long it waited for others, by rank.
 
 
 class Moved(NamedTuple):
@@ -89,7 +84,7 @@ class Moved(NamedTuple):
 
 
 class MovedSums:
-    """Sums of one direction of one GPU; thread-safe."""
+    """Sums of one direction of a GPU's PCIe, by rank; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,13 +92,11 @@ class MovedSums:
         self._waited_s = [0.0] * len(TransferRank)
 
     def add(self, rank: int, size_bytes: float, waited_s: float = 0.0) -> None:
-        """Add a transfer, or a part of one."""
         with self._lock:
             self._bytes[rank] += size_bytes
             self._waited_s[rank] += waited_s
 
     def of(self, rank: TransferRank) -> Moved:
-        """Return the sums of a rank."""
         with self._lock:
             return Moved(self._bytes[rank], self._waited_s[rank])
 
@@ -112,10 +105,10 @@ class MovedSums:
         with self._lock:
             if not any(self._bytes):
                 return []
-            found = [Moved(*each) for each in zip(self._bytes, self._waited_s, strict=True)]
+            moved = [Moved(*sums) for sums in zip(self._bytes, self._waited_s, strict=True)]
             self._bytes = [0.0] * len(TransferRank)
             self._waited_s = [0.0] * len(TransferRank)
-            return found
+            return moved
 
 
 class TransferPath:
@@ -169,7 +162,6 @@ class TransferPath:
                 self._gate.retract(rank)
 
     def is_queued(self, owner: str) -> bool:
-        """Whether something of this owner waits or passes."""
         with self._changed:
             return self._schedule.is_queued(owner)
 
@@ -186,13 +178,11 @@ class TransferPath:
     # -- for transfers --------------------------------------------------------------------------
 
     def queue(self, owner: str, rank: TransferRank, size_bytes: int) -> QueuedTransfer:
-        """Queue bytes of this owner."""
         with self._changed:
             self._gate.announce(rank)
             return self._schedule.add(owner, rank, size_bytes)
 
     def unqueue(self, queued: QueuedTransfer) -> None:
-        """Let go what is queued still."""
         with self._changed:
             self._schedule.withdraw(queued)
             self._gate.retract(queued.rank)
@@ -201,7 +191,6 @@ class TransferPath:
             self._changed.notify_all()
 
     def promote(self, queued: QueuedTransfer, rank: TransferRank) -> None:
-        """Have what is queued be of another rank."""
         with self._changed:
             self._gate.announce(rank)
             self._gate.retract(queued.rank)
@@ -241,7 +230,6 @@ class TransferPath:
         return begun_s, passed_s
 
     def end_turn(self, block: Block, *, passed: bool) -> None:
-        """The block has passed, or never will."""
         with self._changed:
             if passed:
                 self._schedule.passed(block)
@@ -257,8 +245,8 @@ class TransferPath:
         if here is None:
             return None
         present = next((rank for rank in TransferRank if self._present[rank]), here)
-        found = self._gate.elsewhere(min(here, present))
-        return found if found is not None else present if present < here else None
+        announced = self._gate.elsewhere(min(here, present))
+        return announced if announced is not None else present if present < here else None
 
     def _hold_back(self, chosen: Block | None) -> None:
         """Wait a moment: the next block is another thread's, or another process's."""

@@ -59,7 +59,6 @@ class ProcessGate:
             try_share_lock(self._descriptor, _RANKS + rank)
 
     def retract(self, rank: TransferRank) -> None:
-        """Undo one announcement."""
         self._announced[rank] -= 1
         if not self._announced[rank]:
             unlock(self._descriptor, _RANKS + rank)
@@ -88,11 +87,9 @@ class ProcessGate:
         return not at_once
 
     def is_wanted(self) -> bool:
-        """Whether another process waits for the path."""
         return lock_holder(self._descriptor, _NEXT) is not None
 
     def leave(self) -> None:
-        """Let other processes have the path."""
         unlock(self._descriptor, _PATH)
 
 
@@ -106,15 +103,12 @@ class NoGate:
         """Nobody listens."""
 
     def elsewhere(self, above: TransferRank) -> TransferRank | None:  # noqa: ARG002 - there is none
-        """Nothing waits in other processes."""
         return None
 
     def enter(self) -> bool:
-        """Nobody else has the path."""
         return False
 
     def is_wanted(self) -> bool:
-        """Nobody else wants it."""
         return False
 
     def leave(self) -> None:

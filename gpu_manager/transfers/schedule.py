@@ -63,7 +63,6 @@ class TransferSchedule:
         return transfer
 
     def promote(self, transfer: QueuedTransfer, rank: TransferRank) -> None:
-        """Have the rest of a transfer be of another rank."""
         self.withdraw(transfer)
         transfer.rank = rank
         if transfer.left_bytes:
@@ -80,11 +79,9 @@ class TransferSchedule:
             self._forget_patience(transfer.rank)
 
     def is_queued(self, owner: str) -> bool:
-        """Whether a transfer of this owner is not over."""
         return any(owner in queues for queues in self._queues.values())
 
     def highest(self) -> TransferRank | None:
-        """Return the highest rank that waits."""
         return next((rank for rank in TransferRank if self._queues[rank]), None)
 
     def choose(self, elsewhere: TransferRank | None = None) -> Block | None:

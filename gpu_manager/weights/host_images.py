@@ -102,7 +102,6 @@ class HostImages:
         return len(self._images)
 
     def get(self, digest: str) -> HostImage | None:
-        """Return the image if it is in memory."""
         return self._images.get(digest)
 
     @property
@@ -111,7 +110,6 @@ class HostImages:
         return self._index.is_short
 
     def digests(self) -> list[str]:
-        """Return the digests of all images in memory."""
         with self._lock:
             return list(self._images)
 
@@ -133,17 +131,16 @@ class HostImages:
             return self._hold(image), False
 
     def open(self, digest: str) -> ImageHold | None:
-        """Return a hold on an image; None if it is not in memory."""
         with self._lock:
             image = self._images.get(digest)
             return None if image is None else self._hold(image)
 
     def hold(self, digest: str) -> ImageHold:
         """Return a hold on an image; raise UnknownImage if it is not in memory."""
-        found = self.open(digest)
-        if found is None:
+        hold = self.open(digest)
+        if hold is None:
             raise UnknownImage(digest)
-        return found
+        return hold
 
     def reserve(self, size_bytes: int, owner: str) -> None:
         """Reserve room for a tenant's upload, or raise WeightStoreFull.
@@ -183,24 +180,23 @@ class HostImages:
     def idle(self, digest: str) -> IdleImage | None:
         """Return an image that nobody holds; the caller closes its descriptor."""
         with self._lock:
-            found, image = self._index.residents.get(ModelId(digest)), self._images.get(digest)
-            if found is None or image is None or found.kept:
+            resident, image = self._index.residents.get(ModelId(digest)), self._images.get(digest)
+            if resident is None or image is None or resident.kept:
                 return None
             return IdleImage(image, os.dup(image.descriptor), image.uses)
 
     def remove_idle(self, idle: IdleImage) -> bool:
         """Remove an image from memory; False if it has been needed since it was found idle."""
         with self._lock:
-            found = self._index.residents.get(ModelId(idle.image.digest))
+            resident = self._index.residents.get(ModelId(idle.image.digest))
             is_same = self._images.get(idle.image.digest) is idle.image
-            if found is None or not is_same or found.kept or idle.image.uses != idle.uses:
+            if resident is None or not is_same or resident.kept or idle.image.uses != idle.uses:
                 return False
             self._index.remove(ModelId(idle.image.digest))
             self._drop(idle.image)
             return True
 
     def usage(self) -> MemoryUsage:
-        """Return a consistent view of the bytes counted, lingering and reserved."""
         with self._lock:
             index = self._index
             return MemoryUsage(
@@ -213,12 +209,10 @@ class HostImages:
             )
 
     def record_read(self, size_bytes: int, took_s: float) -> None:
-        """Record the time of reading an image of this size from disk."""
         with self._lock:
             self._index.was_read(size_bytes, took_s)
 
     def close(self) -> None:
-        """Close every descriptor."""
         with self._lock:
             for image in self._images.values():
                 os.close(image.descriptor)
@@ -300,7 +294,7 @@ class ArrivingImage:
     def is_wanted(self) -> bool:
         """Whether anybody still waits; once this is False, nobody can join any more."""
         with self._change:
-            self._is_closed = self._is_closed or all(each.cancelled() for each in self._waiting)
+            self._is_closed = self._is_closed or all(future.cancelled() for future in self._waiting)
             return not self._is_closed
 
     @property
@@ -341,11 +335,9 @@ class ArrivingImage:
     # -- for the thread that reads --------------------------------------------------------------
 
     def note_begun(self) -> None:
-        """Note that the disk is being read from now on."""
         self._begun_s = time.monotonic()
 
     def note_present(self, end: int) -> None:
-        """Note that all bytes before this offset are there."""
         with self._change:
             self._read_s = time.monotonic()
             self._present_bytes = end

@@ -24,14 +24,12 @@ class ImageRequest:
 
     @classmethod
     def in_memory(cls, hold: ImageHold) -> "ImageRequest":
-        """A request for an image that is there."""
         there: Future[ImageHold] = Future()
         there.set_result(hold)
         return cls(there, hold.descriptor)
 
     @classmethod
     def on_its_way(cls, joined: Joined, arriving: ArrivingImage) -> "ImageRequest":
-        """A request for an image that is being read."""
         found = cls(joined.waiting, joined.descriptor)
         found.arriving = arriving
         return found
@@ -54,7 +52,6 @@ class ImageRequest:
             self._waiting.result()
 
     async def over(self) -> None:
-        """Wait until the image is there, or never will be."""
         if not self._waiting.done():
             await asyncio.wait({asyncio.wrap_future(self._waiting)})
 
@@ -110,7 +107,6 @@ class ImageFeed:
         return reading
 
     async def over(self) -> None:
-        """Wait until the image is in host memory, or never will be."""
         await self._request.over()
 
     def _feed(self, pipe: int) -> None:
@@ -163,7 +159,6 @@ class _Told:
         self._poll.register(pipe, 0)  # errors are always reported
 
     def add(self, size_bytes: int) -> None:
-        """Tell that so many bytes more are there."""
         self.end += size_bytes
         with contextlib.suppress(BlockingIOError):
             os.write(self._pipe, packed(self.end))

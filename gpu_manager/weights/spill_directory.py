@@ -98,7 +98,6 @@ class SpillDirectory:
 
     @property
     def used_bytes(self) -> int:
-        """The bytes of all files."""
         return self._files.used_bytes
 
     def __contains__(self, digest: str) -> bool:

@@ -165,7 +165,7 @@ class Demoter:
             written = self._spill.write(image.digest, descriptor, image.table)
         except StoreFailed:
             # No other image is tried before the next shortage: the disk is full or broken.
-            return {each for each in self._images.digests() if each not in self._spill}
+            return {digest for digest in self._images.digests() if digest not in self._spill}
         return set() if written else {image.digest}
 
 
@@ -237,13 +237,13 @@ class WeightStore:
 
     def _take_in(self, digest: str, descriptor: int, table: ImageTable, function: str) -> None:
         owners = self._owners.tenants(digest) | {tenant_of(function)}
-        hold, known = self._images.take_in(digest, descriptor, table, owners)
+        hold, existed = self._images.take_in(digest, descriptor, table, owners)
         with hold:  # so that making room does not evict the new image
             self._owners.add(function, digest)
             self._note_change(digest)
             with self._counting:
-                self.counts.duplicates += known
-                self.counts.adopted += not known
+                self.counts.duplicates += existed
+                self.counts.adopted += not existed
             self._demoter.make_room()
 
     def upload(
@@ -320,7 +320,6 @@ class WeightStore:
         return changed
 
     def tier(self, digest: str) -> Tier:
-        """Return the tier where this node has the image."""
         if digest in self._images:
             return Tier.HOST
         return Tier.DISK if self._on_disk(digest) else Tier.ABSENT
@@ -372,7 +371,6 @@ class WeightStore:
         return request
 
     def status(self) -> StoreStatus:
-        """Return the store's current content."""
         usage, spill = self._images.usage(), self._spill
         return StoreStatus(
             images=usage.images,
@@ -408,10 +406,7 @@ class WeightStore:
             raise
 
     def _join(self, digest: str, table: ImageTable) -> tuple[ImageRequest, ArrivingImage | None]:
-        """Wait for the image with those who do already, or be the first, who has it read.
-
-        The caller holds the lock.
-        """
+        """Join the tasks that wait for this image; the first starts the read (lock held)."""
         arriving = self._arriving.get(digest)
         joined = None if arriving is None else arriving.join()
         if arriving is not None and joined is not None:
@@ -429,7 +424,6 @@ class WeightStore:
             arriving.fail(ReadingGivenUp(arriving.digest))
 
     def _read(self, arriving: ArrivingImage) -> None:
-        """Read an image for all who wait for it, and tell them."""
         digest = arriving.digest
         try:
             descriptor = self._copy(arriving)
@@ -468,7 +462,6 @@ class WeightStore:
             self._images.reserve_anyway(-size_bytes)
 
     def _copy_verified(self, arriving: ArrivingImage, spilled: Spilled) -> None:
-        """Read and hash an image."""
         digest, table = arriving.digest, arriving.table
         if spilled.table != table:
             raise WeightsChanged(digest, "its header describes another image")
@@ -535,7 +528,6 @@ class PossessionRecord:
         self._lock = threading.Lock()
 
     def add(self, function: str, digest: str) -> None:
-        """Record that the function has proved to have these weights."""
         with self._lock:
             tenants = self._tenants.setdefault(digest, {})
             functions = tenants.setdefault(tenant_of(function), {})
@@ -545,12 +537,10 @@ class PossessionRecord:
                 del functions[next(iter(functions))]
 
     def tenants(self, digest: str) -> frozenset[str]:
-        """The tenants of the functions that have proved to have these weights."""
         with self._lock:
             return frozenset(self._tenants.get(digest, ()))
 
     def allows(self, function: str, digest: str) -> bool:
-        """Whether the function has proved to have these weights."""
         with self._lock:
             return function in self._tenants.get(digest, {}).get(tenant_of(function), {})
 

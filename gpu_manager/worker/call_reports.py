@@ -61,7 +61,6 @@ class CallSums:
                 self._send()
 
     def flush(self) -> None:
-        """Send the sums that have not been sent."""
         with self._lock:
             self._send()
 
@@ -89,12 +88,10 @@ class MergeSums:
         self._told_s = 0.0
 
     def note(self) -> None:
-        """A call has ended."""
         if time.monotonic() - self._told_s > _MERGES_INTERVAL_S:
             self.flush()
 
     def flush(self) -> None:
-        """Report what has not been reported."""
         with self._lock:
             self._told_s = time.monotonic()
             now = self._counts.copy()
@@ -134,7 +131,6 @@ class MemoryRequests:
         return (None, False) if answer is None else (answer.limit_bytes, answer.retry)
 
     def answer(self, order: orders.SetLimit) -> None:
-        """The manager has answered."""
         with self._answered:
             self._answers[order.answers] = order
             self._answered.notify_all()

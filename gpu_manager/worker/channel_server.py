@@ -66,7 +66,6 @@ class Programs:
             return built
 
     def clear(self) -> None:
-        """Forget all programs."""
         with self._lock:
             self._built.clear()
 
@@ -402,14 +401,13 @@ class ChannelServer:
 
 
 def _lost_context(error: BaseException | None) -> ContextLost | None:
-    """That the context is lost, be it that something else failed thereafter."""
+    """Return the ContextLost behind this error, even if a later error hides it."""
     while error is not None and not isinstance(error, ContextLost):
         error = error.__context__
     return error
 
 
 def _is_lifetime(found: list[Any]) -> bool:
-    """Whether it is none, or some seconds."""
     match found:
         case [] | [float()]:
             return all(0 <= seconds <= _MOST_LIFETIME_S for seconds in found)

@@ -98,8 +98,8 @@ class PublishedData:
         """Publish a tensor; False if there are too many, or the handle has another one."""
         with self._changed:
             size_bytes = self.size_bytes + tensor.size_bytes
-            known = handle in self._tensors or handle in self._lent
-            if known or len(self._tensors) + len(self._lent) >= MOST_PUBLISHED:
+            is_known = handle in self._tensors or handle in self._lent
+            if is_known or len(self._tensors) + len(self._lent) >= MOST_PUBLISHED:
                 return False
             if size_bytes > MOST_PUBLISHED_BYTES:
                 return False
@@ -108,7 +108,6 @@ class PublishedData:
             return True
 
     def find(self, handle: str) -> PublishedTensor | None:
-        """Return the tensor of this handle."""
         with self._changed:
             return self._tensors.get(handle)
 
@@ -129,25 +128,24 @@ class PublishedData:
             return lent
 
     def given_back(self, handle: str) -> None:
-        """Another process uses this tensor once less."""
         with self._changed:
-            found = self._tensors.get(handle) or self._lent.get(handle)
-            if found is not None and found.uses:
-                found.uses -= 1
-                if handle in self._lent and not found.uses:
+            tensor = self._tensors.get(handle) or self._lent.get(handle)
+            if tensor is not None and tensor.uses:
+                tensor.uses -= 1
+                if handle in self._lent and not tensor.uses:
                     self._forget(self._lent.pop(handle))
                 self._changed.notify_all()
 
     def withdraw(self, handle: str) -> None:
         """Forget the tensor of this handle, when it is given back; who has taken it keeps it."""
         with self._changed:
-            found = self._tensors.pop(handle, None)
-            if found is None:
+            tensor = self._tensors.pop(handle, None)
+            if tensor is None:
                 return
-            if found.uses:
-                self._lent[handle] = found
+            if tensor.uses:
+                self._lent[handle] = tensor
             else:
-                self._forget(found)
+                self._forget(tensor)
 
     def forget(self, model: object, within_s: float) -> None:
         """Forget what was withdrawn of a model, when it is given back, or this time has passed."""
@@ -157,12 +155,11 @@ class PublishedData:
                 self._forget(self._lent.pop(handle))
 
     def of_model(self, model: object) -> dict[str, PublishedTensor]:
-        """Return what takes this model's memory, by handle."""
         with self._changed:
-            return {key: found for key, found in self._tensors.items() if found.model is model}
+            return {key: tensor for key, tensor in self._tensors.items() if tensor.model is model}
 
     def _lent_by(self, model: object) -> list[str]:
-        return [handle for handle, found in self._lent.items() if found.model is model]
+        return [handle for handle, tensor in self._lent.items() if tensor.model is model]
 
     def _forget(self, tensor: PublishedTensor) -> None:
         self.size_bytes -= tensor.size_bytes
@@ -253,7 +250,6 @@ class Borrowing:
             wanted.answered.set()
 
     def close(self) -> None:
-        """Nothing is borrowed any more, or used."""
         self._ended.put("")
 
     def _tell_of_ends(self) -> None:
@@ -308,16 +304,16 @@ class DataInWorker:
         Return its size and its description.
         """
         with self._gate:
-            found = self._published.find(handle)
-            if found is None or key <= 0:
+            tensor = self._published.find(handle)
+            if tensor is None or key <= 0:
                 raise CallRefused(FailureKind.NO_DATA, "no such data in this worker")
-            _check_room(kept, found.size_bytes)
-            storage, shared = found.storage, not found.parked
-            if found.parked:
+            _check_room(kept, tensor.size_bytes)
+            storage, shared = tensor.storage, not tensor.parked
+            if tensor.parked:
                 with _room_told():
                     storage = self._device.unpark(storage)
             kept.keep(InputStorage(storage, key, shared=shared))
-            return found.size_bytes, found.about
+            return tensor.size_bytes, tensor.about
 
     def take_file(
         self, kept: KeptStorages, descriptor: int, key: int, start: int, size_bytes: int
@@ -346,9 +342,9 @@ class DataInWorker:
         _check_room(kept, lent.size_bytes)
         try:
             with self._gate, _room_told():
-                found = self._device.open_lent(lent, same_gpu=borrowed.same_gpu)
-                use = borrowed.use if found.in_place else None
-                kept.keep(InputStorage(found.storage, key, shared=found.in_place, use=use))
+                opened = self._device.open_lent(lent, same_gpu=borrowed.same_gpu)
+                use = borrowed.use if opened.in_place else None
+                kept.keep(InputStorage(opened.storage, key, shared=opened.in_place, use=use))
         except CannotBorrow as error:
             raise CallRefused(FailureKind.NO_DATA, str(error)) from error
         return lent.size_bytes, borrowed.about
@@ -359,42 +355,39 @@ class DataInWorker:
         The caller closes the descriptor.
         """
         with self._gate:
-            found = self._published.find(handle)
-            if found is None or found.parked or found.model is not self:
+            tensor = self._published.find(handle)
+            if tensor is None or tensor.parked or tensor.model is not self:
                 return None
-            if found.loan is None:
-                loan = self._device.lend(found.storage)
+            if tensor.loan is None:
+                loan = self._device.lend(tensor.storage)
                 if loan is None:
                     return None
-                found.lend(loan)
-            return self._published.use(handle, found)
+                tensor.lend(loan)
+            return self._published.use(handle, tensor)
 
     def given_back(self, handle: str) -> None:
-        """Lent data is used once less."""
         self._published.given_back(handle)
 
     def hand_over(self, handle: str, room: memoryview) -> bool:
         """Copy published data to this memory; return whether it is here."""
         with self._gate:
-            found = self._published.find(handle)
-            if found is None or found.storage.nbytes() != len(room):
+            tensor = self._published.find(handle)
+            if tensor is None or tensor.storage.nbytes() != len(room):
                 return False
-            self._device.send([bytes_of(found.storage, 0, len(room))], [room])
+            self._device.send([bytes_of(tensor.storage, 0, len(room))], [room])
             return True
 
     def withdraw(self, handle: str) -> None:
-        """Publish this data no more."""
         self._published.withdraw(handle)
 
     def park(self) -> None:
         """Move what this model's memory holds to the host; the gate is held."""
-        for found in self._published.of_model(self).values():
-            if not found.parked and not found.uses:
-                found.end_loan()
-                found.storage, found.parked = self._device.park(found.storage), True
+        for tensor in self._published.of_model(self).values():
+            if not tensor.parked and not tensor.uses:
+                tensor.end_loan()
+                tensor.storage, tensor.parked = self._device.park(tensor.storage), True
 
     def clear(self) -> None:
-        """Publish nothing of this model any more."""
         for handle in self._published.of_model(self):
             self.withdraw(handle)
         self._published.forget(self, _GIVEN_BACK_S if self._device.borrowers_copy else 0.0)
@@ -439,7 +432,6 @@ class GrantedPuts:
         self._left = GrantData(model, "", 0, "", 0, 0)
 
     def grant(self, order: GrantData) -> None:
-        """The manager has set aside more."""
         with self._counting:
             left = self._left
             self._left = order._replace(size_bytes=left.size_bytes, pieces=left.pieces)

@@ -67,19 +67,16 @@ class Executor:
     def bind(
         self, number: Any, described: Any, program: BuiltProgram, kept: KeptStorages
     ) -> Binding:
-        """Make a binding of inputs that are here already."""
         with self._gate:
             reader = InputReader(self.device, self.images, kept)
             return reader.binding(number, described, program.inputs)
 
     def forget(self, kept: KeptStorages, keys: list[int]) -> None:
-        """Let kept storages go."""
         with self._gate:
             kept.drop(keys)
         self._give_up_idle_files()
 
     def forget_session(self, kept: KeptStorages) -> None:
-        """Let everything go that a session keeps, its files too."""
         with self._gate:
             kept.clear()
 

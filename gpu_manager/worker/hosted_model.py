@@ -125,7 +125,6 @@ class HostedModel:
         answer(self.number, order.handle, lent)
 
     def note_settled(self) -> None:
-        """Its load has ended."""
         self.device.link.report(self._moved, at_once=True)
         self._settled.set()
 
@@ -171,7 +170,6 @@ class HostedModel:
         self.device.link.report(self._moved)
 
     def tell_computed(self, lease: int) -> None:
-        """Report for how long calls have run under this lease in the process."""
         computed_s = self._clocks.take(lease)
         self._tell(orders.CallsComputed(self.number, lease, computed_s))
 

@@ -52,28 +52,23 @@ class Ready(NamedTuple):
 
 
 class LoadImage(NamedTuple):
-    """Manager to worker, with the image's descriptor: hold this image. Times are the least.
-
-    The next descriptor, of an image that is `arriving`, is that of a pipe that tells how much is
-    there (`device/arrival.py`). A model that is `shared` is one of several in this worker. Its
-    calls use no more than a `gpu_share` of the GPU's multiprocessors, and no more than `merged` of
-    them run as one, unless that is 0. `together_bytes` is what all models may use at once, or 0. No
-    request waits for one that is loaded `ahead`.
-    """
+    """Manager to worker, with the image's descriptor: hold this image."""
 
     model: int
     digest: str
     table: list[list[int]]
     total_bytes: int
     limit_bytes: int
-    load_s: float
-    run_s: float
+    load_s: float  # an emulated load takes this much at least
+    run_s: float  # an emulated run, likewise
+    # The next descriptor is that of a pipe that tells how much of the image is there
+    # (`devices/image_file.py`).
     arriving: bool
-    shared: bool
-    gpu_share: float
-    merged: int
-    together_bytes: int
-    ahead: bool
+    shared: bool  # the model is one of several in this worker
+    gpu_share: float  # of the GPU's multiprocessors: its calls use no more
+    merged: int  # this many calls at most run as one; 0: the usual limit
+    together_bytes: int  # all models may use this much at once; 0: the model is alone
+    ahead: bool  # no request waits for it
 
 
 class HurryLoad(NamedTuple):
@@ -282,9 +277,6 @@ class Forked(NamedTuple):
 
     number: int
     pid: int
-
-
-# The orders between the manager and its workers about data that functions put with them.
 
 
 class HandOver(NamedTuple):
@@ -500,9 +492,6 @@ _FIELDS: dict[type[WorkerOrder], list[Any]] = {
 AnyOrder = TypeVar("AnyOrder", bound=WorkerOrder)
 
 
-# What a lease says of its calls: its slots of the GPU, how many run as one, and virtual CPUs.
-
-
 class LeaseTerms(NamedTuple):
     """The slots by number, of so many that the GPU has; none where the lease has the whole GPU.
 
@@ -517,7 +506,6 @@ class LeaseTerms(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The share of the GPU's compute."""
         return len(self.slots) / self.of if self.slots else 1.0
 
 
@@ -531,7 +519,6 @@ def admitting(
     several_divided: tuple[bool, bool],
     terms: LeaseTerms,
 ) -> AdmitCalls:
-    """The order that admits a lease's calls on these terms."""
     slots = list(terms.slots), terms.of
     return AdmitCalls(model, lease, owner, *several_divided, *slots, terms.batch, terms.vcpus)
 

@@ -185,7 +185,6 @@ def _unshare() -> None:
 
 
 def _wanted() -> list[Path]:
-    """What there is of it."""
     found = {Path(path) for path in (*_SYSTEM, *_DRIVERS)}
     found.update(Path("/etc") / name for name in _LOADER)
     found.update(Path("/dev") / name for name in _DEVICES)
@@ -213,7 +212,6 @@ def _in_temporary_folders() -> tuple[Path, ...]:
 
 
 def _links(path: Path) -> Iterator[Path]:
-    """The symbolic links on the way to a path."""
     for part in (*reversed(path.parents), path):
         if part.is_symlink():
             yield part.parent.resolve() / part.name
@@ -239,7 +237,6 @@ def _linked_to(packages: Path) -> set[Path]:
 
 
 def _of_the_loader() -> Iterator[Path]:
-    """Folders that shared libraries are looked for in."""
     given = os.environ.get("LD_LIBRARY_PATH", "").split(":")  # noqa: TID251 - the loader's own
     for file in Path("/etc/ld.so.conf.d").glob("*.conf"):
         with contextlib.suppress(OSError):
@@ -251,7 +248,6 @@ def _of_the_loader() -> Iterator[Path]:
 
 
 def _show(path: Path, handle: int, root: Path) -> None:
-    """Have it under the new root as well, read-only unless it is a device."""
     target = root / path.relative_to("/")
     target.parent.mkdir(parents=True, exist_ok=True)
     if stat.S_ISDIR(os.fstat(handle).st_mode):  # the path itself may be hidden by now
@@ -441,7 +437,6 @@ def refuse_system_calls() -> None:
 
 
 def _program(machine: _Machine, pid: int) -> list[bytes]:
-    """The filter's instructions."""
     refused = [numbers[machine.column] for numbers in _REFUSED.values()]
     own = {name: numbers[machine.column] for name, numbers in _CHECKED.items()}
     return [

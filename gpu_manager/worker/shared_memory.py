@@ -92,13 +92,11 @@ class ResultFiles:
             self._free.append(file)
 
     def trim(self, before_s: float) -> None:
-        """Give up files that have been free since then."""
         for file in [file for file in self._free if file.free_since_s <= before_s]:
             self._free.remove(file)
             self._close(file)
 
     def clear(self) -> None:
-        """Give up all."""
         for file in [*self._free, *self._lent.values()]:
             self._close(file)
         self._free.clear()
@@ -106,7 +104,6 @@ class ResultFiles:
 
     @property
     def any_free(self) -> bool:
-        """Whether there are files that nobody reads."""
         return bool(self._free)
 
     def _make_room(self, size_bytes: int) -> bool:
@@ -155,7 +152,6 @@ class FunctionBlocks:
         self._blocks[key] = FunctionBlock(memory, prepare(memory))
 
     def get(self, key: int) -> FunctionBlock | None:
-        """Return the block of this key."""
         return self._blocks.get(key)
 
     def drop(self, key: int) -> None:
@@ -165,6 +161,5 @@ class FunctionBlocks:
             block.prepared.close()
 
     def clear(self) -> None:
-        """Let all go."""
         for key in list(self._blocks):
             self.drop(key)

@@ -27,8 +27,6 @@ class RunBegin(NamedTuple):
     system_s: float
 
 
-# What the operators of a program read, write and compute, counted in one of its runs.
-
 # An operator whose tensors take more than this leaves nothing of them in a cache.
 _CACHE_BYTES = 1 << 20
 
@@ -53,7 +51,6 @@ class OperatorCounts:
         self.arithmetic = 0
 
     def add(self, name: str, arguments: Sequence[Any], given: Any) -> None:
-        """One operator was called with these, and gave this."""
         read = _tensors(arguments)
         written = _tensors(given if isinstance(given, (list, tuple)) else (given,))
         if not written:
@@ -183,7 +180,6 @@ class ModelUsage:
         return found
 
     def _metrics(self, peak_bytes: int, held_bytes: int) -> list[float]:
-        """In the order of their names (`METRICS`)."""
         wall_s, sums = max(self._wall_s, _LEAST), self._sums
         processor_s = self._user_s + self._system_s
         busy = user = 0.0

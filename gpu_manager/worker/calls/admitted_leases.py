@@ -26,13 +26,11 @@ class LeaseClocks:
         self._computed_s: defaultdict[int, float] = defaultdict(float)  # and what nobody has taken
 
     def begin(self, lease: int) -> None:
-        """A call under this lease begins."""
         with self._lock:
             self._under_way[lease] += 1
             self._since_s.setdefault(lease, self._now_s())
 
     def end(self, lease: int) -> None:
-        """A call that has begun is over."""
         with self._lock:
             self._count(lease)
             self._under_way[lease] -= 1
@@ -117,14 +115,12 @@ class AdmittedLeases:
             self._tell_ended(lease)
 
     def end_all(self) -> None:
-        """End every lease: the model leaves."""
         with self._lock:
             leases = list(self._in_force)
         for lease in leases:
             self.end(lease)
 
     def terms(self, lease: int) -> LeaseTerms:
-        """The terms of a lease of which a call is under way."""
         return self._terms.get(lease, USUAL_TERMS)
 
     def check(self, lease: int) -> None:
@@ -159,7 +155,6 @@ class AdmittedLeases:
         return session if lease in self._divided else ""
 
     def leave(self, lease: int) -> None:
-        """A call has been answered."""
         with self._lock:
             left = self._under_way.pop(lease) - 1
             self._clocks.end(lease)

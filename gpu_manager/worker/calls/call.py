@@ -135,7 +135,6 @@ class GraphCall(NamedTuple):
 
     @property
     def needs(self) -> CallNeeds:
-        """What the call needs of the process while it runs."""
         options = self.options
         return CallNeeds(options.arithmetic, options.default_dtype, options.rng is not None)
 
@@ -153,7 +152,6 @@ def read_call(meta: Any, channel: ChannelState) -> GraphCall:
 
 
 def read_options(options: Any) -> Options:
-    """Check a call's options."""
     if not isinstance(options, list) or len(options) != _OPTION_FIELDS:
         raise CallRefused(FailureKind.BAD_FRAME, "options have eight fields")
     autocast, rng, keys, default, trace, sent, stay, repeats = options
@@ -197,13 +195,11 @@ def _pair(entry: Any) -> Any:
 
 
 def _dtype(name: Any) -> torch.dtype:
-    found = DTYPES.get(name) if isinstance(name, str) else None
-    if found is None or not found.is_floating_point:
+    dtype = DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None or not dtype.is_floating_point:
         raise CallRefused(FailureKind.BAD_FRAME, f"no dtype {shown(name)} to compute in")
-    return found
+    return dtype
 
-
-# A call's result: which bytes travel, and how the shim makes tensors of them again.
 
 _WIDEST_ELEMENT_BYTES = 16
 # A tensor that uses less of the bytes between its first and last than this travels contiguous.
@@ -226,11 +222,9 @@ class PackedResult(NamedTuple):
     parts: list[torch.Tensor]
 
     def sizes(self) -> list[int]:
-        """Bytes of each part."""
         return [part.numel() for part in self.parts]
 
     def place(self, offsets: Sequence[int]) -> None:
-        """Say where each part lies."""
         sent = [(entry, 0) for entry in self.storages if entry[0] != _STAYS]
         sent += [(entry, 1) for entry in self.changed if entry[1] != _STAYS]
         for (entry, field), offset in zip(sent, offsets, strict=True):
@@ -333,11 +327,11 @@ class Packer:
 
     def _stays(self, number: int, size_bytes: int) -> bool:
         """Whether this output storage stays here until the function looks at it."""
-        found = self._residents
+        residents = self._residents
         return (
-            found is not None
-            and size_bytes >= max(found.least_bytes, 1)
-            and size_bytes > found.wanted.get(number, 0)
+            residents is not None
+            and size_bytes >= max(residents.least_bytes, 1)
+            and size_bytes > residents.wanted.get(number, 0)
             and self._kept.has_room(size_bytes)
         )
 

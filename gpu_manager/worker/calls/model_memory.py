@@ -90,20 +90,20 @@ class ModelMemory:
 
         OutOfMemory where it would take more than the limit.
         """
-        known = self._needs.get(shapes)
-        if known is not None and known > self.limit_bytes:
-            raise OutOfMemory(known, "as it took before")
+        known_bytes = self._needs.get(shapes)
+        if known_bytes is not None and known_bytes > self.limit_bytes:
+            raise OutOfMemory(known_bytes, "as it took before")
         recorded = self.graphs.recorded
         try:
-            found, need_bytes = self._device.run(work, measure=known is None)
+            result, need_bytes = self._device.run(work, measure=known_bytes is None)
         except OPERATOR_ERRORS as error:
             detail = f"{type(error).__name__}: {error}"
             raise CallRefused(FailureKind.OPERATOR, detail[:2000]) from error
-        if known is None or self.graphs.recorded != recorded:
+        if known_bytes is None or self.graphs.recorded != recorded:
             self._note(need_bytes)
-        if known is None and len(self._needs) < _MOST_SHAPES:
+        if known_bytes is None and len(self._needs) < _MOST_SHAPES:
             self._needs[shapes] = need_bytes
-        return found, need_bytes
+        return result, need_bytes
 
     def run(
         self, call: GraphCall, inputs: Inputs, shapes: tuple[Any, ...], work: Callable[[], Found]
@@ -114,7 +114,7 @@ class ModelMemory:
             return self.attempt(shapes, work)
 
         try:
-            found, need_bytes = self.perhaps_alone(call.needs, attempt, inputs)
+            result, need_bytes = self.perhaps_alone(call.needs, attempt, inputs)
         except OutOfMemory as short:
             self.make_room(call, short)
             inputs.refuse_if_written()
@@ -122,7 +122,7 @@ class ModelMemory:
         if need_bytes > self.limit_bytes:
             self._device.release()
             self._relieve(call, OutOfMemory(need_bytes, "measured"))
-        return found
+        return result
 
     def perhaps_alone(
         self, needs: CallNeeds, work: Callable[[], Found], inputs: Inputs | None = None
@@ -156,12 +156,12 @@ class ModelMemory:
 
     def _second_attempt(self, attempt: Callable[[], tuple[Found, int]]) -> Found:
         try:
-            found, need_bytes = attempt()
+            result, need_bytes = attempt()
         except OutOfMemory as short:
             raise self._too_much(short.need_bytes) from short
         if need_bytes > self.limit_bytes:
             raise self._too_much(need_bytes)
-        return found
+        return result
 
     def _note(self, need_bytes: int) -> None:
         """Remember what a call took; what stays allocated afterwards is no other model's either."""

@@ -88,7 +88,6 @@ class SingleCalls:
             asked.channel.kept.drop(residents.dropped)
 
     def inputs(self, asked: ChannelCall) -> Inputs:
-        """What the program gets in this call."""
         call, channel = asked.call, asked.channel
         prepared: Inputs | None = channel.prepared(call.number, call.inputs, call.binding)
         area = asked.body if channel.arena is None else channel.arena
@@ -164,7 +163,6 @@ class SingleCalls:
         return max(spent_s, least_s)
 
     def tidy(self, program: BuiltProgram, before: list[int]) -> None:
-        """After a run: renew constants that it wrote to."""
         if program.constants and versions_of(program.constants) != before:
             program.constants = program.fresh_constants()
 
@@ -222,10 +220,8 @@ def refuse_reshaped(written: Sequence[TensorInput]) -> None:
 
 
 def sum_of_bytes(outputs: Sequence[Any]) -> int:
-    """What a program gave in tensors."""
     return sum(each.nbytes for each in outputs if isinstance(each, torch.Tensor))
 
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How often each was written to."""
     return [tensor._version for tensor in tensors]  # noqa: SLF001 - the counter autograd goes by

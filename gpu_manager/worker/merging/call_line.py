@@ -42,20 +42,16 @@ class CallInLine:
         self.turn: threading.Event | None = None
 
     def answered(self, answer: CallAnswer) -> None:
-        """This is its answer, and has been delivered."""
         self.answer, self.is_done = answer, True
 
     def failed(self, error: BaseException) -> None:
-        """It is answered by this error."""
         self.error, self.is_done = error, True
 
     def wake(self) -> None:
-        """It is done, or has the turn."""
         if self.turn is not None:  # else it is the one that had the turn at once
             self.turn.set()
 
     def outcome(self) -> CallAnswer:
-        """The answer, or its error is raised."""
         if self.error is not None:
             raise self.error
         assert self.answer is not None, "it is asked for when the call is done"
@@ -105,7 +101,6 @@ class CallLine:
             return len(self._waiting) + self._is_taken
 
     def any_waiting(self) -> bool:
-        """Whether some call waits."""
         return bool(self._waiting)
 
     def count_like(self, call: CallInLine) -> int:
@@ -115,19 +110,18 @@ class CallLine:
         if call.likeness is None:  # it found nobody in line
             call.likeness = self._likeness(call.asked)
         with self._lock:
-            return sum(self._is_like(each, call) for each in self._waiting)
+            return sum(self._is_like(other, call) for other in self._waiting)
 
     def take_like(self, call: CallInLine, most: int) -> list[CallInLine]:
         """Take the first of these out of the line; each must be answered or put back."""
         with self._lock:
-            found = [each for each in self._waiting if self._is_like(each, call)][:most]
-            taken = set(map(id, found))
-            self._waiting = deque(each for each in self._waiting if id(each) not in taken)
-            self._taken = list(found)
-        return found
+            group = [other for other in self._waiting if self._is_like(other, call)][:most]
+            taken = set(map(id, group))
+            self._waiting = deque(other for other in self._waiting if id(other) not in taken)
+            self._taken = list(group)
+        return group
 
     def put_back(self, calls: list[CallInLine]) -> None:
-        """Have them stand in front of all others."""
         with self._lock:
             self._waiting.extendleft(reversed(calls))
 

@@ -66,7 +66,6 @@ class _Program:
         self.plan: list[StepFunctions] | None = None
 
     def add(self, own: set[int]) -> None:
-        """These inputs are each call's own, too."""
         if not own <= self.steps.inputs:
             self.steps.inputs |= own
             self.plan = None
@@ -94,7 +93,6 @@ class GroupRuns:
         return True
 
     def written(self, digest: str) -> set[int]:
-        """The inputs that a program writes to."""
         found = self._programs.get(digest)
         return found.steps.written if found is not None else set()
 
@@ -185,7 +183,6 @@ class GroupRuns:
                 self._force(program, known, error)
 
     def _watch(self, program: BuiltProgram, known: _Program, calls: Sequence[Inputs]) -> None:
-        """Find out what a program writes to, on copies, and what has to run apart."""
         while True:
             plan = _functions(program, known, calls, one_by_one=True)
             values = _with(calls, _copies(calls, known.steps.written))
@@ -204,7 +201,6 @@ class GroupRuns:
         self._planned(program.digest, known, plan)
 
     def _force(self, program: BuiltProgram, known: _Program, uneven: Uneven) -> None:
-        """Have steps run apart that cannot take what the calls have as one."""
         steps = users_of(program.source, uneven.segment.numbers, uneven.value)
         if steps <= known.steps.steps or len(known.steps.steps) >= _MOST_FORCED:
             known.steps.steps.clear()
@@ -225,17 +221,17 @@ class GroupRuns:
 def _own(calls: Sequence[Inputs]) -> set[int]:
     """The inputs that calls have apart: kept ones, those of other shapes, and other numbers."""
     first, *others = calls
-    found = {entry.position for each in calls for entry in each.sent if entry.held.key}
+    positions = {entry.position for each in calls for entry in each.sent if entry.held.key}
     for position, value in enumerate(first.values):
         if isinstance(value, torch.Tensor):
             layout = value.shape, value.stride()
             if any(
                 (it.values[position].shape, it.values[position].stride()) != layout for it in others
             ):
-                found.add(position)
+                positions.add(position)
         elif any(repr(each.values[position]) != repr(value) for each in others):
-            found.add(position)
-    return found
+            positions.add(position)
+    return positions
 
 
 def _functions(
@@ -272,7 +268,6 @@ def _step_run(
 
 
 def _weights(inputs: Inputs) -> set[int]:
-    """The inputs that all calls have."""
     sent = {entry.position for entry in inputs.sent if entry.held.image is None}
     return {
         position
@@ -302,7 +297,6 @@ def _copies(calls: Sequence[Inputs], positions: set[int]) -> list[dict[int, torc
 
 
 def _with(calls: Sequence[Inputs], copies: Sequence[dict[int, torch.Tensor]]) -> list[list[Any]]:
-    """What the calls' programs get, with copies of some inputs."""
     return [
         [own.get(position, value) for position, value in enumerate(each.values)]
         for each, own in zip(calls, copies, strict=True)

@@ -99,7 +99,6 @@ def _input(described: Any) -> Hashable:
 
 
 def _is_kept(described: Any) -> bool:
-    """Whether an input stays in the worker, or will from now on."""
     if not isinstance(described, list):
         return False
     kind, *rest = described[0]

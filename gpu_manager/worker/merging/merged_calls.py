@@ -91,13 +91,11 @@ class MergedCalls:
         return first.outcome() if first.is_done else self._alone(first, None)
 
     def forbid(self, digest: str, why: Singly) -> None:
-        """Never merge calls of this program again."""
         self.records.forbid(digest, why)
         if len(self.counts.forbidden) < _MOST_TOLD:
             self.counts.forbidden.setdefault(digest, why)
 
     def _record(self, call: CallInLine) -> MergeRecord:
-        """What is known of calls like this one."""
         return self.records.of(call.likeness)
 
     def _plan(self, first: CallInLine, line: CallLine) -> Plan | Singly | None:
@@ -162,7 +160,7 @@ class MergedCalls:
         """
         record = self._record(calls[0])
         try:
-            members = [found for call in calls if (found := self._read(call)) is not None]
+            members = [member for call in calls if (member := self._read(call)) is not None]
         except OutOfMemory:
             self._short(record, len(calls))
             return []
@@ -190,14 +188,14 @@ class MergedCalls:
 
     def _with_tensors_of_their_own(self, members: list[_Member]) -> list[_Member]:
         """The members without those that write to what another one writes to: they run alone."""
-        found, taken = [], set[int]()
+        independent, taken = [], set[int]()
         for member in members:
             written = self._runs.written(member.waiting.asked.call.program.digest)
-            held = {id(each.held) for each in member.inputs.sent if each.position in written}
+            held = {id(entry.held) for entry in member.inputs.sent if entry.position in written}
             if taken.isdisjoint(held):
-                found.append(member)
+                independent.append(member)
                 taken |= held
-        return found
+        return independent
 
     def _merge(self, group: _Group) -> None:
         begun_s = time.perf_counter()
@@ -354,7 +352,7 @@ class MergedCalls:
         return wrote
 
     def _note_refusal(self, group: _Group, error: Exception, *, first: bool = False) -> None:
-        """A group failed; `first`: it never ran before."""
+        """`first`: the group never ran before."""
         program = group.members[0].waiting.asked.call.program
         certain = first or isinstance(error, (OtherShapes, WritesElsewhere))
         why = reason_of(error) if certain else Singly.FAILED
@@ -405,12 +403,10 @@ class ComparisonPace:
         self._from_s = 0.0
 
     def is_due(self) -> bool:
-        """Whether a group may be compared now."""
         return self._clock() >= self._from_s
 
     @contextmanager
     def comparing(self) -> Iterator[None]:
-        """A group is compared meanwhile."""
         begun_s = self._clock()
         try:
             yield
@@ -440,7 +436,6 @@ _OF_CHANCE = "randomness"
 
 
 def reason_of(error: Exception) -> Singly:
-    """Why a merged run failed, by what torch says."""
     text = str(error)
     for kind, why in _WHY.items():
         if isinstance(error, kind):

@@ -50,7 +50,7 @@ def inputs_in_outputs(
 ) -> set[int] | None:
     """The sent inputs that outputs lie in; None where one lies in anything else that is not new."""
     sent, *others = inputs.positions
-    known = {**sent, **run.positions}
+    by_storage = {**sent, **run.positions}
     images = {entry.position for entry in inputs.sent if entry.held.image is not None}
     seen = {storage for found in others for storage in found}
     seen |= {identity(constant.untyped_storage()) for constant in constants}
@@ -58,7 +58,7 @@ def inputs_in_outputs(
     for output in run.outputs:
         if isinstance(output, torch.Tensor):
             storage = identity(output.untyped_storage())
-            position = known.get(storage)
+            position = by_storage.get(storage)
             if storage in seen or position in images:
                 return None
             if position is None:
@@ -145,13 +145,12 @@ def _attention(
     return first, second
 
 
-def _folded(found: torch.Tensor, place: int | None, size: int) -> torch.Tensor:
-    """The batch of calls and that of each call as one."""
-    return _whole(found, place, size).flatten(0, 1)
+def _folded(tensor: torch.Tensor, place: int | None, size: int) -> torch.Tensor:
+    return _whole(tensor, place, size).flatten(0, 1)
 
 
-def _whole(found: torch.Tensor, place: int | None, size: int) -> torch.Tensor:
-    return found.expand(size, *found.shape) if place is None else found.movedim(place, 0)
+def _whole(tensor: torch.Tensor, place: int | None, size: int) -> torch.Tensor:
+    return tensor.expand(size, *tensor.shape) if place is None else tensor.movedim(place, 0)
 
 
 def _mask(batch: _Batch, size: int, sizes: int) -> torch.Tensor:
@@ -169,7 +168,6 @@ def _heads(*arguments: Any) -> tuple[Any, Any]:
 
 
 def _layer(*arguments: Any) -> Any:
-    """A whole layer of an encoder."""
     (out,) = _over_sequences(torch.ops.aten._transformer_encoder_layer_fwd, 1, 18, arguments)  # noqa: SLF001 - as above
     return out
 
@@ -263,7 +261,6 @@ def _is_dense(output: torch.Tensor) -> bool:
 def _apart(
     found: list[torch.Tensor], plain: list[Any], layouts: Sequence[Any], calls: int
 ) -> list[tuple[Any, ...]]:
-    """Each call's part of what a merged run gave."""
     if len(plain) != len(layouts):
         raise OtherOutputs
     tensors = iter(found)
@@ -279,7 +276,6 @@ def _apart(
 
 
 def _pieces(whole: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
-    """The parts of an output, laid out as a single call's."""
     if whole.dtype != layout.dtype or tuple(whole.shape[1:]) != layout.shape:
         raise OtherOutputs
     whole = whole.detach().resolve_conj().resolve_neg()

@@ -121,11 +121,11 @@ class MergeRecord:
         """The group to make of so many calls, or why there should be none."""
         if self.outputs is None:
             return Singly.UNKNOWN
-        fitting = {size: found for size, found in self._sizes.items() if size <= there}
-        paying = [size for size, found in fitting.items() if found.pays]
+        fitting = {size: group for size, group in self._sizes.items() if size <= there}
+        paying = [size for size, group in fitting.items() if group.pays]
         best = min(paying, key=lambda size: fitting[size].mean_s / size, default=0)
-        for size, found in reversed(fitting.items()) if may_compare else ():
-            if size > max(paying, default=0) and found.is_due():
+        for size, group in reversed(fitting.items()) if may_compare else ():
+            if size > max(paying, default=0) and group.is_due():
                 return Plan(size, compares=True)
         if best:
             return Plan(best, compares=False)
@@ -134,36 +134,33 @@ class MergeRecord:
     @property
     def pays(self) -> bool:
         """Whether groups of some size are faster than single calls."""
-        return any(found.pays for found in self._sizes.values())
+        return any(group.pays for group in self._sizes.values())
 
     def note_single(self, run_s: float) -> None:
-        """A call ran singly."""
         weight = _WEIGHT if self._single_s else 1.0
         self._single_s += weight * (run_s - self._single_s)
 
     def note_compared(self, size: int, merged_s: float, singles_s: float) -> None:
-        """As many calls ran as one and singly, and gave the same."""
         self._sizes[size].note_compared(merged_s, singles_s)
 
     def note_merged(self, size: int, merged_s: float) -> None:
-        """So many calls ran as one."""
-        found = self._sizes.get(size)
-        if found is not None:
-            found.note_merged(merged_s, size, self._single_s)
+        group = self._sizes.get(size)
+        if group is not None:
+            group.note_merged(merged_s, size, self._single_s)
 
     def note_short(self, size: int) -> None:
         """There was no memory for so many at once, nor for more."""
-        for other, found in self._sizes.items():
+        for other, group in self._sizes.items():
             if other >= size:
-                found.give_up(Singly.MEMORY)
+                group.give_up(Singly.MEMORY)
 
     def note_failed(self, size: int) -> None:
         """A group that had run before failed: perhaps for one of its calls."""
-        found = self._sizes.get(size)
-        if found is not None:
-            found.failures += 1
-            if found.failures >= _MOST_FAILURES:
-                found.give_up(Singly.FAILED)
+        group = self._sizes.get(size)
+        if group is not None:
+            group.failures += 1
+            if group.failures >= _MOST_FAILURES:
+                group.give_up(Singly.FAILED)
 
 
 class MergeCounts:
@@ -178,22 +175,20 @@ class MergeCounts:
 
     def changes_since(self, before: "MergeCounts") -> "MergeCounts":
         """What was added to these since they were like `before`."""
-        found = MergeCounts()
-        found.groups = self.groups - before.groups
-        found.calls = self.calls - before.calls
-        found.compared = self.compared - before.compared
+        changes = MergeCounts()
+        changes.groups = self.groups - before.groups
+        changes.calls = self.calls - before.calls
+        changes.compared = self.compared - before.compared
         # A copy first: another thread may be counting.
-        found.singly = Counter(dict(self.singly)) - before.singly
-        known, now = before.forbidden, dict(self.forbidden)
-        found.forbidden = {digest: why for digest, why in now.items() if digest not in known}
-        return found
+        changes.singly = Counter(dict(self.singly)) - before.singly
+        earlier, now = before.forbidden, dict(self.forbidden)
+        changes.forbidden = {digest: why for digest, why in now.items() if digest not in earlier}
+        return changes
 
     def copy(self) -> "MergeCounts":
-        """As they are now."""
         return self.changes_since(MergeCounts())
 
     def __bool__(self) -> bool:
-        """Whether anything is counted."""
         return bool(self.groups or self.compared or self.singly or self.forbidden)
 
 
@@ -206,21 +201,18 @@ class MergeRecords:
         self._forbidden: dict[str, Singly] = {}
 
     def of(self, likeness: Hashable) -> MergeRecord:
-        """What is known of calls that are like each other."""
-        found = self._records.get(likeness)
-        if found is None:
-            found = self._records[likeness] = self._make()
+        record = self._records.get(likeness)
+        if record is None:
+            record = self._records[likeness] = self._make()
             if len(self._records) > _MOST_RECORDS:
                 self._records.popitem(last=False)
         self._records.move_to_end(likeness)
-        return found
+        return record
 
     def forbid(self, digest: str, why: Singly) -> None:
-        """Never merge calls of this program again."""
         if len(self._forbidden) < MOST_FORBIDDEN:
             self._forbidden.setdefault(digest, why)
 
     def why_never(self, digest: str) -> Singly | None:
-        """Why calls of this program are never merged; None if they may be."""
         full = Singly.TOO_MANY if len(self._forbidden) >= MOST_FORBIDDEN else None
         return self._forbidden.get(digest, full)

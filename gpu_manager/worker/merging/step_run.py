@@ -47,7 +47,6 @@ class KnownSteps:
 
     @property
     def any_own(self) -> bool:
-        """Whether calls have anything apart."""
         return bool(self.inputs or self.made)
 
 
@@ -108,21 +107,20 @@ def plan_steps(
 
 
 def users_of(program: Program, numbers: Sequence[int], value: int) -> set[int]:
-    """Which of these steps take the value."""
     return {number for number in numbers if value in references(_parts(program.steps[number]))}
 
 
 def makers_of(program: Program, value: int) -> set[int]:
     """The steps that a value comes from, the first ones among them."""
     first = program.inputs + len(program.constants)
-    found: set[int] = set()
+    steps: set[int] = set()
     values = [value]
     while values:
         number = values.pop() - first
-        if number >= 0 and number not in found:
-            found.add(number)
+        if number >= 0 and number not in steps:
+            steps.add(number)
             values += references(_parts(program.steps[number]))
-    return found
+    return steps
 
 
 def made_for(program: Program, writer: int) -> set[int]:
@@ -132,15 +130,15 @@ def made_for(program: Program, writer: int) -> set[int]:
     layers.
     """
     first = program.inputs + len(program.constants)
-    found: set[int] = set()
+    steps: set[int] = set()
     for number, step in enumerate(program.steps):
         target, *_ = (*step.arguments, None)
         if step.operator == program.steps[writer].operator and isinstance(target, Ref):
             makers = makers_of(program, target.number)
             used = [value for each in makers for value in references(_parts(program.steps[each]))]
             if number == writer or all(value >= first for value in used):
-                found |= makers
-    return found
+                steps |= makers
+    return steps
 
 
 def leaves_of(output: Any) -> list[Any]:
@@ -157,7 +155,6 @@ def leaves_of(output: Any) -> list[Any]:
 def _apart(
     program: Program, uses: Sequence[Sequence[int]], known: KnownSteps, shared: set[int]
 ) -> list[bool]:
-    """Which steps run apart."""
     first = program.inputs + len(program.constants)
     own, found = set(known.inputs), []
     for number, used in enumerate(uses):
@@ -285,13 +282,12 @@ class StepRun:
             self._stacked[value] = _Stacked(self._copy(torch.stack(tensors)))
 
     def run(self, plan: Sequence[StepFunctions]) -> None:
-        """Run all segments."""
         for step in plan:
             self._segment(step)
         self._check_copies()
 
     def watch(self, plan: Sequence[StepFunctions]) -> set[int]:
-        """The same, step by step: the numbers of the steps that write to what is a call's own."""
+        """Run all step by step: the numbers of the steps that write to what is a call's own."""
         writes = set()
         for step in plan:
             segment = step.segment
@@ -313,7 +309,6 @@ class StepRun:
         return writes
 
     def undo(self) -> None:
-        """Take back what was written to the calls' own tensors."""
         while self._written:
             restore, given = self._written.pop()
             restore(given, ())
@@ -387,7 +382,6 @@ class StepRun:
         return [self._shared[value]] * self._size
 
     def _gather(self, values: Sequence[Any]) -> Any:
-        """What the calls have apart as one value."""
         first = values[0]
         if isinstance(first, torch.Tensor):
             if any(
@@ -420,7 +414,6 @@ class StepRun:
     # -- watching -------------------------------------------------------------------------------
 
     def _look(self, segment: Segment) -> list[tuple[int, torch.Tensor, tuple[Any, ...]]]:
-        """The tensors that an apart step takes, and how they are now."""
         for value in segment.takes:  # nothing may be written to what all have
             self._copies += [(each, _version(each)) for each in _tensors(self._shared.get(value))]
         return [
@@ -462,7 +455,6 @@ def _wrote(
 
 
 def _target(segment: Segment) -> int | None:
-    """The number of the value that is the step's first argument, if it is one."""
     first, *_ = (*segment.steps.steps[0].arguments, None)
     return segment.takes[first.number] if isinstance(first, Ref) else None
 
@@ -488,7 +480,6 @@ def _left(tensor: torch.Tensor, level: int) -> Any:
 
 
 def _changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The value with what is of this kind in it changed."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, (tuple, list)):
@@ -503,7 +494,6 @@ def _has_stacked(value: Any) -> bool:
 
 
 def _split(value: Any, size: int) -> list[Any]:
-    """Each call's part of a stacked value, as views."""
     if isinstance(value, _Stacked):
         return list(value.tensor.unbind(0))
     if isinstance(value, (tuple, list)):

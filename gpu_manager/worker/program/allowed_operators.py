@@ -101,21 +101,21 @@ class OperatorTable:
 
     def find(self, name: str) -> Operator | None:
         """What the name stands for, or None if no program may name it."""
-        found = self._named.get(name)
-        if found is None and name.startswith("a:"):
-            found = self._registered.get(name)
-            if found is None:
-                found = self._overload(name[2:])
-                if found is not None:
-                    found = self._adapted(name, _checked_one(name, found))
-                    self._registered[name] = found
-        return found
+        operator = self._named.get(name)
+        if operator is None and name.startswith("a:"):
+            operator = self._registered.get(name)
+            if operator is None:
+                operator = self._overload(name[2:])
+                if operator is not None:
+                    operator = self._adapted(name, _checked_one(name, operator))
+                    self._registered[name] = operator
+        return operator
 
     def names(self) -> list[str]:
         """Every name; of registered operators that with the name of the overload."""
         registered = (f"a:{name}" for name in _registered_names() if "." in name)
-        found = {name for name in registered if self.find(name) is not None}
-        return sorted({*self._named, *found})
+        findable = {name for name in registered if self.find(name) is not None}
+        return sorted({*self._named, *findable})
 
     def _overload(self, name: str) -> Operator | None:
         """A registered operator: `aten::add.Tensor`, or `aten::add` for whichever fits."""
@@ -130,8 +130,8 @@ class OperatorTable:
         packet = getattr(getattr(torch.ops, namespace), short, None)
         if not overload:
             return packet
-        found = getattr(packet, overload, None)
-        return None if found is None or _is_unusual(found) else found
+        operator = getattr(packet, overload, None)
+        return None if operator is None or _is_unusual(operator) else operator
 
 
 def preload() -> None:
@@ -178,7 +178,6 @@ def _registered_names() -> frozenset[str]:
 
 
 def _listed() -> Iterator[tuple[str, Operator]]:
-    """What stands in the explicit lists."""
     for name in _OPERATOR_FUNCTIONS:
         yield f"o:{name}", getattr(operator, name)
     for name in _BUILTINS:
@@ -190,9 +189,9 @@ def _listed() -> Iterator[tuple[str, Operator]]:
     for path, names in _MORE_FUNCTIONS.items():
         space = operator_at(path)
         for name in names:
-            found = getattr(space, name, None)
-            if found is not None:
-                yield f"t:{path}.{name}", found
+            value = getattr(space, name, None)
+            if value is not None:
+                yield f"t:{path}.{name}", value
 
 
 def _attribute(name: str) -> Operator:
@@ -211,15 +210,14 @@ def _attribute(name: str) -> Operator:
 
 
 def _functions() -> Iterator[tuple[str, Operator]]:
-    """Functions under torch that torch itself lists as functions of tensors."""
     table = get_overridable_functions()
-    listed = {id(found) for functions in table.values() for found in functions}
+    listed = {id(function) for functions in table.values() for function in functions}
     for path in _TABLE_NAMESPACES:
         space = operator_at(path)
         for name in filter(is_reviewed, dir(space)):
-            found = getattr(space, name)
-            if id(found) in listed:
-                yield f"t:{path}.{name}", found
+            function = getattr(space, name)
+            if id(function) in listed:
+                yield f"t:{path}.{name}", function
     for name in filter(is_reviewed, dir(torch._C._VariableFunctions)):  # noqa: SLF001 - in C++
         if hasattr(torch, name):
             yield f"t:torch.{name}", getattr(torch, name)

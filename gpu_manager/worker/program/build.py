@@ -122,7 +122,6 @@ class _Parts:
             self._depths.append(depth)
 
     def named(self, name: PartName) -> Callable[..., Any]:
-        """Return the part of this name."""
         number = name.number
         if type(number) is not int or not 0 <= number < len(self._functions):
             raise CallRefused(FailureKind.PROGRAM, f"part {number!r:.40} is not there yet")
@@ -270,7 +269,6 @@ class _Writer:
         return name
 
     def _literal(self, value: Any) -> Any:
-        """The Python value of an argument that refers to nothing."""
         if value is None or isinstance(value, (bool, int, float)):
             return value
         if isinstance(value, str):
@@ -327,7 +325,6 @@ def _is_made_anew(value: Any) -> bool:
 
 
 def references(value: Any) -> list[int]:
-    """The numbers of the values that an argument refers to."""
     if isinstance(value, Ref):
         return [value.number]
     if isinstance(value, (Tuple, Mapping)):

@@ -115,7 +115,6 @@ class KeptStorages:
         self._sole_budget.size_bytes += held.storage.nbytes()
 
     def has_sole(self, key: int) -> bool:
-        """Whether only the worker has what is kept under this key."""
         return key in self._sole
 
     def sole(self) -> list[InputStorage]:
@@ -148,7 +147,6 @@ class KeptStorages:
         self.size_bytes = 0
 
     def clear(self) -> None:
-        """Forget all."""
         self.drop([*self._copies, *self._sole])
         self.files.clear()
         self.blocks.clear()
@@ -183,7 +181,6 @@ class SessionStorages:
             return kept
 
     def has_too_many(self, name: str) -> bool:
-        """Whether the session has as many channels as it may have."""
         with self._lock:
             kept = self._sessions.get(name)
             return kept is not None and kept.channels >= MOST_CHANNELS
@@ -198,7 +195,6 @@ class SessionStorages:
             return not kept.channels
 
     def clear_copies(self) -> None:
-        """Forget everything that the functions have too, in any session."""
         for kept in self._now():
             kept.clear_copies()
 
@@ -212,7 +208,6 @@ class SessionStorages:
         return has_files and any(kept.files.any_free for kept in self._now())
 
     def trim_files(self, before_s: float) -> None:
-        """Give up the files that no function has read since then."""
         for kept in self._now():
             kept.files.trim(before_s)
 
@@ -232,16 +227,15 @@ class Binding:
         self.likeness = 0  # a number that bindings of the same tensors have in common, once known
 
     def keeps(self, key: int) -> bool:
-        """Whether one of the inputs is the kept storage of this name."""
         return any(entry.held.key == key for entry in self.given)
 
 
 def positions_of(given: Iterable[TensorInput]) -> dict[int, int]:
     """By storage, the first input that lies in it."""
-    found: dict[int, int] = {}
+    positions: dict[int, int] = {}
     for entry in given:
-        found.setdefault(identity(entry.held.storage), entry.position)
-    return found
+        positions.setdefault(identity(entry.held.storage), entry.position)
+    return positions
 
 
 class ChannelState:
@@ -261,31 +255,30 @@ class ChannelState:
         self._prepared.pop(number, None)
 
     def program(self, number: Any) -> BuiltProgram:
-        """The program of this number."""
-        found = self._programs.get(number) if type(number) is int else None
-        if found is None:
+        program = self._programs.get(number) if type(number) is int else None
+        if program is None:
             raise CallRefused(FailureKind.MISSING, f"program {shown(number)}", {"missing": []})
-        return found
+        return program
 
     def bind(self, program: int, binding: Binding) -> None:
         """Remember a program's binding; the least recently used leaves if there are too many."""
-        known = self._bindings.setdefault(program, OrderedDict())
-        known[binding.number] = binding
-        known.move_to_end(binding.number)
-        if len(known) > MOST_BINDINGS:
-            known.popitem(last=False)
+        bindings = self._bindings.setdefault(program, OrderedDict())
+        bindings[binding.number] = binding
+        bindings.move_to_end(binding.number)
+        if len(bindings) > MOST_BINDINGS:
+            bindings.popitem(last=False)
         self._prepared.pop(program, None)
 
     def binding(self, program: int, number: Any) -> Binding | None:
         """The program's binding of this number; None for no number."""
         if number is None:
             return None
-        known = self._bindings.get(program)
-        found = known.get(number) if known is not None and type(number) is int else None
-        if known is None or found is None or found.gone:
+        bindings = self._bindings.get(program)
+        binding = bindings.get(number) if bindings is not None and type(number) is int else None
+        if bindings is None or binding is None or binding.gone:
             raise CallRefused(FailureKind.MISSING, f"binding {shown(number)}", {"missing": []})
-        known.move_to_end(number)
-        return found
+        bindings.move_to_end(number)
+        return binding
 
     def take_arena(self, arena: memoryview) -> None:
         """Use this memory from now on; nothing lies in the former one any more."""
@@ -293,7 +286,6 @@ class ChannelState:
         self._prepared.clear()
 
     def close(self) -> None:
-        """Let go of everything."""
         self.arena = None
         self._prepared.clear()
         self._bindings.clear()
@@ -301,10 +293,10 @@ class ChannelState:
 
     def prepared(self, program: int, described: Any, binding: Binding | None) -> Any:
         """What was prepared for a call that said the same, or None."""
-        found = self._prepared.get(program)
-        if found is None or found[1] is not binding or found[0] != described:
+        entry = self._prepared.get(program)
+        if entry is None or entry[1] is not binding or entry[0] != described:
             return None
-        return found[2]
+        return entry[2]
 
     def prepare(self, program: int, described: Any, binding: Binding | None, inputs: Any) -> None:
         """Remember what the inputs of a call are made of, for the next one that says the same."""

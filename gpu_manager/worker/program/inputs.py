@@ -116,17 +116,16 @@ class InputReader:
         self._lasting = True
 
     def call(self, described: Any, count: int, binding: Binding | None) -> Inputs:
-        """The inputs of a call of a program that takes `count`."""
         if not isinstance(described, list) or len(described) != count:
             raise CallRefused(FailureKind.BAD_FRAME, f"the program takes {count} inputs")
         values: list[Any] = [None] * count
         given = []
         for position, entry in enumerate(described):
             if isinstance(entry, list):
-                found = self._tensor(position, entry)
-                if found is not None:
-                    given.append(found)
-                    values[position] = found.tensor
+                tensor = self._tensor(position, entry)
+                if tensor is not None:
+                    given.append(tensor)
+                    values[position] = tensor.tensor
             elif isinstance(entry, (bool, int, float)):
                 values[position] = entry
                 self._lasting = False  # 1, 1.0 and True are equal and not the same
@@ -146,16 +145,15 @@ class InputReader:
         return inputs
 
     def binding(self, number: Any, described: Any, count: int) -> Binding:
-        """The inputs that a BIND names."""
         if not isinstance(described, dict) or type(number) is not int:
             raise CallRefused(FailureKind.BAD_FRAME, "a binding is a number and a map")
         given = []
         for position, entry in sorted(described.items()):
             if type(position) is not int or not 0 <= position < count:
                 raise CallRefused(FailureKind.BAD_FRAME, f"no input {shown(position)}")
-            found = self._tensor(position, entry)
-            if found is not None:
-                given.append(found)
+            tensor = self._tensor(position, entry)
+            if tensor is not None:
+                given.append(tensor)
         self._check_missing()
         return Binding(number, given)
 
@@ -214,27 +212,27 @@ class InputReader:
             raise CallRefused(
                 FailureKind.BAD_FRAME, f"no storage of {size_bytes} bytes at {offset}"
             )
-        known = self._held.get((id(image), offset))
-        if known is None:
-            known = InputStorage(storage, image=image, place=(offset, size_bytes))
-            self._held[(id(image), offset)] = known
-        return known
+        held = self._held.get((id(image), offset))
+        if held is None:
+            held = InputStorage(storage, image=image, place=(offset, size_bytes))
+            self._held[(id(image), offset)] = held
+        return held
 
     def _sent(
         self, area: memoryview, offset: int, size_bytes: int, key: int, epoch: int, block: int = 0
     ) -> InputStorage:
         if offset + size_bytes > len(area):
             raise CallRefused(FailureKind.BAD_FRAME, f"{size_bytes} bytes at {offset} of the area")
-        known = self._held.get((block, offset, size_bytes, key))
-        if known is None:
+        held = self._held.get((block, offset, size_bytes, key))
+        if held is None:
             borrows = self._borrows and not key and size_bytes > _MOST_LASTING_BYTES
             take = self._device.borrow if borrows else self._device.receive
             storage = take(area, offset, size_bytes)
-            known = InputStorage(storage, key, epoch, place=(offset, size_bytes))
-            self._held[(block, offset, size_bytes, key)] = known
+            held = InputStorage(storage, key, epoch, place=(offset, size_bytes))
+            self._held[(block, offset, size_bytes, key)] = held
             if not block:
                 self._end_bytes = max(self._end_bytes, offset + size_bytes)
             if key:
                 self._lasting = False
-                self._kept.keep(known)
-        return known
+                self._kept.keep(held)
+        return held

@@ -255,7 +255,6 @@ def _packed_batch(data: torch.Tensor, sizes: torch.Tensor) -> int:
 
 
 def _sizes(weights: Sequence[torch.Tensor], gates: int, *, projected: bool) -> tuple[int, int]:
-    """The sizes of a cell's state and of its output."""
     first = weights[0]
     require(first.dim() == 2 and first.size(0) % gates == 0, "weights of shape {}", first.shape)  # noqa: PLR2004 - rows and columns
     hidden = first.size(0) // gates

@@ -88,7 +88,6 @@ class Graphs:
         return self._replay(recorded, inputs)
 
     def clear(self) -> None:
-        """Give up every recording, and the memory in it."""
         self._recorded.clear()
         self._runs.clear()
 

@@ -45,7 +45,6 @@ class Replacements:
         self._device = device
 
     def table(self) -> dict[str, Operator]:
-        """Every replaced operator by its name in programs."""
         table: dict[str, Operator] = {
             "m:cuda": self._to_cuda,
             "m:requires_grad_": _same,
@@ -195,7 +194,6 @@ _MOST_TURNS = 1 << 20
 
 
 def higher_order_table() -> dict[str, Callable[..., Any]]:
-    """The operators by their names in programs."""
     return {
         "h:cond": _cond,
         "h:while_loop": _while_loop,
@@ -285,7 +283,6 @@ _OPERATORS = (
 
 
 def numpy_table() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The functions by their names in programs."""
     listed = (*_ufuncs._unary, *_ufuncs._binary)  # noqa: SLF001 - torch's own lists
     ufuncs = (name for name in listed if hasattr(numpy, name) and is_reviewed(name))
     for name in (*ufuncs, *_OTHERWISE_NAMED, *_CONVERSIONS, *_FUNCTIONS):

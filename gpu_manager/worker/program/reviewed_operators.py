@@ -176,5 +176,4 @@ OF_LIBRARIES = {
 
 
 def is_reviewed(name: str) -> bool:
-    """Whether programs may name an operator of torch that is called so."""
     return name in _OF_TORCH or (name.endswith("_") and name[:-1] in PUBLIC)

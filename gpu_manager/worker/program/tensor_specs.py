@@ -66,7 +66,6 @@ def view(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
 
 
 def bytes_of(storage: torch.UntypedStorage, start: int, stop: int) -> torch.Tensor:
-    """Some bytes of a storage as a tensor over the same memory."""
     empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return empty.set_(storage, start, (stop - start,), (1,))
 

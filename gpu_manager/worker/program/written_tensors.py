@@ -75,7 +75,6 @@ class _Form(NamedTuple):
 
 
 def may_write(step: ProgramStep) -> bool:
-    """Whether a step may write to a tensor that it is given."""
     short = short_name(step.operator)
     if "out" in step.named or short.strip("_") in _IN_PLACE:
         return True
@@ -144,10 +143,10 @@ def _forms(name: str) -> tuple[_Form, ...]:
 
 def operator_at(path: str) -> Any:
     """What torch has at `torch.nn.functional.relu`, None if nothing."""
-    found: Any = torch
+    value: Any = torch
     for part in path.split(".")[1:]:
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _schemas(qualified: str, overload: str) -> Iterator[Any]:
