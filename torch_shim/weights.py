@@ -94,11 +94,9 @@ class ModelImage:
         self.delivered = Accepted()
 
     def is_at(self, session: ManagerSession) -> bool:
-        """Whether the session's node has this image."""
         return self.delivered.has(self.digest, session)
 
     def is_of(self, digest: str, places: dict[int, StoragePlace]) -> bool:
-        """Whether this image has this digest and these storages."""
         return self.digest == digest and self._places == places
 
     def place_of(self, mark: write_epochs.WriteMark, version: int) -> StoragePlace | None:
@@ -145,7 +143,6 @@ class ImageMemory(mmap.mmap):
 
     @classmethod
     def make(cls, table: ImageTable) -> Self:
-        """Create memory for an image of this layout."""
         descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, table.total_bytes)
@@ -233,7 +230,6 @@ class ImageMemories:
         self._alive.add(memory)
 
     def find(self, found: Sequence[torch.UntypedStorage]) -> ImageMemory | None:
-        """Return the memory whose image consists of exactly these storages, if there is one."""
         return next((memory for memory in list(self._alive) if memory.holds(found)), None)
 
     def _before_fork(self) -> None:
@@ -324,7 +320,7 @@ class ProcessWeights:
             model.delivered.forget(model.digest)
 
     def _bring(self, found: list[_Found], table: ImageTable, session: ManagerSession) -> str:
-        """Make sure that the node has this content, and return its digest."""
+        """Return the digest of the content, which the node has then."""
         memory = self._memories.find([storage for _, storage, _ in found])
         hashed = None
         if memory is not None and memory.sealed is None:

@@ -59,7 +59,6 @@ class Methods:
         self._watched = [_Watched(kind) for kind in self.kinds]
 
     def unchanged(self) -> bool:
-        """Whether all of these functions are still the recorded ones."""
         try:
             for watched in self._watched:
                 if len(watched.members) != watched.count:
@@ -194,7 +193,6 @@ class CompiledFunctions:
             return function
 
     def note_trace(self, root: Root, function: CompiledFunction) -> None:
-        """Count a trace that was made in a call of `root`."""
         with self._lock:
             self._count(root, function)
 
@@ -212,7 +210,7 @@ class CompiledFunctions:
     def end_trace(
         self, function: CompiledFunction, module: torch.nn.Module, stage: Stage, refusals: int
     ) -> None:
-        """Record how a trace in the background ended, that began after so many refusals."""
+        """The trace began after so many refusals."""
         function.note_trace_end(module)
         with self._lock:
             function.tracing = False
@@ -370,7 +368,6 @@ class MissedWays:
         self._left[_way_of(args, kwargs)] = _MOST_COPIES
 
     def forget(self, args: Any, kwargs: Any) -> None:
-        """Forget a way of calling that is traced now."""
         self._left.pop(_way_of(args, kwargs), None)
 
 

@@ -53,7 +53,6 @@ class ModuleCalls:
         report.expect_modules()
 
     def install(self) -> None:
-        """Replace `nn.Module.__call__`."""
         native, local, is_tracing = (
             self._native,
             self._roots.local,
@@ -311,14 +310,12 @@ class OperatorCount(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Count the operator and run it."""
         del types
         self.operators += getattr(func, "__name__", "") not in _READS
         return func(*args, **(kwargs or {}))
 
 
 def operators_of_script(module: torch.jit.ScriptModule) -> int:
-    """Return the number of operators in a scripted module."""
     graph = getattr(module, "inlined_graph", None)
     return _operators_in(graph) if graph is not None else 0
 

@@ -62,7 +62,7 @@ class Capture:
         configure()
 
     def call(self, root: Root, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """Return the module's result; `root` is the thread's current root."""
+        """`root` is the thread's current root."""
         if any(map(has_operators, args)) or any(map(has_operators, kwargs.values())):
             report.local_call(_OWN_OPERATORS, 0, root.name)
             with request_context.timed_locally(_OWN_OPERATORS):
@@ -195,7 +195,6 @@ class Capture:
         return call_users
 
     def in_users_region(self) -> bool:
-        """Whether this thread runs code that a user compiles with a backend of their own."""
         return in_users_region()
 
     def _trace(
@@ -206,7 +205,7 @@ class Capture:
         args: Any,
         kwargs: Any,
     ) -> bool:
-        """Trace a call in the background; return whether that begins."""
+        """Return whether a trace in the background begins."""
         if not self._functions.begin_trace(root, function):
             return False
         state, refusals = CallState(), function.refusals

@@ -34,7 +34,7 @@ class Root:
 
 
 def root_of_module(module: torch.nn.Module) -> Root:
-    """Return the root for a module; the root does not keep the module alive."""
+    """The root does not keep the module alive."""
     found = weakref.ref(module)
 
     def tensors() -> Iterator[torch.Tensor]:
@@ -90,7 +90,6 @@ class Roots:
         self.local = _ThreadState()
 
     def nodes(self) -> Nodes:
-        """Return this process's sessions with GPU managers."""
         return self._nodes()[0]
 
     def lay_out_weights(self, module: torch.nn.Module, since: int) -> None:
@@ -100,7 +99,6 @@ class Roots:
 
     @property
     def current(self) -> Root | None:
-        """The root that this thread is calling, if any."""
         return self.local.root
 
     def graphs_run(self) -> int:
@@ -208,7 +206,6 @@ class Roots:
 
 
 def _bring(root: Root, weights: ProcessWeights, session: ManagerSession) -> ModelImage:
-    """Bring the model of `root` to this session's node if it is not there, and return it."""
     model = root.model
     if model is None or not model.is_at(session):
         with root.lock:

@@ -62,7 +62,6 @@ class NodeRequests:
 
     @property
     def nodes(self) -> Nodes:
-        """This process's sessions."""
         return self._nodes()
 
     def put(

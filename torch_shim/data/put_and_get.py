@@ -95,11 +95,9 @@ class FunctionData:
         return None
 
     def drop(self, handle: str) -> None:
-        """End data before its time; nothing if it has ended."""
         self._requests.drop(handle)
 
     def settle(self) -> None:
-        """Say what is not mapped here any more."""
         self._requests.flush()
 
     # -- what stays with its worker -------------------------------------------------------------

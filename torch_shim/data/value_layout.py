@@ -156,7 +156,6 @@ class DescribedValue:
                 raise BadFrame("data with a description of unknown shape")
 
     def build(self, tensor: MakeTensor, content: MakeBytes) -> Any:
-        """Return the value; the callbacks make its leaves."""
         return self._value(self._tree, tensor, content, 0)
 
     def _value(self, node: Any, tensor: MakeTensor, content: MakeBytes, depth: int) -> Any:

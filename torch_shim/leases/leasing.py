@@ -44,13 +44,12 @@ class SessionLease(NamedTuple):
     presented: "PresentedLease | None" = None
 
     def begin_call(self) -> None:
-        """Record that a call under this lease begins."""
         request_context.note_model(self.model.digest)
         if self.presented is not None:
             self.presented.begin_call()
 
     def end_call(self, *, answered: bool) -> None:
-        """Record that the call has ended; this may give the lease back."""
+        """This may give the lease back."""
         if answered:
             request_context.note_answer()
         if self.presented is not None:
@@ -115,7 +114,7 @@ class Habits:
             return habit.calls if habit is not None and habit.in_a_row >= habit.enough else None
 
     def finished(self, models: Iterable[str], calls: int) -> None:
-        """Record a request that has ended after `calls` calls (at least one)."""
+        """`calls` is at least one."""
         with self._lock:
             habit = self._habit(models)
             habit.in_a_row = habit.in_a_row + 1 if habit.calls == calls else 1
@@ -184,12 +183,11 @@ class PresentedLease:
         return None
 
     def begin_call(self) -> None:
-        """Count a call under this lease as running."""
         with self._counting:
             self._running += 1
 
     def end_call(self, *, answered: bool) -> None:
-        """Count a call as ended; give the lease back if the call is predicted to be the last."""
+        """Give the lease back if the call is predicted to be the last."""
         with self._counting:
             self._running -= 1
             self._calls += answered
@@ -318,7 +316,7 @@ class ProcessLeases:
         return len(self._presented)
 
     def presented_by(self, given: RequestLease) -> PresentedLease:
-        """Return the presented lease of a request; created at the first call."""
+        """A request's presented lease is created at its first call."""
         with self._lock:
             known = self._presented.get(given)
             if known is None:
@@ -380,7 +378,6 @@ class ProcessLeases:
         raise AssertionError("the last attempt returns or raises")
 
     def _follow(self, found: LeaseElsewhere, batch: int, bring: Bring) -> SessionLease:
-        """Claim a lease on another node."""
         session = self._nodes.reach(found.addresses, found.node)
         model = bring(session)
         lease = session.acquire_here(model.digest, batch, found.token)

@@ -70,19 +70,16 @@ class Nodes:
         return None
 
     def peers(self) -> list[WorkerPeer]:
-        """Return the workers to which this process is connected, on any node."""
         sessions = [self.own, *list(self._others.values())]
         return [peer for session in sessions for peer in session.peers()]
 
     def sweep_later(self) -> None:
-        """See to it that channels are closed that are not used."""
         if self._timer is None:
             with self._lock:
                 if self._timer is None:
                     self._start_timer()
 
     def close(self) -> None:
-        """Close all sessions."""
         self._stop_timer()
         for session in [self.own, *list(self._others.values())]:
             session.close()

@@ -90,11 +90,9 @@ class RequestLease:
         _current.reset(request)
 
     def at_end(self, do: Callable[[], None]) -> None:
-        """Call `do` once the request has been answered."""
         self._at_end.append(do)
 
     def end(self) -> None:
-        """Mark the request as answered, and run the callbacks."""
         self.over = True
         for do in self._at_end:
             do()
@@ -188,7 +186,6 @@ def note_tracing() -> None:
 
 
 def note_model(digest: str) -> None:
-    """Record that the current request, if any, calls this model."""
     found = _current.get()
     if found is not None and not found.over and len(found.models) < _MOST_MODELS:
         found.models.setdefault(digest)
@@ -209,7 +206,7 @@ def goes_on() -> bool:
 
 @functools.lru_cache(maxsize=_MOST_TOKENS)
 def claims_of(token: str) -> TokenClaims:
-    """Return what a token says of its lease; the token's signature is not verified here."""
+    """The token's signature is not verified here."""
     body, _, _ = token.rpartition(".")
     try:
         claims = json.loads(base64.urlsafe_b64decode(body + "=="))

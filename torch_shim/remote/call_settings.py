@@ -75,7 +75,6 @@ class GeneratorTurns:
             torch.default_generator.set_state(as_state(after))
 
     def forget_sent(self) -> None:
-        """This thread has sent no state, for `sent`."""
         self._of_thread.sent = None
 
     @property
@@ -89,7 +88,6 @@ class GeneratorTurns:
 
 
 def as_state(content: bytes) -> torch.Tensor:
-    """The state as a generator takes it."""
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 

@@ -121,7 +121,6 @@ class Shipment:
         self._plan(tensors)
 
     def write(self, area: Buffer) -> None:
-        """Copy the bytes to the described offsets of the area."""
         for run in self._runs.values():
             size = run.stop - run.start
             if size and run.block is None:
@@ -144,7 +143,6 @@ class Shipment:
             self._kept.epochs[mark.key] = (content, held[1] + more)
 
     def has_changed(self, value: torch.Tensor) -> bool:
-        """Whether a change of this input's storage was recorded already."""
         mark = write_epochs.mark_of(value)
         return mark is not None and mark.key in self._changed
 
@@ -306,11 +304,9 @@ class Bound:
         return all(map(operator.is_, values, self._values)) and self.unchanged()
 
     def given(self) -> list[tuple[int, torch.Tensor]]:
-        """Return the bound weights, by their positions."""
         return list(zip(self.positions, self._values, strict=True))
 
     def unchanged(self) -> bool:
-        """Whether the bound weights are what they were."""
         values = self._values
         if write_epochs.versions_of(values) != self._versions:
             return False

@@ -212,7 +212,6 @@ class RemoteProgram:
         return self._read(answer, args)
 
     def _read(self, answer: "_Answer", args: Sequence[Any]) -> tuple[list[Any], list[float]]:
-        """Return the outputs and the worker's times."""
         results = Results(answer.frame, answer.channel, answer.peer, args, self._layout)
         self._layout = results.layout
         shipment = answer.shipment
@@ -258,7 +257,6 @@ class RemoteProgram:
         *,
         first: bool,
     ) -> None:
-        """Apply the program's write to an input to this process's tensor."""
         shipment = answer.shipment
         answer.stay.repeatable = False
         sent = shipment.sent(position)
@@ -293,7 +291,6 @@ class _Extras(NamedTuple):
     repeats: bool
 
     def fields(self) -> list[Any]:
-        """The options as they are sent."""
         return [self.trace, self.arithmetic, self.stay.option, self.repeats]
 
 

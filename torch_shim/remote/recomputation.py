@@ -70,7 +70,6 @@ class _Uniform(NamedTuple):
     on_gpu: bool
 
     def whole(self) -> torch.Tensor:
-        """Return the input."""
         found = self.element.expand(self.size).contiguous()
         return become_cuda(found) if self.on_gpu else found
 
@@ -139,7 +138,7 @@ class RememberedCall:
         return [one.had_from() if isinstance(one, _Elsewhere) else one for one in self._inputs]
 
     def run(self, inputs: list[Any], outputs: dict["RememberedCall", list[Any]]) -> list[Any]:
-        """Repeat this call with these inputs; the outputs of earlier calls are given."""
+        """`outputs` are those of the earlier calls."""
         bound = self._bound()
         if bound is None or not bound.unchanged():
             raise _lost("the weights that it was computed with have changed")
@@ -285,7 +284,6 @@ def _inputs_of(last: RememberedCall) -> dict[RememberedCall, list[Any]]:
 
 
 def _earlier(inputs: Iterable[Any]) -> set[RememberedCall]:
-    """Return the calls of which these inputs are outputs."""
     return {value.call for value in inputs if isinstance(value, _Made)}
 
 

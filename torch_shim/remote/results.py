@@ -202,7 +202,6 @@ class Results:
 
 
 def _parts(entries: Any, first: int) -> list[tuple[int, int]]:
-    """Return offset and size of the parts in a list of a result, which begin at a field."""
     if not isinstance(entries, list):
         raise BadFrame("the parts of a result are a list")
     found = []
@@ -226,12 +225,10 @@ def body_of(frame: Frame, size_bytes: int, lent: LentPages | None = None) -> Buf
 
 
 def view(storage: torch.UntypedStorage, found: OutputView) -> torch.Tensor:
-    """Return an output over one of a result's storages."""
     return tensor_over(storage, found.dtype, found.offset, found.shape, found.strides)
 
 
 def alias(base: torch.Tensor, sent: SentInput | None, found: OutputView) -> torch.Tensor:
-    """Return an output over the storage of an input."""
     first_byte = sent.first_byte if sent is not None else 0
     offset = found.offset + first_byte // found.dtype.itemsize
     storage = write_epochs.storage_of(base)
@@ -252,7 +249,6 @@ def laid_out(data: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
 
 
 def _input(args: Sequence[Any], position: Any) -> torch.Tensor:
-    """Return the tensor among a call's inputs that a result names."""
     found = args[position] if type(position) is int and 0 <= position < len(args) else None
     if not isinstance(found, torch.Tensor):
         raise BadFrame(f"a result names input {shown(position)}, which is no tensor")
@@ -265,7 +261,6 @@ def _check_inside(value: torch.Tensor, size: int) -> None:
 
 
 def _read_view(described: list[Any]) -> OutputView:
-    """Check what a result says about an output."""
     try:
         source, name, shape, strides, offset = described[:_VIEW_FIELDS]
         numbers = [source, offset, *shape, *strides]
@@ -337,7 +332,6 @@ class StayingOutputs:
             self._peer.drop(key)
 
     def output(self, number: int, size_bytes: int) -> torch.UntypedStorage:
-        """Return the storage of an output that stayed."""
         if type(size_bytes) is not int or size_bytes <= 0:
             raise BadFrame(f"an output of {shown(size_bytes)} bytes stays with the worker")
         mark = write_epochs.WriteMark(self._first_key + number)

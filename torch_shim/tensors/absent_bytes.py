@@ -249,7 +249,6 @@ def run_absent(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | N
 
 
 def _lacking(first: Any) -> AbsentBytes | None:
-    """Return the absent bytes of an operator's first tensor."""
     if isinstance(first, list | tuple) and first:
         first = first[0]
     return absent_of(first) if isinstance(first, torch.Tensor) else None

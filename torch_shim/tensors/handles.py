@@ -70,7 +70,6 @@ class CudaTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one operator on the CPU storages, and make its results handles."""
         if len(types) > 1 and not _OF_TORCH.issuperset(types):
             if any(map(_is_asked_itself, types)):
                 return NotImplemented
@@ -103,21 +102,17 @@ class CudaTensor(Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override] # a descriptor of C there
-        """The GPU."""
         return CUDA
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override] # a descriptor of C there
-        """True for every handle."""
         return True
 
     @property
     def is_cpu(self) -> bool:  # type: ignore[override] # a descriptor of C there
-        """False for every handle."""
         return False
 
     def get_device(self) -> int:
-        """Return the index of the GPU."""
         return 0
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -167,11 +162,9 @@ class CudaTensor(Tensor):
         return True
 
     def apply_(self, *_: object) -> NoReturn:
-        """Raise TypeError, as for any CUDA tensor."""
         raise TypeError("apply_ is only implemented on CPU tensors")
 
     def map_(self, *_: object) -> NoReturn:
-        """Raise TypeError, as for any CUDA tensor."""
         raise TypeError("map_ is only implemented on CPU tensors")
 
     def untyped_storage(self) -> torch.UntypedStorage:

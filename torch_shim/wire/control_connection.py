@@ -127,7 +127,6 @@ class ControlConnection:
         return waiting.frame
 
     def _wait(self, waiting: _SentRequest) -> None:
-        """Wait until the request is answered or the connection is lost."""
         if waiting.kind is FrameKind.HELLO:
             if not waiting.done.wait(CONNECT_TIMEOUT_S):
                 self._disconnect(f"it did not answer within {CONNECT_TIMEOUT_S:g} s")

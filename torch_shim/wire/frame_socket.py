@@ -45,7 +45,7 @@ class Frame(NamedTuple):
     descriptors: tuple[int, ...]
 
     def close_descriptors(self) -> None:
-        """Close the descriptors; call it once."""
+        """Call this once."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 

@@ -91,17 +91,14 @@ class ManagerSession:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection."""
         return self._control is not None and self._control.lost is None
 
     @property
     def node(self) -> str:
-        """The name of the manager's node."""
         node: str = self.control.welcome["node"]
         return node
 
     def peers(self) -> list[WorkerPeer]:
-        """Return the workers of this manager to which there are channels."""
         with self._lock:
             return list(self._peers.values())
 
@@ -223,7 +220,6 @@ class ManagerSession:
             self.used_s = time.monotonic()
 
     def mark_lost(self, lease: ModelLease) -> None:
-        """Mark a lease and its worker as lost."""
         lease.over = True
         lease.peer.mark_lost()
         with self._lock:
@@ -245,7 +241,6 @@ class ManagerSession:
             return True
 
     def close(self) -> None:
-        """Close the connection and all channels."""
         with self._lock:
             if self._control is not None:
                 self._control.close()
@@ -277,7 +272,6 @@ class ManagerSession:
                 return control
 
     def _open_another(self, lease: ModelLease, batch: int) -> DataChannel | None:
-        """Open one more channel to the lease's worker, for one more thread."""
         try:
             answer = self._ask_acquire(lease.digest, batch, lease=lease.number, workers=())
         except RemoteFailure as failure:

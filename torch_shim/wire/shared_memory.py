@@ -201,7 +201,6 @@ def tensor_over(
 def write_bytes(
     buffer: Buffer, offset: int, storage: torch.UntypedStorage, start: int, count: int
 ) -> None:
-    """Copy bytes of a storage to a buffer."""
     address = storage.data_ptr()
     if count <= _FEW_BYTES and address and start + count <= storage.nbytes():
         buffer[offset : offset + count] = ctypes.string_at(address + start, count)
@@ -284,7 +283,6 @@ class SharedBlock(mmap.mmap):
 
     @classmethod
     def make(cls, size_bytes: int) -> Self:
-        """Make a block of this size."""
         descriptor = os.memfd_create("gpufaas-block", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, size_bytes)
@@ -332,7 +330,6 @@ class SharedBlocks:
         return storage
 
     def trim(self, idle_s: float = _IDLE_S) -> None:
-        """Give up the blocks that were not used for so long."""
         if not self._free and not self._left:  # as in most functions, at each of their requests
             return
         before_s = time.monotonic() - idle_s
@@ -344,7 +341,6 @@ class SharedBlocks:
             _tell_gone(block)
 
     def size_bytes(self) -> int:
-        """Return how much all blocks take."""
         with self._lock:
             return self._size_bytes()
 
@@ -361,7 +357,6 @@ class SharedBlocks:
             _tell_gone(block)
 
     def after_fork(self) -> None:
-        """Go on in the parent."""
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
@@ -390,7 +385,6 @@ class SharedBlocks:
         return sum(block.size_bytes for block in [*self._used.values(), *self._free])
 
     def _note_left(self) -> None:
-        """Make the blocks free whose tensors are gone."""
         while self._left:
             block = self._used.pop(self._left.popleft(), None)
             if block is not None:

@@ -54,7 +54,6 @@ class WorkerStorages:
         self.epochs[key] = (content, 0)
 
     def forget(self, keys: Sequence[int]) -> None:
-        """Record that the worker no longer keeps the storages with these keys."""
         for key in keys:
             self.epochs.pop(key, None)
             self.sent.pop(key, None)
@@ -83,7 +82,7 @@ class DataChannel:
         return arena
 
     def define(self, number: int, digest: str, packed: bytes) -> None:
-        """Send a program to the worker, once."""
+        """Send a program once."""
         if number not in self.defined:
             self._ask(FrameKind.DEFINE, [number, digest], [packed])
             self.defined.add(number)
@@ -143,7 +142,6 @@ class DataChannel:
         self._ask(FrameKind.TAKE, [key, start, size_bytes], descriptors=[descriptor])
 
     def drop(self, keys: list[int]) -> None:
-        """Make the worker drop kept storages."""
         self._ask(FrameKind.DROP, keys)
 
     def hung_up(self) -> bool:
@@ -229,12 +227,10 @@ class WorkerPeer:
         self._left: dict[int, tuple[int, memoryview]] = {}
 
     def take(self) -> DataChannel | None:
-        """Return an idle channel; None if there is none."""
         with self._lock:
             return self._idle.pop() if self._idle else None
 
     def give(self, channel: DataChannel) -> None:
-        """Add a channel to the idle ones, after its use or when it is new."""
         with self._lock:
             if not channel.broken and not self._lost:
                 channel.idle_since_s = time.monotonic()
@@ -262,7 +258,6 @@ class WorkerPeer:
         return self.has_unused
 
     def mark_lost(self) -> None:
-        """Close the channels, because the worker has ended."""
         with self._lock:
             self._lost = True
             idle, self._idle = self._idle, []
@@ -271,7 +266,6 @@ class WorkerPeer:
             self._close(channel)
 
     def hung_up(self) -> bool:
-        """Whether the worker has closed its idle channels."""
         with self._lock:
             return bool(self._idle) and self._idle[0].hung_up()
 

@@ -166,12 +166,10 @@ class Pauses:
         self._due_s = 0.0  # when the tracing thread runs again, whatever the others do
 
     def begin_call(self) -> None:
-        """Note that this thread calls a model."""
         number = threading.get_native_id()
         self._callers[number] = self._callers.get(number, 0) + 1  # its own entry: without a lock
 
     def end_call(self) -> None:
-        """Note that this thread's call has ended."""
         number = threading.get_native_id()
         depth = self._callers.pop(number, 1) - 1
         if depth:

@@ -131,7 +131,6 @@ class CallState:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Apply the saved state to the current thread inside the `with` block."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self._inference))
             stack.enter_context(torch.set_grad_enabled(self._grad))
@@ -189,7 +188,6 @@ class TraceReads:
                 self._states[id(value)] = value, state
 
     def have_changed(self) -> bool:
-        """Whether one of the objects is different from what was noted."""
         return any(not _are_same(_state_of(value), state) for value, state in self._states.values())
 
 
@@ -202,7 +200,6 @@ _current = _Current()
 
 @contextlib.contextmanager
 def reads_noted_in(reads: TraceReads) -> Iterator[None]:
-    """Note what this thread's trace reads inside the `with` block."""
     before, _current.reads = _current.reads, reads
     try:
         yield
