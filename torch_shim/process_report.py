@@ -130,15 +130,15 @@ class ProcessReport:
             self.counts.queue_s += queue_s
             self.counts.load_s += load_s
 
-    def graph_break(self, found: GraphBreak) -> None:
+    def graph_break(self, graph_break: GraphBreak) -> None:
         """Record each line and reason once."""
         with self._lock:
-            known = found in self.counts.breaks
-            if not known:
-                self.counts.breaks.append(found)
-        if not known:
-            place = CodePlace(found.file, found.line)
-            told_places.tell(place, "a graph ends here", for_break(found.reason))
+            is_known = graph_break in self.counts.breaks
+            if not is_known:
+                self.counts.breaks.append(graph_break)
+        if not is_known:
+            place = CodePlace(graph_break.file, graph_break.line)
+            told_places.tell(place, "a graph ends here", for_break(graph_break.reason))
 
     def add(self, name: str, amount: float) -> None:
         with self._lock:

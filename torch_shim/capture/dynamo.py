@@ -57,7 +57,7 @@ Native = Callable[..., Any]
 
 
 def configure() -> None:
-    """Do this once per process."""
+    """Patch Dynamo for this process; later calls do nothing."""
     if _set_up:
         return
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)

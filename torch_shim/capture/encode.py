@@ -77,8 +77,8 @@ def nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def line_of(node: fx.Node) -> CodePlace | None:
-    found = _LINES.findall(node.stack_trace or "")
-    return CodePlace(found[-1][0], int(found[-1][1])) if found else None
+    lines = _LINES.findall(node.stack_trace or "")
+    return CodePlace(lines[-1][0], int(lines[-1][1])) if lines else None
 
 
 def line_of_operator(module: fx.GraphModule, refusal: str) -> CodePlace | None:
@@ -380,10 +380,10 @@ def _tensors_of(module: fx.GraphModule) -> Iterator[tuple[fx.Node, torch.Tensor]
 
 
 def _graph_of(node: Any) -> fx.GraphModule:
-    found = _attribute(node) if isinstance(node, fx.Node) and node.op == "get_attr" else node
-    if not isinstance(found, fx.GraphModule):
-        raise NotShippable(f"a call of a {type(found).__name__} that is no graph")
-    return found
+    graph = _attribute(node) if isinstance(node, fx.Node) and node.op == "get_attr" else node
+    if not isinstance(graph, fx.GraphModule):
+        raise NotShippable(f"a call of a {type(graph).__name__} that is no graph")
+    return graph
 
 
 def _attribute(node: fx.Node) -> Any:
@@ -448,7 +448,7 @@ def _is_tagged(target: Any) -> bool:
 
 def _recurrent_draws(node: fx.Node) -> bool:
     """Between its layers, while it trains: the arguments `dropout, train` follow whole numbers."""
-    at = next((number for number, each in enumerate(node.args) if type(each) is float), None)
+    at = next((number for number, value in enumerate(node.args) if type(value) is float), None)
     if at is None or at + 1 == len(node.args):
         return True  # given in another way
     return bool(node.args[at] != 0.0) and node.args[at + 1] is not False

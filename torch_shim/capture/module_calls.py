@@ -128,11 +128,11 @@ class ModuleCalls:
         local = self._roots.local
         local.root = root.owner  # its parts are no roots
         try:
-            with OperatorCount() as found:
+            with OperatorCount() as count:
                 answer = self._native(module, *args, **kwargs)
         finally:
             local.root = None
-        report.local_call("a transform of torch.func calls it", found.operators, root.name)
+        report.local_call("a transform of torch.func calls it", count.operators, root.name)
         return answer
 
     def _users_trace(self, module: Module) -> bool:
@@ -293,8 +293,8 @@ def _without_class(native: Callable[..., dict[str, Any]]) -> Callable[..., dict[
     """Describe a tensor without telling handles apart: of C++ come plain ones, in either pass."""
 
     def extract(tensor: torch.Tensor) -> dict[str, Any]:
-        found = native(tensor)
-        return found | {"device": CPU} if isinstance(tensor, CudaTensor) else found
+        description = native(tensor)
+        return description | {"device": CPU} if isinstance(tensor, CudaTensor) else description
 
     return extract
 

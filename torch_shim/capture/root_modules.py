@@ -35,10 +35,10 @@ class Root:
 
 def root_of_module(module: torch.nn.Module) -> Root:
     """The root does not keep the module alive."""
-    found = weakref.ref(module)
+    reference = weakref.ref(module)
 
     def tensors() -> Iterator[torch.Tensor]:
-        alive = found()
+        alive = reference()
         assert alive is not None, "a module that is being called is alive"
         return weights_of(alive)
 
@@ -57,12 +57,14 @@ def root_of_inputs(values: Iterable[Any]) -> Root:
 
     If there are none, a number stands for them: workers run programs beside some model's weights.
     """
-    found = [weakref.ref(value) for value in values if isinstance(value, torch.nn.Parameter)]
-    number = [] if found else [become_cuda(torch.zeros(1))]
+    references = [weakref.ref(value) for value in values if isinstance(value, torch.nn.Parameter)]
+    number = [] if references else [become_cuda(torch.zeros(1))]
 
     def tensors() -> Iterator[torch.Tensor]:
         yield from number
-        yield from (value for value in (reference() for reference in found) if value is not None)
+        yield from (
+            value for value in (reference() for reference in references) if value is not None
+        )
 
     return Root("a compiled function", tensors)
 
@@ -102,7 +104,6 @@ class Roots:
         return self.local.root
 
     def graphs_run(self) -> int:
-        """Return the number of graphs that this thread has run."""
         return self.local.graphs
 
     def about_to_run(self) -> None:

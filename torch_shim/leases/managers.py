@@ -64,9 +64,9 @@ class Nodes:
     def holding(self, key: int, content: Content) -> tuple[ManagerSession, WorkerPeer, int] | None:
         """Return a worker that keeps this content of a storage, and the epoch that it has there."""
         for session in [self.own, *list(self._others.values())]:
-            found = session.holding(key, content)
-            if found is not None:
-                return session, *found
+            peer_and_epoch = session.holding(key, content)
+            if peer_and_epoch is not None:
+                return session, *peer_and_epoch
         return None
 
     def peers(self) -> list[WorkerPeer]:

@@ -251,8 +251,6 @@ class Shipment:
         self._sent[number] = SentInput(value, original, first_byte)
 
 
-# The bindings of a program: which of its inputs are a model's weights, for the models it ran.
-
 _numbers = itertools.count(1)
 
 
@@ -267,12 +265,12 @@ class Bindings:
 
     def find(self, args: Sequence[Any], model: ModelImage, never: frozenset[int]) -> "Bound":
         """Return the binding that holds for these arguments; the positions in `never` are free."""
-        known = self._of.get(model, [])
-        for bound in known:
+        bindings = self._of.get(model, [])
+        for bound in bindings:
             if bound.holds(args):
                 return bound
         bound = Bound(args, model, never)
-        self._of[model] = [bound, *known][:MOST_BINDINGS]
+        self._of[model] = [bound, *bindings][:MOST_BINDINGS]
         return bound
 
 
@@ -380,5 +378,5 @@ def note_origin(tensor: torch.Tensor, origin: DataOrigin) -> None:
 
 def origin_of(storage: torch.UntypedStorage, content: Content) -> DataOrigin | None:
     """Return where a storage's present content came from, if it came from data."""
-    found: Any = storage.__dict__.get(_ORIGIN)
-    return found if isinstance(found, DataOrigin) and found.content == content else None
+    origin: Any = storage.__dict__.get(_ORIGIN)
+    return origin if isinstance(origin, DataOrigin) and origin.content == content else None

@@ -22,8 +22,8 @@ _PROGRAMS_CLASS, _HANDLE_CLASS = "_gpufaas_programs_class", "_gpufaas_handle_cla
 
 def cpu_class(kind: type) -> type:
     """Return the CPU tensor class of a handle class; another class is returned as it is."""
-    found: type = kind.__dict__.get(_PROGRAMS_CLASS, kind)  # no matter what it is derived from
-    return found
+    programs: type = kind.__dict__.get(_PROGRAMS_CLASS, kind)  # no matter what it is derived from
+    return programs
 
 
 def set_cpu_class(handle_class: type, kind: type) -> None:
@@ -229,8 +229,8 @@ def deciding(types: Iterable[type], handle: type) -> list[type]:
 
 def decides(kind: type) -> bool:
     """Whether a tensor class has a `__torch_function__` of its own."""
-    found: Any = getattr(kind, "__torch_function__", None)
-    own = getattr(found, "__func__", found)
+    method: Any = getattr(kind, "__torch_function__", None)
+    own = getattr(method, "__func__", method)
     of_torch: Any = torch.Tensor.__torch_function__
     return own is not None and own not in {
         of_torch.__func__,

@@ -260,11 +260,11 @@ def run_anywhere(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     name = substitution.name_of(func)
     if not _made_by_autograd():
         mixed_devices.refuse(name, args, kwargs, _is_on_gpu)
-    known = {id(value) for value in (*args, *kwargs.values()) if type(value) in PLAIN}
+    plain_ids = {id(value) for value in (*args, *kwargs.values()) if type(value) in PLAIN}
     with NoTorchFunction():
         result = func(*args, **kwargs)
     follows = name in mixed_devices.FIRST
-    return result if follows and args and type(args[0]) in PLAIN else wrap(result, known)
+    return result if follows and args and type(args[0]) in PLAIN else wrap(result, plain_ids)
 
 
 def refuse_mixed_devices(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -291,19 +291,19 @@ def _made_by_autograd() -> bool:
     )
 
 
-def wrap(result: Any, known: set[int] | frozenset[int] = frozenset()) -> Any:
+def wrap(result: Any, plain_ids: set[int] | frozenset[int] = frozenset()) -> Any:
     """Make every tensor in a result a handle, except CPU tensors that were arguments."""
     kind = type(result)
     if kind in PLAIN:
-        if id(result) not in known:
+        if id(result) not in plain_ids:
             result.__class__ = _CUDA_CLASS[kind]
     elif isinstance(result, (tuple, list)):
         for item in result:
             if type(item) not in _AS_THEY_ARE:  # as all the numbers of a list
-                wrap(item, known)
+                wrap(item, plain_ids)
     elif kind is dict:
         for item in result.values():
-            wrap(item, known)
+            wrap(item, plain_ids)
     return result
 
 
@@ -315,11 +315,11 @@ def _delegated(
     kwargs: dict[str, Any],
 ) -> Any:
     given = (*args, *kwargs.values())
-    known = {id(value) for value in _flat(given) if type(value) in PLAIN}
+    plain_ids = {id(value) for value in _flat(given) if type(value) in PLAIN}
     bring(given)
     try:
         result = foreign_classes.delegate(kinds, types, func, args, kwargs)
-        return like_handles(wrap(result, known))
+        return like_handles(wrap(result, plain_ids))
     finally:
         if foreign_classes.may_write(func, kwargs):
             write_epochs.note_all(given)
@@ -355,8 +355,8 @@ def become_cpu(tensor: Tensor) -> Tensor:
 
 def cuda_class(kind: type) -> type:
     """Return the handle class for a tensor class; derive one for a user's subclass of Tensor."""
-    found = _CUDA_CLASS.get(kind) or known_handle_class(kind)
-    return _derive(kind) if found is None else found
+    handle_class = _CUDA_CLASS.get(kind) or known_handle_class(kind)
+    return _derive(kind) if handle_class is None else handle_class
 
 
 def _derive(kind: type) -> type:

@@ -136,7 +136,7 @@ class ControlConnection:
         while not waiting.done.wait(PING_S):
             if received != self._received:
                 received, unanswered = self._received, 0
-            uploading = any(each.kind is FrameKind.CHUNK for each in list(self._waiting.values()))
+            uploading = any(sent.kind is FrameKind.CHUNK for sent in list(self._waiting.values()))
             if unanswered >= (_MOST_UNANSWERED_UPLOADING if uploading else _MOST_UNANSWERED):
                 self._disconnect(f"the manager gave no sign of life for {unanswered * PING_S:g} s")
                 return

@@ -99,8 +99,8 @@ class Timings:
     """The times of one request's graph calls, in the order of their ends. Thread-safe."""
 
     def __init__(self, trace: str) -> None:
-        found = _TRACE.fullmatch(trace)
-        self._trace = None if found is None else found.groups()
+        match = _TRACE.fullmatch(trace)
+        self._trace = None if match is None else match.groups()
         self._lock = threading.Lock()
         self._entries: list[str] = []
         self._characters = self._more = self._more_us = 0

@@ -116,7 +116,6 @@ class GrowingDigest:
             self._hashed.append(self._threads.submit(self._hash, job, _fresh(_IMAGE)))
 
     def result(self) -> str:
-        """Return the digest, when all bytes have arrived."""
         assert len(self._hashed) == len(self._jobs), "bytes are still to arrive"
         root = _root(_IMAGE, self._table)
         for hashed in self._hashed:

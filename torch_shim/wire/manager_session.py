@@ -105,8 +105,8 @@ class ManagerSession:
     def holding(self, key: int, content: Content) -> tuple[WorkerPeer, int] | None:
         """Return a worker that keeps this content of a storage, and the epoch that it has there."""
         for peer in self.peers():
-            known, epoch = peer.kept.epochs.get(key, (None, 0))
-            if known == content:
+            kept, epoch = peer.kept.epochs.get(key, (None, 0))
+            if kept == content:
                 return peer, epoch
         return None
 
@@ -153,10 +153,10 @@ class ManagerSession:
         self, digest: str, batch: int, token: str | None, *, lease: int | None = None
     ) -> ModelLease:
         """Acquire the lease of a token for this node; BadFrame where the node names another one."""
-        found = self.acquire(digest, batch, token, lease=lease)
-        if not isinstance(found, ModelLease):
-            raise BadFrame(f"node {found.node!r:.80} instead of the lease on this one")
-        return found
+        acquired = self.acquire(digest, batch, token, lease=lease)
+        if not isinstance(acquired, ModelLease):
+            raise BadFrame(f"node {acquired.node!r:.80} instead of the lease on this one")
+        return acquired
 
     def lease_ahead(self, number: int, gpu: str, digest: str) -> ModelLease | None:
         """A lease that a token names, without asking for it, if its worker should know it.
@@ -175,8 +175,8 @@ class ManagerSession:
 
         Raise RemoteFailure if the token is forged, or (LEASE) its lease is no longer usable.
         """
-        found = self.control.ask(FrameKind.WHERE, {"token": token}).fields
-        return LeaseElsewhere(found["lease"], found["node"], tuple(found["addresses"]), token)
+        fields = self.control.ask(FrameKind.WHERE, {"token": token}).fields
+        return LeaseElsewhere(fields["lease"], fields["node"], tuple(fields["addresses"]), token)
 
     def report_claimed(self, number: int, request: str | None) -> None:
         """Report that a lease elsewhere is claimed there, so it does not end with this session."""

@@ -150,8 +150,6 @@ def _set_autocast(kind: str, dtype: torch.dtype, *, enabled: bool) -> None:
     torch.set_autocast_dtype(kind, dtype)
 
 
-# What a trace has read: compared at its end, so that no trace holds for a mixture of states.
-#
 # Dynamo reads lists, dictionaries, attributes and the shapes of tensors while it traces, and reads
 # them again at the end, when it makes the guards. If another thread changes one in between, the
 # guards accept calls for which the graph is wrong. Every object is noted when the trace first
