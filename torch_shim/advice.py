@@ -215,7 +215,6 @@ LOCAL: tuple[tuple[str, Advice], ...] = (
 
 
 def for_break(reason: str) -> Advice:
-    """Return the advice about a graph break, by Dynamo's reason."""
     return _advice(BREAKS, reason) or _OTHER_BREAK
 
 
@@ -323,7 +322,6 @@ def _callers() -> Iterator[CodePlace]:
 
 
 def _shortened(place: CodePlace, advice: Advice) -> str:
-    """One line for a header: the file as it was imported, the reason and the remedy."""
     line = f"{_as_imported(place)}: {advice.why}; {advice.remedy}"[:_MOST_CHARACTERS]
     return "".join(
         character if " " <= character <= "~" and character != _BETWEEN else "?"

@@ -93,7 +93,6 @@ class ProcessReport:
         told_places.tell(place, what, for_local(_NO_MODULE))
 
     def graph_call(self, operators: int, sent: int, received: int, times: list[float]) -> None:
-        """Count a graph call that a worker answered."""
         with self._lock:
             counts = self.counts
             counts.graph_calls += 1
@@ -126,24 +125,22 @@ class ProcessReport:
             told_places.tell(place or users_line(), what, for_local(reason))
 
     def acquired(self, queue_s: float, load_s: float) -> None:
-        """Count a granted lease, and the time that waiting and loading took."""
         with self._lock:
             self.counts.acquires += 1
             self.counts.queue_s += queue_s
             self.counts.load_s += load_s
 
-    def graph_break(self, found: GraphBreak) -> None:
-        """Record code at which tracing ended a graph, once for each line and reason."""
+    def graph_break(self, graph_break: GraphBreak) -> None:
+        """Record each line and reason once."""
         with self._lock:
-            known = found in self.counts.breaks
-            if not known:
-                self.counts.breaks.append(found)
-        if not known:
-            place = CodePlace(found.file, found.line)
-            told_places.tell(place, "a graph ends here", for_break(found.reason))
+            is_known = graph_break in self.counts.breaks
+            if not is_known:
+                self.counts.breaks.append(graph_break)
+        if not is_known:
+            place = CodePlace(graph_break.file, graph_break.line)
+            told_places.tell(place, "a graph ends here", for_break(graph_break.reason))
 
     def add(self, name: str, amount: float) -> None:
-        """Add an amount to the count of this name."""
         with self._lock:
             setattr(self.counts, name, getattr(self.counts, name) + amount)
 

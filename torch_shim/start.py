@@ -60,6 +60,5 @@ HOOKS: list[Hook] = [module_calls.install]
 
 
 def after_import() -> None:
-    """Install the shim with the environment's settings."""
     settings = ShimSettings.from_environment(os.environ)  # noqa: TID251 - the process's entry point
     install(settings, HOOKS)

@@ -60,8 +60,8 @@ class Accepted:
 
     def add(self, digest: str, session: ManagerSession, name: str) -> None:
         """Record that the manager has accepted these weights from the session of this name."""
-        known, digests = self._found.get(session, ("", {}))
-        if known != name:
+        former_name, digests = self._found.get(session, ("", {}))
+        if former_name != name:
             digests = {}
             self._found[session] = name, digests
         digests[digest] = None
@@ -94,11 +94,9 @@ class ModelImage:
         self.delivered = Accepted()
 
     def is_at(self, session: ManagerSession) -> bool:
-        """Whether the session's node has this image."""
         return self.delivered.has(self.digest, session)
 
     def is_of(self, digest: str, places: dict[int, StoragePlace]) -> bool:
-        """Whether this image has this digest and these storages."""
         return self.digest == digest and self._places == places
 
     def place_of(self, mark: write_epochs.WriteMark, version: int) -> StoragePlace | None:
@@ -145,7 +143,6 @@ class ImageMemory(mmap.mmap):
 
     @classmethod
     def make(cls, table: ImageTable) -> Self:
-        """Create memory for an image of this layout."""
         descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, table.total_bytes)
@@ -174,9 +171,9 @@ class ImageMemory(mmap.mmap):
                 _set(tensor, storage, tensor.storage_offset(), tensor.size(), tensor.stride())
             self._tensors.append((mark, weakref.ref(group[0])))
 
-    def holds(self, found: Sequence[torch.UntypedStorage]) -> bool:
+    def holds(self, storages: Sequence[torch.UntypedStorage]) -> bool:
         """Whether these storages are exactly this image's, in its order."""
-        places = [(storage.data_ptr() - self.address, storage.nbytes()) for storage in found]
+        places = [(storage.data_ptr() - self.address, storage.nbytes()) for storage in storages]
         return places == list(self.table.storages)
 
     def contents(self) -> tuple[Content, ...]:
@@ -232,9 +229,8 @@ class ImageMemories:
             memory.adopt(groups)
         self._alive.add(memory)
 
-    def find(self, found: Sequence[torch.UntypedStorage]) -> ImageMemory | None:
-        """Return the memory whose image consists of exactly these storages, if there is one."""
-        return next((memory for memory in list(self._alive) if memory.holds(found)), None)
+    def find(self, storages: Sequence[torch.UntypedStorage]) -> ImageMemory | None:
+        return next((memory for memory in list(self._alive) if memory.holds(storages)), None)
 
     def _before_fork(self) -> None:
         """Seal all memories: otherwise a child's writes would change its parent's weights."""
@@ -298,18 +294,18 @@ class ProcessWeights:
         """
         tensors = list(tensors)
         bring(tensors)
-        found = list(_storages(tensors))
-        table = lay_out(storage.nbytes() for _, storage, _ in found)
+        storages = list(_storages(tensors))
+        table = lay_out(storage.nbytes() for _, storage, _ in storages)
         if not table.storages:
             return None
         with self._lock:
             name = session.control.session
-            epochs = [mark.epoch for mark, _, _ in found]
-            digest = self._bring(found, table, session)
+            epochs = [mark.epoch for mark, _, _ in storages]
+            digest = self._bring(storages, table, session)
         places = {
             mark.key: StoragePlace(offset, size, epoch, version)
             for (mark, _, version), (offset, size), epoch in zip(
-                found, table.storages, epochs, strict=True
+                storages, table.storages, epochs, strict=True
             )
         }
         if known is None or not known.is_of(digest, places):
@@ -323,22 +319,22 @@ class ProcessWeights:
             self._accepted.forget(model.digest)
             model.delivered.forget(model.digest)
 
-    def _bring(self, found: list[_Found], table: ImageTable, session: ManagerSession) -> str:
-        """Make sure that the node has this content, and return its digest."""
-        memory = self._memories.find([storage for _, storage, _ in found])
+    def _bring(self, storages: list[_Found], table: ImageTable, session: ManagerSession) -> str:
+        """Return the digest of the content, which the node has then."""
+        memory = self._memories.find([storage for _, storage, _ in storages])
         hashed = None
         if memory is not None and memory.sealed is None:
             hashed = self._seal(memory, session)
             if self._accepted.has(hashed, session):
                 return hashed
-        now = tuple((mark.epoch, version) for mark, _, version in found)
+        now = tuple((mark.epoch, version) for mark, _, version in storages)
         if memory is not None and memory.sealed == now:
             # What is sealed is hashed once: a fork of this process has its digest.
             memory.digest = self._deliver(
                 memory.descriptor, table, session, hashed, known=memory.digest
             )
             return memory.digest
-        descriptor = _image([storage for _, storage, _ in found], table)
+        descriptor = _image([storage for _, storage, _ in storages], table)
         try:
             return self._deliver(descriptor, table, session)
         finally:
@@ -408,14 +404,14 @@ def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[_Found]:
             yield mark, storage, write_epochs.version_of(tensor)
 
 
-def _image(found: list[torch.UntypedStorage], table: ImageTable) -> int:
+def _image(storages: list[torch.UntypedStorage], table: ImageTable) -> int:
     """Return a sealed memfd with the content of these storages."""
     descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, table.total_bytes)
         memory = mmap.mmap(descriptor, table.total_bytes)
         with NoTorchFunction(), torch.no_grad():
-            for storage, (offset, size) in zip(found, table.storages, strict=True):
+            for storage, (offset, size) in zip(storages, table.storages, strict=True):
                 source = tensor_over(storage, torch.uint8, 0, (size,), (1,))
                 flat(memory, torch.uint8, offset, size).copy_(source)
         memory.close()

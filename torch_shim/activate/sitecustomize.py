@@ -50,7 +50,6 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
 
 
 def _patch_after(loader: importlib.abc.Loader) -> None:
-    """Make this loader patch torch after the loader has executed it."""
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:

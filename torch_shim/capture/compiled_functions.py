@@ -41,8 +41,6 @@ MOST_STRUCTURES = 64
 _numbers = itertools.count(1)
 
 
-# Detects that a method was replaced on a class, which Dynamo's guards do not detect.
-#
 # Dynamo guards a module's attributes, hooks and instance methods, and functions in globals and
 # closures, but not the functions of a class: after `Net.forward = other` Dynamo would keep using
 # the old graph.
@@ -59,7 +57,6 @@ class Methods:
         self._watched = [_Watched(kind) for kind in self.kinds]
 
     def unchanged(self) -> bool:
-        """Whether all of these functions are still the recorded ones."""
         try:
             for watched in self._watched:
                 if len(watched.members) != watched.count:
@@ -145,7 +142,6 @@ class CompiledFunction:
             self.watched, self.methods = self.graphs, Methods(module, self.methods.kinds)
 
     def end_trace(self, stage: Stage) -> None:
-        """Record how a trace in the background ended."""
         if stage is Stage.NEW:
             self._given_up += 1
             if self._given_up >= MOST_GIVEN_UP:
@@ -194,7 +190,6 @@ class CompiledFunctions:
             return function
 
     def note_trace(self, root: Root, function: CompiledFunction) -> None:
-        """Count a trace that was made in a call of `root`."""
         with self._lock:
             self._count(root, function)
 
@@ -212,7 +207,7 @@ class CompiledFunctions:
     def end_trace(
         self, function: CompiledFunction, module: torch.nn.Module, stage: Stage, refusals: int
     ) -> None:
-        """Record how a trace in the background ended, that began after so many refusals."""
+        """`refusals` is their number when the trace began."""
         function.note_trace_end(module)
         with self._lock:
             function.tracing = False
@@ -332,8 +327,6 @@ def _plain(part: torch.nn.Module) -> tuple[tuple[str, Any], ...]:
     )
 
 
-# The ways of calling a module for which no graph's guards held, and no trace could be made.
-#
 # A call may change its arguments, as it appends to a cache: a trace needs copies that were made
 # before the call. Copies cost time, so that they are made only for calls that look like one that
 # missed.
@@ -370,7 +363,6 @@ class MissedWays:
         self._left[_way_of(args, kwargs)] = _MOST_COPIES
 
     def forget(self, args: Any, kwargs: Any) -> None:
-        """Forget a way of calling that is traced now."""
         self._left.pop(_way_of(args, kwargs), None)
 
 

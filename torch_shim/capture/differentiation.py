@@ -107,7 +107,6 @@ class Outputs:
 
 
 def differentiable(value: Any) -> bool:
-    """Whether this is a tensor that gradients are recorded for."""
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
@@ -526,7 +525,6 @@ def _outputs_again(ctx: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def _with_state(state: torch.Tensor | None, run: Callable[[], list[Any]]) -> list[Any]:
-    """Run with the forward pass's generator state, and restore the current state afterwards."""
     if state is None:
         return run()
     with turns.alone():

@@ -57,7 +57,7 @@ Native = Callable[..., Any]
 
 
 def configure() -> None:
-    """Configure Dynamo, once per process."""
+    """Patch Dynamo for this process; later calls do nothing."""
     if _set_up:
         return
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
@@ -88,7 +88,6 @@ def configure() -> None:
 
 
 def on_gpu(example: Any) -> bool:
-    """Whether a traced tensor represents a tensor on the GPU."""
     return isinstance(example, torch.Tensor) and getattr(example, _MARK, False)
 
 
@@ -103,7 +102,6 @@ def skip_own_frames() -> None:
 
 
 def _codes_of(value: Any, module: str) -> Iterator[types.CodeType]:
-    """Yield the code objects of a function or of a class's methods, nested ones included."""
     if isinstance(value, types.CodeType):
         yield value
         for constant in value.co_consts:
@@ -161,7 +159,6 @@ def _properties_of(native: Native, target: Any, tx: Any, example: Any, subclass:
 def _run_node(
     native: Native, tracer: Any, node: torch.fx.Node, args: Any, kwargs: Any, module: Any
 ) -> Any:
-    """Trace one operator over CPU fakes, and mark its results with the device they would be on."""
     pauses.step()
     refuse_mixed_devices(node, args, kwargs, on_gpu)
     leave_out_random_numbers(tracer, node)
@@ -197,7 +194,6 @@ def _function_applied(native: Native) -> Native:
 
 
 def _results_on_gpu(node: torch.fx.Node, args: Any, kwargs: Any) -> bool:
-    """Whether an operator's results are on the GPU, by the device it names or by its inputs."""
     if node.op == "call_method" and node.target in {"cuda", "cpu"}:
         return node.target == "cuda"
     named = [value for value in (kwargs.get("device"), *args) if _is_device(value)]
@@ -276,7 +272,6 @@ def _given_up(error: Exception | None = None) -> ConvertFrameReturn:
 
 
 def _only_now(what_it_calls: FrameAction) -> ConvertFrameReturn:
-    """Return what lets a frame run untraced this time."""
     strategy = FrameExecStrategy(FrameAction.SKIP, what_it_calls)
     return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
 

@@ -77,9 +77,8 @@ def nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def line_of(node: fx.Node) -> CodePlace | None:
-    """Return the line of the program that made a node of a graph."""
-    found = _LINES.findall(node.stack_trace or "")
-    return CodePlace(found[-1][0], int(found[-1][1])) if found else None
+    lines = _LINES.findall(node.stack_trace or "")
+    return CodePlace(lines[-1][0], int(lines[-1][1])) if lines else None
 
 
 def line_of_operator(module: fx.GraphModule, refusal: str) -> CodePlace | None:
@@ -177,7 +176,6 @@ class _Encoder:
         return Program(inputs, constants, steps, output, self.random, tuple(self._parts))
 
     def part(self, module: fx.GraphModule) -> PartName:
-        """Return the name of the part that computes what `module` does."""
         number = self._part_numbers.get(id(module))
         if number is None:
             body = _Body(self, module)
@@ -270,7 +268,6 @@ class _Body:
         return Ref(self._first_step + len(self.steps) - 1)
 
     def _call_graph(self, node: fx.Node, position: int, first: int) -> None:
-        """Encode the steps of a graph that the operator calls once in the place of the call."""
         graph = _graph_of(node.args[position])
         inputs = [given for given in graph.graph.nodes if given.op == "placeholder"]
         values = [self._value(argument) for argument in node.args[first:]]
@@ -283,7 +280,6 @@ class _Body:
         self._values[node] = output.items[0] if apart else output
 
     def names(self, node: fx.Node, operator_name: str) -> bool:
-        """Whether this is the name of the node's operator."""
         try:
             return self._operator(node) == operator_name
         except NotShippable:
@@ -384,10 +380,10 @@ def _tensors_of(module: fx.GraphModule) -> Iterator[tuple[fx.Node, torch.Tensor]
 
 
 def _graph_of(node: Any) -> fx.GraphModule:
-    found = _attribute(node) if isinstance(node, fx.Node) and node.op == "get_attr" else node
-    if not isinstance(found, fx.GraphModule):
-        raise NotShippable(f"a call of a {type(found).__name__} that is no graph")
-    return found
+    graph = _attribute(node) if isinstance(node, fx.Node) and node.op == "get_attr" else node
+    if not isinstance(graph, fx.GraphModule):
+        raise NotShippable(f"a call of a {type(graph).__name__} that is no graph")
+    return graph
 
 
 def _attribute(node: fx.Node) -> Any:
@@ -452,14 +448,13 @@ def _is_tagged(target: Any) -> bool:
 
 def _recurrent_draws(node: fx.Node) -> bool:
     """Between its layers, while it trains: the arguments `dropout, train` follow whole numbers."""
-    at = next((number for number, each in enumerate(node.args) if type(each) is float), None)
+    at = next((number for number, value in enumerate(node.args) if type(value) is float), None)
     if at is None or at + 1 == len(node.args):
         return True  # given in another way
     return bool(node.args[at] != 0.0) and node.args[at + 1] is not False
 
 
 def argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
-    """Return the value that a call passes for one parameter, by position or name."""
     if len(node.args) > position:
         return node.args[position]
     return node.kwargs.get(name, default)

@@ -77,7 +77,6 @@ class Graph:
                 self._reason, self._place = str(error), error.place
 
     def __call__(self, *args: Any) -> list[Any]:
-        """Return the graph's outputs for these inputs."""
         self._roots.about_to_run()
         with _NoHandles():
             if self._remote is None:
@@ -174,11 +173,9 @@ class Graph:
 
     @property
     def random(self) -> bool:
-        """Whether running the graph may draw random numbers."""
         return self._remote is None or self._remote.random
 
     def _with_gradients(self, args: Sequence[Any]) -> list[Any]:
-        """Run the forward pass on a worker; this process computes gradients if they are needed."""
         if self._writes:
             return self.run_locally(
                 args, f"it writes to {self._writes} while gradients are recorded"

@@ -103,14 +103,14 @@ def without_gpu(module: fx.GraphModule) -> fx.GraphModule:
         node.target = _CALLED.get(node.target, node.target)
         node.args = fx.node.map_aggregate(node.args, _processor)
         node.kwargs = fx.node.map_aggregate(node.kwargs, _processor)
-    found = fx.GraphModule(module, graph)
-    found.meta.update(module.meta)
-    for name, part in list(found.named_children()):
+    copy = fx.GraphModule(module, graph)
+    copy.meta.update(module.meta)
+    for name, part in list(copy.named_children()):
         if isinstance(part, fx.GraphModule):
-            setattr(found, name, without_gpu(part))
+            setattr(copy, name, without_gpu(part))
     for node in graph.find_nodes(op="call_function", target=autograd_function_apply):
-        _record_backward(getattr(found, node.args[1].target))
-    return found
+        _record_backward(getattr(copy, node.args[1].target))
+    return copy
 
 
 def _record_backward(backward: fx.GraphModule) -> None:

@@ -53,7 +53,6 @@ class ModuleCalls:
         report.expect_modules()
 
     def install(self) -> None:
-        """Replace `nn.Module.__call__`."""
         native, local, is_tracing = (
             self._native,
             self._roots.local,
@@ -129,11 +128,11 @@ class ModuleCalls:
         local = self._roots.local
         local.root = root.owner  # its parts are no roots
         try:
-            with OperatorCount() as found:
+            with OperatorCount() as count:
                 answer = self._native(module, *args, **kwargs)
         finally:
             local.root = None
-        report.local_call("a transform of torch.func calls it", found.operators, root.name)
+        report.local_call("a transform of torch.func calls it", count.operators, root.name)
         return answer
 
     def _users_trace(self, module: Module) -> bool:
@@ -294,8 +293,8 @@ def _without_class(native: Callable[..., dict[str, Any]]) -> Callable[..., dict[
     """Describe a tensor without telling handles apart: of C++ come plain ones, in either pass."""
 
     def extract(tensor: torch.Tensor) -> dict[str, Any]:
-        found = native(tensor)
-        return found | {"device": CPU} if isinstance(tensor, CudaTensor) else found
+        description = native(tensor)
+        return description | {"device": CPU} if isinstance(tensor, CudaTensor) else description
 
     return extract
 
@@ -311,14 +310,12 @@ class OperatorCount(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Count the operator and run it."""
         del types
         self.operators += getattr(func, "__name__", "") not in _READS
         return func(*args, **(kwargs or {}))
 
 
 def operators_of_script(module: torch.jit.ScriptModule) -> int:
-    """Return the number of operators in a scripted module."""
     graph = getattr(module, "inlined_graph", None)
     return _operators_in(graph) if graph is not None else 0
 

@@ -28,12 +28,12 @@ def name_of(target: Any) -> str | None:
 
 def constant_results(module: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
     """Return the values of the nodes that compute with NumPy from constants alone."""
-    found: dict[fx.Node, Any] = {}
+    values: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:
-        if _is_numpy(node) and all(used in found for used in node.all_input_nodes):
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), found.__getitem__)
-            found[node] = node.target(*args, **kwargs)
-    return {node: value for node, value in found.items() if _fits(value)}
+        if _is_numpy(node) and all(used in values for used in node.all_input_nodes):
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    return {node: value for node, value in values.items() if _fits(value)}
 
 
 def _fits(value: Any) -> bool:

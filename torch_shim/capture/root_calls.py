@@ -40,7 +40,7 @@ _OWN_OPERATORS = "its input's class has operators of its own"
 
 
 class Capture:
-    """Answers calls of root modules with graphs; Dynamo's guards select the graph."""
+    """Answers calls of root modules with graphs."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Capture:
         configure()
 
     def call(self, root: Root, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """Return the module's result; `root` is the thread's current root."""
+        """`root` is the thread's current root."""
         if any(map(has_operators, args)) or any(map(has_operators, kwargs.values())):
             report.local_call(_OWN_OPERATORS, 0, root.name)
             with request_context.timed_locally(_OWN_OPERATORS):
@@ -165,37 +165,36 @@ class Capture:
                 return self.backend(module, examples)
             if name == "inductor":
                 wrapper = torch._TorchCompileInductorWrapper(mode, options, None)  # noqa: SLF001 - what torch.compile makes
-                found: Callable[..., Any] = wrapper(module, examples)
+                compiled: Callable[..., Any] = wrapper(module, examples)
             else:
-                found = lookup_backend(name)(module, list(examples))
-            return found
+                compiled = lookup_backend(name)(module, list(examples))
+            return compiled
 
         return for_gpu(choose)
 
     def backend_of_user(self, users: Callable[..., Any]) -> Callable[..., Any]:
         """Return the user's backend; a graph that it returns as a graph runs on the GPU."""
-        known = self._users_backends.get(id(users))
-        if known is not None:
-            return known
+        backend = self._users_backends.get(id(users))
+        if backend is not None:
+            return backend
 
         def call_users(module: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
             on_gpu = any(isinstance(value, CudaTensor) for value in examples)
             try:
-                found = users(module, examples, **options)
+                compiled = users(module, examples, **options)
             except RuntimeError as error:
                 if not on_gpu or not any(words in str(error) for words in _NEEDS_DRIVER):
                     raise
                 log.warning("%s: this backend needs a CUDA driver in the function", error)
-                found = module
-            graph = _graph_of(found)
-            return self.backend(graph, examples) if graph is not None and on_gpu else found
+                compiled = module
+            graph = _graph_of(compiled)
+            return self.backend(graph, examples) if graph is not None and on_gpu else compiled
 
         functools.update_wrapper(call_users, users)
         self._users_backends[id(users)] = of_user(call_users)
         return call_users
 
     def in_users_region(self) -> bool:
-        """Whether this thread runs code that a user compiles with a backend of their own."""
         return in_users_region()
 
     def _trace(
@@ -206,7 +205,7 @@ class Capture:
         args: Any,
         kwargs: Any,
     ) -> bool:
-        """Trace a call in the background; return whether that begins."""
+        """Return whether a trace in the background begins."""
         if not self._functions.begin_trace(root, function):
             return False
         state, refusals = CallState(), function.refusals
@@ -238,9 +237,9 @@ def _calls(graph: fx.GraphModule) -> Iterator[fx.Node]:
 
 def _note_break(module: fx.GraphModule) -> None:
     """If this graph ended before the module did, report the place and the reason."""
-    found = getattr(module, "compile_subgraph_reason", None)
-    if found is not None and found.graph_break and found.user_stack:
-        outside = [line for line in found.user_stack if is_outside(line.filename)]
-        line = (outside or found.user_stack)[-1]
-        reason = str(found.reason).strip().partition("\n")[0]
+    end = getattr(module, "compile_subgraph_reason", None)
+    if end is not None and end.graph_break and end.user_stack:
+        outside = [line for line in end.user_stack if is_outside(line.filename)]
+        line = (outside or end.user_stack)[-1]
+        reason = str(end.reason).strip().partition("\n")[0]
         report.graph_break(GraphBreak(line.filename, line.lineno or 0, reason))

@@ -34,11 +34,11 @@ class Root:
 
 
 def root_of_module(module: torch.nn.Module) -> Root:
-    """Return the root for a module; the root does not keep the module alive."""
-    found = weakref.ref(module)
+    """The root does not keep the module alive."""
+    reference = weakref.ref(module)
 
     def tensors() -> Iterator[torch.Tensor]:
-        alive = found()
+        alive = reference()
         assert alive is not None, "a module that is being called is alive"
         return weights_of(alive)
 
@@ -57,12 +57,14 @@ def root_of_inputs(values: Iterable[Any]) -> Root:
 
     If there are none, a number stands for them: workers run programs beside some model's weights.
     """
-    found = [weakref.ref(value) for value in values if isinstance(value, torch.nn.Parameter)]
-    number = [] if found else [become_cuda(torch.zeros(1))]
+    references = [weakref.ref(value) for value in values if isinstance(value, torch.nn.Parameter)]
+    number = [] if references else [become_cuda(torch.zeros(1))]
 
     def tensors() -> Iterator[torch.Tensor]:
         yield from number
-        yield from (value for value in (reference() for reference in found) if value is not None)
+        yield from (
+            value for value in (reference() for reference in references) if value is not None
+        )
 
     return Root("a compiled function", tensors)
 
@@ -90,7 +92,6 @@ class Roots:
         self.local = _ThreadState()
 
     def nodes(self) -> Nodes:
-        """Return this process's sessions with GPU managers."""
         return self._nodes()[0]
 
     def lay_out_weights(self, module: torch.nn.Module, since: int) -> None:
@@ -100,11 +101,9 @@ class Roots:
 
     @property
     def current(self) -> Root | None:
-        """The root that this thread is calling, if any."""
         return self.local.root
 
     def graphs_run(self) -> int:
-        """Return the number of graphs that this thread has run."""
         return self.local.graphs
 
     def about_to_run(self) -> None:
@@ -208,7 +207,6 @@ class Roots:
 
 
 def _bring(root: Root, weights: ProcessWeights, session: ManagerSession) -> ModelImage:
-    """Bring the model of `root` to this session's node if it is not there, and return it."""
     model = root.model
     if model is None or not model.is_at(session):
         with root.lock:

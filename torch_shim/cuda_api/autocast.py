@@ -14,7 +14,6 @@ _SAVED = "_gpufaas_saved"
 
 
 def install() -> None:
-    """Make autocast('cuda') switch the CPU's autocast on entry and on exit as well."""
     replace(torch.autocast, "__enter__", _enter)
     replace(torch.autocast, "__exit__", _exit)
     special.classifiers.append(_classify)

@@ -60,7 +60,6 @@ class DeviceProperties:
 
 
 def install(settings: ShimSettings) -> None:
-    """Replace PyTorch's functions with the shim's."""
     properties = DeviceProperties(settings.gpu_name, settings.gpu_memory_bytes)
     for name, value in CONSTANTS.items():
         put(name, answering(name, value))
@@ -124,7 +123,6 @@ def about_device(name: str, value: Any) -> Callable[..., Any]:
 
 
 def refusing(name: str, remedy: str) -> Callable[..., NoReturn]:
-    """Return a function that raises UnsupportedCall with this remedy."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedCall(f"torch.cuda.{name}", remedy)
@@ -204,7 +202,6 @@ def _keep_from_driver() -> None:
 
 
 def _install_surroundings() -> None:
-    """Replace functions in other namespaces that call the driver."""
     set_attribute(torch.backends.cuda, "is_built", answering("is_built", True))
     for name in ("range_push", "range_pop", "mark", "range_end", "range_start"):
         if hasattr(torch.cuda.nvtx, name):
@@ -322,12 +319,10 @@ class TracingState(threading.local):
     depth = 0
 
     def __bool__(self) -> bool:
-        """Return True while this thread traces."""
         return self.depth > 0
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Mark this thread as tracing inside the `with` block."""
         self.depth += 1
         try:
             yield

@@ -25,7 +25,6 @@ class _LauncherFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the launcher's spec; None for any other module."""
         if fullname != _LAUNCHER:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -41,11 +40,9 @@ class _Loader(importlib.abc.Loader):
         self._loader = loader
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Create it as the other loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute it as the other loader does."""
         self._loader.exec_module(module)
         _replace_launch(module)
 

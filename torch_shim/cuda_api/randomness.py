@@ -25,7 +25,6 @@ class Generator(_NativeGenerator, metaclass=_GeneratorType):
     """A random number generator on the CPU, or nominally on the GPU."""
 
     def __new__(cls, device: DeviceLike = "cpu") -> "Generator":
-        """Create a native generator; one for the GPU draws its numbers on the CPU."""
         on_gpu = names_cuda(device)
         made: Generator = _NativeGenerator.__new__(cls, CPU if on_gpu else device)  # type: ignore[call-arg] # C
         made.on_gpu = on_gpu
@@ -35,11 +34,9 @@ class Generator(_NativeGenerator, metaclass=_GeneratorType):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override] # a descriptor of C there
-        """The device that was requested."""
         return CUDA if self.on_gpu else _NativeGenerator.device.__get__(self)
 
     def clone_state(self) -> "Generator":
-        """Return a generator with the same state."""
         made = type(self)(self.device)
         made.set_state(self.get_state())
         return made
@@ -49,7 +46,6 @@ _stream = torch.default_generator
 
 
 def install() -> None:
-    """Replace torch.Generator."""
     set_attribute(torch, "Generator", Generator)
 
 

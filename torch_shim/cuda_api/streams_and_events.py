@@ -23,7 +23,6 @@ class Stream:
         self.cuda_stream = 0
 
     def query(self) -> bool:
-        """Return True: no work is pending."""
         return True
 
     def is_capturing(self) -> bool:
@@ -40,7 +39,7 @@ class Stream:
         """Return at once: no work is pending."""
 
     def record_event(self, event: "Event | None" = None) -> "Event":
-        """Record the event, or a new one, at the current time."""
+        """Without an event, return a new one."""
         event = Event() if event is None else event
         event.record(self)
         return event
@@ -77,7 +76,6 @@ class Event:
         self.recorded_s: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Store the current time."""
         del stream
         self.recorded_s = time.perf_counter()
 
@@ -90,7 +88,6 @@ class Event:
         return (end_event.recorded_s - self.recorded_s) * 1e3
 
     def query(self) -> bool:
-        """Return True: no work is pending."""
         return True
 
     def synchronize(self) -> None:
@@ -100,7 +97,6 @@ class Event:
         """Return at once: no work is pending."""
 
     def ipc_handle(self) -> NoReturn:
-        """Raise UnsupportedCall."""
         raise UnsupportedCall("torch.cuda.Event.ipc_handle", "use an event of one process")
 
 
@@ -120,7 +116,6 @@ class StreamContext:
 
 
 def stream(stream: Stream | None) -> StreamContext:
-    """Return a context that makes a stream the current one inside a `with` block."""
     return StreamContext(stream)
 
 
@@ -137,7 +132,6 @@ _current = _Current()
 
 
 def current_stream(device: DeviceLike = None) -> Stream:
-    """Return this thread's current stream."""
     names_cuda(device)
     return _current.stream
 
@@ -149,7 +143,6 @@ def default_stream(device: DeviceLike = None) -> Stream:
 
 
 def set_stream(stream: Stream) -> None:
-    """Make a stream this thread's current one."""
     _current.stream = stream
 
 
@@ -193,7 +186,6 @@ def _any_device(native: type, on_gpu: type) -> type:
 
 
 def install() -> None:
-    """Install the stream and event classes in torch.cuda and torch."""
     set_attribute(torch, "Stream", _any_device(torch.Stream, Stream))
     set_attribute(torch, "Event", _any_device(torch.Event, Event))
     for kind in (Stream, Event, ExternalStream):

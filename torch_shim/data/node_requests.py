@@ -62,7 +62,6 @@ class NodeRequests:
 
     @property
     def nodes(self) -> Nodes:
-        """This process's sessions."""
         return self._nodes()
 
     def put(
@@ -101,31 +100,31 @@ class NodeRequests:
         """Ask what data is, and, if it is to be `here`, for its bytes."""
         self.flush()
         try:
-            found = self._ask(self.nodes.own, handle, here=here)
+            answer = self._ask(self.nodes.own, handle, here=here)
         except (RemoteFailure, WireError) as error:
             _refuse(error)
-        if isinstance(found, FoundData):
-            return found
+        if isinstance(answer, FoundData):
+            return answer
         try:
-            again = self._ask(self.nodes.reach(*found), handle, here=here)
+            second_answer = self._ask(self.nodes.reach(*answer), handle, here=here)
         except RemoteFailure as failure:
             _refuse(failure)
         except WireError as error:
             raise DataUnavailable(GONE) from error
-        if not isinstance(again, FoundData):
+        if not isinstance(second_answer, FoundData):
             raise DataUnavailable(GONE)
-        return again
+        return second_answer
 
-    def content(self, found: FoundData) -> bytearray:
+    def content(self, data: FoundData) -> bytearray:
         """Return all bytes of data on another node, which come in pieces."""
-        content = bytearray(found.size_bytes)
+        content = bytearray(data.size_bytes)
         try:
             with memoryview(content) as room:
                 done = 0
-                while done < found.size_bytes:
-                    fields = {"handle": found.handle, "offset": done, "here": True}
-                    body = found.session.control.ask(FrameKind.GET, fields).body or b""
-                    if not body or done + len(body) > found.size_bytes:
+                while done < data.size_bytes:
+                    fields = {"handle": data.handle, "offset": done, "here": True}
+                    body = data.session.control.ask(FrameKind.GET, fields).body or b""
+                    if not body or done + len(body) > data.size_bytes:
                         raise BadFrame(f"a piece of {len(body)} bytes at {done}")
                     room[done : done + len(body)] = body
                     done += len(body)
@@ -141,9 +140,9 @@ class NodeRequests:
         session = self.nodes.own
         try:
             if handle.rpartition(".")[0] != session.node:
-                found = self._ask(session, handle, here=False)
-                if not isinstance(found, FoundData):
-                    session = self.nodes.reach(*found)
+                answer = self._ask(session, handle, here=False)
+                if not isinstance(answer, FoundData):
+                    session = self.nodes.reach(*answer)
             session.control.notify(FrameKind.DISCARD, {"handle": handle})
         except RemoteFailure as failure:
             if failure.failure != FailureKind.NO_DATA:

@@ -89,17 +89,15 @@ class FunctionData:
         for peer in self._requests.nodes.peers():
             if peer.name.startswith(tag):
                 key = write_epochs.new_key()
-                found = peer.take_new(handle, key)
-                if found is not None:
-                    return taken_tensor(self._requests, handle, peer, key, *found)
+                size_and_about = peer.take_new(handle, key)
+                if size_and_about is not None:
+                    return taken_tensor(self._requests, handle, peer, key, *size_and_about)
         return None
 
     def drop(self, handle: str) -> None:
-        """End data before its time; nothing if it has ended."""
         self._requests.drop(handle)
 
     def settle(self) -> None:
-        """Say what is not mapped here any more."""
         self._requests.flush()
 
     # -- what stays with its worker -------------------------------------------------------------
@@ -130,10 +128,10 @@ class FunctionData:
             tensor = tensor.clone()  # there
             mark = write_epochs.marked(tensor)
         content = mark.epoch, write_epochs.version_of(tensor)
-        found = self._requests.nodes.holding(mark.key, content)
-        if found is None or only not in (None, found[0]):
+        held = self._requests.nodes.holding(mark.key, content)
+        if held is None or only not in (None, held[0]):
             return None
-        return self._publish(tensor, mark.key, found, terms)
+        return self._publish(tensor, mark.key, held, terms)
 
     def _publish(
         self,
@@ -262,15 +260,15 @@ class DataHolder:
     def fetch(self, key: int, channel: Any) -> Fetched:
         """Return the bytes; DataUnavailable if they are lost."""
         try:
-            found = self._requests.find(self._handle, here=True)
+            data = self._requests.find(self._handle, here=True)
         except DataUnavailable:
             if self._peer is None or channel is None:
                 raise
             return self._peer.fetch(key, channel)
-        if found.descriptor is None:
-            return Fetched(None, memoryview(self._requests.content(found)))
-        lent = lent_file(self._requests, found, self._taken)
-        return Fetched(found.descriptor, memoryview(b""), lent)
+        if data.descriptor is None:
+            return Fetched(None, memoryview(self._requests.content(data)))
+        lent = lent_file(self._requests, data, self._taken)
+        return Fetched(data.descriptor, memoryview(b""), lent)
 
     def drop(self, key: int) -> None:
         """Nobody here needs the bytes any more: workers that took them forget them."""
@@ -281,10 +279,10 @@ class DataHolder:
 class GotValue:
     """One value that is made of data. Its leaves share the data's file."""
 
-    def __init__(self, requests: NodeRequests, found: FoundData, *, is_part: bool = False) -> None:
+    def __init__(self, requests: NodeRequests, data: FoundData, *, is_part: bool = False) -> None:
         """Data that is part of other data has no parts itself."""
         self._requests = requests
-        self._found = found
+        self._found = data
         self._is_part = is_part
         self._taken: Taken = []
         self._memory: Buffer = bytearray()
@@ -292,19 +290,19 @@ class GotValue:
 
     def make(self) -> Any:
         """Return the value; the file's descriptor is taken care of."""
-        found = self._found
+        data = self._found
         try:
-            described = DescribedValue(found.about, found.size_bytes)
+            described = DescribedValue(data.about, data.size_bytes)
         except BaseException:
-            if found.descriptor is not None:
-                os.close(found.descriptor)
-                self._requests.give_back(found.session, found.handle)
+            if data.descriptor is not None:
+                os.close(data.descriptor)
+                self._requests.give_back(data.session, data.handle)
             raise
-        if found.descriptor is not None:
-            self._lent = lent_file(self._requests, found, self._taken)
-            self._memory = map_privately(found.descriptor, max(found.size_bytes, 1), self._lent)
-        elif not found.worker:
-            self._memory = self._requests.content(found)
+        if data.descriptor is not None:
+            self._lent = lent_file(self._requests, data, self._taken)
+            self._memory = map_privately(data.descriptor, max(data.size_bytes, 1), self._lent)
+        elif not data.worker:
+            self._memory = self._requests.content(data)
         return described.build(self._tensor, self._bytes)
 
     def _bytes(self, place: Place) -> memoryview:
@@ -317,8 +315,8 @@ class GotValue:
         if isinstance(place, PartLeaf):
             if self._is_part:
                 raise BadFrame("a part of data that has parts")
-            found = self._requests.find(place.handle)
-            part = GotValue(self._requests, found, is_part=True).make()
+            data = self._requests.find(place.handle)
+            part = GotValue(self._requests, data, is_part=True).make()
             if not isinstance(part, torch.Tensor):
                 raise BadFrame("a part of data that is no tensor")
             return part
@@ -334,20 +332,20 @@ class GotValue:
         return made
 
     def _absent(self, size: int, layout: TensorLayout) -> torch.Tensor:
-        found = self._found
-        if not 0 < size == found.size_bytes:
+        data = self._found
+        if not 0 < size == data.size_bytes:
             raise BadFrame("data of a worker is one tensor")
-        holder = DataHolder(self._requests, found.handle, _process(found.worker), self._taken)
+        holder = DataHolder(self._requests, data.handle, _process(data.worker), self._taken)
         made = _without_bytes(write_epochs.WriteMark(), size, layout, holder)
         self._note(made, size, 0)
         return made
 
     def _note(self, tensor: torch.Tensor, size: int, start: int) -> None:
-        found = self._found
-        if not size or (found.session is not self._requests.nodes.own and not found.worker):
+        data = self._found
+        if not size or (data.session is not self._requests.nodes.own and not data.worker):
             return
-        process = _process(found.worker)
-        origin = DataOrigin(found.handle, size, process, start, self._lent, taken=self._taken)
+        process = _process(data.worker)
+        origin = DataOrigin(data.handle, size, process, start, self._lent, taken=self._taken)
         inputs.note_origin(tensor, origin)
 
 
@@ -392,23 +390,23 @@ def _without_bytes(
     return become_cuda(made)
 
 
-def lent_file(requests: NodeRequests, found: FoundData, taken: Taken) -> LentPages | None:
+def lent_file(requests: NodeRequests, data: FoundData, taken: Taken) -> LentPages | None:
     """Return what is held while the file is mapped; None for one on disk, which nobody reuses."""
-    assert found.descriptor is not None, "it is in a file"
-    give_back = partial(_given_back, requests, found, taken)
+    assert data.descriptor is not None, "it is in a file"
+    give_back = partial(_given_back, requests, data, taken)
     try:
-        sealed = fcntl.fcntl(found.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        sealed = fcntl.fcntl(data.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
     except OSError:
         sealed = 0
     if not sealed:
-        requests.give_back(found.session, found.handle)
+        requests.give_back(data.session, data.handle)
         return None
     return LentPages(give_back)
 
 
-def _given_back(requests: NodeRequests, found: FoundData, taken: Taken) -> None:
+def _given_back(requests: NodeRequests, data: FoundData, taken: Taken) -> None:
     _drop_taken(taken)
-    requests.give_back(found.session, found.handle)
+    requests.give_back(data.session, data.handle)
 
 
 def _drop_taken(taken: Taken) -> None:

@@ -110,9 +110,9 @@ class Describer:
             return self._tensor(value)
         if isinstance(value, list | tuple):
             kind = _LIST if isinstance(value, list) else _TUPLE
-            return [kind, [self._node(each, depth + 1) for each in value]]
+            return [kind, [self._node(item, depth + 1) for item in value]]
         if isinstance(value, dict):
-            return [_DICT, [self._entry(key, each, depth) for key, each in value.items()]]
+            return [_DICT, [self._entry(key, item, depth) for key, item in value.items()]]
         raise UnsuitableData(f"it has a {type(value).__qualname__}")
 
     def _entry(self, key: Any, value: Any, depth: int) -> list[Any]:
@@ -156,7 +156,6 @@ class DescribedValue:
                 raise BadFrame("data with a description of unknown shape")
 
     def build(self, tensor: MakeTensor, content: MakeBytes) -> Any:
-        """Return the value; the callbacks make its leaves."""
         return self._value(self._tree, tensor, content, 0)
 
     def _value(self, node: Any, tensor: MakeTensor, content: MakeBytes, depth: int) -> Any:
@@ -212,9 +211,9 @@ def _layout(fields: list[Any], size_bytes: int) -> TensorLayout:
             if {type(number) for number in numbers} == {int} and min(numbers) >= 0:
                 dtype = _DTYPE_OF.get(name)
                 if dtype is not None and len(shape) == len(strides):
-                    found = TensorLayout(dtype, shape, strides, offset, on_gpu)
-                    if found.end_bytes <= size_bytes:
-                        return found
+                    layout = TensorLayout(dtype, shape, strides, offset, on_gpu)
+                    if layout.end_bytes <= size_bytes:
+                        return layout
         case _:
             pass
     raise BadFrame(f"data with a tensor {shown(fields)}")

@@ -14,7 +14,6 @@ Choice = Callable[[tuple[Any, ...], dict[str, Any]], Substitute | None]
 
 
 def always(function: Callable[..., Any]) -> Choice:
-    """Compute with this function, whatever the arguments."""
     substitute = _calling(function)
     return lambda _args, _kwargs: substitute
 
@@ -44,7 +43,6 @@ def refusing(name: str, remedy: str) -> Choice:
 
 
 def into_out(out: torch.Tensor | None, result: Any) -> Any:
-    """Return the result, in the tensor that the caller gave for it if there is one."""
     return result if out is None else out.resize_(result.shape).copy_(result)
 
 

@@ -274,7 +274,6 @@ def _with_logsumexp(
 
 
 def _no_state() -> tuple[Tensor, Tensor]:
-    """Return what stands for the random state of a kernel without dropout."""
     return torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
 
 

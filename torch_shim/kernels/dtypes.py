@@ -151,7 +151,6 @@ def _absolute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch
 
 
 def _as_integers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute with truth values as the integers 0 and 1."""
     first, *rest = args or (kwargs["input"],)
     kwargs = {name: value for name, value in kwargs.items() if name != "input"}
     return func(first.to(torch.int64), *rest, **kwargs)

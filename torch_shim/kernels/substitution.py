@@ -68,11 +68,10 @@ def operator_of(node: fx.Node) -> tuple[Any, str]:
 
 
 def find(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Substitute | None:
-    """Return the substitute of an operator for these arguments, if there is one."""
     stem = _stem(name)
     choose = _BY_NAME.get(stem)
-    found = None if choose is None else choose(args, kwargs)
-    return found or dtypes.wide_substitute(stem, args, kwargs)
+    substitute = None if choose is None else choose(args, kwargs)
+    return substitute or dtypes.wide_substitute(stem, args, kwargs)
 
 
 def name_of(operator: object) -> str:

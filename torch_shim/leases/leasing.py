@@ -44,13 +44,12 @@ class SessionLease(NamedTuple):
     presented: "PresentedLease | None" = None
 
     def begin_call(self) -> None:
-        """Record that a call under this lease begins."""
         request_context.note_model(self.model.digest)
         if self.presented is not None:
             self.presented.begin_call()
 
     def end_call(self, *, answered: bool) -> None:
-        """Record that the call has ended; this may give the lease back."""
+        """This may give the lease back."""
         if answered:
             request_context.note_answer()
         if self.presented is not None:
@@ -115,7 +114,7 @@ class Habits:
             return habit.calls if habit is not None and habit.in_a_row >= habit.enough else None
 
     def finished(self, models: Iterable[str], calls: int) -> None:
-        """Record a request that has ended after `calls` calls (at least one)."""
+        """`calls` is at least one."""
         with self._lock:
             habit = self._habit(models)
             habit.in_a_row = habit.in_a_row + 1 if habit.calls == calls else 1
@@ -184,12 +183,11 @@ class PresentedLease:
         return None
 
     def begin_call(self) -> None:
-        """Count a call under this lease as running."""
         with self._counting:
             self._running += 1
 
     def end_call(self, *, answered: bool) -> None:
-        """Count a call as ended; give the lease back if the call is predicted to be the last."""
+        """Give the lease back if the call is predicted to be the last."""
         with self._counting:
             self._running -= 1
             self._calls += answered
@@ -266,25 +264,25 @@ class PresentedLease:
         session = self._claimed.session
         assert session is not None, "a call was answered"
         digest = bring(session).digest
-        found = session.acquire(digest, batch, self._token, again=True)
-        if isinstance(found, LeaseElsewhere):
-            self._follow(session, found, batch, bring)
+        lease = session.acquire(digest, batch, self._token, again=True)
+        if isinstance(lease, LeaseElsewhere):
+            self._follow(session, lease, batch, bring)
         else:
-            self._claimed.leases[digest] = found
-            self._token, self._joined = None, found.number
+            self._claimed.leases[digest] = lease
+            self._token, self._joined = None, lease.number
 
     def _follow(
-        self, session: ManagerSession, found: LeaseElsewhere, batch: int, bring: Bring
+        self, session: ManagerSession, elsewhere: LeaseElsewhere, batch: int, bring: Bring
     ) -> None:
         try:
-            there = self._nodes.reach(found.addresses, found.node)
+            there = self._nodes.reach(elsewhere.addresses, elsewhere.node)
             digest = bring(there).digest
-            lease = there.acquire_here(digest, batch, found.token)
+            lease = there.acquire_here(digest, batch, elsewhere.token)
         except (RemoteFailure, WireError):
-            session.release(found.number, self._claims.request)
+            session.release(elsewhere.number, self._claims.request)
             raise
-        session.report_claimed(found.number, self._claims.request)
-        self._claimed.session, self._token = there, found.token
+        session.report_claimed(elsewhere.number, self._claims.request)
+        self._claimed.session, self._token = there, elsewhere.token
         self._claimed.leases[digest] = lease
 
 
@@ -307,10 +305,10 @@ class ProcessLeases:
         """
         given = request_context.current()
         presented = None if given is None else self.presented_by(given).lease_for(batch, bring)
-        found = presented or self._acquired_lease(batch, bring)
-        if found.lease.peer.has_unused:
+        session_lease = presented or self._acquired_lease(batch, bring)
+        if session_lease.lease.peer.has_unused:
             self._nodes.sweep_later()
-        return found
+        return session_lease
 
     @property
     def requests(self) -> int:
@@ -318,25 +316,25 @@ class ProcessLeases:
         return len(self._presented)
 
     def presented_by(self, given: RequestLease) -> PresentedLease:
-        """Return the presented lease of a request; created at the first call."""
+        """A request's presented lease is created at its first call."""
         with self._lock:
-            known = self._presented.get(given)
-            if known is None:
+            presented = self._presented.get(given)
+            if presented is None:
                 standing = given.claims.stands
                 claimed = self._standing.of(given.token) if standing else None
                 habits = None if standing else self._habits
-                known = PresentedLease(given, self._nodes, habits, claimed)
-                self._presented[given] = known
-                given.at_end(known.request_ended)
-            return known
+                presented = PresentedLease(given, self._nodes, habits, claimed)
+                self._presented[given] = presented
+                given.at_end(presented.request_ended)
+            return presented
 
     # -- a lease that this process acquires -------------------------------------------------------
 
     def _acquired_lease(self, batch: int, bring: Bring) -> SessionLease:
         model = bring(self._nodes.own)
-        found = self._in_force(model.digest, bring)
-        if found is not None:
-            return found
+        session_lease = self._in_force(model.digest, bring)
+        if session_lease is not None:
+            return session_lease
         with self._lock:
             acquiring = self._acquiring.setdefault(model.digest, threading.Lock())
         # The thread that asks does so for all; when its call's time is up, another one asks on.
@@ -344,11 +342,11 @@ class ProcessLeases:
         if not acquiring.acquire(timeout=-1 if left_s is None else left_s):
             raise RemoteFailure(FailureKind.EXPIRED, "the call's time is up")
         try:
-            found = self._in_force(model.digest, bring)
-            if found is None:
-                found = self._acquire(model, batch, bring)
-                self._acquired[model.digest] = found.session, found.lease
-            return found
+            session_lease = self._in_force(model.digest, bring)
+            if session_lease is None:
+                session_lease = self._acquire(model, batch, bring)
+                self._acquired[model.digest] = session_lease.session, session_lease.lease
+            return session_lease
         finally:
             acquiring.release()
 
@@ -364,31 +362,30 @@ class ProcessLeases:
         own = self._nodes.own
         for attempt in range(1, _ATTEMPTS + 1):
             # Work of before would be lost if the request were refused for now.
-            found = own.acquire(model.digest, batch, goes_on=request_context.goes_on())
-            if isinstance(found, ModelLease):
-                return SessionLease(own, model, found)
+            lease = own.acquire(model.digest, batch, goes_on=request_context.goes_on())
+            if isinstance(lease, ModelLease):
+                return SessionLease(own, model, lease)
             try:
-                return self._follow(found, batch, bring)
+                return self._follow(lease, batch, bring)
             except (RemoteFailure, WireError) as error:
-                own.release(found.number, request_context.claims_of(found.token).request)
+                own.release(lease.number, request_context.claims_of(lease.token).request)
                 if isinstance(error, RemoteFailure) and error.failure != FailureKind.LEASE:
                     raise
-                log.warning("lease %d on node %s is unusable: %s", found.number, found.node, error)
+                log.warning("lease %d on node %s is unusable: %s", lease.number, lease.node, error)
                 if attempt == _ATTEMPTS:
-                    raise _unusable(found, error) from error
+                    raise _unusable(lease, error) from error
             time.sleep(_PAUSE_S * attempt)
         raise AssertionError("the last attempt returns or raises")
 
-    def _follow(self, found: LeaseElsewhere, batch: int, bring: Bring) -> SessionLease:
-        """Claim a lease on another node."""
-        session = self._nodes.reach(found.addresses, found.node)
+    def _follow(self, elsewhere: LeaseElsewhere, batch: int, bring: Bring) -> SessionLease:
+        session = self._nodes.reach(elsewhere.addresses, elsewhere.node)
         model = bring(session)
-        lease = session.acquire_here(model.digest, batch, found.token)
-        request = request_context.claims_of(found.token).request
-        self._nodes.own.report_claimed(found.number, request)
+        lease = session.acquire_here(model.digest, batch, elsewhere.token)
+        request = request_context.claims_of(elsewhere.token).request
+        self._nodes.own.report_claimed(elsewhere.number, request)
         return SessionLease(session, model, lease)
 
 
-def _unusable(found: LeaseElsewhere, error: Exception) -> RemoteFailure:
-    message = f"the lease that the scheduler granted on node {found.node} is unusable: {error}"
-    return RemoteFailure(FailureKind.LOST, message, {"node": found.node})
+def _unusable(elsewhere: LeaseElsewhere, error: Exception) -> RemoteFailure:
+    message = f"the lease that the scheduler granted on node {elsewhere.node} is unusable: {error}"
+    return RemoteFailure(FailureKind.LOST, message, {"node": elsewhere.node})

@@ -64,25 +64,22 @@ class Nodes:
     def holding(self, key: int, content: Content) -> tuple[ManagerSession, WorkerPeer, int] | None:
         """Return a worker that keeps this content of a storage, and the epoch that it has there."""
         for session in [self.own, *list(self._others.values())]:
-            found = session.holding(key, content)
-            if found is not None:
-                return session, *found
+            peer_and_epoch = session.holding(key, content)
+            if peer_and_epoch is not None:
+                return session, *peer_and_epoch
         return None
 
     def peers(self) -> list[WorkerPeer]:
-        """Return the workers to which this process is connected, on any node."""
         sessions = [self.own, *list(self._others.values())]
         return [peer for session in sessions for peer in session.peers()]
 
     def sweep_later(self) -> None:
-        """See to it that channels are closed that are not used."""
         if self._timer is None:
             with self._lock:
                 if self._timer is None:
                     self._start_timer()
 
     def close(self) -> None:
-        """Close all sessions."""
         self._stop_timer()
         for session in [self.own, *list(self._others.values())]:
             session.close()

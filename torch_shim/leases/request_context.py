@@ -90,11 +90,9 @@ class RequestLease:
         _current.reset(request)
 
     def at_end(self, do: Callable[[], None]) -> None:
-        """Call `do` once the request has been answered."""
         self._at_end.append(do)
 
     def end(self) -> None:
-        """Mark the request as answered, and run the callbacks."""
         self.over = True
         for do in self._at_end:
             do()
@@ -128,20 +126,20 @@ def given(
 
 def current() -> RequestLease | None:
     """Return the current request with its lease; None without a lease or after the request."""
-    found = _current.get()
-    return None if found is None or found.over or not found.token else found
+    request = _current.get()
+    return None if request is None or request.over or not request.token else request
 
 
 def served() -> bool:
     """Whether this code was started by a request with a lease; the request may have ended."""
-    found = _current.get()
-    return found is not None and bool(found.token)
+    request = _current.get()
+    return request is not None and bool(request.token)
 
 
 def used() -> list[str]:
     """Return the digests of the models that this request has called, in order of first use."""
-    found = _current.get()
-    return [] if found is None else list(found.models)
+    request = _current.get()
+    return [] if request is None else list(request.models)
 
 
 def expect_calls() -> None:
@@ -152,23 +150,23 @@ def expect_calls() -> None:
 def told() -> list[str]:
     """Return lines about work that stays in the function, for the header X-Gpu-Local."""
     report.note_answer()
-    found = _current.get()
-    tracing = [_TRACING] if found is not None and found.traces else []
+    request = _current.get()
+    tracing = [_TRACING] if request is not None and request.traces else []
     return tracing + told_places.to_send()
 
 
 def timing_entries() -> list[str]:
     """Return the times of this request's GPU calls, as entries of the header X-Gpu-Trace."""
-    found = _current.get()
-    return [] if found is None or found.timings is None else found.timings.entries()
+    request = _current.get()
+    return [] if request is None or request.timings is None else request.timings.entries()
 
 
 def timed() -> AbstractContextManager[CallTiming | None]:
     """Time the GPU call made inside the `with` block, if the current request has a trace."""
-    found = _current.get()
-    if found is None or found.over or found.timings is None:
+    request = _current.get()
+    if request is None or request.over or request.timings is None:
         return UNTIMED
-    return found.timings.call()
+    return request.timings.call()
 
 
 @contextmanager
@@ -182,34 +180,33 @@ def timed_locally(reason: str) -> Iterator[None]:
 
 def note_tracing() -> None:
     """Record that the current request runs in the function while a graph is traced for it."""
-    found = _current.get()
-    if found is not None:
-        found.traces = True
+    request = _current.get()
+    if request is not None:
+        request.traces = True
 
 
 def note_model(digest: str) -> None:
-    """Record that the current request, if any, calls this model."""
-    found = _current.get()
-    if found is not None and not found.over and len(found.models) < _MOST_MODELS:
-        found.models.setdefault(digest)
+    request = _current.get()
+    if request is not None and not request.over and len(request.models) < _MOST_MODELS:
+        request.models.setdefault(digest)
 
 
 def note_answer() -> None:
     """Record that a GPU has answered a call of the current request, if there is one."""
-    found = _current.get()
-    if found is not None:
-        found.answered = True
+    request = _current.get()
+    if request is not None:
+        request.answered = True
 
 
 def goes_on() -> bool:
     """Whether the current request has had an answer of a GPU: its work would be lost."""
-    found = _current.get()
-    return found is not None and found.answered and not found.over
+    request = _current.get()
+    return request is not None and request.answered and not request.over
 
 
 @functools.lru_cache(maxsize=_MOST_TOKENS)
 def claims_of(token: str) -> TokenClaims:
-    """Return what a token says of its lease; the token's signature is not verified here."""
+    """The token's signature is not verified here."""
     body, _, _ = token.rpartition(".")
     try:
         claims = json.loads(base64.urlsafe_b64decode(body + "=="))

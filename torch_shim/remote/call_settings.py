@@ -26,10 +26,10 @@ def autocast_to_send() -> list[Any] | None:
 def arithmetic_to_send() -> list[Any] | None:
     """The settings to send with a call; RemoteFailure where no worker would compute so."""
     try:
-        found = arithmetic_in_force()
+        arithmetic = arithmetic_in_force()
     except RuntimeError as error:  # torch says so where both of its interfaces are used
         raise RemoteFailure(FailureKind.OPERATOR, f"tf32: {error}", {}) from error
-    return None if found == _USUAL else list(found)
+    return None if arithmetic == _USUAL else list(arithmetic)
 
 
 def dtype_to_send() -> str | None:
@@ -75,21 +75,19 @@ class GeneratorTurns:
             torch.default_generator.set_state(as_state(after))
 
     def forget_sent(self) -> None:
-        """This thread has sent no state, for `sent`."""
         self._of_thread.sent = None
 
     @property
     def sent(self) -> bytes | None:
         """What this thread has sent last: its call may have waited, and others have drawn."""
-        found: bytes | None = getattr(self._of_thread, "sent", None)
-        return found
+        state: bytes | None = getattr(self._of_thread, "sent", None)
+        return state
 
     def _renew(self) -> None:
         self._lock = threading.RLock()
 
 
 def as_state(content: bytes) -> torch.Tensor:
-    """The state as a generator takes it."""
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
@@ -97,5 +95,5 @@ turns = GeneratorTurns()
 
 
 def _state() -> bytes:
-    found: bytes = torch.default_generator.get_state().numpy().tobytes()
-    return found
+    state: bytes = torch.default_generator.get_state().numpy().tobytes()
+    return state

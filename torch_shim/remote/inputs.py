@@ -121,7 +121,6 @@ class Shipment:
         self._plan(tensors)
 
     def write(self, area: Buffer) -> None:
-        """Copy the bytes to the described offsets of the area."""
         for run in self._runs.values():
             size = run.stop - run.start
             if size and run.block is None:
@@ -144,7 +143,6 @@ class Shipment:
             self._kept.epochs[mark.key] = (content, held[1] + more)
 
     def has_changed(self, value: torch.Tensor) -> bool:
-        """Whether a change of this input's storage was recorded already."""
         mark = write_epochs.mark_of(value)
         return mark is not None and mark.key in self._changed
 
@@ -253,8 +251,6 @@ class Shipment:
         self._sent[number] = SentInput(value, original, first_byte)
 
 
-# The bindings of a program: which of its inputs are a model's weights, for the models it ran.
-
 _numbers = itertools.count(1)
 
 
@@ -269,12 +265,12 @@ class Bindings:
 
     def find(self, args: Sequence[Any], model: ModelImage, never: frozenset[int]) -> "Bound":
         """Return the binding that holds for these arguments; the positions in `never` are free."""
-        known = self._of.get(model, [])
-        for bound in known:
+        bindings = self._of.get(model, [])
+        for bound in bindings:
             if bound.holds(args):
                 return bound
         bound = Bound(args, model, never)
-        self._of[model] = [bound, *known][:MOST_BINDINGS]
+        self._of[model] = [bound, *bindings][:MOST_BINDINGS]
         return bound
 
 
@@ -306,11 +302,9 @@ class Bound:
         return all(map(operator.is_, values, self._values)) and self.unchanged()
 
     def given(self) -> list[tuple[int, torch.Tensor]]:
-        """Return the bound weights, by their positions."""
         return list(zip(self.positions, self._values, strict=True))
 
     def unchanged(self) -> bool:
-        """Whether the bound weights are what they were."""
         values = self._values
         if write_epochs.versions_of(values) != self._versions:
             return False
@@ -384,5 +378,5 @@ def note_origin(tensor: torch.Tensor, origin: DataOrigin) -> None:
 
 def origin_of(storage: torch.UntypedStorage, content: Content) -> DataOrigin | None:
     """Return where a storage's present content came from, if it came from data."""
-    found: Any = storage.__dict__.get(_ORIGIN)
-    return found if isinstance(found, DataOrigin) and found.content == content else None
+    origin: Any = storage.__dict__.get(_ORIGIN)
+    return origin if isinstance(origin, DataOrigin) and origin.content == content else None

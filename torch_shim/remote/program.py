@@ -110,8 +110,8 @@ class RemoteProgram:
         while True:
             with ExitStack() as turn:
                 try:
-                    found = lease_for(batch)
-                    session, model, lease, _ = found
+                    session_lease = lease_for(batch)
+                    session, model, lease, _ = session_lease
                     bound = self._bindings.find(args, model, self.never_bound)
                     _bring_from_others(args, bound, lease.peer)
                     rng = turn.enter_context(turns.state(drawn_from=self.random))
@@ -123,7 +123,7 @@ class RemoteProgram:
                     lease.over = True
                     continue
                 answered = False
-                found.begin_call()
+                session_lease.begin_call()
                 try:
                     stay = StayingOutputs(self._habits, lease.peer, run_there)
                     trace = "" if timing is None else timing.header
@@ -148,7 +148,7 @@ class RemoteProgram:
                     return outputs
                 finally:
                     session.give(lease, channel)
-                    found.end_call(answered=answered)
+                    session_lease.end_call(answered=answered)
 
     def _remember(
         self,
@@ -212,7 +212,6 @@ class RemoteProgram:
         return self._read(answer, args)
 
     def _read(self, answer: "_Answer", args: Sequence[Any]) -> tuple[list[Any], list[float]]:
-        """Return the outputs and the worker's times."""
         results = Results(answer.frame, answer.channel, answer.peer, args, self._layout)
         self._layout = results.layout
         shipment = answer.shipment
@@ -234,18 +233,18 @@ class RemoteProgram:
         if results.rng is not None:
             turns.drawn(answer.rng, results.rng)
         outputs = []
-        for found in results.views:
-            if not isinstance(found, OutputView):
-                outputs.append(found)
-            elif found.source >= 0:
-                output = view(owned[found.source], found)
-                answer.note_large(len(outputs), results.storages[found.source])
-                if answer.note_kept(output, found.source, results.storages[found.source]):
-                    results.note_origin(output, found.source)
+        for described in results.views:
+            if not isinstance(described, OutputView):
+                outputs.append(described)
+            elif described.source >= 0:
+                output = view(owned[described.source], described)
+                answer.note_large(len(outputs), results.storages[described.source])
+                if answer.note_kept(output, described.source, results.storages[described.source]):
+                    results.note_origin(output, described.source)
                 outputs.append(output)
             else:
-                position = -1 - found.source
-                outputs.append(alias(args[position], shipment.sent(position), found))
+                position = -1 - described.source
+                outputs.append(alias(args[position], shipment.sent(position), described))
         report.graph_call(self.operators, shipment.size_bytes, results.size_bytes, results.times)
         return outputs, results.times
 
@@ -258,7 +257,6 @@ class RemoteProgram:
         *,
         first: bool,
     ) -> None:
-        """Apply the program's write to an input to this process's tensor."""
         shipment = answer.shipment
         answer.stay.repeatable = False
         sent = shipment.sent(position)
@@ -293,7 +291,6 @@ class _Extras(NamedTuple):
     repeats: bool
 
     def fields(self) -> list[Any]:
-        """The options as they are sent."""
         return [self.trace, self.arithmetic, self.stay.option, self.repeats]
 
 

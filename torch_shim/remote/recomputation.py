@@ -70,9 +70,8 @@ class _Uniform(NamedTuple):
     on_gpu: bool
 
     def whole(self) -> torch.Tensor:
-        """Return the input."""
-        found = self.element.expand(self.size).contiguous()
-        return become_cuda(found) if self.on_gpu else found
+        tensor = self.element.expand(self.size).contiguous()
+        return become_cuda(tensor) if self.on_gpu else tensor
 
 
 class _Elsewhere(NamedTuple):
@@ -84,9 +83,9 @@ class _Elsewhere(NamedTuple):
 
     def had_from(self) -> "torch.Tensor | _Made":
         """Return the tensor, or the output of a call that it is."""
-        found = self.tensor()
-        if found is not None and _content(found) == self.content:
-            return found
+        tensor = self.tensor()
+        if tensor is not None and _content(tensor) == self.content:
+            return tensor
         if self.made is None:
             raise _lost("an input that it was computed from is gone, or was written to")
         return self.made
@@ -136,10 +135,10 @@ class RememberedCall:
 
     def had_from(self) -> list[Any]:
         """Return its inputs, as `_Made`, `_Uniform` or values; RemoteFailure if one is lost."""
-        return [one.had_from() if isinstance(one, _Elsewhere) else one for one in self._inputs]
+        return [item.had_from() if isinstance(item, _Elsewhere) else item for item in self._inputs]
 
     def run(self, inputs: list[Any], outputs: dict["RememberedCall", list[Any]]) -> list[Any]:
-        """Repeat this call with these inputs; the outputs of earlier calls are given."""
+        """`outputs` are those of the earlier calls."""
         bound = self._bound()
         if bound is None or not bound.unchanged():
             raise _lost("the weights that it was computed with have changed")
@@ -148,8 +147,8 @@ class RememberedCall:
         args = [_value(value, outputs) for value in inputs]
         for position, value in bound.given():
             args[position] = value
-        found = self._program.run(args, self._how.lease_for, self._how.run_there)
-        return [become_cuda(one) if type(one) is torch.Tensor else one for one in found]
+        results = self._program.run(args, self._how.lease_for, self._how.run_there)
+        return [become_cuda(one) if type(one) is torch.Tensor else one for one in results]
 
 
 class CallOptions(NamedTuple):
@@ -257,8 +256,8 @@ def _repeat(last: RememberedCall) -> list[Any]:
     """Run the calls that lead to this one, the first one first; return the outputs of this one."""
     inputs = _inputs_of(last)
     users: dict[RememberedCall, int] = {}
-    for each in inputs.values():
-        for earlier in _earlier(each):
+    for values in inputs.values():
+        for earlier in _earlier(values):
             users[earlier] = users.get(earlier, 0) + 1
     outputs: dict[RememberedCall, list[Any]] = {}
     for call in sorted(inputs, key=lambda call: call.depth):
@@ -272,20 +271,19 @@ def _repeat(last: RememberedCall) -> list[Any]:
 
 def _inputs_of(last: RememberedCall) -> dict[RememberedCall, list[Any]]:
     """Return the inputs of a call and of all before it, with those that the function has."""
-    found: dict[RememberedCall, list[Any]] = {}
+    inputs: dict[RememberedCall, list[Any]] = {}
     waiting = [last]
     while waiting:
         call = waiting.pop()
-        if call not in found:
-            found[call] = call.had_from()
-            waiting += _earlier(found[call])
-            if len(found) > _MOST_CALLS:
+        if call not in inputs:
+            inputs[call] = call.had_from()
+            waiting += _earlier(inputs[call])
+            if len(inputs) > _MOST_CALLS:
                 raise _lost(f"more than {_MOST_CALLS} calls would have to be repeated")
-    return found
+    return inputs
 
 
 def _earlier(inputs: Iterable[Any]) -> set[RememberedCall]:
-    """Return the calls of which these inputs are outputs."""
     return {value.call for value in inputs if isinstance(value, _Made)}
 
 

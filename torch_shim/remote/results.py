@@ -140,11 +140,11 @@ class Results:
         """Take the fields of an answer; return its layout if it holds for other inputs too."""
         sizes = self._check(meta, args)
         self._places_of_parts, self.size_bytes = places_behind(0, sizes)
-        found = self.views
-        own = all(isinstance(view, OutputView) and view.source >= 0 for view in found)
+        views = self.views
+        own = all(isinstance(view, OutputView) and view.source >= 0 for view in views)
         if not own or self.changed or self.rng is not None:
             return None
-        return AnswerLayout(meta[:_LAYOUT_FIELDS], found, self._places_of_parts, self.size_bytes)
+        return AnswerLayout(meta[:_LAYOUT_FIELDS], views, self._places_of_parts, self.size_bytes)
 
     def _check(self, meta: Any, args: Sequence[Any]) -> list[int]:
         """Take the fields of an answer; return the sizes of the parts that came with it."""
@@ -165,27 +165,27 @@ class Results:
             if described is not None and not isinstance(described, bool | int | float):
                 raise BadFrame(f"an output: {shown(described)}")
             return described
-        found = _read_view(described)
-        if found.source < 0:
-            _input(args, -1 - found.source)
-        elif found.source >= len(self.storages):
-            raise BadFrame(f"an output in storage {found.source} of {len(self.storages)}")
-        elif found.end_bytes > self.storages[found.source][1]:
-            size = self.storages[found.source][1]
-            raise BadFrame(f"an output up to byte {found.end_bytes} of {size}")
-        return found
+        output = _read_view(described)
+        if output.source < 0:
+            _input(args, -1 - output.source)
+        elif output.source >= len(self.storages):
+            raise BadFrame(f"an output in storage {output.source} of {len(self.storages)}")
+        elif output.end_bytes > self.storages[output.source][1]:
+            size = self.storages[output.source][1]
+            raise BadFrame(f"an output up to byte {output.end_bytes} of {size}")
+        return output
 
     def check_aliases(self, shipment: Shipment) -> None:
         """Raise AliasOfCopy where an output lies in an input that was sent compactly."""
         aliased = [
-            -1 - found.source
-            for found in self.views
-            if isinstance(found, OutputView) and found.source < 0
+            -1 - output.source
+            for output in self.views
+            if isinstance(output, OutputView) and output.source < 0
         ]
         if not aliased:
             return
         sent = {position: shipment.sent(position) for position in aliased}
-        copies = [at for at, one in sent.items() if one and one.value is not one.original]
+        copies = [at for at, item in sent.items() if item and item.value is not item.original]
         if copies:
             raise AliasOfCopy(frozenset(copies))
 
@@ -202,18 +202,17 @@ class Results:
 
 
 def _parts(entries: Any, first: int) -> list[tuple[int, int]]:
-    """Return offset and size of the parts in a list of a result, which begin at a field."""
     if not isinstance(entries, list):
         raise BadFrame("the parts of a result are a list")
-    found = []
+    places = []
     for entry in entries:
         if not isinstance(entry, list) or len(entry) != _PART_FIELDS:
             raise BadFrame(f"part of a result: {shown(entry)}")
         offset, size = entry[first], entry[first + 1]
         if type(offset) is not int or type(size) is not int or size < 0 or offset < STAYS:
             raise BadFrame(f"part of a result: {shown(entry)}")
-        found.append((offset, size))
-    return found
+        places.append((offset, size))
+    return places
 
 
 def body_of(frame: Frame, size_bytes: int, lent: LentPages | None = None) -> Buffer:
@@ -225,21 +224,19 @@ def body_of(frame: Frame, size_bytes: int, lent: LentPages | None = None) -> Buf
     return frame.body or bytearray()
 
 
-def view(storage: torch.UntypedStorage, found: OutputView) -> torch.Tensor:
-    """Return an output over one of a result's storages."""
-    return tensor_over(storage, found.dtype, found.offset, found.shape, found.strides)
+def view(storage: torch.UntypedStorage, output: OutputView) -> torch.Tensor:
+    return tensor_over(storage, output.dtype, output.offset, output.shape, output.strides)
 
 
-def alias(base: torch.Tensor, sent: SentInput | None, found: OutputView) -> torch.Tensor:
-    """Return an output over the storage of an input."""
+def alias(base: torch.Tensor, sent: SentInput | None, output: OutputView) -> torch.Tensor:
     first_byte = sent.first_byte if sent is not None else 0
-    offset = found.offset + first_byte // found.dtype.itemsize
+    offset = output.offset + first_byte // output.dtype.itemsize
     storage = write_epochs.storage_of(base)
-    if first_byte + found.end_bytes > storage.nbytes():
-        raise BadFrame(f"an output up to byte {first_byte + found.end_bytes} of an input's")
-    if found.dtype == base.dtype:
-        return base.as_strided(found.shape, found.strides, offset)
-    return tensor_over(storage, found.dtype, offset, found.shape, found.strides)
+    if first_byte + output.end_bytes > storage.nbytes():
+        raise BadFrame(f"an output up to byte {first_byte + output.end_bytes} of an input's")
+    if output.dtype == base.dtype:
+        return base.as_strided(output.shape, output.strides, offset)
+    return tensor_over(storage, output.dtype, offset, output.shape, output.strides)
 
 
 def laid_out(data: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
@@ -252,11 +249,10 @@ def laid_out(data: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
 
 
 def _input(args: Sequence[Any], position: Any) -> torch.Tensor:
-    """Return the tensor among a call's inputs that a result names."""
-    found = args[position] if type(position) is int and 0 <= position < len(args) else None
-    if not isinstance(found, torch.Tensor):
+    value = args[position] if type(position) is int and 0 <= position < len(args) else None
+    if not isinstance(value, torch.Tensor):
         raise BadFrame(f"a result names input {shown(position)}, which is no tensor")
-    return found
+    return value
 
 
 def _check_inside(value: torch.Tensor, size: int) -> None:
@@ -265,7 +261,6 @@ def _check_inside(value: torch.Tensor, size: int) -> None:
 
 
 def _read_view(described: list[Any]) -> OutputView:
-    """Check what a result says about an output."""
     try:
         source, name, shape, strides, offset = described[:_VIEW_FIELDS]
         numbers = [source, offset, *shape, *strides]
@@ -337,7 +332,6 @@ class StayingOutputs:
             self._peer.drop(key)
 
     def output(self, number: int, size_bytes: int) -> torch.UntypedStorage:
-        """Return the storage of an output that stayed."""
         if type(size_bytes) is not int or size_bytes <= 0:
             raise BadFrame(f"an output of {shown(size_bytes)} bytes stays with the worker")
         mark = write_epochs.WriteMark(self._first_key + number)

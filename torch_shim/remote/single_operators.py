@@ -73,12 +73,12 @@ def run_there(lease_for: LeaseFor, func: Operator, args: Sequence[Any], kwargs: 
 
 def _known(program: Program) -> RemoteProgram:
     packed = program.pack()
-    found = _programs.get(packed)
-    if found is None:
+    remote_program = _programs.get(packed)
+    if remote_program is None:
         if len(_programs) >= _MOST_PROGRAMS:
             _programs.clear()
-        found = _programs.setdefault(packed, RemoteProgram(program, 1))
-    return found
+        remote_program = _programs.setdefault(packed, RemoteProgram(program, 1))
+    return remote_program
 
 
 def _argument(value: Any, tensors: list[torch.Tensor]) -> Any:

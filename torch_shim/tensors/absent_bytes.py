@@ -212,8 +212,8 @@ def absent_of(tensor: torch.Tensor) -> AbsentBytes | None:
         mark = write_epochs.mark_of(tensor)
     except (NotImplementedError, RuntimeError):  # sparse and functorch's tensors have no storage
         return None
-    found = None if mark is None else mark.absent
-    return found if found is not None and found.absent else None
+    absent = None if mark is None else mark.absent
+    return absent if absent is not None and absent.absent else None
 
 
 def bring(values: Iterable[Any]) -> None:
@@ -222,9 +222,9 @@ def bring(values: Iterable[Any]) -> None:
         return
     for value in values:
         if isinstance(value, torch.Tensor):
-            found = absent_of(value)
-            if found is not None:
-                found.bring()
+            absent = absent_of(value)
+            if absent is not None:
+                absent.bring()
         elif isinstance(value, list | tuple):
             bring(value)
         elif isinstance(value, dict):
@@ -249,7 +249,6 @@ def run_absent(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | N
 
 
 def _lacking(first: Any) -> AbsentBytes | None:
-    """Return the absent bytes of an operator's first tensor."""
     if isinstance(first, list | tuple) and first:
         first = first[0]
     return absent_of(first) if isinstance(first, torch.Tensor) else None
@@ -269,9 +268,9 @@ def _is_basic(index: Any) -> bool:
 def bring_all() -> None:
     """Fetch everything: a child has no session in which to fetch it."""
     for reference in list(waiting.values()):
-        found = reference()
-        if found is not None:
-            found.bring()
+        absent = reference()
+        if absent is not None:
+            absent.bring()
 
 
 os.register_at_fork(before=bring_all)

@@ -160,12 +160,10 @@ _memory = _Memory()
 
 
 def install(limit_bytes: int) -> None:
-    """Set the size of the advertised memory."""
     _memory.limit_bytes = limit_bytes
 
 
 def limit_bytes() -> int:
-    """Return the size of the advertised memory."""
     return _memory.limit_bytes
 
 
@@ -194,13 +192,11 @@ def _live_handles() -> list[CudaTensor]:
 
 
 def peak_bytes() -> int:
-    """Return the highest allocation measured."""
     allocated_bytes()
     return _memory.peak_bytes
 
 
 def reset_peak() -> None:
-    """Reset the highest allocation measured."""
     _memory.peak_bytes = 0
 
 
@@ -222,7 +218,6 @@ def reserve_bytes(wanted: int) -> None:
 
 
 def out_of_memory(wanted: int, used: int) -> Exception:
-    """Return the error that CUDA raises when an allocation does not fit."""
     gib = 1 << 30
     free = max(_memory.limit_bytes - used, 0)
     return torch.cuda.OutOfMemoryError(

@@ -115,7 +115,6 @@ def _leaves_padding_out(
 
 
 def _is_one_operator(encoder: nn.TransformerEncoder) -> bool:
-    """Whether all layers are alike, and each would run as one fused operator."""
     expected = _numbers(encoder.layers[0])
     return all(
         _is_fused(layer) and _numbers(layer) == expected and not _records_gradients(_weights(layer))

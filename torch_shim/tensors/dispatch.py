@@ -29,8 +29,6 @@ special = Special()
 
 
 def handles(*operators: Operator) -> Callable[[Handler], Handler]:
-    """Return a decorator that registers the handler of some operators."""
-
     def register(handler: Handler) -> Handler:
         for operator in operators:
             special[operator] = handler

@@ -58,7 +58,6 @@ _replacements: dict[Any, Callable[..., Any]] = {}
 
 
 def install() -> None:
-    """Replace the factories, and the mode that applies the default device."""
     constructors = _device._device_constructors()  # noqa: SLF001 - cached at its first call
     for name in _OF_NUMBERS:
         _replace(torch, name, _of_numbers)
@@ -248,7 +247,6 @@ def _default_device_function(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """Apply the device of `with torch.device(...)` or the default device to a function call."""
     del types
     kwargs = kwargs or {}
     if func in _device._device_constructors() and kwargs.get("device") is None:  # noqa: SLF001 - as in torch
@@ -264,7 +262,6 @@ _REMEDY = "use the layout torch.strided, or a padded tensor and its mask"
 
 
 def install_nested() -> None:
-    """Replace the functions that make nested tensors."""
     for name in ("nested_tensor", "as_nested_tensor"):
         replace(torch.nested, name, _maker)
     for name in ("nested_tensor_from_jagged", "narrow"):

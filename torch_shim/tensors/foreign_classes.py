@@ -22,8 +22,8 @@ _PROGRAMS_CLASS, _HANDLE_CLASS = "_gpufaas_programs_class", "_gpufaas_handle_cla
 
 def cpu_class(kind: type) -> type:
     """Return the CPU tensor class of a handle class; another class is returned as it is."""
-    found: type = kind.__dict__.get(_PROGRAMS_CLASS, kind)  # no matter what it is derived from
-    return found
+    programs: type = kind.__dict__.get(_PROGRAMS_CLASS, kind)  # no matter what it is derived from
+    return programs
 
 
 def set_cpu_class(handle_class: type, kind: type) -> None:
@@ -32,7 +32,6 @@ def set_cpu_class(handle_class: type, kind: type) -> None:
 
 
 def known_handle_class(kind: type) -> type | None:
-    """Return the handle class that was made for a program's class."""
     kept = kind.__dict__.get(_HANDLE_CLASS)
     return None if kept is None else kept.handle_class
 
@@ -90,7 +89,6 @@ class _HandleType(type(torch.nn.Parameter)):  # type: ignore[misc] # PyTorch has
 
 @functools.cache
 def _metaclass(programs: type) -> Any:
-    """Return the metaclass for the handle classes of classes that have this metaclass."""
     made: Any = _HandleType
     if not issubclass(_HandleType, programs):
         made = type("_HandleType", (_HandleType, programs), {})
@@ -131,7 +129,6 @@ def install() -> None:
 
 
 def brings_operators(kind: type) -> bool:
-    """Whether a tensor class brings its own operators."""
     return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined] # a tensor class
 
 
@@ -232,8 +229,8 @@ def deciding(types: Iterable[type], handle: type) -> list[type]:
 
 def decides(kind: type) -> bool:
     """Whether a tensor class has a `__torch_function__` of its own."""
-    found: Any = getattr(kind, "__torch_function__", None)
-    own = getattr(found, "__func__", found)
+    method: Any = getattr(kind, "__torch_function__", None)
+    own = getattr(method, "__func__", method)
     of_torch: Any = torch.Tensor.__torch_function__
     return own is not None and own not in {
         of_torch.__func__,

@@ -41,7 +41,6 @@ _native_register_hook: Any = Tensor.register_hook
 
 
 def install() -> None:
-    """Make backward passes use handles wherever Python sees a tensor."""
     set_attribute(CudaTensor, "backward", _backward)
     set_attribute(CudaTensor, "register_hook", _register_hook)
     context = functions.FunctionCtx
@@ -64,7 +63,6 @@ def _backward(
     create_graph: bool = False,  # noqa: FBT001, FBT002 - see above
     inputs: Sequence[Tensor] | None = None,
 ) -> None:
-    """Backpropagate, with handles enabled for every hook."""
     _backward_of_all(self, gradient, retain_graph, create_graph, inputs=inputs)
 
 

@@ -70,7 +70,6 @@ class CudaTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one operator on the CPU storages, and make its results handles."""
         if len(types) > 1 and not _OF_TORCH.issuperset(types):
             if any(map(_is_asked_itself, types)):
                 return NotImplemented
@@ -103,21 +102,17 @@ class CudaTensor(Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override] # a descriptor of C there
-        """The GPU."""
         return CUDA
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override] # a descriptor of C there
-        """True for every handle."""
         return True
 
     @property
     def is_cpu(self) -> bool:  # type: ignore[override] # a descriptor of C there
-        """False for every handle."""
         return False
 
     def get_device(self) -> int:
-        """Return the index of the GPU."""
         return 0
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -167,11 +162,9 @@ class CudaTensor(Tensor):
         return True
 
     def apply_(self, *_: object) -> NoReturn:
-        """Raise TypeError, as for any CUDA tensor."""
         raise TypeError("apply_ is only implemented on CPU tensors")
 
     def map_(self, *_: object) -> NoReturn:
-        """Raise TypeError, as for any CUDA tensor."""
         raise TypeError("map_ is only implemented on CPU tensors")
 
     def untyped_storage(self) -> torch.UntypedStorage:
@@ -267,11 +260,11 @@ def run_anywhere(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     name = substitution.name_of(func)
     if not _made_by_autograd():
         mixed_devices.refuse(name, args, kwargs, _is_on_gpu)
-    known = {id(value) for value in (*args, *kwargs.values()) if type(value) in PLAIN}
+    plain_ids = {id(value) for value in (*args, *kwargs.values()) if type(value) in PLAIN}
     with NoTorchFunction():
         result = func(*args, **kwargs)
     follows = name in mixed_devices.FIRST
-    return result if follows and args and type(args[0]) in PLAIN else wrap(result, known)
+    return result if follows and args and type(args[0]) in PLAIN else wrap(result, plain_ids)
 
 
 def refuse_mixed_devices(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -298,19 +291,19 @@ def _made_by_autograd() -> bool:
     )
 
 
-def wrap(result: Any, known: set[int] | frozenset[int] = frozenset()) -> Any:
+def wrap(result: Any, plain_ids: set[int] | frozenset[int] = frozenset()) -> Any:
     """Make every tensor in a result a handle, except CPU tensors that were arguments."""
     kind = type(result)
     if kind in PLAIN:
-        if id(result) not in known:
+        if id(result) not in plain_ids:
             result.__class__ = _CUDA_CLASS[kind]
     elif isinstance(result, (tuple, list)):
         for item in result:
             if type(item) not in _AS_THEY_ARE:  # as all the numbers of a list
-                wrap(item, known)
+                wrap(item, plain_ids)
     elif kind is dict:
         for item in result.values():
-            wrap(item, known)
+            wrap(item, plain_ids)
     return result
 
 
@@ -322,11 +315,11 @@ def _delegated(
     kwargs: dict[str, Any],
 ) -> Any:
     given = (*args, *kwargs.values())
-    known = {id(value) for value in _flat(given) if type(value) in PLAIN}
+    plain_ids = {id(value) for value in _flat(given) if type(value) in PLAIN}
     bring(given)
     try:
         result = foreign_classes.delegate(kinds, types, func, args, kwargs)
-        return like_handles(wrap(result, known))
+        return like_handles(wrap(result, plain_ids))
     finally:
         if foreign_classes.may_write(func, kwargs):
             write_epochs.note_all(given)
@@ -362,8 +355,8 @@ def become_cpu(tensor: Tensor) -> Tensor:
 
 def cuda_class(kind: type) -> type:
     """Return the handle class for a tensor class; derive one for a user's subclass of Tensor."""
-    found = _CUDA_CLASS.get(kind) or known_handle_class(kind)
-    return _derive(kind) if found is None else found
+    handle_class = _CUDA_CLASS.get(kind) or known_handle_class(kind)
+    return _derive(kind) if handle_class is None else handle_class
 
 
 def _derive(kind: type) -> type:

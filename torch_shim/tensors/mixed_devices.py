@@ -79,7 +79,6 @@ def conflicts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], on_gpu: 
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors among values, those in lists too."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

@@ -49,7 +49,6 @@ class MoveTarget(NamedTuple):
 
 
 def install() -> None:
-    """Replace the methods of torch.Tensor that move tensors."""
     moves = {"to": _to, "cuda": _cuda, "cpu": _cpu, "type": _type, "type_as": _type_as}
     for name, make in {**moves, "pin_memory": _pin_memory, "is_pinned": _is_pinned}.items():
         replace(Tensor, name, _asking_first(name, make))
@@ -286,7 +285,6 @@ class CudaTensorType(type):
 
 
 def install_types() -> None:
-    """Install the types in torch.cuda."""
     for name, dtype in DTYPES.items():
         kind = CudaTensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
         set_attribute(torch.cuda, name, kind)

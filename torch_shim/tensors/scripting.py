@@ -15,7 +15,6 @@ _MODULES: Any = torch._C.ModuleDict  # noqa: SLF001 - see above
 
 
 def install() -> None:
-    """Give results of C++ the class of the arguments or of the module's parameters."""
     replace(torch._C.ScriptFunction, "__call__", _function)  # noqa: SLF001 - its only location
     replace(torch._C.ScriptMethod, "__call__", _method)  # noqa: SLF001 - see above
     replace(torch.jit, "load", _load)

@@ -156,7 +156,6 @@ _rebuild_storage: Any = reductions.rebuild_storage_fd
 
 
 def install_sharing() -> None:
-    """Register the two handle classes with the pickler of multiprocessing."""
     for kind in (CudaTensor, CudaParameter):
         ForkingPickler.register(kind, _reduce)
 

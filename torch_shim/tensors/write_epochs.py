@@ -59,7 +59,6 @@ class WriteMark:
 
 
 def mark_of(tensor: torch.Tensor) -> WriteMark | None:
-    """Return the mark of a tensor's storage, if there is one."""
     return storage_mark(storage_of(tensor))
 
 
@@ -88,7 +87,6 @@ def adopt_mark(storage: torch.UntypedStorage, mark: WriteMark) -> None:
 
 
 def storage_mark(storage: torch.UntypedStorage) -> WriteMark | None:
-    """Return the mark of a storage, if there is one."""
     return storage.__dict__.get(_MARK)
 
 
@@ -101,7 +99,6 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return `version_of` each tensor."""
     try:
         return list(map(_version, tensors))
     except RuntimeError:
@@ -141,7 +138,6 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
 
 
 def note_all(values: Iterable[Any]) -> None:
-    """Count a write to every tensor among some values, lists of tensors included."""
     for value in values:
         if isinstance(value, torch.Tensor):
             note_write(value)
@@ -156,5 +152,4 @@ def pin(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Whether `pin` was called for a CPU tensor's storage."""
     return _PINNED in storage_of(tensor).__dict__

@@ -34,7 +34,6 @@ def arithmetic_in_force() -> Arithmetic:
 
 
 def use_arithmetic(wanted: Arithmetic) -> None:
-    """Have this process compute so from now on."""
     torch.set_float32_matmul_precision(wanted.matmul)
     cudnn = torch.backends.cudnn
     cudnn.allow_tf32 = wanted.cudnn_tf32

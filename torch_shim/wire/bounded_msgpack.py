@@ -61,7 +61,7 @@ def shown(value: Any) -> str:
     """
     if isinstance(value, list | dict):
         few = list(value)[:_SHOWN_ENTRIES]
-        if isinstance(value, dict) or any(isinstance(each, list | dict) for each in few):
+        if isinstance(value, dict) or any(isinstance(item, list | dict) for item in few):
             return f"a {type(value).__name__} of {len(value)}"
         return f"[{', '.join(map(shown, few))}]"[:_SHOWN_OF_VALUE]
     if isinstance(value, str | bytes):

@@ -133,7 +133,6 @@ class _Pump:
         _PUMPS.add(self)
 
     def run(self) -> None:
-        """Copy bytes until one side closes; then close both."""
         with contextlib.suppress(OSError, EOFError):  # one side has closed
             while True:
                 carried = [self._carry_in(), self._carry_out()]

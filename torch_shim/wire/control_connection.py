@@ -127,7 +127,6 @@ class ControlConnection:
         return waiting.frame
 
     def _wait(self, waiting: _SentRequest) -> None:
-        """Wait until the request is answered or the connection is lost."""
         if waiting.kind is FrameKind.HELLO:
             if not waiting.done.wait(CONNECT_TIMEOUT_S):
                 self._disconnect(f"it did not answer within {CONNECT_TIMEOUT_S:g} s")
@@ -137,7 +136,7 @@ class ControlConnection:
         while not waiting.done.wait(PING_S):
             if received != self._received:
                 received, unanswered = self._received, 0
-            uploading = any(each.kind is FrameKind.CHUNK for each in list(self._waiting.values()))
+            uploading = any(sent.kind is FrameKind.CHUNK for sent in list(self._waiting.values()))
             if unanswered >= (_MOST_UNANSWERED_UPLOADING if uploading else _MOST_UNANSWERED):
                 self._disconnect(f"the manager gave no sign of life for {unanswered * PING_S:g} s")
                 return

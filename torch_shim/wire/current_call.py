@@ -82,7 +82,6 @@ class CallTiming:
         ]
 
     def ran_locally(self, reason: str) -> None:
-        """Record that the function's own processor runs the call, and the reason."""
         self.facts = [f"h={quote(reason[:_REASON_CHARACTERS])}"]
 
     def entries(self, took_us: int) -> list[str]:
@@ -93,7 +92,6 @@ class CallTiming:
 
     @property
     def took_us(self) -> int:
-        """Microseconds since the call began."""
         return (time.perf_counter_ns() - self._began) // 1_000
 
 
@@ -101,8 +99,8 @@ class Timings:
     """The times of one request's graph calls, in the order of their ends. Thread-safe."""
 
     def __init__(self, trace: str) -> None:
-        found = _TRACE.fullmatch(trace)
-        self._trace = None if found is None else found.groups()
+        match = _TRACE.fullmatch(trace)
+        self._trace = None if match is None else match.groups()
         self._lock = threading.Lock()
         self._entries: list[str] = []
         self._characters = self._more = self._more_us = 0
@@ -115,7 +113,6 @@ class Timings:
         return CallTiming(trace, flags, self._add)
 
     def entries(self) -> list[str]:
-        """Return the entries of all calls so far."""
         with self._lock:
             more = [f"x;{self._more};{self._more_us}"] if self._more else []
             return [*self._entries, *more]
@@ -137,7 +134,6 @@ _timing: ContextVar[CallTiming | None] = ContextVar("gpufaas_graph_call", defaul
 
 
 def timing() -> CallTiming | None:
-    """Return the times of the current graph call, if it is timed."""
     return _timing.get()
 
 

@@ -45,7 +45,7 @@ class Frame(NamedTuple):
     descriptors: tuple[int, ...]
 
     def close_descriptors(self) -> None:
-        """Close the descriptors; call it once."""
+        """Call this once."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
@@ -190,9 +190,9 @@ class FrameSocket:
             raise ConnectionLost(f"while reading: {error}") from error
         for level, kind, data in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                found = array.array("i")
-                found.frombytes(data[: len(data) - len(data) % found.itemsize])
-                self._descriptors.extend(found)
+                descriptors = array.array("i")
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+                self._descriptors.extend(descriptors)
         if flags & _CUT_OFF or len(self._descriptors) > MAX_DESCRIPTORS:
             raise BadFrame("too many file descriptors")
         return count

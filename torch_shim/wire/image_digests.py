@@ -116,7 +116,6 @@ class GrowingDigest:
             self._hashed.append(self._threads.submit(self._hash, job, _fresh(_IMAGE)))
 
     def result(self) -> str:
-        """Return the digest, when all bytes have arrived."""
         assert len(self._hashed) == len(self._jobs), "bytes are still to arrive"
         root = _root(_IMAGE, self._table)
         for hashed in self._hashed:
@@ -146,7 +145,6 @@ class GrowingDigest:
 
 
 def new_nonce() -> str:
-    """Return a random nonce for a manager's challenge."""
     return secrets.token_hex(NONCE_BYTES)
 
 
@@ -166,22 +164,18 @@ def _digest(storages: Sequence[Storage], purpose: bytes) -> str:
 
 
 def _fresh(purpose: bytes) -> "hashlib._Hash":
-    """Return the beginning of a piece's hash."""
     return hashlib.sha256(b"gpufaas piece of " + purpose + b"\0")
 
 
 def _root(purpose: bytes, table: ImageTable) -> "hashlib._Hash":
-    """Return the beginning of an image's hash, to which the pieces' digests are added."""
     return hashlib.sha256(b"gpufaas root of " + purpose + b"\0" + _header(table))
 
 
 def _threads(jobs: int) -> int:
-    """Return how many threads are worth their while for so many jobs."""
     return max(1, min(jobs, _MOST_THREADS, len(os.sched_getaffinity(0))))
 
 
 def _hashed(jobs: Sequence[list[_Piece]], fresh: "hashlib._Hash") -> Iterator[bytes]:
-    """Yield the digests of each job's pieces, hashed in several threads where that is faster."""
     workers = _threads(len(jobs))
     if workers > 1:
         with ThreadPoolExecutor(workers, thread_name_prefix="digest") as pool:
@@ -196,14 +190,12 @@ def _hashed(jobs: Sequence[list[_Piece]], fresh: "hashlib._Hash") -> Iterator[by
 
 
 def _header(table: ImageTable) -> bytes:
-    """Return the table in the form that is hashed."""
     flat = [number for entry in table.storages for number in entry]
     start = struct.pack("<3Q", IMAGE_VERSION, table.total_bytes, len(table.storages))
     return start + struct.pack(f"<{len(flat)}Q", *flat)
 
 
 def _jobs(storages: Sequence[Storage]) -> Iterator[list[_Piece]]:
-    """Yield all pieces in order, in lists large enough for one thread's job."""
     job: list[_Piece] = []
     job_bytes = 0
     for storage in storages:
@@ -224,13 +216,11 @@ def _size(storage: Storage) -> int:
 
 
 def _end(piece: _Piece) -> int:
-    """Return the offset behind a piece in its image."""
     assert isinstance(piece.storage, FilePart), "of other storages nobody knows the place"
     return piece.storage.offset + piece.offset + piece.size_bytes
 
 
 def _hash_pieces(job: list[_Piece], fresh: "hashlib._Hash") -> bytes:
-    """Return the concatenated digests of these pieces."""
     digests = []
     for piece in job:
         digest = fresh.copy()

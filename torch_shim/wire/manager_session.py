@@ -91,25 +91,22 @@ class ManagerSession:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection."""
         return self._control is not None and self._control.lost is None
 
     @property
     def node(self) -> str:
-        """The name of the manager's node."""
         node: str = self.control.welcome["node"]
         return node
 
     def peers(self) -> list[WorkerPeer]:
-        """Return the workers of this manager to which there are channels."""
         with self._lock:
             return list(self._peers.values())
 
     def holding(self, key: int, content: Content) -> tuple[WorkerPeer, int] | None:
         """Return a worker that keeps this content of a storage, and the epoch that it has there."""
         for peer in self.peers():
-            known, epoch = peer.kept.epochs.get(key, (None, 0))
-            if known == content:
+            kept, epoch = peer.kept.epochs.get(key, (None, 0))
+            if kept == content:
                 return peer, epoch
         return None
 
@@ -156,10 +153,10 @@ class ManagerSession:
         self, digest: str, batch: int, token: str | None, *, lease: int | None = None
     ) -> ModelLease:
         """Acquire the lease of a token for this node; BadFrame where the node names another one."""
-        found = self.acquire(digest, batch, token, lease=lease)
-        if not isinstance(found, ModelLease):
-            raise BadFrame(f"node {found.node!r:.80} instead of the lease on this one")
-        return found
+        acquired = self.acquire(digest, batch, token, lease=lease)
+        if not isinstance(acquired, ModelLease):
+            raise BadFrame(f"node {acquired.node!r:.80} instead of the lease on this one")
+        return acquired
 
     def lease_ahead(self, number: int, gpu: str, digest: str) -> ModelLease | None:
         """A lease that a token names, without asking for it, if its worker should know it.
@@ -178,8 +175,8 @@ class ManagerSession:
 
         Raise RemoteFailure if the token is forged, or (LEASE) its lease is no longer usable.
         """
-        found = self.control.ask(FrameKind.WHERE, {"token": token}).fields
-        return LeaseElsewhere(found["lease"], found["node"], tuple(found["addresses"]), token)
+        fields = self.control.ask(FrameKind.WHERE, {"token": token}).fields
+        return LeaseElsewhere(fields["lease"], fields["node"], tuple(fields["addresses"]), token)
 
     def report_claimed(self, number: int, request: str | None) -> None:
         """Report that a lease elsewhere is claimed there, so it does not end with this session."""
@@ -223,7 +220,6 @@ class ManagerSession:
             self.used_s = time.monotonic()
 
     def mark_lost(self, lease: ModelLease) -> None:
-        """Mark a lease and its worker as lost."""
         lease.over = True
         lease.peer.mark_lost()
         with self._lock:
@@ -245,7 +241,6 @@ class ManagerSession:
             return True
 
     def close(self) -> None:
-        """Close the connection and all channels."""
         with self._lock:
             if self._control is not None:
                 self._control.close()
@@ -277,7 +272,6 @@ class ManagerSession:
                 return control
 
     def _open_another(self, lease: ModelLease, batch: int) -> DataChannel | None:
-        """Open one more channel to the lease's worker, for one more thread."""
         try:
             answer = self._ask_acquire(lease.digest, batch, lease=lease.number, workers=())
         except RemoteFailure as failure:

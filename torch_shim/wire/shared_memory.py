@@ -170,20 +170,20 @@ def map_privately_at(address: int, size_bytes: int, descriptor: int) -> None:
 
 def _map_at(address: int, size_bytes: int, access: int, kind: int, descriptor: int) -> None:
     kind |= mmap.MAP_PRIVATE | _MAP_FIXED
-    found = _libc.mmap(address, size_bytes, access, kind, descriptor, 0)
-    if found in (None, _FAILED):
+    mapped = _libc.mmap(address, size_bytes, access, kind, descriptor, 0)
+    if mapped in (None, _FAILED):
         number = ctypes.get_errno()
         raise OSError(number, f"mapping memory anew: {os.strerror(number)}")
 
 
 def flat(buffer: Buffer, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
     """Return `count` elements of a buffer as a one-dimensional tensor over the same memory."""
-    found: torch.Tensor = (
+    tensor: torch.Tensor = (
         _frombuffer(buffer, dtype=dtype, count=count, offset=offset)
         if count
         else _empty(0, dtype=dtype)
     )
-    return found
+    return tensor
 
 
 def tensor_over(
@@ -194,14 +194,13 @@ def tensor_over(
     strides: Sequence[int],
 ) -> torch.Tensor:
     """Return a plain CPU tensor over a storage, even if the storage belongs to a handle."""
-    found: torch.Tensor = _set(_empty(0, dtype=dtype), storage, offset, shape, strides)
-    return found
+    tensor: torch.Tensor = _set(_empty(0, dtype=dtype), storage, offset, shape, strides)
+    return tensor
 
 
 def write_bytes(
     buffer: Buffer, offset: int, storage: torch.UntypedStorage, start: int, count: int
 ) -> None:
-    """Copy bytes of a storage to a buffer."""
     address = storage.data_ptr()
     if count <= _FEW_BYTES and address and start + count <= storage.nbytes():
         buffer[offset : offset + count] = ctypes.string_at(address + start, count)
@@ -215,22 +214,22 @@ def copy_of_bytes(buffer: Buffer, offset: int, count: int) -> torch.UntypedStora
     if count > _FEW_BYTES:
         return flat(buffer, torch.uint8, offset, count).clone().untyped_storage()
     content = bytes(buffer[offset : offset + count])
-    found = torch.UntypedStorage(len(content))  # type: ignore[no-untyped-call] # torch gives it no types
-    ctypes.memmove(found.data_ptr(), content, len(content))
-    return found
+    storage = torch.UntypedStorage(len(content))  # type: ignore[no-untyped-call] # torch gives it no types
+    ctypes.memmove(storage.data_ptr(), content, len(content))
+    return storage
 
 
 def map_privately(descriptor: int, size_bytes: int, lent: LentPages | None = None) -> LentMemory:
     """Map a file's first bytes copy-on-write, and close the descriptor."""
     try:
         check_file(descriptor, size_bytes, sealed=lent is not None)
-        found = LentMemory(descriptor, size_bytes, flags=mmap.MAP_PRIVATE)
+        memory = LentMemory(descriptor, size_bytes, flags=mmap.MAP_PRIVATE)
     except BaseException:
         os.close(descriptor)
         raise
     _keep(descriptor, lent)
-    found.lent = lent
-    return found
+    memory.lent = lent
+    return memory
 
 
 def _keep(descriptor: int, lent: LentPages | None) -> None:
@@ -258,8 +257,6 @@ def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + reached
 
 
-# Memory in which large tensors of the function lie, and which workers map: nothing is copied.
-#
 # A tensor that is moved to the GPU is copied once, into a block. A call names the block, and the
 # worker reads it there. When the tensor is gone the block is used again: clearing new pages costs
 # several times what a copy to old ones does.
@@ -284,7 +281,6 @@ class SharedBlock(mmap.mmap):
 
     @classmethod
     def make(cls, size_bytes: int) -> Self:
-        """Make a block of this size."""
         descriptor = os.memfd_create("gpufaas-block", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, size_bytes)
@@ -332,7 +328,6 @@ class SharedBlocks:
         return storage
 
     def trim(self, idle_s: float = _IDLE_S) -> None:
-        """Give up the blocks that were not used for so long."""
         if not self._free and not self._left:  # as in most functions, at each of their requests
             return
         before_s = time.monotonic() - idle_s
@@ -344,7 +339,6 @@ class SharedBlocks:
             _tell_gone(block)
 
     def size_bytes(self) -> int:
-        """Return how much all blocks take."""
         with self._lock:
             return self._size_bytes()
 
@@ -361,7 +355,6 @@ class SharedBlocks:
             _tell_gone(block)
 
     def after_fork(self) -> None:
-        """Go on in the parent."""
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
@@ -374,9 +367,9 @@ class SharedBlocks:
             block for block in self._free if size_bytes <= block.size_bytes <= 2 * size_bytes
         ]
         if fitting:
-            found = min(fitting, key=lambda block: block.size_bytes)
-            self._free.remove(found)
-            return found
+            smallest = min(fitting, key=lambda block: block.size_bytes)
+            self._free.remove(smallest)
+            return smallest
         wanted = -(-size_bytes // _ROUNDED_TO) * _ROUNDED_TO
         while self._free and self._is_too_much(wanted):
             _tell_gone(self._free.pop(0))
@@ -390,7 +383,6 @@ class SharedBlocks:
         return sum(block.size_bytes for block in [*self._used.values(), *self._free])
 
     def _note_left(self) -> None:
-        """Make the blocks free whose tensors are gone."""
         while self._left:
             block = self._used.pop(self._left.popleft(), None)
             if block is not None:
@@ -400,8 +392,8 @@ class SharedBlocks:
 
 def block_of(storage: torch.UntypedStorage) -> SharedBlock | None:
     """Return the block that a storage lies in, if workers may map it."""
-    found: SharedBlock | None = storage.__dict__.get(_BLOCK)
-    return found if found is not None and found.shared else None
+    block: SharedBlock | None = storage.__dict__.get(_BLOCK)
+    return block if block is not None and block.shared else None
 
 
 def _tell_gone(block: SharedBlock) -> None:

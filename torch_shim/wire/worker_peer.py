@@ -54,7 +54,6 @@ class WorkerStorages:
         self.epochs[key] = (content, 0)
 
     def forget(self, keys: Sequence[int]) -> None:
-        """Record that the worker no longer keeps the storages with these keys."""
         for key in keys:
             self.epochs.pop(key, None)
             self.sent.pop(key, None)
@@ -83,20 +82,20 @@ class DataChannel:
         return arena
 
     def define(self, number: int, digest: str, packed: bytes) -> None:
-        """Send a program to the worker, once."""
+        """Send a program once."""
         if number not in self.defined:
             self._ask(FrameKind.DEFINE, [number, digest], [packed])
             self.defined.add(number)
 
     def bind(self, number: int, binding: int, tensors: dict[int, Any]) -> None:
         """Send a program's binding, its constant inputs, unless the worker still has it."""
-        known = self.bound.setdefault(number, [])
-        if binding in known:
-            known.remove(binding)
+        bindings = self.bound.setdefault(number, [])
+        if binding in bindings:
+            bindings.remove(binding)
         else:
             self._ask(FrameKind.BIND, [number, binding, tensors])
-        known.append(binding)
-        del known[:-MOST_BINDINGS]
+        bindings.append(binding)
+        del bindings[:-MOST_BINDINGS]
 
     def call(self, meta: list[Any], body: Sequence[Buffer]) -> Frame:
         """Run a program; raise RemoteFailure with the worker's reason if the call fails."""
@@ -108,7 +107,6 @@ class DataChannel:
         return self._ask(FrameKind.FETCH, [key, epoch, *([True] if gives_back else [])])
 
     def share(self, key: int, size_bytes: int, descriptor: int) -> None:
-        """Have the worker map a block of this process's memory."""
         self._ask(FrameKind.SHARE, [key, size_bytes], descriptors=[descriptor])
 
     def publish(self, key: int, epoch: int, handle: str, about: bytes) -> None:
@@ -143,7 +141,6 @@ class DataChannel:
         self._ask(FrameKind.TAKE, [key, start, size_bytes], descriptors=[descriptor])
 
     def drop(self, keys: list[int]) -> None:
-        """Make the worker drop kept storages."""
         self._ask(FrameKind.DROP, keys)
 
     def hung_up(self) -> bool:
@@ -158,15 +155,15 @@ class DataChannel:
 
     def last_frame(self, patience_s: float) -> Frame | None:
         """Return what a worker that ends sends on one of its channels; None if it is not here."""
-        found, self._last = self._last, None
-        while found is None:
+        last, self._last = self._last, None
+        while last is None:
             try:
                 self.wire.socket.settimeout(patience_s)
                 frame = self.wire.receive()
             except (ConnectionLost, BadFrame, OSError):
                 return None
-            found = frame if frame.kind is FrameKind.LEFT else None
-        return found
+            last = frame if frame.kind is FrameKind.LEFT else None
+        return last
 
     def close(self) -> None:
         """Close the socket; the worker then frees the channel's memory."""
@@ -229,12 +226,10 @@ class WorkerPeer:
         self._left: dict[int, tuple[int, memoryview]] = {}
 
     def take(self) -> DataChannel | None:
-        """Return an idle channel; None if there is none."""
         with self._lock:
             return self._idle.pop() if self._idle else None
 
     def give(self, channel: DataChannel) -> None:
-        """Add a channel to the idle ones, after its use or when it is new."""
         with self._lock:
             if not channel.broken and not self._lost:
                 channel.idle_since_s = time.monotonic()
@@ -262,7 +257,6 @@ class WorkerPeer:
         return self.has_unused
 
     def mark_lost(self) -> None:
-        """Close the channels, because the worker has ended."""
         with self._lock:
             self._lost = True
             idle, self._idle = self._idle, []
@@ -271,7 +265,6 @@ class WorkerPeer:
             self._close(channel)
 
     def hung_up(self) -> bool:
-        """Whether the worker has closed its idle channels."""
         with self._lock:
             return bool(self._idle) and self._idle[0].hung_up()
 
@@ -437,13 +430,13 @@ class WorkerPeer:
         return Fetched(frame.descriptors[0] if frame.descriptors else None, frame.body, lent)
 
     def _fetch_left(self, key: int) -> Fetched:
-        epoch, found = self._left.pop(key, (-1, memoryview(b"")))
+        epoch, content = self._left.pop(key, (-1, memoryview(b"")))
         self.sole.discard(key)
         # Another epoch: a call whose answer did not come has written to it already.
         if epoch != self.kept.epochs.get(key, (None, None))[1]:
             message = "the worker has ended, and with it a tensor that only it had"
             raise RemoteFailure(FailureKind.LOST, message, {"key": key})
-        return Fetched(None, found, left=True)
+        return Fetched(None, content, left=True)
 
     def _close(self, channel: DataChannel) -> None:
         """Close a channel; a worker that ends in good order sends first what only it has."""

@@ -126,7 +126,6 @@ def trace(compiled: Callable[..., Any], args: Any, kwargs: Any) -> Stage:
 
 @contextlib.contextmanager
 def frequent_switches() -> Iterator[None]:
-    """Make the interpreter switch threads more often inside the `with` block."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(min(before_s, SWITCH_INTERVAL_S))
     try:
@@ -135,12 +134,10 @@ def frequent_switches() -> Iterator[None]:
         sys.setswitchinterval(before_s)
 
 
-# Pauses of the thread that traces, while another thread of the function is inside a model's call.
-#
-# Both need the interpreter's lock, which goes from one to the other at every operator. The tracing
-# thread asks at each of its steps whether to pause. It goes on when no call is under way, when
-# those under way wait for something (a worker, or what this thread holds), and in any case for a
-# share of the time.
+# A model's call and the tracing thread both need the interpreter's lock, which goes from one to the
+# other at every operator. The tracing thread asks at each of its steps whether to pause. It goes on
+# when no call is under way, when those under way wait for something (a worker, or what this thread
+# holds), and in any case for a share of the time.
 
 # Of the time in which calls are under way without a gap, the tracing thread runs a tenth.
 RUN_S = 0.004
@@ -166,12 +163,10 @@ class Pauses:
         self._due_s = 0.0  # when the tracing thread runs again, whatever the others do
 
     def begin_call(self) -> None:
-        """Note that this thread calls a model."""
         number = threading.get_native_id()
         self._callers[number] = self._callers.get(number, 0) + 1  # its own entry: without a lock
 
     def end_call(self) -> None:
-        """Note that this thread's call has ended."""
         number = threading.get_native_id()
         depth = self._callers.pop(number, 1) - 1
         if depth:

@@ -60,12 +60,10 @@ def of_user(backend: Backend) -> Backend:
 
 
 def traces_for_gpu() -> bool:
-    """Whether this thread is making a trace for one of the shim's backends."""
     return _traces.ours
 
 
 def traces_in_background() -> bool:
-    """Whether this thread traces while its caller goes on."""
     return _traces.in_background
 
 
@@ -95,7 +93,6 @@ def in_users_region() -> bool:
 
 
 def install() -> None:
-    """Apply the settings around each trace for a marked backend."""
     native = convert_frame.CatchErrorsWrapper.__call__
 
     def trace(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -131,7 +131,6 @@ class CallState:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Apply the saved state to the current thread inside the `with` block."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self._inference))
             stack.enter_context(torch.set_grad_enabled(self._grad))
@@ -151,8 +150,6 @@ def _set_autocast(kind: str, dtype: torch.dtype, *, enabled: bool) -> None:
     torch.set_autocast_dtype(kind, dtype)
 
 
-# What a trace has read: compared at its end, so that no trace holds for a mixture of states.
-#
 # Dynamo reads lists, dictionaries, attributes and the shapes of tensors while it traces, and reads
 # them again at the end, when it makes the guards. If another thread changes one in between, the
 # guards accept calls for which the graph is wrong. Every object is noted when the trace first
@@ -189,7 +186,6 @@ class TraceReads:
                 self._states[id(value)] = value, state
 
     def have_changed(self) -> bool:
-        """Whether one of the objects is different from what was noted."""
         return any(not _are_same(_state_of(value), state) for value, state in self._states.values())
 
 
@@ -202,7 +198,6 @@ _current = _Current()
 
 @contextlib.contextmanager
 def reads_noted_in(reads: TraceReads) -> Iterator[None]:
-    """Note what this thread's trace reads inside the `with` block."""
     before, _current.reads = _current.reads, reads
     try:
         yield
