@@ -46,7 +46,6 @@ class TcpPatience:
 
     @property
     def watched(self) -> int:
-        """How many connections are watched."""
         return len(self._lines)
 
     def watch(self, transport: asyncio.BaseTransport) -> None:

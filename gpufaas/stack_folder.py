@@ -46,7 +46,6 @@ class StackFolder:
 
     @property
     def etcd(self) -> Path:
-        """The data of etcd."""
         return self.root / "etcd"
 
     @property
@@ -68,7 +67,6 @@ class StackFolder:
         return f"unix:@gpufaas-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
 
     def log(self, part: str) -> Path:
-        """The log file of a part."""
         return self.root / "logs" / f"{part}.log"
 
     def kept_port(self, part: str) -> Path:
@@ -76,7 +74,6 @@ class StackFolder:
         return self.root / f"{part}.port"
 
     def make(self) -> None:
-        """Make the folder."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.root.chmod(_PASSABLE)

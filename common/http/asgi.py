@@ -35,7 +35,6 @@ async def send_text(send: Send, status: int, text: str, headers: Sequence[Header
 
 
 async def until_disconnected(receive: Receive) -> None:
-    """Wait until the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -88,7 +87,6 @@ class _BoundedBody:
         self._answered = self._refused = False
 
     async def receive(self) -> Message:
-        """The next piece of the body."""
         if self._bytes <= self._most_bytes:
             message = await self._receive()
             self._counted_bytes += len(message.get("body", b""))
@@ -136,11 +134,9 @@ class ClientWatch:
             self._call = call
 
     def stop(self) -> None:
-        """Call nothing any more."""
         self._call = None
 
     def left(self) -> None:
-        """The client has left."""
         self._has_left = True
         call, self._call = self._call, None
         if call is not None:

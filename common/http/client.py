@@ -174,11 +174,9 @@ class HttpConnection(asyncio.Protocol):
     # -- asyncio's side --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived."""
         if self._idle or self._parser is None:
             self.fail("it sent data without a request")
             return
@@ -267,7 +265,6 @@ class HttpConnection(asyncio.Protocol):
             self._lasts = is_made and self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
-        """Keep a piece of the body."""
         if self.complete:
             self._spoilt = True
             return
@@ -332,7 +329,6 @@ class HttpClient:
             self._sweep = loop.call_later(self._settings.idle_s, self._close_unused)
 
     def forget(self, connection: HttpConnection) -> None:
-        """Forget an idle connection that the peer closed."""
         kept = self._idle.get(connection.address)
         if kept is not None and connection in kept:
             kept.remove(connection)

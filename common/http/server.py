@@ -99,11 +99,9 @@ class _InOrder(MutableSet[_Entry]):
         return len(self._entries)
 
     def add(self, value: _Entry) -> None:
-        """Put it last, unless it is there."""
         self._entries[value] = None
 
     def discard(self, value: _Entry) -> None:
-        """Take it out, if it is there."""
         self._entries.pop(value, None)
 
 
@@ -137,7 +135,6 @@ class CutRequests:
         self._over = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if self._over.is_set():  # it came behind another one on its connection
             await _answer_last(send)
             return

@@ -100,7 +100,6 @@ class ServerProtocol(HttpToolsProtocol):
             watch.left()
 
     def drop(self) -> None:
-        """Make room for another connection."""
         self.transport.abort()
 
     def shutdown(self) -> None:
@@ -123,13 +122,11 @@ class ServerProtocol(HttpToolsProtocol):
             self._wait_for_head()
 
     def on_message_begin(self) -> None:
-        """A head begins."""
         self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Keep a piece of the target."""
         self._grow_head(len(url))
         super().on_url(url)
 
@@ -159,7 +156,6 @@ class ServerProtocol(HttpToolsProtocol):
         self.headers = self.headers.copy() if self.parser.should_upgrade() else []
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
         self._quiet_bytes = 0
         super().on_body(body)
 
@@ -178,7 +174,6 @@ class ServerProtocol(HttpToolsProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits for its response."""
         return getattr(self.cycle, "response_complete", True)  # it is None before the first one
 
     def _should_upgrade(self) -> bool:

@@ -40,13 +40,9 @@ class MetricFamily(Protocol):
     """One metric with its values."""
 
     @property
-    def metric(self) -> Metric:
-        """What the values are of."""
-        ...
+    def metric(self) -> Metric: ...
 
-    def lines(self) -> Iterator[str]:
-        """A line for each value."""
-        ...
+    def lines(self) -> Iterator[str]: ...
 
 
 class Values:
@@ -60,12 +56,10 @@ class Values:
         self.values: dict[Labels, float] = {} if metric.labels else {(): 0.0}
 
     def add(self, labels: Labels, amount: float = 1.0) -> None:
-        """Add to the value."""
         values = self.values
         values[labels] = values.get(labels, 0.0) + amount
 
     def put(self, labels: Labels, value: float) -> None:
-        """Set the value."""
         self.values[labels] = value
 
     def forget(self, label: str, name: str) -> None:
@@ -75,7 +69,6 @@ class Values:
             del self.values[labels]
 
     def lines(self) -> Iterator[str]:
-        """In the order of the labels."""
         metric = self.metric
         for labels, value in sorted(self.values.items()):
             shown = _braced(_pairs(metric.labels, labels))
@@ -93,7 +86,6 @@ class BucketCounts:
         self.total = 0.0
 
     def add(self, number: float) -> None:
-        """Count one number."""
         self.counts[bisect_left(self.bounds, number)] += 1
         self.total += number
 
@@ -119,7 +111,6 @@ class Histogram:
         return times
 
     def add(self, labels: Labels, number: float) -> None:
-        """Count one number."""
         self.of(labels).add(number)
 
     def pooled(self, metric: Metric) -> "Histogram":
@@ -132,11 +123,9 @@ class Histogram:
         return found
 
     def counts(self) -> Iterator[tuple[Labels, Sequence[int]]]:
-        """For each set of labels, how often a number was in which range."""
         return ((labels, times.counts) for labels, times in self._times.items())
 
     def forget(self, label: str, name: str) -> None:
-        """Drop every histogram whose label has this name."""
         at = self.metric.labels.index(label)
         for labels in [labels for labels in self._times if labels[at] == name]:
             del self._times[labels]

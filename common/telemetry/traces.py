@@ -60,7 +60,6 @@ class Span(NamedTuple):
 
     @property
     def took_s(self) -> float:
-        """How long it took."""
         return (self.end_ns - self.begin_ns) / 1e9
 
 
@@ -94,6 +93,5 @@ def trace_of(parent: str, state: str = "") -> TraceContext | None:
 
 
 def plain_span(span: Span) -> dict[str, Any]:
-    """The span as JSON has it."""
     shown = span._asdict() | {"kind": span.kind.name.lower(), "attributes": dict(span.attributes)}
     return {name: value for name, value in shown.items() if value != "" or name == "parent_id"}

@@ -20,9 +20,7 @@ class About(Protocol):
         """The trace that the work belongs to, below the span that asked for it."""
         ...
 
-    def facts(self) -> Mapping[str, str]:
-        """The fields of a log line."""
-        ...
+    def facts(self) -> Mapping[str, str]: ...
 
 
 @dataclass(slots=True)

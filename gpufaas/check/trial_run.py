@@ -132,7 +132,6 @@ async def _pass_on(errors: asyncio.StreamReader | None) -> bool:
 def _read(
     code: int, took_s: float, stats: list[dict[str, Any]], notes: list[dict[str, Any]]
 ) -> TrialRun:
-    """The reports of all processes as one object."""
     breaks = {ReportedBreak(*entry): None for line in stats for entry in line["breaks"]}
     refused = {RefusedCall(*entry): None for line in notes for entry in line["refused"]}
     return TrialRun(

@@ -83,7 +83,6 @@ def share_in_graphs(ran: TrialRun) -> float | None:
 
 
 def outside_graphs(ran: TrialRun) -> Mapping[str, float]:
-    """Calls and seconds of operators on GPU tensors outside of graphs."""
     return {
         "calls": sum(operator.calls for operator in ran.operators),
         "seconds": sum(operator.seconds for operator in ran.operators),

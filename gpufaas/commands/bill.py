@@ -19,7 +19,6 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("bill", help="who used which GPU time and memory, and its cost")
     add = parser.add_argument
     add("--by", choices=_GROUPS, default="function", help="one row for each of these (function)")

@@ -46,7 +46,6 @@ class PartStatus:
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("doctor", help="what this machine lacks, and how to get it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
@@ -62,14 +61,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def report(findings: list[PartStatus]) -> str:
-    """One line for each part, then the remedies."""
     rows = [(_MARKS[each.state], each.name, each.found, each.used_for) for each in findings]
     remedies = [f"{each.name}: {each.remedy}" for each in findings if each.remedy]
     return "\n".join([columns(rows), "", *(remedies or ["Nothing is missing."])])
 
 
 def examine() -> Iterator[PartStatus]:
-    """The state of each program and package that gpufaas uses."""
     yield PartStatus("gpufaas", "ok", f"{release()} {commit()[:12]}".rstrip(), "all of this")
     yield _python()
     yield _packages("control plane packages", _CONTROL, "the scheduler", "control")
@@ -99,7 +96,6 @@ def examine_room(environment: Mapping[str, str]) -> Iterator[PartStatus]:
 
 
 def _stack(folder: StackFolder) -> tuple[PartStatus, bool]:
-    """The stack of the folder, and whether it is up."""
     used_for = "status, top, pin and all others ask it"
     try:
         running = folder.holder()

@@ -24,7 +24,6 @@ _LOCAL, _REQUEST, _LEASE, _GPU = "gpufaas.local", "gpufaas.request", "gpufaas.le
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("explain", help="why a call was placed where it was")
     which = "an X-Call-Id, or how that begins, or a request's id; without one, the latest requests"
     parser.add_argument("request", nargs="?", metavar="CALL", type=named_call, help=which)
@@ -66,14 +65,12 @@ def explanation(
 
 
 def call_text(told: dict[str, Any]) -> str:
-    """An explanation for people."""
     if "requests" in told:
         return "\n".join(map(request_text, told["requests"]))
     return "\n".join(_without_request(printable(told["spans"])))
 
 
 def latest_text(requests: list[dict[str, Any] | str]) -> str:
-    """The latest requests, one a line."""
     none = "no request yet: call a function that uses a GPU"
     return "\n".join(map(_latest, requests)) or none
 

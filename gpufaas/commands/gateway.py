@@ -54,7 +54,6 @@ _PAGE_PATIENCE_S = 1.5
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("gateway", help="deploy and invoke functions, as OpenFaaS does")
     add = parser.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
@@ -206,7 +205,6 @@ class ShimEnvironment:
         self._largest = gpus[0] if gpus else self._largest
 
     async def refresh_forever(self) -> None:
-        """Refresh now and then, until cancelled."""
         while True:
             await asyncio.sleep(_REFRESH_EVERY_S)
             await self.refresh()

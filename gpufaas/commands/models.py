@@ -52,7 +52,6 @@ _MINUTE_S, _HOUR_S = 60, 3600
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the commands' options."""
     parser = commands.add_parser("models", help="the models that a GPU manager or cluster holds")
     which = "this one alone, or a function's; a cluster's with all its facts"
     parser.add_argument("model", nargs="?", help=which)
@@ -126,7 +125,6 @@ def _functions(row: dict[str, Any]) -> list[str]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A GPU manager's models, one line for each model and GPU."""
     return columns([_HEAD, *(_line(row) for row in rows)])
 
 
@@ -136,12 +134,10 @@ def cluster_table(models: list[dict[str, Any]]) -> str:
 
 
 def cluster_details(models: list[dict[str, Any]]) -> str:
-    """Models of a cluster, one below the other."""
     return "\n\n".join(map(cluster_detail, models))
 
 
 def cluster_detail(model: dict[str, Any]) -> str:
-    """A line for each fact, its measured times by configuration, and what it uses of a GPU."""
     parts = [columns(list(zip(_CLUSTER_HEAD, _cluster_line(model), strict=True)))]
     if model.get("configured"):
         parts.append(columns([_CONFIGURED_HEAD, *map(_configured_line, model["configured"])]))
@@ -203,7 +199,6 @@ def _merged(row: dict[str, Any]) -> str:
 
 
 def _ago(moment_s: float | None) -> str:
-    """The time since that moment."""
     if moment_s is None:
         return "-"
     seconds = max(0.0, time.time() - moment_s)

@@ -15,7 +15,6 @@ Policy = dict[str, Any]
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("policy", help="show, change or list a scheduler's policies")
     add_scheduler_options(parser)
     parser.set_defaults(run=_list, long=False)

@@ -36,7 +36,6 @@ _TERMS = {
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     help_text = "shares, priorities and quotas of namespaces and functions"
     parser = commands.add_parser("quota", help=help_text)
     add_scheduler_options(parser)

@@ -38,7 +38,6 @@ class ReplayResult:
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("replay", help="replay a recorded live run in a fresh core")
     parser.add_argument("file", help="as `gpufaas scheduler --record FILE` wrote it")
     parser.add_argument(
@@ -70,7 +69,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def replay_text(found: ReplayResult) -> str:
-    """The result as text."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in found.by_kind.most_common())
     lines = [f"{found.events} events in {found.terms} terms, {found.seconds:.1f} s: {kinds}"]
     if not found.differing_lines:

@@ -45,7 +45,6 @@ _ANYWHERE = {"0.0.0.0", "::"}
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("scheduler", help="decide which GPU runs each request")
     add = parser.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
@@ -164,7 +163,6 @@ async def recording(path: str) -> AsyncIterator[RunRecorder | None]:
 
 @asynccontextmanager
 async def _store(etcd: Etcd) -> AsyncIterator[Store]:
-    """The datastore that the settings ask for."""
     if etcd.start:
         data = Path(etcd.data_dir)
         with ExitStack() as ports:

@@ -21,7 +21,6 @@ _MANY_REQUESTS = 10_000
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("simulate", help="run policies on a simulated cluster")
     add = parser.add_argument
     add(
@@ -104,7 +103,6 @@ def _simulate(scenarios: list[Scenario]) -> list[ScenarioResult]:
 
 
 def as_json(result: ScenarioResult) -> dict[str, object]:
-    """One run as the documented JSON object."""
     scenario = result.scenario
     return {
         "policy": scenario.policy,

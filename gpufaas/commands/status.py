@@ -22,7 +22,6 @@ _CLEAR = "\x1b[H\x1b[J"
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("status", help="GPUs, models, queues and latencies, live")
     parser.add_argument("--once", action="store_true", help="print it once and end")
     parser.add_argument(
@@ -35,7 +34,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def _what(options: argparse.Namespace) -> tuple[Callable[[], Answer], Callable[[Answer], str]]:
-    """What to look at again and again, and its text."""
     if options.address is not None:
         ask = partial(request_admin, options.address, options.credential, do="status")
         return ask, node_text
@@ -65,7 +63,6 @@ _TRANSFERS = ("TRANSFERS", "DIRECTION", "CLASS", "BYTES", "WAITED")
 
 
 def node_text(node: dict[str, Any]) -> str:
-    """Tables of the node's GPUs, and of their transfers where these are counted."""
     store = node["store"]
     lines = [
         f"node {node['node']}   policy {node['policy']}   leases {node['leases']}   "

@@ -54,7 +54,6 @@ _WORDS: Sequence[tuple[str, str]] = (
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("trace", help="where a call went, and what took how long")
     which = "its X-Call-Id, or how that begins, or a request's id; without one, the latest calls"
     parser.add_argument("call", nargs="?", type=named_call, help=which)
@@ -149,7 +148,6 @@ def trace_text(story: Shown) -> Iterator[str]:
 
 
 def latest_text(found: Shown) -> str:
-    """The latest calls, one a line."""
     return "\n".join(map(_latest, printable(found)["calls"])) or "no call yet: call a function"
 
 

@@ -23,7 +23,6 @@ _PROBLEM = re.compile(r"^line (\d+): ", re.MULTILINE)
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("workflow", help="deploy and call graphs of functions")
     _add_options(parser, "")
     parser.set_defaults(namespace="", run=_list)

@@ -94,7 +94,6 @@ class AllSettings:
 
     @property
     def of_scheduler(self) -> Settings:
-        """The scheduler's settings."""
         return Settings(
             self.policy,
             self.eviction,
@@ -191,7 +190,6 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _with(settings: _Settings, table: Mapping[str, object], where: str) -> _Settings:
-    """The settings, changed by a table."""
     assert is_dataclass(settings), "settings are dataclasses"
     assert not isinstance(settings, type), "settings are instances"
     kinds = get_type_hints(type(settings))

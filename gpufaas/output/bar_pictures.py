@@ -65,7 +65,6 @@ def draw_side_by_side(path: Path, title: str, pictures: Sequence[Bars]) -> None:
 
 
 def draw_panel(panel: Axes, picture: Bars) -> None:
-    """Draw all bars of a picture, and the thesis's figures as diamonds."""
     width = 0.84 / len(picture.ours)
     for place, (name, values) in enumerate(picture.ours.items()):
         offset = (place - (len(picture.ours) - 1) / 2) * width

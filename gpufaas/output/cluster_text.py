@@ -18,7 +18,6 @@ _GPU_HEAD = ("GPU", "MEMORY", "STATE", "QUEUE", "MODELS BY SIZE")
 
 
 def cluster_text(cluster: dict[str, Any]) -> str:
-    """The cluster on one screen."""
     return "\n".join([*_head(cluster), "", *_gpus(cluster)])
 
 

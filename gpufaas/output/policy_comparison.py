@@ -73,12 +73,10 @@ def compare_policies(
 
 
 def as_json(found: Comparison) -> str:
-    """The comparison as JSON."""
     return json.dumps(asdict(found) | {"assumptions": list(_assumptions(found))}, indent=1)
 
 
 def side_by_side(found: Comparison) -> str:
-    """A table: what happened, its simulation, and a column for each policy."""
     outlooks = [found.recorded, *found.others]
     columns = [found.happened, *(each.figures for each in outlooks)]
     heads = ["happened", f"{_name(found)} again", *(each.policy for each in found.others)]
@@ -102,7 +100,6 @@ def _line(name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _deviation(found: Comparison) -> str:
-    """The simulation's deviation from the recorded run."""
     real, simulated = found.happened, found.recorded.figures
     if not real.avg_latency_s:
         return "Nothing completed in the recording, so the model's error is unknown."
@@ -122,7 +119,6 @@ def _written(outlook: Outlook) -> str:
 
 
 def _assumptions(found: Comparison) -> Iterator[str]:
-    """The assumptions of the simulation."""
     yield (
         "Requests arrive, and callers give up, at the same times after arrival as recorded; what "
         "a caller does next does not depend on how long it waited."

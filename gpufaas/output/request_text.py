@@ -10,7 +10,6 @@ _GIB = 1 << 30
 
 
 def decision_text(why: Explanation) -> str:
-    """A policy's decision with its candidates, chosen one marked."""
     lines = [
         f"{why.request} -> {why.chosen}  ({why.policy}, at {why.decided_s:.2f} s)",
         f"  rule: {why.rule}",
@@ -68,7 +67,6 @@ def _row(candidate: SlotCandidate, why: Explanation) -> str:
 
 
 def request_text(request: dict[str, Any]) -> str:
-    """A request with all its decisions and their outcomes."""
     request = printable(request)
     lines = [
         f"{request['request']}  function {request['function']}, "
@@ -92,7 +90,6 @@ def rest_text(rest: dict[str, Any]) -> str:
 
 
 def configuration_text(configuration: dict[str, Any]) -> str:
-    """What a lease was given for: a batch, on virtual CPUs and slots."""
     batch, vcpus, slots = (configuration[part] for part in ("batch", "vcpus", "vgpus"))
     return f"configured for a batch of {batch}, with vCPUs: {vcpus}, slots: {slots}"
 
@@ -125,7 +122,6 @@ def _decision(decision: dict[str, Any]) -> list[str]:
 
 
 def _came(decision: dict[str, Any], came: dict[str, Any]) -> list[str]:
-    """Estimates beside measurements."""
     estimate = decision["estimate"]
     sources = ", ".join(f"{model} from {tier}" for model, tier in came["loaded_from"].items())
     held_s = came["held_s"]

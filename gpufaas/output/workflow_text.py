@@ -12,7 +12,6 @@ _BAR = 30
 
 
 def workflow_rows(found: Sequence[Shown]) -> str:
-    """A line for each workflow."""
     rows = [("NAME", "NAMESPACE", "STAGES", "SLO")]
     rows += [
         (one["name"], one["namespace"], str(one["stages"]), _ms(one["sloMs"])) for one in found
@@ -21,7 +20,6 @@ def workflow_rows(found: Sequence[Shown]) -> str:
 
 
 def workflow_text(found: Shown) -> str:
-    """A workflow: who waits for whom, and each stage's share of the time."""
     lines = [
         f"workflow   {found['name']}.{found['namespace']}",
         f"SLO        {_ms(found['sloMs'])}",
@@ -46,7 +44,6 @@ def workflow_text(found: Shown) -> str:
 
 
 def runs_text(runs: Sequence[Shown]) -> Iterator[str]:
-    """The runs, oldest first: a line for each, and one for each of its stages."""
     for run in reversed(runs):
         at = datetime.fromtimestamp(run["at"], UTC).isoformat(timespec="milliseconds")
         ended = "running" if run["running"] else str(run["status"])

@@ -38,7 +38,6 @@ class SchedulerApi:
         return self._request("POST", _with_query(path, query), None, once=once)
 
     def put(self, path: str, body: Mapping[str, object]) -> Any:
-        """The answer to a PUT of a JSON object; CommandError says why there is none."""
         return self._request("PUT", path, json.dumps(body).encode())
 
     def delete(self, path: str) -> Any:
@@ -87,7 +86,6 @@ class SchedulerApi:
 
 
 def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
-    """Options for the scheduler's URLs and for the cluster's secret."""
     add = parser.add_argument
     add(
         "--scheduler",

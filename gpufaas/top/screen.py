@@ -119,7 +119,6 @@ def head(state: State, trouble: str, width: int, others: str) -> list[StyledLine
 
 
 def _history(history: Mapping[str, Any], width: int) -> list[StyledLine]:
-    """Three series beside each other, cut to the width."""
     each = max(8, min(60, (width - 3 * _SPARK) // 3))
     line: list[StyledText] = []
     series = history["series"]
@@ -162,7 +161,6 @@ def _tabs(state: State, view: ScreenView) -> StyledLine:
 
 
 def rows_of(state: State, view: ScreenView, width: int) -> list[ListRow]:
-    """The rows of the shown list."""
     return list(PANELS[view.panel].rows(state, width))
 
 

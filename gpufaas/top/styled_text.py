@@ -29,7 +29,6 @@ def block_style(name: str) -> str:
 
 
 def cut(line: Iterable[StyledText], width: int) -> list[StyledText]:
-    """The line, cut to a width."""
     found: list[StyledText] = []
     for span in line:
         if width <= 0:
@@ -41,7 +40,6 @@ def cut(line: Iterable[StyledText], width: int) -> list[StyledText]:
 
 
 def padded(line: Iterable[StyledText], width: int, style: str) -> list[StyledText]:
-    """The line, padded to a width, with this style added."""
     found = [
         StyledText(span.text, f"{span.style};{style}" if span.style else style)
         for span in cut(line, width)
@@ -50,7 +48,6 @@ def padded(line: Iterable[StyledText], width: int, style: str) -> list[StyledTex
 
 
 def painted(line: Iterable[StyledText], *, colours: bool) -> str:
-    """The line with escape sequences, or as plain text."""
     if not colours:
         return "".join(span.text for span in line).rstrip()
     return "".join(

@@ -45,7 +45,6 @@ class Terminal:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The current columns and lines."""
         found = os.get_terminal_size(sys.stdout.fileno())
         return max(1, found.columns), max(1, found.lines)
 
@@ -55,7 +54,6 @@ class Terminal:
             os.write(self._write_end, b"\0")
 
     def draw(self, lines: Sequence[Sequence[StyledText]]) -> None:
-        """Show this frame."""
         shown = [painted(line, colours=self._colours) + _TO_LINE_END for line in lines]
         self._write(_HOME + "\r\n".join(shown) + _TO_END)
 
@@ -77,12 +75,10 @@ class Terminal:
         return list(pressed_keys(pressed.decode("utf-8", "replace")))
 
     def enter(self) -> None:
-        """Switch to the alternate screen, and read keys unbuffered."""
         tty.setcbreak(self._input)
         self._write(_ENTER)
 
     def leave(self) -> None:
-        """Restore the screen and the terminal's mode."""
         self._write(_LEAVE)
         with suppress(termios.error):  # the terminal may be gone
             termios.tcsetattr(self._input, termios.TCSADRAIN, self._usual)

@@ -72,11 +72,9 @@ class OperatorClient:
         return await self._fields(f"/feed?since={quote(mark, safe='')}")
 
     async def point(self) -> Mapping[str, Any]:
-        """The figures of the last seconds, for charts."""
         return await self._fields("/feed/point")
 
     async def policies(self) -> Sequence[Mapping[str, Any]]:
-        """Every policy with its description."""
         return await self._rows("/policies")
 
     async def explain(self, request: str) -> Mapping[str, Any]:
@@ -84,7 +82,6 @@ class OperatorClient:
         return await self._fields(f"/explain/{quote(request)}")
 
     async def model(self, model: str) -> Mapping[str, Any]:
-        """One model: what it needs, its times, and the GPUs that hold it."""
         return await self._fields(f"/models/{quote(model)}")
 
     async def bill(self, by: str, last_s: float) -> Mapping[str, Any]:
@@ -92,7 +89,6 @@ class OperatorClient:
         return await self._fields(f"/bill?by={quote(by, safe='')}&last_s={last_s}")
 
     async def pinned(self) -> frozenset[ModelId]:
-        """The models that are pinned on some GPU."""
         return frozenset(
             ModelId(model["model"])
             for model in await self._rows("/models")
@@ -175,7 +171,6 @@ class OperatorClient:
 
 
 def _error_of(status: int, answer: Mapping[str, Any]) -> SchedulerError:
-    """The error that the service raised, as its answer names it."""
     message = str(answer.get("message", f"status {status}"))
     if answer.get("error") == "not-allowed":
         return CallerNotAllowed(message, known=status != _UNAUTHORIZED)

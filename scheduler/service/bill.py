@@ -127,7 +127,6 @@ class Billing:
 
     @property
     def priced(self) -> bool:
-        """Whether anything costs something."""
         return any(self._prices())
 
     def cost(self, amounts: Sequence[int], gpu_type: str) -> float:
@@ -179,7 +178,6 @@ def bill(
 
 
 def shown(amounts: list[int], cost: float | None) -> AmountsShown:
-    """Amounts by their names."""
     named = dict(zip(COLUMNS, amounts, strict=True))
     return AmountsShown(**named, computing_us=computing_us(amounts), cost=cost)
 

@@ -63,7 +63,6 @@ _NO_LEADER = ErrorResponse(503, "not-leading", RETRY_S)
 
 
 def failure(error: SchedulerError) -> ErrorResponse:
-    """The status, code and retry time of this error's answer."""
     if isinstance(error, NotLeading):
         return _NO_LEADER if error.leader is None else _ELSEWHERE
     if isinstance(error, CallerNotAllowed) and not error.known:

@@ -77,22 +77,18 @@ class TermsBook:
         return True
 
     def told_by(self, caller: str) -> list[str]:
-        """The functions whose terms this caller told."""
         return [function for function, told in self._own.items() if caller in told]
 
     def forget(self, caller: str) -> None:
-        """Forget what this caller told."""
         for function in self.told_by(caller):
             self._forget(function, self._own[function], caller)
 
     def count_refusal(self, owner: str, quota: str) -> None:
-        """A request was refused by this quota."""
         if owner in self._in_force:
             self.refused.setdefault(owner, Counter())[quota] += 1
 
     @property
     def of_operators(self) -> Mapping[str, OwnerTerms]:
-        """What operators set, by owner."""
         return self._of_operators
 
     def get(self, owner: str) -> TermsInForce | None:
@@ -241,7 +237,6 @@ class CallersTerms:
 
     @contextmanager
     def present(self, caller: str) -> Iterator[None]:
-        """Count a stream of this caller."""
         self._streams[caller] += 1
         try:
             yield

@@ -98,7 +98,6 @@ class Keeper:
             await self.flush()
 
     def touched(self) -> None:
-        """Note that the core has changed."""
         if self._touched_s is None:
             self._touched_s = self._clock.now_s()
         self._touched.set()
@@ -114,7 +113,6 @@ class Keeper:
         return len(self._unwritten)
 
     async def flush(self) -> None:
-        """Write all differences now."""
         fence = self._fence()
         if fence is None:
             return

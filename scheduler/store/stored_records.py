@@ -64,12 +64,10 @@ def key(kind: str, name: str) -> str:
 
 
 def name(kind: str, of_key: str) -> str:
-    """The model or GPU of a key."""
     return unquote(of_key.removeprefix(kind))
 
 
 def encoded(record: StoredRecord) -> bytes:
-    """A value as it is stored."""
     return json.dumps(record, separators=(",", ":")).encode()
 
 
@@ -126,7 +124,6 @@ def _finish(slot: Slot, unix_offset_s: float) -> StoredRecord:
 
 
 def gpu_order(value: bytes) -> GpuOrder:
-    """An LRU list as it was stored."""
     try:
         found = json.loads(value)
         models = found["models"]
@@ -138,7 +135,6 @@ def gpu_order(value: bytes) -> GpuOrder:
 
 
 def gpu_of(lru_key: str) -> GpuId:
-    """The GPU of an LRU list's key."""
     return GpuId(name(LRU, lru_key))
 
 
@@ -177,7 +173,6 @@ def profile_record(profile: Profile, used_unix_s: int, gaps: IdleGaps) -> Stored
 
 
 def profile(value: bytes) -> Profile:
-    """A profile as it was stored."""
     try:
         found = json.loads(value)
         made = Profile(_positive(found["memory_bytes"]))
@@ -235,7 +230,6 @@ def _positive(value: Any) -> int:
 
 
 def policy_record(choice: PolicyChoice) -> StoredRecord:
-    """The policy in force."""
     return choice._asdict() | {"parameters": dict(choice.parameters)}
 
 
@@ -254,7 +248,6 @@ _TERMS: Codec[OwnerTerms] = Codec(OwnerTerms)
 
 
 def terms_key(owner: str) -> str:
-    """The key of an owner's terms."""
     return key(TERMS, owner)
 
 
@@ -265,7 +258,6 @@ def terms_record(terms: OwnerTerms) -> StoredRecord:
 
 
 def owner_terms(value: bytes) -> OwnerTerms:
-    """Terms as they were stored."""
     try:
         return check_terms(_TERMS.from_plain(json.loads(value)))
     except (*UNREADABLE, BadValue) as error:

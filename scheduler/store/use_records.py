@@ -95,7 +95,6 @@ def _together(buckets: UseBuckets, period: Period) -> Period:
 
 
 def use_key(period: Period) -> str:
-    """The key of an hour or a day."""
     return f"{BILLS}{_NAMES[period.length_s]}/{period.begin_unix_s}"
 
 
@@ -112,7 +111,6 @@ def use_record(bucket: UseBucket) -> StoredRecord:
 
 
 def use_bucket(value: bytes) -> UseBucket:
-    """An hour or a day as it was stored."""
     bucket = UseBucket()
     try:
         found = json.loads(value)

@@ -43,7 +43,6 @@ class Codec(Generic[T]):
         self._to_plain, self._from_plain = _pair(kind)
 
     def to_plain(self, value: T) -> Plain:
-        """The value in None, booleans, numbers, strings, lists and dicts."""
         return self._to_plain(value)
 
     def from_plain(self, plain: Plain) -> T:
@@ -302,7 +301,6 @@ def _dict(plain: Plain) -> dict[str, Any]:
 
 
 def _at(place: object, read: _FromPlain, plain: Plain) -> Any:
-    """Read a part, and name the part in any error."""
     try:
         return read(plain)
     except BadValue as error:

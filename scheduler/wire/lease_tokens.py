@@ -89,7 +89,6 @@ def addresses_for_token(addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 def sign(claims: LeaseClaims, secret: bytes) -> str:
-    """A token for these claims, under a cluster's secret."""
     return LeaseTokens(secret).sign(claims)
 
 

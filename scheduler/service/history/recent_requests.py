@@ -50,7 +50,6 @@ class RecentRequests:
         self.times = Percentiles()
 
     def update(self, now_s: float) -> None:
-        """Take in everything since the last update."""
         for record in reversed(self._new()):
             self._open[record.request.id] = record
         granted: list[RequestRecord] = []
@@ -84,7 +83,6 @@ class RecentRequests:
         return rows
 
     def _new(self) -> list[RequestRecord]:
-        """Records that were not taken in yet, the newest first."""
         new: list[RequestRecord] = []
         for record in self._history.newest():
             if record is self._last:

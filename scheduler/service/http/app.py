@@ -93,9 +93,7 @@ class Health:
 class ServiceApplication(OperatorService, QuotaService, Leading, Protocol):
     """The service as its application uses it."""
 
-    def health(self) -> Health:
-        """Whether the service could answer a caller."""
-        ...
+    def health(self) -> Health: ...
 
     def metrics(self) -> bytes:
         """The metrics in the text format of Prometheus."""

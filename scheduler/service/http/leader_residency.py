@@ -26,7 +26,6 @@ class LeaderResidency:
         return [_model(office, model, known[model], now_s) for model in sorted(known)]
 
     def model(self, model: ModelId) -> ModelShown:
-        """One of them."""
         office = self._office()
         profile = office.core.cluster.profiles.known()[model]
         return _model(office, model, profile, office.clock.now_s())

@@ -99,7 +99,6 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
 
 
 def _add_explanations(routes: APIRouter, service: OperatorService, view: Sequence[Any]) -> None:
-    """The latest requests, the reasons of their placements, and their spans."""
     get = routes.get
 
     @get("/explain", tags=["explain"], dependencies=view, summary="The latest requests")
@@ -144,8 +143,6 @@ def _add_explanations(routes: APIRouter, service: OperatorService, view: Sequenc
 def _add_policy(
     routes: APIRouter, service: OperatorService, view: Sequence[Any], change: Sequence[Any]
 ) -> None:
-    """The policy in force, and the policies to choose from."""
-
     @routes.get("/policy", tags=["policy"], dependencies=view, summary="The policy in force")
     async def policy() -> PolicyBody:
         office = service.office()

@@ -166,7 +166,6 @@ class Leadership:
         return True
 
     async def _stand(self) -> bool:
-        """Take the office if it is vacant."""
         lease = self._lease = await self._store.grant(LEASE_TTL_S)
         # With term 0 other schedulers do not treat this candidate as the leader yet.
         revision = await self._store.create(LEADER, _encoded(self._me._replace(term=0)), lease)
@@ -227,7 +226,6 @@ class Leadership:
     # -- staying the leader -----------------------------------------------------------------------
 
     async def _refresh(self) -> None:
-        """Refresh the lease until the leadership is lost."""
         while not self.lost.is_set():
             with suppress(TimeoutError):
                 async with time_limit(_REFRESH_S):

@@ -107,7 +107,6 @@ async def follow_policy(
 
 
 async def _choices(store: Store, log: Logger) -> AsyncGenerator[Written, None]:
-    """The stored choice, then every change of it."""
     async with aclosing(store.watch(POLICY)) as found:
         async for changes in found:
             if changes.complete or POLICY in changes.values:
@@ -136,7 +135,6 @@ async def _keep(
     fence: Fence | None,
     log: Logger,
 ) -> None:
-    """Store the policy in force, unless this scheduler no longer leads."""
     if choice == stored:
         return
     try:

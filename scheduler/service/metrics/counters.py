@@ -116,7 +116,6 @@ class SchedulerCounters(HistoryListener):
             self._model_waited.add((model,), waited_s)
 
     def compared(self, what: str, model: str, estimated_s: float, measured_s: float) -> None:
-        """Compare the estimated and the measured seconds of a model's load or run."""
         if measured_s > 0.0:
             self._ratio.add((what,), estimated_s / measured_s)
         self._model_estimated.add((model,), estimated_s)
@@ -162,7 +161,6 @@ class SchedulerCounters(HistoryListener):
         return found
 
     def families(self) -> Iterator[MetricFamily]:
-        """Every metric that was counted."""
         if time.monotonic() - self._swept_s > _FORGET_S:
             self.sweep()
         yield from counted_in(self)

@@ -34,7 +34,6 @@ class MetricsPage:
         self._own = own
 
     def text(self) -> bytes:
-        """Everything in Prometheus's text format."""
         return page(self._families())
 
     def _families(self) -> Iterator[MetricFamily]:
@@ -132,7 +131,6 @@ def _copies(status: Status, names: BoundedNames) -> Iterator[Values]:
 
 
 def owner_families(owners: Sequence[OwnerRow]) -> Iterator[Values]:
-    """What owners use of their quotas."""
     used, limits, refused = [], [], []
     for row in owners:
         for quota, (term, amount) in _quotas(row).items():

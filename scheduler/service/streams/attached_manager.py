@@ -86,7 +86,6 @@ class AttachedManager:
 
     @property
     def connected(self) -> bool:
-        """Whether a line leads to the manager."""
         return self._line is not None
 
     @property
@@ -119,7 +118,6 @@ class AttachedManager:
             self._driver.report(NodeHeard(self.node))
 
     def disconnect(self) -> None:
-        """Hang up, if there is a line."""
         if self._line is not None:
             self._line.hang_up()
             self._line = None
@@ -153,7 +151,6 @@ class AttachedManager:
         return inherited + [order for order in orders if isinstance(order, EndLease)]
 
     def close(self) -> None:
-        """Send and receive nothing any more."""
         self.disconnect()
         self._calls.close()
         if self._grace is not None:
@@ -259,7 +256,6 @@ class NodeCalls:
         self._open: set[int] = set()
 
     def begin(self, call: NodeCall) -> None:
-        """Answer the call, now or later."""
         if call.call in self._open:
             raise BadValue(f"call {call.call} is pending already")
         self._open.add(call.call)

@@ -209,7 +209,6 @@ class CallerStreams:
         await self._send_away(list(self.lines))
 
     async def _refuse(self, line: AcceptedLine, refusal: str) -> None:
-        """Say what to upgrade to a caller that is not served."""
         log.warning("a caller's stream: %s", refusal)
         line.send(pack_down(SentAway(refusal=refusal)))
         await line.flush()

@@ -80,7 +80,6 @@ class LatestShown:
 
     @classmethod
     def of(cls, record: RequestRecord, now_s: float) -> Self:
-        """The request of a record."""
         request = record.request
         return cls(request.id, request.function, now_s - record.arrived_s)
 
@@ -149,7 +148,6 @@ class RequestShown:
 def explained(
     record: RequestRecord, used: UseShown, rests: list[ModelRest], now_s: float
 ) -> RequestShown:
-    """The record in words and numbers."""
     request, arrived_s = record.request, record.arrived_s
     granted_s, ended_s = record.granted_s, record.ended_s
     return RequestShown(
@@ -217,5 +215,4 @@ def _lease(happened: Happened) -> LeaseShown:
 
 
 def tier_name(tier: Tier) -> str:
-    """The tier's name for people."""
     return tier.name.lower()

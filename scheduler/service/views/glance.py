@@ -99,7 +99,6 @@ class GpuGlance(NamedTuple):
     stuck: tuple[StuckGlance, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """The glance as JSON values."""
         parts = {
             name: [part._asdict() for part in getattr(self, name)]
             for name in ("queue", "residents", "leases", "contexts", "stuck")
@@ -117,7 +116,6 @@ class Glances:
         self._busy: dict[str, deque[bool]] = {}
 
     def gpus(self) -> dict[str, GpuGlance]:
-        """Every GPU, by its id."""
         gpus = self._core.cluster.gpus
         for gone in self._busy.keys() - gpus.keys():
             del self._busy[gone]
@@ -199,7 +197,6 @@ class Glances:
 
 
 def stuck_loads(gpu: Gpu, since_1970_s: float = 0.0) -> tuple[StuckGlance, ...]:
-    """The loads of a GPU that make no progress."""
     leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
     return tuple(
         StuckGlance(model, _functions(leases, model), round(at_s + since_1970_s, 3))

@@ -147,7 +147,6 @@ class PageFeed:
         }
 
     def _owners(self) -> dict[str, Any]:
-        """Namespaces and functions with terms; the first ones, where there are many."""
         office = self._office
         rows = owner_rows(office.terms, office.core, office.clock.now_s(), _MOST_OWNERS)
         return {"count": len(office.terms), "rows": [asdict(row) for row in rows]}
@@ -230,7 +229,6 @@ class Versions(Generic[_Value]):
         return number >= self._forgot
 
     def since(self, number: int) -> dict[str, _Value]:
-        """Values that are new or different since that update."""
         return {name: value for name, (at, value) in self._kept.items() if at > number}
 
     def gone_since(self, number: int) -> list[str]:
