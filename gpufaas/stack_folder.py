@@ -88,8 +88,8 @@ class StackFolder:
         """Hold the folder's lock; AlreadyUp if another process holds it."""
         with self._lock_file() as lock:
             if not _locked(lock):
-                found = self._recorded()
-                holder = "just started" if found is None else f"process {found.pid}"
+                running = self._recorded()
+                holder = "just started" if running is None else f"process {running.pid}"
                 raise AlreadyUp(str(self.root), holder)
             self._record_file.unlink(missing_ok=True)  # a killed holder has left its own
             try:

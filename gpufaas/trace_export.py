@@ -209,10 +209,10 @@ def _json(value: Mapping[str, Any]) -> str:
 
 
 def _resource(service: str, settings: ExportSettings) -> Attributes:
-    found = {"service.name": service}
+    attributes = {"service.name": service}
     if settings.version:
-        found["service.version"] = settings.version
-    return found | ({"host.name": settings.node} if settings.node else {})
+        attributes["service.version"] = settings.version
+    return attributes | ({"host.name": settings.node} if settings.node else {})
 
 
 def _attributes(attributes: Attributes) -> list[dict[str, Any]]:

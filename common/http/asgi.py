@@ -17,7 +17,7 @@ _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 def header_in(scope: Scope, name: bytes) -> bytes:
     """The first header of a request with this name; nothing if there is none."""
     headers: Sequence[Header] = scope["headers"]
-    return next((value for known, value in headers if known == name), b"")
+    return next((value for key, value in headers if key == name), b"")
 
 
 async def send_response(
@@ -150,5 +150,5 @@ def offer_watch(scope: Scope) -> None:
 
 def watch_in(scope: Scope) -> ClientWatch | None:
     """The watch of a request's client; None if the server offers none."""
-    found = scope.get(_KEY)
-    return found if isinstance(found, ClientWatch) else None
+    watch = scope.get(_KEY)
+    return watch if isinstance(watch, ClientWatch) else None

@@ -349,7 +349,7 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         since_s = loop.time() - self._settings.idle_s
         for address, kept in list(self._idle.items()):
-            for connection in [one for one in kept if one.idle_since_s <= since_s]:
+            for connection in [idle for idle in kept if idle.idle_since_s <= since_s]:
                 kept.remove(connection)
                 connection.fail("no longer needed")
             if not kept:

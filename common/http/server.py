@@ -195,7 +195,7 @@ class _Unframed:
         """Send a part of the answer; uvicorn compares each body with a length."""
         if message["type"] == "http.response.start":
             headers: Sequence[Header] = [
-                one for one in message.get("headers", ()) if one[0].lower() != _CODING
+                header for header in message.get("headers", ()) if header[0].lower() != _CODING
             ]
             has_length = any(name.lower() == _LENGTH for name, _ in headers)
             self._lengthless = self._has_body and not has_length

@@ -219,8 +219,8 @@ class ServerProtocol(HttpToolsProtocol):
                 data = data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
             except httptools.HttpParserError as error:
-                found = error.__context__
-                self._refuse(found.refusal if isinstance(found, BadHead) else MALFORMED)
+                cause = error.__context__
+                self._refuse(cause.refusal if isinstance(cause, BadHead) else MALFORMED)
                 return
             else:
                 return

@@ -115,12 +115,14 @@ class Histogram:
 
     def pooled(self, metric: Metric) -> "Histogram":
         """The same without labels, under another name."""
-        found = Histogram(metric)
-        pool = found.of(())
+        histogram = Histogram(metric)
+        pool = histogram.of(())
         for times in self._times.values():
-            pool.counts = [one + more for one, more in zip(pool.counts, times.counts, strict=True)]
+            pool.counts = [
+                count + more for count, more in zip(pool.counts, times.counts, strict=True)
+            ]
             pool.total += times.total
-        return found
+        return histogram
 
     def counts(self) -> Iterator[tuple[Labels, Sequence[int]]]:
         return ((labels, times.counts) for labels, times in self._times.items())
@@ -179,15 +181,15 @@ class BoundedNames:
 
 def gauge(metric: Metric, values: Iterable[tuple[Labels, float]]) -> Values:
     """A gauge of present values; the values of equal labels are added up."""
-    found = Values(metric)
+    family = Values(metric)
     for labels, value in values:
-        found.add(labels, value)
-    return found
+        family.add(labels, value)
+    return family
 
 
 def counted_in(counts: object) -> list[Values | Histogram]:
     """Every metric that is an attribute of this object."""
-    return [each for each in vars(counts).values() if isinstance(each, Values | Histogram)]
+    return [value for value in vars(counts).values() if isinstance(value, Values | Histogram)]
 
 
 def page(families: Iterable[MetricFamily]) -> bytes:

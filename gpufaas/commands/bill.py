@@ -30,13 +30,13 @@ def add_parser(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     last_s = seconds_ago(options.since)
-    found = scheduler_api(options).get("/bill", by=options.by, last_s=last_s)
+    answer = scheduler_api(options).get("/bill", by=options.by, last_s=last_s)
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(answer, indent=1))
     elif options.csv:
-        print(bill_csv(found), end="")
+        print(bill_csv(answer), end="")
     else:
-        print(bill_text(found))
+        print(bill_text(answer))
     return 0
 
 

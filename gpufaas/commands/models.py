@@ -77,7 +77,7 @@ def _models(options: argparse.Namespace) -> int:
         api = scheduler_api(options)
         found = _named(api.get("/models"), options.model)
         if options.model:
-            found = [api.get(f"/models/{in_path(each['model'])}") for each in found]
+            found = [api.get(f"/models/{in_path(row['model'])}") for row in found]
         show = cluster_details if options.model else cluster_table
         print(json.dumps(found, indent=1) if options.json else show(found))
         return 0
@@ -106,22 +106,22 @@ def _named(rows: list[dict[str, Any]], name: str | None) -> list[dict[str, Any]]
     """Those whose id or its last part begins so, or of a function of this name; all without one."""
     if not name:
         return rows
-    found = [
+    chosen = [
         row
         for row in rows
         if row["model"].startswith(name)
         or row["model"].rpartition("/")[2].startswith(name)
         or any(name in (of, of.rpartition("/")[2]) for of in _functions(row))
     ]
-    if not found:
+    if not chosen:
         raise UnknownModel(name)
-    return found
+    return chosen
 
 
 def _functions(row: dict[str, Any]) -> list[str]:
     """The functions of a model, as a scheduler lists them or as a GPU manager does."""
-    found: list[str] = row["label"].split(", ") if "label" in row else row.get("functions", [])
-    return found
+    functions: list[str] = row["label"].split(", ") if "label" in row else row.get("functions", [])
+    return functions
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -148,7 +148,7 @@ def cluster_detail(model: dict[str, Any]) -> str:
 
 
 def _configured_line(run: dict[str, Any]) -> tuple[str, ...]:
-    sizes = (str(run[each]) for each in ("batch", "vcpus", "vgpus"))
+    sizes = (str(run[part]) for part in ("batch", "vcpus", "vgpus"))
     return (*sizes, run["gpu_type"], f"{run['run_s']:.3g} s")
 
 
@@ -192,9 +192,9 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _merged(row: dict[str, Any]) -> str:
     """Concurrent calls that ran as one, as in `96 in 4`, and why most others did not."""
-    found = row.get("merged") or {}
-    reasons = found.get("singly") or {}
-    merged = [f"{found['calls']} in {found['groups']}"] if found.get("groups") else []
+    counts = row.get("merged") or {}
+    reasons = counts.get("singly") or {}
+    merged = [f"{counts['calls']} in {counts['groups']}"] if counts.get("groups") else []
     return ", ".join([*merged, *sorted(reasons, key=reasons.__getitem__)[-1:]]) or "-"
 
 

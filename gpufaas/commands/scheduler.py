@@ -109,10 +109,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _first_error(group: BaseExceptionGroup[DatastoreError]) -> BaseException:
     """The group's first error; an etcd that refuses a login refuses every task."""
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _serve(

@@ -43,8 +43,8 @@ def _what(options: argparse.Namespace) -> tuple[Callable[[], Answer], Callable[[
 def _run(options: argparse.Namespace) -> int:
     look, text = _what(options)
     if options.json or options.once or not sys.stdout.isatty():
-        found = look()
-        print(json.dumps(found, indent=1) if options.json else text(found))
+        answer = look()
+        print(json.dumps(answer, indent=1) if options.json else text(answer))
         return 0
     try:
         while True:

@@ -109,8 +109,8 @@ async def etcd_version(program: EtcdProgram) -> tuple[int, ...]:
     child = await asyncio.create_subprocess_exec(program.path, "--version", stdout=PIPE)
     async with killed_at_end(child):
         words = (await child.communicate())[0].decode().split()
-    found = words[words.index("Version:") + 1] if "Version:" in words[:-1] else ""
-    parts = found.partition("-")[0].split(".")
+    version = words[words.index("Version:") + 1] if "Version:" in words[:-1] else ""
+    parts = version.partition("-")[0].split(".")
     return tuple(int(part) for part in parts) if all(map(str.isdigit, parts)) else ()
 
 

@@ -134,10 +134,10 @@ async def _health(url: str) -> Mapping[str, Any]:
     """The answer to `/readyz` of a scheduler; empty if there is none."""
     _, body = await _get(url, "/readyz")
     try:
-        found = json.loads(body)
+        health = json.loads(body)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return health if isinstance(health, dict) else {}
 
 
 async def _get(url: str, path: str) -> tuple[int, bytes]:

@@ -311,7 +311,7 @@ class LeaseClient:
         """Use this line: repeat what its leader may not know, and ask what is unanswered."""
         self._forget_heard()
         self._line, self._term = line, term
-        held = [(lease, each) for lease, found in self._held.items() for each in found]
+        held = [(lease, request) for lease, requests in self._held.items() for request in requests]
         for begin in range(0, len(held), _MOST_CALLS):
             self._send(Holds(tuple(held[begin : begin + _MOST_CALLS])))
         if self._unreported:

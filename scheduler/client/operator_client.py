@@ -118,12 +118,12 @@ class OperatorClient:
     # -- asking until there is an answer ----------------------------------------------------------
 
     async def _fields(self, path: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = await self._insist(path)
-        return found
+        answer: Mapping[str, Any] = await self._insist(path)
+        return answer
 
     async def _rows(self, path: str) -> Sequence[Mapping[str, Any]]:
-        found: Sequence[Mapping[str, Any]] = await self._insist(path)
-        return found
+        rows: Sequence[Mapping[str, Any]] = await self._insist(path)
+        return rows
 
     async def _insist(
         self, path: str, order: Mapping[str, object] | None = None, *, once: bool = False

@@ -130,7 +130,7 @@ class SchedulerService:
             policy = follow_policy(store, self._policy, lambda: candidacy.fence, log)
             async with TaskGroup() as tasks:
                 watching = watch_rivals(store, candidacy, term_at, log)
-                beside = [tasks.create_task(each) for each in (policy, watching)]
+                beside = [tasks.create_task(work) for work in (policy, watching)]
                 await candidacy.lost.wait()
                 for task in beside:
                     task.cancel()
@@ -216,8 +216,8 @@ class SchedulerService:
     async def _follow(self) -> None:
         """Keep track of the leader, to refer callers to it."""
         reader = Leadership(self._store, self.name, self.url, log)
-        async with aclosing(reader.leaders()) as found:
-            async for leader in found:
+        async with aclosing(reader.leaders()) as leaders:
+            async for leader in leaders:
                 self.leader = leader if leader is not None and leader.term else None
 
     # -- for the application ----------------------------------------------------------------------
@@ -286,8 +286,8 @@ class SchedulerService:
         if node is not None:
             await self._serve_node(node, line)
             return
-        known = self._access.role(dict(request.headers).get(b"authorization", b""))
-        if request.path != caller_stream.PATH or known is None:
+        role = self._access.role(dict(request.headers).get(b"authorization", b""))
+        if request.path != caller_stream.PATH or role is None:
             line.refuse()
         elif self.callers is None:
             line.send(caller_stream.pack_down(caller_stream.SentAway(self._elsewhere())))

@@ -245,20 +245,20 @@ class CallersTerms:
 
     def take(self, caller: str, told: ToldTerms) -> None:
         """Take one message in; BadValue if it is out of bounds, and then nothing of it is taken."""
-        for each in told.functions:
-            if not is_function(check_owner(each.function)):
+        for own in told.functions:
+            if not is_function(check_owner(own.function)):
                 raise BadValue("a caller tells the terms of functions, not of namespaces")
-            if each.terms is not None:
-                check_terms(each.terms)
+            if own.terms is not None:
+                check_terms(own.terms)
         if told.begins:
-            named = {each.function for each in told.functions}
+            named = {own.function for own in told.functions}
             for function in self._book.told_by(caller):
                 if function not in named:
                     self._book.tell(caller, function, None)
-        for each in told.functions:
-            if not self._book.tell(caller, each.function, each.terms) and not self._is_full:
+        for own in told.functions:
+            if not self._book.tell(caller, own.function, own.terms) and not self._is_full:
                 self._is_full = True
-                log.warning("%s: too many functions have terms of their own", each.function)
+                log.warning("%s: too many functions have terms of their own", own.function)
 
     def _left(self, caller: str) -> None:
         self._streams[caller] -= 1
@@ -313,11 +313,11 @@ def owner_rows(book: TermsBook, core: Core, now: float, most: int | None = None)
 
 def owner_row(book: TermsBook, core: Core, now: float, owner: str) -> OwnerRow:
     """One owner, with or without terms."""
-    found = book.get(owner)
-    terms = TermsShown(*(OwnerTerms() if found is None else found.terms))
+    in_force = book.get(owner)
+    terms = TermsShown(*(OwnerTerms() if in_force is None else in_force.terms))
     use = _use(core, owner, now)
     use.refused = dict(book.refused.get(owner, ()))
-    return OwnerRow(owner, "" if found is None else found.set_by, terms, use)
+    return OwnerRow(owner, "" if in_force is None else in_force.set_by, terms, use)
 
 
 def _use(core: Core, name: str, now: float) -> OwnerUse:

@@ -37,7 +37,6 @@ class Store(Protocol):
 
     Every change has a revision, higher than all before it. A failed operation raises a
     StoreError; StoreUnavailable leaves open whether a write was done.
-    StoreError; StoreUnavailable leaves open whether a write was done.
     """
 
     @property

@@ -96,8 +96,8 @@ class EtcdStore:
                 calls = self._channel.calls
                 await self._channel.enter(calls)
                 stream = EtcdWatch(calls, self._root, HEARTBEAT)
-                async with aclosing(stream.changes(prefix, wanted)) as found:
-                    async for changes in found:
+                async with aclosing(stream.changes(prefix, wanted)) as watched:
+                    async for changes in watched:
                         wanted = changes.revision + 1
                         yield changes
             except Compacted as error:
@@ -310,10 +310,10 @@ class EtcdWatch:
             return []
         # An answer may hold several revisions, in order and each complete. Its header's revision is
         # the datastore's, and more changes up to that revision may follow.
-        found: dict[int, dict[str, bytes | None]] = {}
+        by_revision: dict[int, dict[str, bytes | None]] = {}
         for event in answer.events:
-            found.setdefault(event.kv.mod_revision, {})[self._key(event.kv)] = _value(event)
-        return [KeyChanges(revision, values) for revision, values in found.items()]
+            by_revision.setdefault(event.kv.mod_revision, {})[self._key(event.kv)] = _value(event)
+        return [KeyChanges(revision, values) for revision, values in by_revision.items()]
 
     def _key(self, entry: Any) -> str:
         key: str = entry.key.decode()

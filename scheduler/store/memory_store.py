@@ -152,8 +152,8 @@ class MemoryStore:
             raise DatastoreError("the store is closed")
 
     def _listing(self, prefix: str) -> Listing:
-        found = {key: e.value for key, e in self._entries.items() if key.startswith(prefix)}
-        return Listing(self._revision, dict(sorted(found.items())))
+        values = {key: e.value for key, e in self._entries.items() if key.startswith(prefix)}
+        return Listing(self._revision, dict(sorted(values.items())))
 
     def _apply(
         self, puts: Mapping[str, bytes], deletes: Iterable[str], lease: StoreLease | None = None
@@ -171,8 +171,8 @@ class MemoryStore:
         for key in gone:
             del self._entries[key]
         for key, value in puts.items():
-            known = self._entries.get(key)
-            created = self._revision if known is None else known.created
+            before = self._entries.get(key)
+            created = self._revision if before is None else before.created
             self._entries[key] = _StoredValue(value, created, lease)
             if lease is not None:
                 self._leases[lease].keys.add(key)

@@ -1,6 +1,6 @@
 """The messages of a node stream: the greeting, then numbered messages. See docs/protocol.md.
 
-Pure: connections and time belong to the two ends, `scheduler/service/nodes/` and
+Pure: connections and time belong to the two ends, `scheduler/service/streams/` and
 `gpu_manager/attachment/`.
 """
 

@@ -187,9 +187,9 @@ class History:
 
     def _arrived(self, event: RequestArrived, now: float) -> None:
         request = event.request
-        known = self._records.get(request.id)
-        if known is not None:
-            if known.outcome is None:
+        record = self._records.get(request.id)
+        if record is not None:
+            if record.outcome is None:
                 return  # the same request asked again
             del self._records[request.id]
         arrived_s = now if request.arrived_s is None else request.arrived_s

@@ -99,7 +99,11 @@ class RecentRequests:
 
     def _row(self, record: RequestRecord) -> DecisionRow | None:
         dispatch = next(
-            (each.action for each in reversed(record.decided) if isinstance(each.action, Dispatch)),
+            (
+                decision.action
+                for decision in reversed(record.decided)
+                if isinstance(decision.action, Dispatch)
+            ),
             None,
         )
         if dispatch is None:
@@ -147,9 +151,9 @@ class Percentiles:
         """For each share, the duration that this share did not exceed; None without durations."""
         first = int((now_s - last_s) // _SLICE_S)
         counts: Counter[int] = Counter()
-        for number, found in self._slices:
+        for number, slice_counts in self._slices:
             if number >= first:
-                counts.update(found)
+                counts.update(slice_counts)
         total = counts.total()
         if not total:
             return [None] * len(shares)

@@ -369,7 +369,7 @@ def acquire(body: bytes, now_s: float) -> Request:
     return Request(
         id=RequestId(_name(fields, "request")),
         function=_name(fields, "function"),
-        models=tuple([ModelId(_checked_name("models", each)) for each in models]),
+        models=tuple([ModelId(_checked_name("models", model)) for model in models]),
         batch=_whole(fields, "batch", 1, least=1),
         deadline_s=None if deadline_in_s is None else now_s + deadline_in_s,
         priority=_whole(fields, "priority", 0),

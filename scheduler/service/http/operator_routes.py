@@ -87,12 +87,12 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
         by: Annotated[str, Query(max_length=_LONGEST_GROUP)] = "function",
         last_s: Annotated[float, BeforeValidator(numerals.number), Query(ge=0)] = DAY_S,
     ) -> BillShown:
-        found = service.office().bill
+        collector = service.office().bill
         if by not in GROUPS:
             raise MalformedRequest(f"by: one of {', '.join(GROUPS)}")
-        await found.refresh()
+        await collector.refresh()
         now_unix_s = time.time()
-        return bill(found.buckets, found.settings, by, now_unix_s - last_s, now_unix_s)
+        return bill(collector.buckets, collector.settings, by, now_unix_s - last_s, now_unix_s)
 
     _add_explanations(routes, service, view)
     return routes

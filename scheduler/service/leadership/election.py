@@ -139,13 +139,13 @@ class Leadership:
 
     async def leader(self) -> LeaderInfo | None:
         """The leader that the datastore records."""
-        found = decoded(await self._store.get(LEADER))
-        return found if found is not None and found.term else None
+        leader = decoded(await self._store.get(LEADER))
+        return leader if leader is not None and leader.term else None
 
     async def leaders(self) -> AsyncGenerator[LeaderInfo | None, None]:
         """The leader that the datastore records, then every change of leader."""
-        async with aclosing(self._store.watch(LEADER)) as found:
-            async for changes in found:
+        async with aclosing(self._store.watch(LEADER)) as watch:
+            async for changes in watch:
                 if changes.complete or LEADER in changes.values:
                     leader = decoded(changes.values.get(LEADER))
                     if leader is None or leader.term:
@@ -194,8 +194,8 @@ class Leadership:
         self.rises(me.term)
 
     async def _wait_for_vacancy(self) -> None:
-        async with aclosing(self._store.watch(LEADER)) as found:
-            async for changes in found:
+        async with aclosing(self._store.watch(LEADER)) as watch:
+            async for changes in watch:
                 value = changes.values.get(LEADER)
                 if value is None and (changes.complete or LEADER in changes.values):
                     return
@@ -298,13 +298,13 @@ def decoded(value: bytes | None) -> LeaderInfo | None:
     if value is None:
         return None
     try:
-        found = json.loads(value)
+        fields = json.loads(value)
         return LeaderInfo(
-            name=str(found["name"]),
-            url=str(found["url"]),
-            term=int(found["term"]),
-            id=str(found["id"]),
-            process=str(found["process"]),
+            name=str(fields["name"]),
+            url=str(fields["url"]),
+            term=int(fields["term"]),
+            id=str(fields["id"]),
+            process=str(fields["process"]),
         )
     except UNREADABLE:
         return None

@@ -86,7 +86,7 @@ def _cluster(status: Status) -> Iterator[Values]:
 
 
 def _gpus(status: Status) -> Iterator[Values]:
-    yield gauge(declared.MEMORY, [each for gpu in status.gpus for each in _memory(gpu)])
+    yield gauge(declared.MEMORY, [value for gpu in status.gpus for value in _memory(gpu)])
     ages = [((gpu.id,), status.now_s - gpu.residents[0].used_s) for gpu in _holding(status)]
     yield gauge(declared.LRU_AGE, ages)
     for metric, number in _NUMBERS.items():

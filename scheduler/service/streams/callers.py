@@ -103,16 +103,16 @@ class CallerLeases:
         connect a moment after its first leases.
         """
         in_force = office.core.placer.leases
-        found = in_force.get(lease)
-        if not caller or found is None:
+        live_lease = in_force.get(lease)
+        if not caller or live_lease is None:
             pass
-        elif not found.is_shared:
+        elif not live_lease.is_shared:
             self._callers[lease] = caller
         elif request is not None:
             self._parts.setdefault(lease, {})[request] = caller
         if len(self) > 2 * len(in_force) + _SPARE:
-            self._callers = {one: who for one, who in self._callers.items() if one in in_force}
-            self._parts = {one: parts for one, parts in self._parts.items() if one in in_force}
+            self._callers = {held: who for held, who in self._callers.items() if held in in_force}
+            self._parts = {held: parts for held, parts in self._parts.items() if held in in_force}
 
     def caller_of(self, lease: LeaseId) -> str | None:
         """Who acquired this lease, if it would end with them; nobody keeps one that is shared."""
@@ -223,8 +223,8 @@ class CallerStreams:
         caller = self._leases.caller_of(lease)
         if caller is None:
             self._early.append(lease)
-        for line, found in self.lines.items():
-            if found == caller:
+        for line, name in self.lines.items():
+            if name == caller:
                 line.send(pack_down(Recalled(lease)))
 
     async def _serve_stream(self, line: AcceptedLine, caller: str) -> None:

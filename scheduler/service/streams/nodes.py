@@ -137,14 +137,14 @@ class NodeStreams:
             self._fenced(term)
 
     def _resume_or_begin(self, name: NodeId, hello: Hello, line: AcceptedLine) -> AttachedManager:
-        known = self._nodes.get(name)
-        if known is not None and known.connected and known.run != hello.run:
+        earlier = self._nodes.get(name)
+        if earlier is not None and earlier.connected and earlier.run != hello.run:
             raise _Refused("another manager is attached under this name")
         self.listens_at(name, hello.addresses)
         unsent = None
-        if known is not None and known.run == hello.run and hello.resume is not None:
-            unsent = known.unsent(hello.resume) if hello.resume.run == self._run else None
-        if known is None or unsent is None:
+        if earlier is not None and earlier.run == hello.run and hello.resume is not None:
+            unsent = earlier.unsent(hello.resume) if hello.resume.run == self._run else None
+        if earlier is None or unsent is None:
             node = AttachedManager(
                 name,
                 hello.run,
@@ -155,12 +155,12 @@ class NodeStreams:
                 self._note_term,
                 self.addresses,
             )
-            if known is not None:
-                node.replace(known)
+            if earlier is not None:
+                node.replace(earlier)
             self._nodes[name] = node
             welcome = Welcome(resumed=False)
         else:
-            node, welcome = known, Welcome(resumed=True, seen=known.seen)
+            node, welcome = earlier, Welcome(resumed=True, seen=earlier.seen)
         line.send(pack_greeting(proven(welcome, self._key, name, hello.nonce)))
         node.connect(line, unsent or [])
         self._log.info(

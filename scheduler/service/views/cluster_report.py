@@ -166,7 +166,7 @@ def _accuracy(latest: list[RequestRecord]) -> Accuracy | None:
 
 
 def of_lease(record: RequestRecord, lease: LeaseId) -> Happened | None:
-    return next((found for found in record.happened if found.lease == lease), None)
+    return next((happened for happened in record.happened if happened.lease == lease), None)
 
 
 def model_rests(core: Core, models: tuple[ModelId, ...], now_s: float) -> list[ModelRest]:

@@ -186,7 +186,7 @@ class PageFeed:
         """Ended requests a second, and the share of hits among the placed requests."""
         newest = self._counted[-1]
         since_s = newest.at_s - last_s
-        before = next((one for one in self._counted if one.at_s >= since_s), newest)
+        before = next((counted for counted in self._counted if counted.at_s >= since_s), newest)
         if before is newest and len(self._counted) > 1:  # no counts within this time
             before = self._counted[-2]
         span_s, placed = newest.at_s - before.at_s, newest.placed - before.placed
