@@ -78,7 +78,6 @@ class AcceptedLine(FrameLine):
         super()._write()
 
     def switch(self) -> None:
-        """Switch the protocol, unless the handler has refused."""
         self._write()
 
 

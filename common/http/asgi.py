@@ -99,7 +99,6 @@ class _BoundedBody:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send the application's answer, unless the request was refused."""
         if not self._refused:
             self._answered = True
             await self._send(message)

@@ -317,7 +317,6 @@ class HttpClient:
         return connection
 
     def keep(self, connection: HttpConnection) -> None:
-        """Take a connection back that may serve again."""
         kept = self._idle.setdefault(connection.address, [])
         if self._closed or len(kept) >= self._settings.max_idle:
             connection.fail("no longer needed")

@@ -138,7 +138,6 @@ class ServerProtocol(HttpToolsProtocol):
         super().on_header(name, value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
-        """Check the whole head, and begin the request."""
         self._quiet_bytes = 0
         self._end_of_head()
         check_head(self.parser.get_http_version(), self.parser.get_method(), self.headers)

@@ -63,7 +63,6 @@ class Values:
         self.values[labels] = value
 
     def forget(self, label: str, name: str) -> None:
-        """Drop every value whose label has this name."""
         at = self.metric.labels.index(label)
         for labels in [labels for labels in self.values if labels[at] == name]:
             del self.values[labels]

@@ -125,7 +125,6 @@ class _Serving:
 
 
 async def _serve(serving: _Serving, environment: Mapping[str, str]) -> None:
-    """Serve until SIGTERM or SIGINT."""
     settings, secret, urls = serving.settings, serving.secret, serving.urls
     stop = stop_event()
     Path(settings.state_dir).mkdir(parents=True, exist_ok=True)
@@ -156,7 +155,6 @@ async def _serve(serving: _Serving, environment: Mapping[str, str]) -> None:
 async def _tracer(
     tracing: TraceSettings, environment: Mapping[str, str]
 ) -> AsyncIterator[CallTracer]:
-    """A tracer, which exports spans if a collector is configured."""
     async with span_exporter(tracing, environment) as exporter:
         yield CallTracer(TracerSettings(keep=tracing.keep, ratio=tracing.ratio), exporter)
 

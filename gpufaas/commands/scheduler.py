@@ -118,7 +118,6 @@ def _first_error(group: BaseExceptionGroup[DatastoreError]) -> BaseException:
 async def _serve(
     settings: Settings, secret: bytes, tracing: TraceSettings, environment: Mapping[str, str]
 ) -> None:
-    """Serve until SIGTERM or SIGINT."""
     stop = stop_event()
     listener = _listener(settings.scheduler.listen)
     url = settings.scheduler.advertise or _url(listener)

@@ -78,7 +78,6 @@ class OperatorClient:
         return await self._rows("/policies")
 
     async def explain(self, request: str) -> Mapping[str, Any]:
-        """Why a request was placed where it was, and how it ended."""
         return await self._fields(f"/explain/{quote(request)}")
 
     async def model(self, model: str) -> Mapping[str, Any]:
@@ -110,7 +109,6 @@ class OperatorClient:
         await self.order(model, "unpin", None)
 
     async def order(self, model: str, verb: str, gpu: str | None) -> None:
-        """Pin, unpin, prefetch or evict a model."""
         where = "" if gpu is None else f"?gpu={quote(gpu, safe='')}"
         path = f"/models/{quote(model)}/{verb}{where}"
         await self._insist(path, {}, once=verb in GIVEN_ONCE)

@@ -109,7 +109,6 @@ class Keeper:
 
     @property
     def unwritten(self) -> int:
-        """How many records could not be written as they are now."""
         return len(self._unwritten)
 
     async def flush(self) -> None:

@@ -49,7 +49,6 @@ class Recovered:
     terms: Mapping[str, OwnerTerms] = field(default_factory=dict)
 
     def restore(self, core: Core) -> None:
-        """Give the profiles and the gaps to a fresh core."""
         for model, model_profile in self.profiles.items():
             core.cluster.profiles.restore(model, model_profile)
         for model, gaps in self.gaps.items():

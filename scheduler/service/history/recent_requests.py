@@ -140,7 +140,6 @@ class Percentiles:
         self._slices: deque[tuple[int, Counter[int]]] = deque(maxlen=_SLICES + 1)
 
     def add(self, seconds: float, at_s: float) -> None:
-        """Add a duration that ended at this time."""
         number = int(at_s // _SLICE_S)
         slices = self._slices
         if not slices or slices[-1][0] < number:

@@ -203,7 +203,6 @@ class OwnersShown(BaseModel):
 
 
 def quota_router(service: QuotaService, view: Sequence[Any], change: Sequence[Any]) -> APIRouter:
-    """The routes; `view` and `change` are dependencies: who may look, and who may act."""
     routes = APIRouter(tags=["quotas"])
 
     @routes.get("/quotas", dependencies=view, summary="Owners with terms, and what they use")
@@ -253,7 +252,6 @@ _MOST_CHARACTERS = 200
 def feed_router(
     service: OperatorService, meters: SchedulerCounters, view: Sequence[Any]
 ) -> APIRouter:
-    """The routes; `view` are dependencies that check who may look."""
     routes = APIRouter(tags=["watching"], dependencies=list(view))
     feed = _of_term(service, meters)
 

@@ -90,7 +90,6 @@ class AttachedManager:
 
     @property
     def seen(self) -> int:
-        """The number of the last message taken from the manager."""
         return self._channel.seen
 
     def unsent(self, resume: Resume) -> list[bytes] | None:

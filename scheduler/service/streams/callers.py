@@ -174,7 +174,6 @@ class CallerStreams:
         office.driver.recall = self._recall
 
     async def serve(self, line: AcceptedLine) -> None:
-        """Serve one line of a caller that is known, from its first frame to its end."""
         try:
             line.max_frame_bytes = MAX_FRAME_BYTES  # its first frame names all leases that it has
             async with time_limit(GREETING_S):

@@ -206,7 +206,6 @@ class NodeStreams:
 
 
 async def turn_away(line: AcceptedLine, leader: str | None) -> None:
-    """Answer a GPU manager that this scheduler does not lead."""
     line.send(pack_greeting(TurnedAway("it does not lead", leader)))
     await line.flush()
 
