@@ -75,11 +75,11 @@ def _add_common_options(parser: argparse.ArgumentParser) -> None:
 def _models(options: argparse.Namespace) -> int:
     if options.address is None:
         api = scheduler_api(options)
-        found = _named(api.get("/models"), options.model)
+        models = _named(api.get("/models"), options.model)
         if options.model:
-            found = [api.get(f"/models/{in_path(row['model'])}") for row in found]
+            models = [api.get(f"/models/{in_path(row['model'])}") for row in models]
         show = cluster_details if options.model else cluster_table
-        print(json.dumps(found, indent=1) if options.json else show(found))
+        print(json.dumps(models, indent=1) if options.json else show(models))
         return 0
     rows = request_admin(options.address, options.credential, do="models")["models"]
     rows = _named(rows, options.model)

@@ -35,8 +35,8 @@ _NEAR = 0.1
 def chosen_policies(names: Sequence[str], parameters: str | None) -> list[Choice]:
     """The named policies, or all, each with the parameters that it has."""
     asked = [name for text in names for name in text.split(",") if name]
-    found = policies.available() if "all" in asked else tuple(dict.fromkeys(asked))
-    if not found:
+    selected = policies.available() if "all" in asked else tuple(dict.fromkeys(asked))
+    if not selected:
         raise CommandError(f"which policy? one of {', '.join(policies.available())}, or all")
     for name in asked:
         if "=" in name:
@@ -49,13 +49,13 @@ def chosen_policies(names: Sequence[str], parameters: str | None) -> list[Choice
     except ValueError as error:
         raise CommandError(f"parameters {parameters!r}: {error}") from error
     for parameter in given:
-        if not any(policies.takes(name, parameter) for name in found):
+        if not any(policies.takes(name, parameter) for name in selected):
             policies.make(
-                found[0], {parameter: given[parameter]}
+                selected[0], {parameter: given[parameter]}
             )  # raises an error that lists its parameters
     chosen: list[Choice] = []
-    for name in found:
-        own = {each: value for each, value in given.items() if policies.takes(name, each)}
+    for name in selected:
+        own = {key: value for key, value in given.items() if policies.takes(name, key)}
         policies.make(name, own)
         chosen.append((name, own))
     return chosen

@@ -340,5 +340,5 @@ def _use(core: Core, name: str, now: float) -> OwnerUse:
     if owner is not None:
         use.gpu_s = owner.seen_s(now)
         use.leases, use.waiting = owner.leases, owner.waiting
-        use.held_back = sum(each.held + each.paused for each in functions)
+        use.held_back = sum(entry.held + entry.paused for entry in functions)
     return use
