@@ -30,7 +30,6 @@ class UnixAddress:
 
     @property
     def path(self) -> Path:
-        """The socket file."""
         assert not self.abstract, f"{self} has no file"
         return Path(self.name)
 
@@ -99,7 +98,6 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def _is_port(text: str) -> bool:
-    """Whether this is the number of a port."""
     return (port := natural(text, _PORT_DIGITS)) is not None and port in _PORTS
 
 

@@ -20,8 +20,8 @@ def release() -> str:
 
 def commit(file: Path = _FILE, checkout: Path = _CHECKOUT) -> str:
     """The commit in the file of a wheel, else that of the checkout; empty if neither is known."""
-    found = _text(file) or _commit_of(checkout)
-    return found if _COMMIT.fullmatch(found) else ""
+    name = _text(file) or _commit_of(checkout)
+    return name if _COMMIT.fullmatch(name) else ""
 
 
 def _commit_of(git: Path) -> str:

@@ -7,17 +7,13 @@ from typing import Protocol
 class Cancellable(Protocol):
     """A callback that is scheduled."""
 
-    def cancel(self) -> None:
-        """Do not call back; harmless after the callback ran."""
-        ...
+    def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
     """Monotonic time, with an arbitrary zero and no negative values."""
 
-    def now_s(self) -> float:
-        """Seconds since the clock's zero."""
-        ...
+    def now_s(self) -> float: ...
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> Cancellable:
         """Call back at that time, or as soon as possible if that time has passed; never at once."""

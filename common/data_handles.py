@@ -40,5 +40,5 @@ def is_of_worker(handle: str, worker: str) -> bool:
 
 def node_of(handle: str) -> str | None:
     """Return the node that a handle names; None for what is no handle."""
-    found = _HANDLE.fullmatch(handle)
-    return None if found is None else found[1]
+    match = _HANDLE.fullmatch(handle)
+    return None if match is None else match[1]

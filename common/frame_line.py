@@ -152,11 +152,9 @@ class FrameLine(asyncio.Protocol):
     # -- asyncio's side -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Cut what arrived into frames."""
         if self._hung_up or self._broken:
             self._drop(len(data))
             return
@@ -181,7 +179,6 @@ class FrameLine(asyncio.Protocol):
         self._end("the other end broke off within a frame" if self._begun_frame else _OTHER_CLOSED)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The line has ended."""
         self._end(_OTHER_CLOSED if exc is None else f"the connection was lost: {exc}")
         if self._close_timer is not None:
             self._close_timer.cancel()

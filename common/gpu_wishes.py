@@ -22,19 +22,19 @@ class GpuWishes(NamedTuple):
 
     def text(self) -> str:
         """The wishes that there are, for a credential; empty if there are none."""
-        found = {"runtime": self.runtime} if self.runtime else {}
+        fields = {"runtime": self.runtime} if self.runtime else {}
         if self.share != WHOLE:
-            found["share"] = f"{self.share:.6g}"
+            fields["share"] = f"{self.share:.6g}"
         if self.merged != AS_MEASURED:
-            found["batch"] = str(self.merged)
-        return urlencode(found)
+            fields["batch"] = str(self.merged)
+        return urlencode(fields)
 
     @classmethod
     def of_text(cls, text: str) -> Self:
         """The wishes of such a text, which must come from a checked credential."""
-        found = dict(parse_qsl(text))
-        merged = int(found.get("batch", AS_MEASURED))
-        return cls(found.get("runtime", ""), float(found.get("share", WHOLE)), merged)
+        fields = dict(parse_qsl(text))
+        merged = int(fields.get("batch", AS_MEASURED))
+        return cls(fields.get("runtime", ""), float(fields.get("share", WHOLE)), merged)
 
 
 USUAL = GpuWishes()

@@ -62,7 +62,6 @@ class LivenessRecord:
         self._ticks = -1
 
     def answered(self, now_s: float) -> None:
-        """Note an answer to a health request."""
         self._answered = True
         self._blocked_s = now_s
 

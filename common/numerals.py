@@ -28,10 +28,10 @@ def natural(text: str, most_digits: int = 18) -> int | None:
 
 def number(text: str) -> float:
     """The number; ValueError if the text is none, or if it is too large."""
-    found = float(text) if _NUMBER.fullmatch(text) else math.nan
-    if not math.isfinite(found):
+    value = float(text) if _NUMBER.fullmatch(text) else math.nan
+    if not math.isfinite(value):
         raise ValueError(f"{text[:_SHOWN]!r} is no number")
-    return found
+    return value
 
 
 def name_sort_key(name: str) -> list[tuple[int, int, str]]:

@@ -45,7 +45,6 @@ class BackgroundTasks:
             task.cancel()
 
     async def wait(self, within_s: float | None = None) -> None:
-        """Wait until all present tasks have ended, or until the time is up."""
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=within_s)
 

@@ -46,7 +46,6 @@ class TcpPatience:
 
     @property
     def watched(self) -> int:
-        """How many connections are watched."""
         return len(self._lines)
 
     def watch(self, transport: asyncio.BaseTransport) -> None:
@@ -65,7 +64,9 @@ class TcpPatience:
 
     def _look(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        self._lines = {one: line for one, line in self._lines.items() if not one.is_closing()}
+        self._lines = {
+            transport: line for transport, line in self._lines.items() if not transport.is_closing()
+        }
         self._look_later()
         for line in self._lines.values():
             line.look(now_s, self._silence_s)

@@ -29,7 +29,6 @@ def dies_with_us(command: Sequence[str]) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def killed_at_end(child: Process) -> AsyncIterator[Process]:
-    """Kill the child at the end of the block if it still runs, and wait for its end."""
     try:
         yield child
     finally:
@@ -71,7 +70,6 @@ class SignalForwarding:
         self._program: asyncio.subprocess.Process | None = None
 
     def forward_to(self, program: asyncio.subprocess.Process) -> None:
-        """Forward signals to this process from now on."""
         self._program = program
 
     def __enter__(self) -> Self:

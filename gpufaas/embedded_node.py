@@ -37,15 +37,12 @@ class EmbeddedNode:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The addresses for clients."""
         return self.manager.addresses
 
     def credential(self, tenant: str, function: str) -> str:
-        """A function's credential for the GPU manager."""
         return self.manager.credentials.issue(FunctionIdentity(tenant, function))
 
     def status(self) -> Status:
-        """The scheduler's state and counts."""
         return self.driver.status()
 
 

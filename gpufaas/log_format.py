@@ -27,7 +27,6 @@ class PlainLines(logging.Formatter):
     """A message a line; its further lines and tracebacks are indented: none can look like two."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The lines."""
         return super().format(record).translate(_ESCAPED).replace("\n", "\n    ")
 
 
@@ -35,7 +34,6 @@ class JsonLines(logging.Formatter):
     """One JSON object a line, with the call, request and lease in fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The JSON object."""
         message = record.getMessage()
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields = {

@@ -36,7 +36,6 @@ class ReportFile:
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def reports(self) -> list[dict[str, Any]]:
-        """The objects that are in the file."""
         size = os.fstat(self._descriptor).st_size
         text = os.pread(self._descriptor, size, 0).decode(errors="replace")
         return [json.loads(line) for line in text.splitlines()]

@@ -46,7 +46,6 @@ class StackFolder:
 
     @property
     def etcd(self) -> Path:
-        """The data of etcd."""
         return self.root / "etcd"
 
     @property
@@ -68,7 +67,6 @@ class StackFolder:
         return f"unix:@gpufaas-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
 
     def log(self, part: str) -> Path:
-        """The log file of a part."""
         return self.root / "logs" / f"{part}.log"
 
     def kept_port(self, part: str) -> Path:
@@ -76,7 +74,6 @@ class StackFolder:
         return self.root / f"{part}.port"
 
     def make(self) -> None:
-        """Make the folder."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.root.chmod(_PASSABLE)
@@ -91,8 +88,8 @@ class StackFolder:
         """Hold the folder's lock; AlreadyUp if another process holds it."""
         with self._lock_file() as lock:
             if not _locked(lock):
-                found = self._recorded()
-                holder = "just started" if found is None else f"process {found.pid}"
+                running = self._recorded()
+                holder = "just started" if running is None else f"process {running.pid}"
                 raise AlreadyUp(str(self.root), holder)
             self._record_file.unlink(missing_ok=True)  # a killed holder has left its own
             try:

@@ -79,7 +79,6 @@ class SpanExporter:
         self._warned_s = -_WARNING_EVERY_S
 
     def add(self, make: Callable[[], Iterable[Span]]) -> None:
-        """See `common.telemetry.traces.Sink`."""
         if len(self._parts) >= self._settings.most_parts:
             self.sent.dropped_parts += 1
             self._warn("too many wait")
@@ -89,7 +88,6 @@ class SpanExporter:
             self._batch_ready.set()
 
     def counts(self) -> Mapping[str, int]:
-        """See `common.telemetry.traces.Sink`."""
         sent = self.sent
         return {"sent": sent.spans, "failed": sent.failed_spans, "dropped": sent.dropped_parts}
 
@@ -179,7 +177,6 @@ def _log_failure(sending: asyncio.Task[None]) -> None:
 
 
 def encoded_request(spans_by_service: Mapping[str, list[str]], settings: ExportSettings) -> bytes:
-    """An ExportTraceServiceRequest of encoded spans."""
     scope = _json({"name": "gpufaas", "version": settings.version})
     resources = ",".join(
         f'{{"resource":{_json({"attributes": _attributes(_resource(service, settings))})},'
@@ -212,10 +209,10 @@ def _json(value: Mapping[str, Any]) -> str:
 
 
 def _resource(service: str, settings: ExportSettings) -> Attributes:
-    found = {"service.name": service}
+    attributes = {"service.name": service}
     if settings.version:
-        found["service.version"] = settings.version
-    return found | ({"host.name": settings.node} if settings.node else {})
+        attributes["service.version"] = settings.version
+    return attributes | ({"host.name": settings.node} if settings.node else {})
 
 
 def _attributes(attributes: Attributes) -> list[dict[str, Any]]:

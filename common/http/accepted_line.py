@@ -55,17 +55,14 @@ class AcceptedLine(FrameLine):
             notice_silence(connection, SILENCE_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count the connection no more."""
         self._table.remove(self)
         self._at_end()
         super().connection_lost(exc)
 
     def drop(self) -> None:
-        """Make room for another connection."""
         self.abort()
 
     def shutdown(self) -> None:
-        """The server ends."""
         self.hang_up()
 
     @property
@@ -74,7 +71,6 @@ class AcceptedLine(FrameLine):
         return self._transport
 
     def _write(self) -> None:
-        """Switch the protocol before the first frame."""
         if not self._switched and self._transport is not None:
             self._switched = True
             if not self._transport.is_closing():
@@ -82,7 +78,6 @@ class AcceptedLine(FrameLine):
         super()._write()
 
     def switch(self) -> None:
-        """Switch the protocol, unless the handler has refused."""
         self._write()
 
 

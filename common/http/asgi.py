@@ -17,7 +17,7 @@ _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 def header_in(scope: Scope, name: bytes) -> bytes:
     """The first header of a request with this name; nothing if there is none."""
     headers: Sequence[Header] = scope["headers"]
-    return next((value for known, value in headers if known == name), b"")
+    return next((value for key, value in headers if key == name), b"")
 
 
 async def send_response(
@@ -35,7 +35,6 @@ async def send_text(send: Send, status: int, text: str, headers: Sequence[Header
 
 
 async def until_disconnected(receive: Receive) -> None:
-    """Wait until the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -88,7 +87,6 @@ class _BoundedBody:
         self._answered = self._refused = False
 
     async def receive(self) -> Message:
-        """The next piece of the body."""
         if self._bytes <= self._most_bytes:
             message = await self._receive()
             self._counted_bytes += len(message.get("body", b""))
@@ -101,7 +99,6 @@ class _BoundedBody:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send the application's answer, unless the request was refused."""
         if not self._refused:
             self._answered = True
             await self._send(message)
@@ -136,11 +133,9 @@ class ClientWatch:
             self._call = call
 
     def stop(self) -> None:
-        """Call nothing any more."""
         self._call = None
 
     def left(self) -> None:
-        """The client has left."""
         self._has_left = True
         call, self._call = self._call, None
         if call is not None:
@@ -154,5 +149,5 @@ def offer_watch(scope: Scope) -> None:
 
 def watch_in(scope: Scope) -> ClientWatch | None:
     """The watch of a request's client; None if the server offers none."""
-    found = scope.get(_KEY)
-    return found if isinstance(found, ClientWatch) else None
+    watch = scope.get(_KEY)
+    return watch if isinstance(watch, ClientWatch) else None

@@ -174,11 +174,9 @@ class HttpConnection(asyncio.Protocol):
     # -- asyncio's side --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived."""
         if self._idle or self._parser is None:
             self.fail("it sent data without a request")
             return
@@ -267,7 +265,6 @@ class HttpConnection(asyncio.Protocol):
             self._lasts = is_made and self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
-        """Keep a piece of the body."""
         if self.complete:
             self._spoilt = True
             return
@@ -320,7 +317,6 @@ class HttpClient:
         return connection
 
     def keep(self, connection: HttpConnection) -> None:
-        """Take a connection back that may serve again."""
         kept = self._idle.setdefault(connection.address, [])
         if self._closed or len(kept) >= self._settings.max_idle:
             connection.fail("no longer needed")
@@ -332,7 +328,6 @@ class HttpClient:
             self._sweep = loop.call_later(self._settings.idle_s, self._close_unused)
 
     def forget(self, connection: HttpConnection) -> None:
-        """Forget an idle connection that the peer closed."""
         kept = self._idle.get(connection.address)
         if kept is not None and connection in kept:
             kept.remove(connection)
@@ -353,7 +348,7 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         since_s = loop.time() - self._settings.idle_s
         for address, kept in list(self._idle.items()):
-            for connection in [one for one in kept if one.idle_since_s <= since_s]:
+            for connection in [idle for idle in kept if idle.idle_since_s <= since_s]:
                 kept.remove(connection)
                 connection.fail("no longer needed")
             if not kept:

@@ -54,7 +54,6 @@ class ConnectionTable:
             self._waiting.setdefault(connection.host, {})[connection] = None
 
     def works(self, connection: CountedConnection) -> None:
-        """The connection has a request in progress."""
         same_host = self._waiting.get(connection.host)
         if same_host is not None and connection in same_host:
             del same_host[connection]

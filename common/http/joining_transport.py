@@ -127,16 +127,13 @@ class LingeringClose(asyncio.Protocol):
             self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the protocol before this one."""
         self._timer.cancel()
         self._before.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
         self._before.pause_writing()
 
     def resume_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
         self._before.resume_writing()
 
     def _end(self) -> None:

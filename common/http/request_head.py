@@ -18,7 +18,6 @@ class Refusal(NamedTuple):
 
     @property
     def response(self) -> bytes:
-        """The whole answer."""
         text = f"{self.why}\n".encode()
         later = "retry-after: 1\r\n" if self.status in _LATER else ""
         head = (

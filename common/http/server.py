@@ -99,11 +99,9 @@ class _InOrder(MutableSet[_Entry]):
         return len(self._entries)
 
     def add(self, value: _Entry) -> None:
-        """Put it last, unless it is there."""
         self._entries[value] = None
 
     def discard(self, value: _Entry) -> None:
-        """Take it out, if it is there."""
         self._entries.pop(value, None)
 
 
@@ -137,7 +135,6 @@ class CutRequests:
         self._over = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if self._over.is_set():  # it came behind another one on its connection
             await _answer_last(send)
             return
@@ -198,7 +195,7 @@ class _Unframed:
         """Send a part of the answer; uvicorn compares each body with a length."""
         if message["type"] == "http.response.start":
             headers: Sequence[Header] = [
-                one for one in message.get("headers", ()) if one[0].lower() != _CODING
+                header for header in message.get("headers", ()) if header[0].lower() != _CODING
             ]
             has_length = any(name.lower() == _LENGTH for name, _ in headers)
             self._lengthless = self._has_body and not has_length

@@ -100,7 +100,6 @@ class ServerProtocol(HttpToolsProtocol):
             watch.left()
 
     def drop(self) -> None:
-        """Make room for another connection."""
         self.transport.abort()
 
     def shutdown(self) -> None:
@@ -123,13 +122,11 @@ class ServerProtocol(HttpToolsProtocol):
             self._wait_for_head()
 
     def on_message_begin(self) -> None:
-        """A head begins."""
         self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Keep a piece of the target."""
         self._grow_head(len(url))
         super().on_url(url)
 
@@ -141,7 +138,6 @@ class ServerProtocol(HttpToolsProtocol):
         super().on_header(name, value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
-        """Check the whole head, and begin the request."""
         self._quiet_bytes = 0
         self._end_of_head()
         check_head(self.parser.get_http_version(), self.parser.get_method(), self.headers)
@@ -159,7 +155,6 @@ class ServerProtocol(HttpToolsProtocol):
         self.headers = self.headers.copy() if self.parser.should_upgrade() else []
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
         self._quiet_bytes = 0
         super().on_body(body)
 
@@ -178,7 +173,6 @@ class ServerProtocol(HttpToolsProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits for its response."""
         return getattr(self.cycle, "response_complete", True)  # it is None before the first one
 
     def _should_upgrade(self) -> bool:
@@ -224,8 +218,8 @@ class ServerProtocol(HttpToolsProtocol):
                 data = data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
             except httptools.HttpParserError as error:
-                found = error.__context__
-                self._refuse(found.refusal if isinstance(found, BadHead) else MALFORMED)
+                cause = error.__context__
+                self._refuse(cause.refusal if isinstance(cause, BadHead) else MALFORMED)
                 return
             else:
                 return

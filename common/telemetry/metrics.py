@@ -40,13 +40,9 @@ class MetricFamily(Protocol):
     """One metric with its values."""
 
     @property
-    def metric(self) -> Metric:
-        """What the values are of."""
-        ...
+    def metric(self) -> Metric: ...
 
-    def lines(self) -> Iterator[str]:
-        """A line for each value."""
-        ...
+    def lines(self) -> Iterator[str]: ...
 
 
 class Values:
@@ -60,22 +56,18 @@ class Values:
         self.values: dict[Labels, float] = {} if metric.labels else {(): 0.0}
 
     def add(self, labels: Labels, amount: float = 1.0) -> None:
-        """Add to the value."""
         values = self.values
         values[labels] = values.get(labels, 0.0) + amount
 
     def put(self, labels: Labels, value: float) -> None:
-        """Set the value."""
         self.values[labels] = value
 
     def forget(self, label: str, name: str) -> None:
-        """Drop every value whose label has this name."""
         at = self.metric.labels.index(label)
         for labels in [labels for labels in self.values if labels[at] == name]:
             del self.values[labels]
 
     def lines(self) -> Iterator[str]:
-        """In the order of the labels."""
         metric = self.metric
         for labels, value in sorted(self.values.items()):
             shown = _braced(_pairs(metric.labels, labels))
@@ -93,7 +85,6 @@ class BucketCounts:
         self.total = 0.0
 
     def add(self, number: float) -> None:
-        """Count one number."""
         self.counts[bisect_left(self.bounds, number)] += 1
         self.total += number
 
@@ -119,24 +110,23 @@ class Histogram:
         return times
 
     def add(self, labels: Labels, number: float) -> None:
-        """Count one number."""
         self.of(labels).add(number)
 
     def pooled(self, metric: Metric) -> "Histogram":
         """The same without labels, under another name."""
-        found = Histogram(metric)
-        pool = found.of(())
+        histogram = Histogram(metric)
+        pool = histogram.of(())
         for times in self._times.values():
-            pool.counts = [one + more for one, more in zip(pool.counts, times.counts, strict=True)]
+            pool.counts = [
+                count + more for count, more in zip(pool.counts, times.counts, strict=True)
+            ]
             pool.total += times.total
-        return found
+        return histogram
 
     def counts(self) -> Iterator[tuple[Labels, Sequence[int]]]:
-        """For each set of labels, how often a number was in which range."""
         return ((labels, times.counts) for labels, times in self._times.items())
 
     def forget(self, label: str, name: str) -> None:
-        """Drop every histogram whose label has this name."""
         at = self.metric.labels.index(label)
         for labels in [labels for labels in self._times if labels[at] == name]:
             del self._times[labels]
@@ -190,15 +180,15 @@ class BoundedNames:
 
 def gauge(metric: Metric, values: Iterable[tuple[Labels, float]]) -> Values:
     """A gauge of present values; the values of equal labels are added up."""
-    found = Values(metric)
+    family = Values(metric)
     for labels, value in values:
-        found.add(labels, value)
-    return found
+        family.add(labels, value)
+    return family
 
 
 def counted_in(counts: object) -> list[Values | Histogram]:
     """Every metric that is an attribute of this object."""
-    return [each for each in vars(counts).values() if isinstance(each, Values | Histogram)]
+    return [value for value in vars(counts).values() if isinstance(value, Values | Histogram)]
 
 
 def page(families: Iterable[MetricFamily]) -> bytes:

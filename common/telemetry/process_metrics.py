@@ -18,5 +18,4 @@ GCCollector(registry=_REGISTRY)
 
 
 def page() -> bytes:
-    """The present values in the text format of Prometheus."""
     return generate_latest(_REGISTRY)

@@ -60,7 +60,6 @@ class Span(NamedTuple):
 
     @property
     def took_s(self) -> float:
-        """How long it took."""
         return (self.end_ns - self.begin_ns) / 1e9
 
 
@@ -81,10 +80,10 @@ NO_COUNTS: Mapping[str, int] = {"sent": 0, "failed": 0, "dropped": 0}
 
 def trace_of(parent: str, state: str = "") -> TraceContext | None:
     """The context that a request's headers name; None where they name none that is valid."""
-    found = _HEADER.fullmatch(parent)
-    if found is None:
+    match = _HEADER.fullmatch(parent)
+    if match is None:
         return None
-    version, trace_id, span_id, flags, rest = found.groups()
+    version, trace_id, span_id, flags, rest = match.groups()
     if version == _NO_VERSION or (rest and version == _FIRST_VERSION):
         return None
     if trace_id == _NO_TRACE or span_id == _NO_SPAN:
@@ -94,6 +93,5 @@ def trace_of(parent: str, state: str = "") -> TraceContext | None:
 
 
 def plain_span(span: Span) -> dict[str, Any]:
-    """The span as JSON has it."""
     shown = span._asdict() | {"kind": span.kind.name.lower(), "attributes": dict(span.attributes)}
     return {name: value for name, value in shown.items() if value != "" or name == "parent_id"}

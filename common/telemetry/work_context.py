@@ -20,9 +20,7 @@ class About(Protocol):
         """The trace that the work belongs to, below the span that asked for it."""
         ...
 
-    def facts(self) -> Mapping[str, str]:
-        """The fields of a log line."""
-        ...
+    def facts(self) -> Mapping[str, str]: ...
 
 
 @dataclass(slots=True)
@@ -37,14 +35,14 @@ class Work:
 
     def facts(self) -> Mapping[str, str]:
         """The fields of a log line; unknown facts are left out."""
-        found = {
+        fields = {
             "call_id": self.call_id,
             "trace_id": "" if self.trace is None else self.trace.trace_id,
             "function": self.function,
             "request": self.request,
             "lease": str(self.lease) if self.lease else "",
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in fields.items() if value}
 
 
 ABOUT: ContextVar[About | None] = ContextVar("gpufaas_about", default=None)

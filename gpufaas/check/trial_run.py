@@ -132,7 +132,6 @@ async def _pass_on(errors: asyncio.StreamReader | None) -> bool:
 def _read(
     code: int, took_s: float, stats: list[dict[str, Any]], notes: list[dict[str, Any]]
 ) -> TrialRun:
-    """The reports of all processes as one object."""
     breaks = {ReportedBreak(*entry): None for line in stats for entry in line["breaks"]}
     refused = {RefusedCall(*entry): None for line in notes for entry in line["refused"]}
     return TrialRun(
@@ -148,28 +147,28 @@ def _read(
     )
 
 
-def _local_graphs(found: Iterable[LocalGraph]) -> list[LocalGraph]:
+def _local_graphs(graphs: Iterable[LocalGraph]) -> list[LocalGraph]:
     """Summed over processes by line and reason."""
     calls: Counter[tuple[str, int, str]] = Counter()
     operators: Counter[tuple[str, int, str]] = Counter()
-    for entry in found:
+    for entry in graphs:
         calls[entry[:3]] += entry.calls
         operators[entry[:3]] += entry.operators
     return [LocalGraph(*key, calls[key], operators[key]) for key in calls]
 
 
-def _operators(found: Iterable[OutsideOperator]) -> list[OutsideOperator]:
+def _operators(operators: Iterable[OutsideOperator]) -> list[OutsideOperator]:
     """Summed over processes by line and name."""
     sums: dict[tuple[str, int, str], OutsideOperator] = {}
-    for entry in found:
-        known = sums.get(entry[:3])
+    for entry in operators:
+        total = sums.get(entry[:3])
         sums[entry[:3]] = (
             entry
-            if known is None
-            else known._replace(
-                calls=known.calls + entry.calls,
-                seconds=known.seconds + entry.seconds,
-                fastest_s=min(known.fastest_s, entry.fastest_s),
+            if total is None
+            else total._replace(
+                calls=total.calls + entry.calls,
+                seconds=total.seconds + entry.seconds,
+                fastest_s=min(total.fastest_s, entry.fastest_s),
             )
         )
     return list(sums.values())

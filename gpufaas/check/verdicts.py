@@ -59,16 +59,16 @@ def of_outcome(
     findings: Iterable[Finding], outcome: UseOutcome, *, heavy: bool = False
 ) -> list[Finding]:
     """The findings with this outcome, ordered by file and line."""
-    found = [f for f in findings if f.rule.outcome is outcome and f.rule.heavy is heavy]
-    return sorted(found, key=lambda finding: (finding.file, finding.line, finding.what))
+    matching = [f for f in findings if f.rule.outcome is outcome and f.rule.heavy is heavy]
+    return sorted(matching, key=lambda finding: (finding.file, finding.line, finding.what))
 
 
 def judge(ran: TrialRun) -> list[Finding]:
     """The findings of a run: all breaks, and each other rule once a line."""
-    found: dict[tuple[object, ...], Finding] = {}
+    by_rule: dict[tuple[object, ...], Finding] = {}
     for finding in (*_refused(ran), *_local_graphs(ran), *_operators(ran)):
-        found.setdefault((finding.file, finding.line, finding.rule), finding)
-    return [*found.values(), *_breaks(ran)]
+        by_rule.setdefault((finding.file, finding.line, finding.rule), finding)
+    return [*by_rule.values(), *_breaks(ran)]
 
 
 def is_heavy_operator(operator: OutsideOperator) -> bool:
@@ -83,7 +83,6 @@ def share_in_graphs(ran: TrialRun) -> float | None:
 
 
 def outside_graphs(ran: TrialRun) -> Mapping[str, float]:
-    """Calls and seconds of operators on GPU tensors outside of graphs."""
     return {
         "calls": sum(operator.calls for operator in ran.operators),
         "seconds": sum(operator.seconds for operator in ran.operators),

@@ -19,7 +19,6 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("bill", help="who used which GPU time and memory, and its cost")
     add = parser.add_argument
     add("--by", choices=_GROUPS, default="function", help="one row for each of these (function)")
@@ -31,13 +30,13 @@ def add_parser(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     last_s = seconds_ago(options.since)
-    found = scheduler_api(options).get("/bill", by=options.by, last_s=last_s)
+    answer = scheduler_api(options).get("/bill", by=options.by, last_s=last_s)
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(answer, indent=1))
     elif options.csv:
-        print(bill_csv(found), end="")
+        print(bill_csv(answer), end="")
     else:
-        print(bill_text(found))
+        print(bill_text(answer))
     return 0
 
 

@@ -28,7 +28,6 @@ _EXEC_OPTIONS = ("devices", "gpu_memory", "emulate_run", "log_level")
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser(
         "check",
         help="run a script or a function: what is on the GPU, slow, or cannot be done, by line",
@@ -66,7 +65,6 @@ def _trial_run(options: argparse.Namespace) -> TrialRun:
 
 
 def _exec_options(options: argparse.Namespace) -> list[str]:
-    """The device options as arguments for `exec`."""
     values = {name: getattr(options, name) for name in _EXEC_OPTIONS}
     return [
         part
@@ -113,7 +111,6 @@ def as_text(checked: Checked) -> str:
 
 
 def as_json(checked: Checked) -> str:
-    """The result as JSON, with each fact in its own field."""
     ran = checked.run
     return json.dumps(
         {
@@ -148,7 +145,6 @@ def _fields(finding: Finding) -> dict[str, object]:
 
 
 def _rows(group: Sequence[Finding], folder: Path) -> Iterator[str]:
-    """One line for each finding, grouped by their advice."""
     by_advice: dict[str, list[tuple[str, str]]] = {}
     for finding in group:
         advice = "; ".join(part for part in (finding.rule.why, finding.rule.remedy) if part)

@@ -41,7 +41,6 @@ Runs = Mapping[str, list[ScenarioResult]]
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("demo", help="every policy on the thesis's workload")
     parser.add_argument("--out", default="out", metavar="DIR", help="folder of the picture (out)")
     parser.set_defaults(run=_run)
@@ -104,7 +103,6 @@ def _short_table(by_size: Mapping[int, Runs]) -> str:
 
 
 def _mean(results: list[ScenarioResult]) -> _Figures:
-    """The means over the seeds."""
     runs = [result.summary for result in results]
     return _Figures(
         fmean(run.avg_latency_s for run in runs),

@@ -46,7 +46,6 @@ class PartStatus:
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("doctor", help="what this machine lacks, and how to get it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
@@ -62,14 +61,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def report(findings: list[PartStatus]) -> str:
-    """One line for each part, then the remedies."""
-    rows = [(_MARKS[each.state], each.name, each.found, each.used_for) for each in findings]
-    remedies = [f"{each.name}: {each.remedy}" for each in findings if each.remedy]
+    rows = [(_MARKS[part.state], part.name, part.found, part.used_for) for part in findings]
+    remedies = [f"{part.name}: {part.remedy}" for part in findings if part.remedy]
     return "\n".join([columns(rows), "", *(remedies or ["Nothing is missing."])])
 
 
 def examine() -> Iterator[PartStatus]:
-    """The state of each program and package that gpufaas uses."""
     yield PartStatus("gpufaas", "ok", f"{release()} {commit()[:12]}".rstrip(), "all of this")
     yield _python()
     yield _packages("control plane packages", _CONTROL, "the scheduler", "control")
@@ -99,7 +96,6 @@ def examine_room(environment: Mapping[str, str]) -> Iterator[PartStatus]:
 
 
 def _stack(folder: StackFolder) -> tuple[PartStatus, bool]:
-    """The stack of the folder, and whether it is up."""
     used_for = "status, top, pin and all others ask it"
     try:
         running = folder.holder()
@@ -132,10 +128,10 @@ def _ports() -> PartStatus:
 def _room(name: str, folder: Path, used_for: str) -> PartStatus:
     """The free bytes of the file system on which a folder is, or will be."""
     there, free_bytes = _free_bytes(folder)
-    found = f"{format_size(free_bytes)} free in {there}"
+    room = f"{format_size(free_bytes)} free in {there}"
     if free_bytes >= _LEAST_FREE_BYTES:
-        return PartStatus(name, "ok", found, used_for)
-    return PartStatus(name, "optional", found, used_for, f"have 1 GiB or more free in {there}")
+        return PartStatus(name, "ok", room, used_for)
+    return PartStatus(name, "optional", room, used_for, f"have 1 GiB or more free in {there}")
 
 
 def _free_bytes(folder: Path) -> tuple[Path, int]:
@@ -187,11 +183,11 @@ def _torch() -> PartStatus:
 def _gpu() -> PartStatus:
     """The GPU as nvidia-smi reports it, so that this process does not open the driver."""
     name, used_for = "NVIDIA GPU", "speed; without one GPUs are emulated on the CPU"
-    found = output_of(
+    gpus = output_of(
         "nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"
     )
-    if found:
-        return PartStatus(name, "ok", "; ".join(found.splitlines()), used_for)
+    if gpus:
+        return PartStatus(name, "ok", "; ".join(gpus.splitlines()), used_for)
     if Path("/proc/driver/nvidia/version").exists():
         remedy = "the driver is loaded, but nvidia-smi prints nothing: match the driver's libraries"
         return PartStatus(name, "optional", "driver without NVML", used_for, remedy)
@@ -207,18 +203,18 @@ def _etcd() -> PartStatus:
     if program is None:
         return PartStatus("etcd", "optional", "none", used_for, remedy)
     version = asyncio.run(etcd_version(program))
-    found = ".".join(map(str, version)) or "unknown version"
+    text = ".".join(map(str, version)) or "unknown version"
     if program.of_wheel:
-        return PartStatus("etcd", "ok", f"{found} of the wheel, for a trial", used_for, remedy)
+        return PartStatus("etcd", "ok", f"{text} of the wheel, for a trial", used_for, remedy)
     if version < OLDEST_SOUND:
-        return PartStatus("etcd", "old", f"{found} ({program.path})", used_for, remedy)
-    return PartStatus("etcd", "ok", f"{found} ({program.path})", used_for)
+        return PartStatus("etcd", "old", f"{text} ({program.path})", used_for, remedy)
+    return PartStatus("etcd", "ok", f"{text} ({program.path})", used_for)
 
 
 def _program(name: str, command: tuple[str, ...], used_for: str, remedy: str) -> PartStatus:
     if shutil.which(name) is None:
         return PartStatus(name, "optional", "none", used_for, remedy)
-    found = output_of(*command)
-    if not found:
+    output = output_of(*command)
+    if not output:
         return PartStatus(name, "optional", "it does not answer", used_for, remedy)
-    return PartStatus(name, "ok", found.splitlines()[0], used_for)
+    return PartStatus(name, "ok", output.splitlines()[0], used_for)

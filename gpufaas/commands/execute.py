@@ -27,7 +27,6 @@ _TENANT, _FUNCTION = "local", "exec"
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser(
         "exec",
         help="run a program with GPUs: gpufaas exec -- python your_script.py",
@@ -68,7 +67,6 @@ async def _execute(program: list[str], options: argparse.Namespace) -> int:
 
 
 def _environment(options: argparse.Namespace, node: EmbeddedNode) -> dict[str, str]:
-    """The program's environment, which activates the shim."""
     environment: dict[str, str] = dict(options.environment)
     activate = str(Path(torch_shim.__file__).parent / "activate")
     path = environment.get("PYTHONPATH")

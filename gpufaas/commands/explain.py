@@ -24,7 +24,6 @@ _LOCAL, _REQUEST, _LEASE, _GPU = "gpufaas.local", "gpufaas.request", "gpufaas.le
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("explain", help="why a call was placed where it was")
     which = "an X-Call-Id, or how that begins, or a request's id; without one, the latest requests"
     parser.add_argument("request", nargs="?", metavar="CALL", type=named_call, help=which)
@@ -36,12 +35,12 @@ def add_parser(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     scheduler = scheduler_api(options)
     if options.request is None:
-        found = scheduler.get("/explain?named=true")
-        print(json.dumps(found) if options.json else latest_text(found))
+        answer = scheduler.get("/explain?named=true")
+        print(json.dumps(answer) if options.json else latest_text(answer))
         return 0
     told = explanation(scheduler, lambda: gateway_api(options), options.request)
-    one = told["requests"][0] if len(told.get("requests", ())) == 1 else told
-    print(json.dumps(one, indent=1) if options.json else call_text(told))
+    story = told["requests"][0] if len(told.get("requests", ())) == 1 else told
+    print(json.dumps(story, indent=1) if options.json else call_text(told))
     return 0
 
 
@@ -61,19 +60,17 @@ def explanation(
             raise CommandError(f"{unknown}; and the gateway: {error}") from error
     requests = dict.fromkeys(span["attributes"].get(_REQUEST) for span in spans)
     stories = [_remembered(scheduler, request) for request in requests if request]
-    found = [story for story in stories if story is not None]
-    return {"requests": found} if found else {"spans": spans}
+    remembered = [story for story in stories if story is not None]
+    return {"requests": remembered} if remembered else {"spans": spans}
 
 
 def call_text(told: dict[str, Any]) -> str:
-    """An explanation for people."""
     if "requests" in told:
         return "\n".join(map(request_text, told["requests"]))
     return "\n".join(_without_request(printable(told["spans"])))
 
 
 def latest_text(requests: list[dict[str, Any] | str]) -> str:
-    """The latest requests, one a line."""
     none = "no request yet: call a function that uses a GPU"
     return "\n".join(map(_latest, requests)) or none
 
@@ -97,13 +94,15 @@ def _without_request(spans: list[dict[str, Any]]) -> Iterator[str]:
     """Where a call ran that no request is known of."""
     yield spans[0]["name"]
     attributes = [span["attributes"] for span in spans]
-    for reason in dict.fromkeys(filter(None, (one.get(_LOCAL) for one in attributes))):
+    for reason in dict.fromkeys(filter(None, (facts.get(_LOCAL) for facts in attributes))):
         yield f"  by the function's own processor: {reason}; no GPU was asked for"
-    leases = [one for one in attributes if one.get(_LEASE)]
-    for lease in dict.fromkeys(one[_LEASE] for one in leases):
-        gpu = next((one[_GPU] for one in leases if one[_LEASE] == lease and _GPU in one), "its GPU")
+    leases = [facts for facts in attributes if facts.get(_LEASE)]
+    for lease in dict.fromkeys(facts[_LEASE] for facts in leases):
+        gpu = next(
+            (facts[_GPU] for facts in leases if facts[_LEASE] == lease and _GPU in facts), "its GPU"
+        )
         yield f"  on {gpu} under lease {lease}, which stood from an earlier call"
-    if not leases and not any(one.get(_LOCAL) for one in attributes):
+    if not leases and not any(facts.get(_LOCAL) for facts in attributes):
         yield "  it used no GPU"
     yield from _failure(spans[0])
 

@@ -54,7 +54,6 @@ _PAGE_PATIENCE_S = 1.5
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("gateway", help="deploy and invoke functions, as OpenFaaS does")
     add = parser.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
@@ -126,7 +125,6 @@ class _Serving:
 
 
 async def _serve(serving: _Serving, environment: Mapping[str, str]) -> None:
-    """Serve until SIGTERM or SIGINT."""
     settings, secret, urls = serving.settings, serving.secret, serving.urls
     stop = stop_event()
     Path(settings.state_dir).mkdir(parents=True, exist_ok=True)
@@ -157,7 +155,6 @@ async def _serve(serving: _Serving, environment: Mapping[str, str]) -> None:
 async def _tracer(
     tracing: TraceSettings, environment: Mapping[str, str]
 ) -> AsyncIterator[CallTracer]:
-    """A tracer, which exports spans if a collector is configured."""
     async with span_exporter(tracing, environment) as exporter:
         yield CallTracer(TracerSettings(keep=tracing.keep, ratio=tracing.ratio), exporter)
 
@@ -206,7 +203,6 @@ class ShimEnvironment:
         self._largest = gpus[0] if gpus else self._largest
 
     async def refresh_forever(self) -> None:
-        """Refresh now and then, until cancelled."""
         while True:
             await asyncio.sleep(_REFRESH_EVERY_S)
             await self.refresh()

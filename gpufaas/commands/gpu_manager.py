@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("gpu-manager", help="manage the GPUs of this node")
     add = parser.add_argument
     add("--node", default=socket.gethostname(), help="the node's name (the host's)")

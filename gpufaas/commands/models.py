@@ -52,7 +52,6 @@ _MINUTE_S, _HOUR_S = 60, 3600
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the commands' options."""
     parser = commands.add_parser("models", help="the models that a GPU manager or cluster holds")
     which = "this one alone, or a function's; a cluster's with all its facts"
     parser.add_argument("model", nargs="?", help=which)
@@ -76,11 +75,11 @@ def _add_common_options(parser: argparse.ArgumentParser) -> None:
 def _models(options: argparse.Namespace) -> int:
     if options.address is None:
         api = scheduler_api(options)
-        found = _named(api.get("/models"), options.model)
+        models = _named(api.get("/models"), options.model)
         if options.model:
-            found = [api.get(f"/models/{in_path(each['model'])}") for each in found]
+            models = [api.get(f"/models/{in_path(row['model'])}") for row in models]
         show = cluster_details if options.model else cluster_table
-        print(json.dumps(found, indent=1) if options.json else show(found))
+        print(json.dumps(models, indent=1) if options.json else show(models))
         return 0
     rows = request_admin(options.address, options.credential, do="models")["models"]
     rows = _named(rows, options.model)
@@ -107,26 +106,25 @@ def _named(rows: list[dict[str, Any]], name: str | None) -> list[dict[str, Any]]
     """Those whose id or its last part begins so, or of a function of this name; all without one."""
     if not name:
         return rows
-    found = [
+    chosen = [
         row
         for row in rows
         if row["model"].startswith(name)
         or row["model"].rpartition("/")[2].startswith(name)
         or any(name in (of, of.rpartition("/")[2]) for of in _functions(row))
     ]
-    if not found:
+    if not chosen:
         raise UnknownModel(name)
-    return found
+    return chosen
 
 
 def _functions(row: dict[str, Any]) -> list[str]:
     """The functions of a model, as a scheduler lists them or as a GPU manager does."""
-    found: list[str] = row["label"].split(", ") if "label" in row else row.get("functions", [])
-    return found
+    functions: list[str] = row["label"].split(", ") if "label" in row else row.get("functions", [])
+    return functions
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A GPU manager's models, one line for each model and GPU."""
     return columns([_HEAD, *(_line(row) for row in rows)])
 
 
@@ -136,12 +134,10 @@ def cluster_table(models: list[dict[str, Any]]) -> str:
 
 
 def cluster_details(models: list[dict[str, Any]]) -> str:
-    """Models of a cluster, one below the other."""
     return "\n\n".join(map(cluster_detail, models))
 
 
 def cluster_detail(model: dict[str, Any]) -> str:
-    """A line for each fact, its measured times by configuration, and what it uses of a GPU."""
     parts = [columns(list(zip(_CLUSTER_HEAD, _cluster_line(model), strict=True)))]
     if model.get("configured"):
         parts.append(columns([_CONFIGURED_HEAD, *map(_configured_line, model["configured"])]))
@@ -152,7 +148,7 @@ def cluster_detail(model: dict[str, Any]) -> str:
 
 
 def _configured_line(run: dict[str, Any]) -> tuple[str, ...]:
-    sizes = (str(run[each]) for each in ("batch", "vcpus", "vgpus"))
+    sizes = (str(run[part]) for part in ("batch", "vcpus", "vgpus"))
     return (*sizes, run["gpu_type"], f"{run['run_s']:.3g} s")
 
 
@@ -196,14 +192,13 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _merged(row: dict[str, Any]) -> str:
     """Concurrent calls that ran as one, as in `96 in 4`, and why most others did not."""
-    found = row.get("merged") or {}
-    reasons = found.get("singly") or {}
-    merged = [f"{found['calls']} in {found['groups']}"] if found.get("groups") else []
+    counts = row.get("merged") or {}
+    reasons = counts.get("singly") or {}
+    merged = [f"{counts['calls']} in {counts['groups']}"] if counts.get("groups") else []
     return ", ".join([*merged, *sorted(reasons, key=reasons.__getitem__)[-1:]]) or "-"
 
 
 def _ago(moment_s: float | None) -> str:
-    """The time since that moment."""
     if moment_s is None:
         return "-"
     seconds = max(0.0, time.time() - moment_s)

@@ -15,7 +15,6 @@ Policy = dict[str, Any]
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("policy", help="show, change or list a scheduler's policies")
     add_scheduler_options(parser)
     parser.set_defaults(run=_list, long=False)
@@ -30,9 +29,9 @@ def add_parser(commands: Commands) -> None:
     every.add_argument("--long", action="store_true", default=False, help="with their rules")
     show = add_verb(verbs, "show", "a policy's rule and parameters, by default of that in force")
     show.add_argument("policy", nargs="?", default=None)
-    for each, run in ((get, _get), (choose, _set), (every, _list), (show, _show)):
-        add_scheduler_options(each)
-        each.set_defaults(run=run)
+    for verb, run in ((get, _get), (choose, _set), (every, _list), (show, _show)):
+        add_scheduler_options(verb)
+        verb.set_defaults(run=run)
 
 
 def _get(options: argparse.Namespace) -> int:
@@ -47,14 +46,14 @@ def _set(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     scheduler = scheduler_api(options)
-    found = scheduler.get("/policies")
+    answer = scheduler.get("/policies")
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(answer, indent=1))
     elif options.long:
-        print("\n\n".join(map(_rule_text, found)))
+        print("\n\n".join(map(_rule_text, answer)))
     else:
         in_force = scheduler.get("/policy")["policy"]
-        rows = [_row(policy, "*" if policy["name"] == in_force else "") for policy in found]
+        rows = [_row(policy, "*" if policy["name"] == in_force else "") for policy in answer]
         print(columns([("", "POLICY", "RULE", "PARAMETERS"), *rows]))
     return 0
 
@@ -62,10 +61,10 @@ def _list(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     scheduler = scheduler_api(options)
     name = options.policy or scheduler.get("/policy")["policy"]
-    found = [policy for policy in scheduler.get("/policies") if policy["name"] == name]
-    if not found:
+    named = [policy for policy in scheduler.get("/policies") if policy["name"] == name]
+    if not named:
         raise CommandError(f"there is no policy {name!r}: `gpufaas policy list` has all")
-    print(json.dumps(found[0], indent=1) if options.json else _rule_text(found[0]))
+    print(json.dumps(named[0], indent=1) if options.json else _rule_text(named[0]))
     return 0
 
 

@@ -36,7 +36,6 @@ _TERMS = {
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     help_text = "shares, priorities and quotas of namespaces and functions"
     parser = commands.add_parser("quota", help=help_text)
     add_scheduler_options(parser)
@@ -58,9 +57,9 @@ def add_parser(commands: Commands) -> None:
     show.add_argument("owner", nargs="?", default=None, help=_OWNER_HELP)
     remove = add_verb(verbs, "remove", "remove what an operator set of an owner")
     _add_owner(remove)
-    for each, run in ((choose, _set), (show, _show), (remove, _remove)):
-        add_scheduler_options(each)
-        each.set_defaults(run=run)
+    for verb, run in ((choose, _set), (show, _show), (remove, _remove)):
+        add_scheduler_options(verb)
+        verb.set_defaults(run=run)
 
 
 def _add_owner(parser: argparse.ArgumentParser) -> None:

@@ -38,7 +38,6 @@ class ReplayResult:
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("replay", help="replay a recorded live run in a fresh core")
     parser.add_argument("file", help="as `gpufaas scheduler --record FILE` wrote it")
     parser.add_argument(
@@ -61,46 +60,45 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     if options.parameters:
         raise CommandError("--parameters are of a policy: name it with --policy")
-    found = replay(path)
+    result = replay(path)
     if options.json:
-        print(json.dumps(asdict(found), indent=1))
+        print(json.dumps(asdict(result), indent=1))
     else:
-        print(replay_text(found))
-    return int(bool(found.differing_lines))
+        print(replay_text(result))
+    return int(bool(result.differing_lines))
 
 
-def replay_text(found: ReplayResult) -> str:
-    """The result as text."""
-    kinds = ", ".join(f"{count} {kind}" for kind, count in found.by_kind.most_common())
-    lines = [f"{found.events} events in {found.terms} terms, {found.seconds:.1f} s: {kinds}"]
-    if not found.differing_lines:
+def replay_text(result: ReplayResult) -> str:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in result.by_kind.most_common())
+    lines = [f"{result.events} events in {result.terms} terms, {result.seconds:.1f} s: {kinds}"]
+    if not result.differing_lines:
         lines.append("A fresh core answers every one of them with the same actions.")
         return "\n".join(lines)
-    first = ", ".join(map(str, found.differing_lines[:_MOST_SHOWN]))
-    lines.append(f"{len(found.differing_lines)} answers differ, the first at line {first}.")
+    first = ", ".join(map(str, result.differing_lines[:_MOST_SHOWN]))
+    lines.append(f"{len(result.differing_lines)} answers differ, the first at line {first}.")
     return "\n".join(lines)
 
 
 def replay(path: Path) -> ReplayResult:
     """Replay every term of a recording in a fresh core."""
-    found, core, began_s = ReplayResult(), None, 0.0
+    result, core, began_s = ReplayResult(), None, 0.0
     for number, entry in _entries(path):
         if isinstance(entry, Beginning):
             core, began_s = entry.core(), -1.0
-            found.terms += 1
+            result.terms += 1
             continue
         if core is None:
             raise BadRecording(f"{path}, line {number}: an event before the beginning of a term")
         if began_s >= 0:
-            found.seconds += entry.at_s - began_s
+            result.seconds += entry.at_s - began_s
         began_s = entry.at_s
-        found.events += 1
-        found.by_kind[type(entry.event).__name__] += 1
+        result.events += 1
+        result.by_kind[type(entry.event).__name__] += 1
         if _answer(core, entry.event, entry.at_s) != entry.digest:
-            found.differing_lines.append(number)
+            result.differing_lines.append(number)
     if core is None:
         raise BadRecording(f"{path}: the recording is empty")
-    return found
+    return result
 
 
 def _answer(core: Core, event: Event, at_s: float) -> str:

@@ -17,7 +17,6 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser(
         "reproduce", help="repeat a paper's evaluation and write it down with pictures"
     )

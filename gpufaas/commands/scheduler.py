@@ -45,7 +45,6 @@ _ANYWHERE = {"0.0.0.0", "::"}
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("scheduler", help="decide which GPU runs each request")
     add = parser.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
@@ -110,16 +109,15 @@ def _run(options: argparse.Namespace) -> int:
 
 def _first_error(group: BaseExceptionGroup[DatastoreError]) -> BaseException:
     """The group's first error; an etcd that refuses a login refuses every task."""
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _serve(
     settings: Settings, secret: bytes, tracing: TraceSettings, environment: Mapping[str, str]
 ) -> None:
-    """Serve until SIGTERM or SIGINT."""
     stop = stop_event()
     listener = _listener(settings.scheduler.listen)
     url = settings.scheduler.advertise or _url(listener)
@@ -164,7 +162,6 @@ async def recording(path: str) -> AsyncIterator[RunRecorder | None]:
 
 @asynccontextmanager
 async def _store(etcd: Etcd) -> AsyncIterator[Store]:
-    """The datastore that the settings ask for."""
     if etcd.start:
         data = Path(etcd.data_dir)
         with ExitStack() as ports:

@@ -21,7 +21,6 @@ _MANY_REQUESTS = 10_000
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("simulate", help="run policies on a simulated cluster")
     add = parser.add_argument
     add(
@@ -104,7 +103,6 @@ def _simulate(scenarios: list[Scenario]) -> list[ScenarioResult]:
 
 
 def as_json(result: ScenarioResult) -> dict[str, object]:
-    """One run as the documented JSON object."""
     scenario = result.scenario
     return {
         "policy": scenario.policy,
@@ -119,12 +117,14 @@ def as_json(result: ScenarioResult) -> dict[str, object]:
 def _explain(scenarios: list[Scenario], options: argparse.Namespace) -> int:
     request = RequestId("r" + options.explain.removeprefix("r"))
     runs = [study.run(scenario, explain=request) for scenario in scenarios]
-    found = [explanation for run in runs for explanation in run.explanations]
-    if not found:
+    explanations = [explanation for run in runs for explanation in run.explanations]
+    if not explanations:
         last = runs[0].summary.requests - 1
         raise CommandError(f"no request {options.explain!r}; there are r0 to r{last}")
     if options.json:
-        print(json.dumps([asdict(explanation) for explanation in found], indent=1))
+        print(json.dumps([asdict(explanation) for explanation in explanations], indent=1))
     else:
-        print("\n\n".join(decision_text(explanation) for explanation in found), file=sys.stdout)
+        print(
+            "\n\n".join(decision_text(explanation) for explanation in explanations), file=sys.stdout
+        )
     return 0

@@ -22,7 +22,6 @@ _CLEAR = "\x1b[H\x1b[J"
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("status", help="GPUs, models, queues and latencies, live")
     parser.add_argument("--once", action="store_true", help="print it once and end")
     parser.add_argument(
@@ -35,7 +34,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def _what(options: argparse.Namespace) -> tuple[Callable[[], Answer], Callable[[Answer], str]]:
-    """What to look at again and again, and its text."""
     if options.address is not None:
         ask = partial(request_admin, options.address, options.credential, do="status")
         return ask, node_text
@@ -45,8 +43,8 @@ def _what(options: argparse.Namespace) -> tuple[Callable[[], Answer], Callable[[
 def _run(options: argparse.Namespace) -> int:
     look, text = _what(options)
     if options.json or options.once or not sys.stdout.isatty():
-        found = look()
-        print(json.dumps(found, indent=1) if options.json else text(found))
+        answer = look()
+        print(json.dumps(answer, indent=1) if options.json else text(answer))
         return 0
     try:
         while True:
@@ -65,7 +63,6 @@ _TRANSFERS = ("TRANSFERS", "DIRECTION", "CLASS", "BYTES", "WAITED")
 
 
 def node_text(node: dict[str, Any]) -> str:
-    """Tables of the node's GPUs, and of their transfers where these are counted."""
     store = node["store"]
     lines = [
         f"node {node['node']}   policy {node['policy']}   leases {node['leases']}   "

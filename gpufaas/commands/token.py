@@ -7,7 +7,6 @@ from scheduler.service.http.access import ApiRole, token
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("token", help="print the token for a scheduler's API")
     parser.add_argument(
         "--caller",

@@ -22,7 +22,6 @@ _DECISIONS = next(number for number, panel in enumerate(PANELS) if panel.name ==
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("top", help="GPUs, functions, queue and decisions, live")
     parser.add_argument("--once", action="store_true", help="print everything once and end")
     parser.add_argument("--json", action="store_true", help="print the state as JSON and end")
@@ -74,7 +73,6 @@ class _Top:
         }
 
     def run(self) -> None:
-        """Run until a key or a signal ends it."""
         self._reader.start()
         try:
             while not self._screen.ended:

@@ -54,7 +54,6 @@ _WORDS: Sequence[tuple[str, str]] = (
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("trace", help="where a call went, and what took how long")
     which = "its X-Call-Id, or how that begins, or a request's id; without one, the latest calls"
     parser.add_argument("call", nargs="?", type=named_call, help=which)
@@ -73,8 +72,8 @@ def named_call(text: str) -> str:
 def _run(options: argparse.Namespace) -> int:
     gateway = gateway_api(options)
     if options.call is None:
-        found = gateway.get(_PATH)
-        print(json.dumps(found) if options.json else latest_text(found))
+        answer = gateway.get(_PATH)
+        print(json.dumps(answer) if options.json else latest_text(answer))
         return 0
     story = request_trace(gateway, _scheduler(options), options.call)
     print(json.dumps(story, indent=1) if options.json else "\n".join(trace_text(story)))
@@ -106,18 +105,18 @@ def request_trace(gateway: GatewayApi, scheduler: SchedulerApi, call_id: str) ->
         if request is None:
             continue
         try:
-            found = scheduler.get(f"/traces/{in_path(request)}")["spans"]
+            request_spans = scheduler.get(f"/traces/{in_path(request)}")["spans"]
         except CommandError as error:
             missing.append(f"request {request}: {error}")
         else:
-            spans += _attached_below(span, found)
+            spans += _attached_below(span, request_spans)
     return {"call_id": call_id, "spans": spans, "missing": missing}
 
 
 def call_spans(gateway: GatewayApi, call_id: str) -> list[dict[str, Any]]:
     """The spans of a call, by its id or by the beginning of that alone."""
     try:
-        found: list[dict[str, Any]] = gateway.get(f"{_PATH}/{quote(call_id, safe='')}")["spans"]
+        spans: list[dict[str, Any]] = gateway.get(f"{_PATH}/{quote(call_id, safe='')}")["spans"]
     except CommandError as unknown:
         latest = (call["call_id"] for call in gateway.get(_PATH)["calls"])
         ids = {each for each in latest if each.startswith(call_id)} - {call_id}
@@ -126,15 +125,15 @@ def call_spans(gateway: GatewayApi, call_id: str) -> list[dict[str, Any]]:
         many = f"{len(ids)} of the latest calls begin so, " if ids else ""
         expected = f"{many}an X-Call-Id or at least its first {_SHORTEST} characters are expected"
         raise CommandError(f"{unknown}; {expected}") from unknown
-    return found
+    return spans
 
 
 def trace_text(story: Shown) -> Iterator[str]:
     """The spans as a tree, one line each: begin, duration, name and attributes."""
     story = printable(story)
     spans: Sequence[Shown] = sorted(story["spans"], key=lambda span: span["begin_ns"])
-    known = {span["span_id"] for span in spans}
-    roots = [span for span in spans if span["parent_id"] not in known]
+    ids = {span["span_id"] for span in spans}
+    roots = [span for span in spans if span["parent_id"] not in ids]
     begun_ns = spans[0]["begin_ns"]
     traces = ", ".join(dict.fromkeys(span["trace_id"] for span in spans))
     yield f"call {story['call_id']}, trace {traces}"
@@ -148,19 +147,18 @@ def trace_text(story: Shown) -> Iterator[str]:
         yield f"(missing: {missing})"
 
 
-def latest_text(found: Shown) -> str:
-    """The latest calls, one a line."""
-    return "\n".join(map(_latest, printable(found)["calls"])) or "no call yet: call a function"
+def latest_text(answer: Shown) -> str:
+    return "\n".join(map(_latest, printable(answer)["calls"])) or "no call yet: call a function"
 
 
-def _attached_below(span: Shown, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _attached_below(span: Shown, spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The request's spans, attached below the gateway's span even if they have another trace."""
-    known = {each["span_id"] for each in found}
-    for each in found:
-        each["trace_id"] = span["trace_id"]
-        if each["parent_id"] not in known:
-            each["parent_id"] = span["span_id"]
-    return found
+    ids = {child["span_id"] for child in spans}
+    for child in spans:
+        child["trace_id"] = span["trace_id"]
+        if child["parent_id"] not in ids:
+            child["parent_id"] = span["span_id"]
+    return spans
 
 
 def _tree(
@@ -171,9 +169,9 @@ def _tree(
         return
     shown.add(id(span))
     yield depth, span
-    for each in spans:
-        if each["parent_id"] == span["span_id"]:
-            yield from _tree(each, spans, depth + 1, shown)
+    for child in spans:
+        if child["parent_id"] == span["span_id"]:
+            yield from _tree(child, spans, depth + 1, shown)
 
 
 def _line(span: Shown, depth: int, begun_ns: int) -> str:

@@ -57,7 +57,6 @@ class _Etcd:
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the options of both commands."""
     up = commands.add_parser("up", help="run etcd, scheduler, GPU manager and gateway here")
     add = up.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")

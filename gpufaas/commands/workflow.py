@@ -23,7 +23,6 @@ _PROBLEM = re.compile(r"^line (\d+): ", re.MULTILINE)
 
 
 def add_parser(commands: Commands) -> None:
-    """Describe the command's options."""
     parser = commands.add_parser("workflow", help="deploy and call graphs of functions")
     _add_options(parser, "")
     parser.set_defaults(namespace="", run=_list)
@@ -36,8 +35,8 @@ def add_parser(commands: Commands) -> None:
     invoke = add_verb(verbs, "invoke", "call a workflow, and print its answer as it arrives")
     remove = add_verb(verbs, "remove", "remove a workflow")
     logs = add_verb(verbs, "logs", "the last runs of a workflow, with their stages")
-    for each in (describe, invoke, remove, logs):
-        each.add_argument("name")
+    for verb in (describe, invoke, remove, logs):
+        verb.add_argument("name")
     invoke.add_argument(
         "--body", default=None, metavar="FILE|TEXT", help="@FILE, @- or the text itself"
     )
@@ -47,12 +46,12 @@ def add_parser(commands: Commands) -> None:
     invoke.add_argument(
         "--callback", default=None, metavar="URL", help="with --async: for its result"
     )
-    for each, run in (
+    for verb, run in (
         (deploy, _deploy), (every, _list), (describe, _describe),
         (invoke, _invoke), (remove, _remove), (logs, _logs),
     ):  # fmt: skip
-        _add_options(each, argparse.SUPPRESS)
-        each.set_defaults(run=run)
+        _add_options(verb, argparse.SUPPRESS)
+        verb.set_defaults(run=run)
 
 
 def _add_options(parser: argparse.ArgumentParser, namespace: str) -> None:
@@ -70,7 +69,7 @@ def _deploy(options: argparse.Namespace) -> int:
     with gateway.call("POST", _ALL, text) as response:
         status, said = response.status, response.read().decode("utf-8", "replace")
     if status == http.client.BAD_REQUEST:
-        raise CommandError(_PROBLEM.sub(lambda found: f"{options.file}:{found[1]}: ", said))
+        raise CommandError(_PROBLEM.sub(lambda match: f"{options.file}:{match[1]}: ", said))
     if status != http.client.ACCEPTED:
         gateway.refuse(status, said.encode())
     try:
@@ -84,14 +83,14 @@ def _deploy(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    found = gateway_api(options).get(_path(_ALL, options))
-    print(json.dumps(found, indent=1) if options.json else workflow_rows(found))
+    workflows = gateway_api(options).get(_path(_ALL, options))
+    print(json.dumps(workflows, indent=1) if options.json else workflow_rows(workflows))
     return 0
 
 
 def _describe(options: argparse.Namespace) -> int:
-    found = gateway_api(options).get(_path(f"{_ONE}/{quote(options.name, safe='')}", options))
-    print(json.dumps(found, indent=1) if options.json else workflow_text(found))
+    answer = gateway_api(options).get(_path(f"{_ONE}/{quote(options.name, safe='')}", options))
+    print(json.dumps(answer, indent=1) if options.json else workflow_text(answer))
     return 0
 
 
@@ -104,8 +103,8 @@ def _remove(options: argparse.Namespace) -> int:
 
 def _logs(options: argparse.Namespace) -> int:
     path = f"{_ONE}/{quote(options.name, safe='')}/runs"
-    found = gateway_api(options).get(_path(path, options))
-    print(json.dumps(found, indent=1) if options.json else "\n".join(runs_text(found["runs"])))
+    answer = gateway_api(options).get(_path(path, options))
+    print(json.dumps(answer, indent=1) if options.json else "\n".join(runs_text(answer["runs"])))
     return 0
 
 

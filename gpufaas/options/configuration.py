@@ -94,7 +94,6 @@ class AllSettings:
 
     @property
     def of_scheduler(self) -> Settings:
-        """The scheduler's settings."""
         return Settings(
             self.policy,
             self.eviction,
@@ -130,10 +129,10 @@ def _checked(settings: AllSettings, flags: Mapping[str, object]) -> AllSettings:
     eviction.make(settings.eviction)
     exits.make(settings.exit_rule)
     eviction.make(settings.node.host_eviction)
-    for key, known in (("prepare", PREPARE_CHOICES), ("runtime", RUNTIMES)):
+    for key, choices in (("prepare", PREPARE_CHOICES), ("runtime", RUNTIMES)):
         value = getattr(settings.node, key)
-        if value not in known:
-            raise CommandError(f"[node] {key} = {value!r}: {' or '.join(known)} is expected")
+        if value not in choices:
+            raise CommandError(f"[node] {key} = {value!r}: {' or '.join(choices)} is expected")
     for table, listen in (
         ("scheduler", settings.scheduler.listen), ("gateway", settings.gateway.listen),
     ):  # fmt: skip
@@ -191,15 +190,14 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _with(settings: _Settings, table: Mapping[str, object], where: str) -> _Settings:
-    """The settings, changed by a table."""
     assert is_dataclass(settings), "settings are dataclasses"
     assert not isinstance(settings, type), "settings are instances"
     kinds = get_type_hints(type(settings))
-    known = [each.name for each in fields(settings)]
+    keys = [field.name for field in fields(settings)]
     changed: dict[str, object] = {}
     for name, value in table.items():
-        if name not in known:
-            raise CommandError(f"{where}: unknown key {name!r}; known: {', '.join(known)}")
+        if name not in keys:
+            raise CommandError(f"{where}: unknown key {name!r}; known: {', '.join(keys)}")
         now = getattr(settings, name)
         if is_dataclass(now) and not isinstance(now, type):
             if not isinstance(value, Mapping):
@@ -215,18 +213,18 @@ def _with_environment(settings: AllSettings, environment: Mapping[str, str]) -> 
 
     Other variables with our prefix belong to the shim.
     """
-    for each in fields(settings):
-        now = getattr(settings, each.name)
-        variable = f"{_PREFIX}_{each.name.upper()}"
+    for setting in fields(settings):
+        now = getattr(settings, setting.name)
+        variable = f"{_PREFIX}_{setting.name.upper()}"
         if not is_dataclass(now):
             text = environment.get(variable)
             if text is not None:
-                settings = _with(settings, {each.name: text}, variable)
+                settings = _with(settings, {setting.name: text}, variable)
             continue
         for name, text in sorted(environment.items()):
             if name.startswith(f"{variable}_") and not _is_service_link(name, text):
                 key = name.removeprefix(f"{variable}_").lower()
-                settings = _with(settings, {each.name: {key: text}}, name)
+                settings = _with(settings, {setting.name: {key: text}}, name)
     return settings
 
 
@@ -244,12 +242,12 @@ def _value(kind: object, name: str, value: object, where: str) -> object:
     try:
         if name.endswith("_bytes") and isinstance(value, str):
             return parse_size(value)
-        found = read(value)
-        if isinstance(found, int | float) and not 0 <= found < float("inf"):
+        made = read(value)
+        if isinstance(made, int | float) and not 0 <= made < float("inf"):
             raise ValueError("it may not be negative")
     except (ValueError, TypeError, OverflowError, BadSize) as error:
         raise CommandError(f"{where}: {name} = {value!r}: {error}") from error
-    return found
+    return made
 
 
 def _text(value: object) -> str:
@@ -272,10 +270,10 @@ def _number(value: object) -> float:
 
 def _truth(value: object) -> bool:
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    found = value if isinstance(value, bool) else words.get(str(value).lower())
-    if found is None:
+    truth = value if isinstance(value, bool) else words.get(str(value).lower())
+    if truth is None:
         raise TypeError("true or false is expected")
-    return found
+    return truth
 
 
 def _texts(value: object) -> tuple[str, ...]:
@@ -283,7 +281,7 @@ def _texts(value: object) -> tuple[str, ...]:
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if not isinstance(value, list | tuple):
         raise TypeError("a list of texts is expected")
-    return tuple(_text(each) for each in value)
+    return tuple(_text(item) for item in value)
 
 
 def numbers(value: object) -> dict[str, float]:

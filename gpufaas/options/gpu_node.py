@@ -91,7 +91,6 @@ def device_settings(
 def node_settings(
     options: argparse.Namespace, node: str, listen: tuple[Address, ...]
 ) -> NodeSettings:
-    """A node's settings from all options."""
     return replace(
         device_settings(options, node, listen),
         store_memory_bytes=_size(options.store_memory),
@@ -147,7 +146,6 @@ def gpu_concurrency(text: str) -> int:
 
 
 def gpu_slots(text: str) -> int:
-    """The number of slots of a GPU."""
     return _number_from_one("GPU slots", text, MOST_SLOTS)
 
 

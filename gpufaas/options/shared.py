@@ -30,7 +30,6 @@ def add_log_format_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_secret_option(parser: argparse.ArgumentParser, missing: str = "") -> None:
-    """The option for the file of the secret that all processes of a cluster share."""
     parser.add_argument(
         "--secret-file",
         metavar="FILE",

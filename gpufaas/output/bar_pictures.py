@@ -65,7 +65,6 @@ def draw_side_by_side(path: Path, title: str, pictures: Sequence[Bars]) -> None:
 
 
 def draw_panel(panel: Axes, picture: Bars) -> None:
-    """Draw all bars of a picture, and the thesis's figures as diamonds."""
     width = 0.84 / len(picture.ours)
     for place, (name, values) in enumerate(picture.ours.items()):
         offset = (place - (len(picture.ours) - 1) / 2) * width
@@ -93,9 +92,9 @@ def _shown(name: str) -> str:
 
 
 def _draw_thesis(panel: Axes, at: Sequence[float], values: Sequence[float | None]) -> None:
-    known = [(x, y) for x, y in zip(at, values, strict=False) if y is not None]
-    if known:
-        xs, ys = zip(*known, strict=True)
+    points = [(x, y) for x, y in zip(at, values, strict=False) if y is not None]
+    if points:
+        xs, ys = zip(*points, strict=True)
         panel.scatter(xs, ys, s=48, marker="D", facecolor="white", edgecolor=INK, zorder=3)
 
 
@@ -106,9 +105,9 @@ def _label_thesis(panel: Axes, picture: Bars) -> None:
 
 def draw_legend(figure: Figure, panel: Axes, place: _Place) -> None:
     """Name each colour once; the thesis comes last."""
-    found = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
-    names = sorted(found, key=lambda name: name == THESIS)
-    handles = [found[name] for name in names]
+    by_name = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
+    names = sorted(by_name, key=lambda name: name == THESIS)
+    handles = [by_name[name] for name in names]
     figure.legend(handles, names, loc=place, ncols=len(names), fontsize=10)
 
 

@@ -30,17 +30,14 @@ def seconds(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share in percent."""
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def rate(value: float | None) -> str:
-    """A rate a second."""
     return "-" if value is None else f"{value:.3g}/s"
 
 
 def size(value: int) -> str:
-    """A number of bytes."""
     return format_size(value)
 
 

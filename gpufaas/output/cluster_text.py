@@ -18,7 +18,6 @@ _GPU_HEAD = ("GPU", "MEMORY", "STATE", "QUEUE", "MODELS BY SIZE")
 
 
 def cluster_text(cluster: dict[str, Any]) -> str:
-    """The cluster on one screen."""
     return "\n".join([*_head(cluster), "", *_gpus(cluster)])
 
 
@@ -98,12 +97,12 @@ def _wide_leases(gpu: dict[str, Any]) -> Iterator[str]:
 
 def _models(gpu: dict[str, Any], functions: dict[str, list[str]]) -> str:
     """The largest models, each by its functions where these are known."""
-    largest = sorted(gpu["residents"], key=lambda found: -found["memory_bytes"])
+    largest = sorted(gpu["residents"], key=lambda resident: -resident["memory_bytes"])
     shown = [
-        f"{functions_text(functions.get(found['model'], [])) or found['model']} "
-        f"{format_size(found['memory_bytes'])}{'*' if found['pinned'] else ''}"
-        f"{unusual_hosting(found)}"
-        for found in largest[:_MOST_MODELS]
+        f"{functions_text(functions.get(resident['model'], [])) or resident['model']} "
+        f"{format_size(resident['memory_bytes'])}{'*' if resident['pinned'] else ''}"
+        f"{unusual_hosting(resident)}"
+        for resident in largest[:_MOST_MODELS]
     ]
     left_out, empty = len(largest) - len(shown), len(gpu.get("contexts", ()))
     if empty:

@@ -35,8 +35,8 @@ _NEAR = 0.1
 def chosen_policies(names: Sequence[str], parameters: str | None) -> list[Choice]:
     """The named policies, or all, each with the parameters that it has."""
     asked = [name for text in names for name in text.split(",") if name]
-    found = policies.available() if "all" in asked else tuple(dict.fromkeys(asked))
-    if not found:
+    selected = policies.available() if "all" in asked else tuple(dict.fromkeys(asked))
+    if not selected:
         raise CommandError(f"which policy? one of {', '.join(policies.available())}, or all")
     for name in asked:
         if "=" in name:
@@ -49,13 +49,13 @@ def chosen_policies(names: Sequence[str], parameters: str | None) -> list[Choice
     except ValueError as error:
         raise CommandError(f"parameters {parameters!r}: {error}") from error
     for parameter in given:
-        if not any(policies.takes(name, parameter) for name in found):
+        if not any(policies.takes(name, parameter) for name in selected):
             policies.make(
-                found[0], {parameter: given[parameter]}
+                selected[0], {parameter: given[parameter]}
             )  # raises an error that lists its parameters
     chosen: list[Choice] = []
-    for name in found:
-        own = {each: value for each, value in given.items() if policies.takes(name, each)}
+    for name in selected:
+        own = {key: value for key, value in given.items() if policies.takes(name, key)}
         policies.make(name, own)
         chosen.append((name, own))
     return chosen
@@ -72,28 +72,28 @@ def compare_policies(
         raise BadRecording(text if text.startswith(str(path)) else f"{path}: {text}") from error
 
 
-def as_json(found: Comparison) -> str:
-    """The comparison as JSON."""
-    return json.dumps(asdict(found) | {"assumptions": list(_assumptions(found))}, indent=1)
+def as_json(comparison: Comparison) -> str:
+    return json.dumps(
+        asdict(comparison) | {"assumptions": list(_assumptions(comparison))}, indent=1
+    )
 
 
-def side_by_side(found: Comparison) -> str:
-    """A table: what happened, its simulation, and a column for each policy."""
-    outlooks = [found.recorded, *found.others]
-    columns = [found.happened, *(each.figures for each in outlooks)]
-    heads = ["happened", f"{_name(found)} again", *(each.policy for each in found.others)]
+def side_by_side(comparison: Comparison) -> str:
+    outlooks = [comparison.recorded, *comparison.others]
+    columns = [comparison.happened, *(each.figures for each in outlooks)]
+    heads = ["happened", f"{_name(comparison)} again", *(each.policy for each in comparison.others)]
     widths = [max(len(head), 9) + 2 for head in heads]
     lines = [_line("", heads, widths)]
     lines.append("-" * len(lines[0]))
     lines += [_line(name, [shown(each) for each in columns], widths) for name, shown in _ROWS]
-    lines += ["", _deviation(found)]
-    lines += [f"{each.policy}: {_written(each)}" for each in found.others if each.parameters]
-    lines += ["", "Assumed:", *(f"- {each}" for each in _assumptions(found))]
+    lines += ["", _deviation(comparison)]
+    lines += [f"{each.policy}: {_written(each)}" for each in comparison.others if each.parameters]
+    lines += ["", "Assumed:", *(f"- {each}" for each in _assumptions(comparison))]
     return "\n".join(lines)
 
 
-def _name(found: Comparison) -> str:
-    return "recorded" if found.policy_changes else found.recorded.policy
+def _name(comparison: Comparison) -> str:
+    return "recorded" if comparison.policy_changes else comparison.recorded.policy
 
 
 def _line(name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -101,9 +101,8 @@ def _line(name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
     return f"{name:<16}" + "".join(shown)
 
 
-def _deviation(found: Comparison) -> str:
-    """The simulation's deviation from the recorded run."""
-    real, simulated = found.happened, found.recorded.figures
+def _deviation(comparison: Comparison) -> str:
+    real, simulated = comparison.happened, comparison.recorded.figures
     if not real.avg_latency_s:
         return "Nothing completed in the recording, so the model's error is unknown."
     off = simulated.avg_latency_s / real.avg_latency_s - 1.0
@@ -121,8 +120,7 @@ def _written(outlook: Outlook) -> str:
     return " ".join(f"{name}={value:g}" for name, value in outlook.parameters.items())
 
 
-def _assumptions(found: Comparison) -> Iterator[str]:
-    """The assumptions of the simulation."""
+def _assumptions(comparison: Comparison) -> Iterator[str]:
     yield (
         "Requests arrive, and callers give up, at the same times after arrival as recorded; what "
         "a caller does next does not depend on how long it waited."
@@ -130,10 +128,10 @@ def _assumptions(found: Comparison) -> Iterator[str]:
     yield "GPUs come and go, and people pin, prefetch and evict, at the recorded times."
     yield (
         "A request holds its lease as long as recorded, counted from when its models were loaded; "
-        f"one that never had a whole lease ({found.unmeasured_holds} here), as requests "
+        f"one that never had a whole lease ({comparison.unmeasured_holds} here), as requests "
         "like it did on average."
     )
-    if found.callers_wait:
+    if comparison.callers_wait:
         yield "Callers wait for their models."
     else:
         yield (
@@ -149,13 +147,13 @@ def _assumptions(found: Comparison) -> Iterator[str]:
         "that model were measured on both."
     )
     yield "A model that never loaded fails to load; a request whose GPU work failed fails again."
-    if found.policy_changes:
+    if comparison.policy_changes:
         yield (
-            f"The policy was changed {found.policy_changes} times; the column `recorded again` "
-            "does so too, the others do not."
+            f"The policy was changed {comparison.policy_changes} times; the column `recorded "
+            "again` does so too, the others do not."
         )
-    if found.terms > 1:
-        yield f"Each of the {found.terms} terms is simulated separately."
+    if comparison.terms > 1:
+        yield f"Each of the {comparison.terms} terms is simulated separately."
     yield (
         "Callers that leave after the last request's end belong to the recording's end. Requests "
         "that had not ended are simulated and not counted."

@@ -10,7 +10,6 @@ _GIB = 1 << 30
 
 
 def decision_text(why: Explanation) -> str:
-    """A policy's decision with its candidates, chosen one marked."""
     lines = [
         f"{why.request} -> {why.chosen}  ({why.policy}, at {why.decided_s:.2f} s)",
         f"  rule: {why.rule}",
@@ -32,27 +31,27 @@ def decision_text(why: Explanation) -> str:
 
 def _weighed(why: Explanation) -> list[str]:
     """The terms of the slots that the policy weighed: seconds gained by each, and their sum."""
-    weighed = [each for each in why.candidates if each.terms is not None]
-    names = list(dict.fromkeys(name for each in weighed for name in each.terms or ()))
+    weighed = [candidate for candidate in why.candidates if candidate.terms is not None]
+    names = list(dict.fromkeys(name for candidate in weighed for name in candidate.terms or ()))
     if not names:
         return []
     widths = [max(9, len(name) + 2) for name in names]
     heads = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
     lines = [f"  {'weighed':<12}{'gain s':>9}{heads}"]
-    for each in weighed:
-        terms = each.terms or {}
+    for candidate in weighed:
+        terms = candidate.terms or {}
         cells = "".join(
             f"{terms.get(name, 0.0):>+{width}.2f}"
             for name, width in zip(names, widths, strict=True)
         )
-        mark = "  <- chosen" if each.slot == why.chosen else ""
-        lines.append(f"  {each.slot:<12}{sum(terms.values()):>+9.2f}{cells}{mark}")
+        mark = "  <- chosen" if candidate.slot == why.chosen else ""
+        lines.append(f"  {candidate.slot:<12}{sum(terms.values()):>+9.2f}{cells}{mark}")
     return lines
 
 
 def _copy_head(why: Explanation) -> str:
     """A column for the copy engines, where the policy has them load beside runs."""
-    return f"{'copy s':>9}" if any(each.beside for each in why.candidates) else ""
+    return f"{'copy s':>9}" if any(candidate.beside for candidate in why.candidates) else ""
 
 
 def _row(candidate: SlotCandidate, why: Explanation) -> str:
@@ -68,7 +67,6 @@ def _row(candidate: SlotCandidate, why: Explanation) -> str:
 
 
 def request_text(request: dict[str, Any]) -> str:
-    """A request with all its decisions and their outcomes."""
     request = printable(request)
     lines = [
         f"{request['request']}  function {request['function']}, "
@@ -78,7 +76,7 @@ def request_text(request: dict[str, Any]) -> str:
     lines.append(_used(request["used"]))
     for decision in request["decisions"]:
         lines += ["", *_decision(decision)]
-    rests = [f"{one['model']} is in {rest_text(one)}" for one in request["rests"]]
+    rests = [f"{rest['model']} is in {rest_text(rest)}" for rest in request["rests"]]
     if rests:
         lines += ["", f"now: {'; '.join(rests)}"]
     return "\n".join(lines)
@@ -92,7 +90,6 @@ def rest_text(rest: dict[str, Any]) -> str:
 
 
 def configuration_text(configuration: dict[str, Any]) -> str:
-    """What a lease was given for: a batch, on virtual CPUs and slots."""
     batch, vcpus, slots = (configuration[part] for part in ("batch", "vcpus", "vgpus"))
     return f"configured for a batch of {batch}, with vCPUs: {vcpus}, slots: {slots}"
 
@@ -125,7 +122,6 @@ def _decision(decision: dict[str, Any]) -> list[str]:
 
 
 def _came(decision: dict[str, Any], came: dict[str, Any]) -> list[str]:
-    """Estimates beside measurements."""
     estimate = decision["estimate"]
     sources = ", ".join(f"{model} from {tier}" for model, tier in came["loaded_from"].items())
     held_s = came["held_s"]

@@ -8,7 +8,6 @@ from scheduler.sim.study import ScenarioResult
 
 
 def simulation_table(results: list[ScenarioResult]) -> str:
-    """One line for each policy, averaged over its seeds."""
     head = (
         f"{'policy':<12}{'avg s':>9}{'p50 s':>9}{'p95 s':>9}{'p99 s':>9}"
         f"{'miss':>8}{'false':>8}{'busy':>8}{'copies':>8}{'end s':>9}"
@@ -52,7 +51,6 @@ class ProgressBar:
         return self
 
     def update(self, done: int, total: int) -> None:
-        """Draw the bar."""
         if self._shown:
             full = _WIDTH * done // max(1, total)
             bar = "#" * full + "." * (_WIDTH - full)

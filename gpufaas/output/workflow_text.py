@@ -11,26 +11,25 @@ Shown = Mapping[str, Any]
 _BAR = 30
 
 
-def workflow_rows(found: Sequence[Shown]) -> str:
-    """A line for each workflow."""
+def workflow_rows(workflows: Sequence[Shown]) -> str:
     rows = [("NAME", "NAMESPACE", "STAGES", "SLO")]
     rows += [
-        (one["name"], one["namespace"], str(one["stages"]), _ms(one["sloMs"])) for one in found
+        (workflow["name"], workflow["namespace"], str(workflow["stages"]), _ms(workflow["sloMs"]))
+        for workflow in workflows
     ]
     return columns(rows)
 
 
-def workflow_text(found: Shown) -> str:
-    """A workflow: who waits for whom, and each stage's share of the time."""
+def workflow_text(workflow: Shown) -> str:
     lines = [
-        f"workflow   {found['name']}.{found['namespace']}",
-        f"SLO        {_ms(found['sloMs'])}",
-        f"limit      {_ms(found['timeoutMs'])}",
-        f"fastest    {_ms(found['fastestMs']) if found['fastestMs'] else 'not known'}",
+        f"workflow   {workflow['name']}.{workflow['namespace']}",
+        f"SLO        {_ms(workflow['sloMs'])}",
+        f"limit      {_ms(workflow['timeoutMs'])}",
+        f"fastest    {_ms(workflow['fastestMs']) if workflow['fastestMs'] else 'not known'}",
         "",
     ]
     rows = [("STAGE", "FUNCTION", "AFTER", "MEAN", "SHARE", "")]
-    for stage in found["stages"]:
+    for stage in workflow["stages"]:
         share = stage["share"]
         rows.append(
             (
@@ -46,7 +45,6 @@ def workflow_text(found: Shown) -> str:
 
 
 def runs_text(runs: Sequence[Shown]) -> Iterator[str]:
-    """The runs, oldest first: a line for each, and one for each of its stages."""
     for run in reversed(runs):
         at = datetime.fromtimestamp(run["at"], UTC).isoformat(timespec="milliseconds")
         ended = "running" if run["running"] else str(run["status"])

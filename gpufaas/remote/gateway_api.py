@@ -104,7 +104,6 @@ class GatewayApi:
 
 
 def add_gateway_options(parser: argparse.ArgumentParser) -> None:
-    """Options for the gateway's URL and for the folder of its user and password."""
     add_gateway_url_option(parser)
     secrets_help = f"with {_USER_FILE} and {_PASSWORD_FILE}"
     parser.add_argument("--secrets-dir", metavar="DIR", help=secrets_help)

@@ -33,7 +33,6 @@ class HttpUrl:
 
     @property
     def secure(self) -> bool:
-        """Whether requests go over TLS."""
         return self.scheme == "https"
 
     @property

@@ -16,7 +16,6 @@ from torch_shim.wire.protocol import FrameKind, pack_frame
 
 
 def default_address(environment: Mapping[str, str]) -> str:
-    """The address at which this user's GPU manager listens by default."""
     runtime = environment.get("XDG_RUNTIME_DIR")
     folder = Path("/run/gpufaas") if os.geteuid() == 0 or not runtime else Path(runtime) / "gpufaas"
     return f"unix:{folder / 'node.sock'}"

@@ -38,7 +38,6 @@ class SchedulerApi:
         return self._request("POST", _with_query(path, query), None, once=once)
 
     def put(self, path: str, body: Mapping[str, object]) -> Any:
-        """The answer to a PUT of a JSON object; CommandError says why there is none."""
         return self._request("PUT", path, json.dumps(body).encode())
 
     def delete(self, path: str) -> Any:
@@ -87,7 +86,6 @@ class SchedulerApi:
 
 
 def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
-    """Options for the scheduler's URLs and for the cluster's secret."""
     add = parser.add_argument
     add(
         "--scheduler",
@@ -116,9 +114,9 @@ def _bearer(options: argparse.Namespace, urls: Sequence[str]) -> str:
         if bearer:
             return bearer
         running = stack.running()
-        known = running.scheduler if running else None
+        stack_url = running.scheduler if running else None
         servers = [http_url(url, "scheduler") for url in urls]
-        is_ours = any(is_at(server, known) for server in servers)
+        is_ours = any(is_at(server, stack_url) for server in servers)
         if default_secret_file(environment) == stack.secret_file and not is_ours:
             raise CommandError(
                 f"{stack.secret_file} is the secret of the stack that is up in {stack.root}: "
@@ -150,9 +148,11 @@ def in_path(name: str) -> str:
 def request_story(scheduler: SchedulerApi, request: str) -> dict[str, Any]:
     """A request's decisions, by the request's id or by the id of the gateway's call."""
     ids: list[str] = scheduler.get("/explain")
-    of_call = (known for known in ids if known.partition(_AFTER_CALL_ID)[0] == request)
-    found: dict[str, Any] = scheduler.get(f"/explain/{in_path(next(of_call, request))}")
-    return found
+    of_call = (
+        request_id for request_id in ids if request_id.partition(_AFTER_CALL_ID)[0] == request
+    )
+    story: dict[str, Any] = scheduler.get(f"/explain/{in_path(next(of_call, request))}")
+    return story
 
 
 def _with_query(path: str, query: Mapping[str, object]) -> str:

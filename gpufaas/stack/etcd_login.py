@@ -126,15 +126,15 @@ async def _auth_request(
         answer = b""
     head, _, content = answer.partition(b"\r\n\r\n")
     try:
-        found = json.loads(content)
+        reply = json.loads(content)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        reply = None
+    if not isinstance(reply, dict):
         shown = head.partition(b"\r\n")[0].decode(errors="replace") or "nothing"
         raise EtcdFailed(f"etcd answers {shown} to {what}")
-    if "error" in found:
-        raise EtcdFailed(f"etcd refuses {what}: {found['error']}")
-    return found
+    if "error" in reply:
+        raise EtcdFailed(f"etcd refuses {what}: {reply['error']}")
+    return reply
 
 
 async def _connection(endpoint: EtcdEndpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -88,20 +88,20 @@ async def _show_once(plan: StackPlan) -> bool:
             await _deploy_by_cli(cli, plan, password)
         bearer = token(plan.folder.secret_file.read_bytes(), ApiRole.CALLER)
         scheduler = SchedulerApi((plan.scheduler_url,), bearer)
-        found = [
+        succeeded = [
             await _invoke_example(session, credentials, scheduler, example) for example in examples
         ]
-        found.append(await show_workflow(session, credentials))
+        succeeded.append(await show_workflow(session, credentials))
         print(f"\n{cluster_text(await asyncio.to_thread(scheduler.get, '/cluster'))}\n", flush=True)
-    return all(found)
+    return all(succeeded)
 
 
 def _functions() -> dict[str, dict[str, Any]]:
     try:
-        found: dict[str, dict[str, Any]] = yaml.safe_load(_STACK.read_text())["functions"]
+        functions: dict[str, dict[str, Any]] = yaml.safe_load(_STACK.read_text())["functions"]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise CommandError(f"{_STACK}: {error}") from error
-    return found
+    return functions
 
 
 def _example(name: str, entry: Mapping[str, Any]) -> _Example:
@@ -238,11 +238,11 @@ async def _ready(session: aiohttp.ClientSession, credentials: Mapping[str, str],
     deadline_s = time.monotonic() + _READY_S
     while True:
         async with session.get(f"/system/function/{name}", headers=credentials) as answer:
-            found = await answer.json(content_type=None) if answer.status == _OK else {}
-        if found.get("availableReplicas"):
+            status = await answer.json(content_type=None) if answer.status == _OK else {}
+        if status.get("availableReplicas"):
             return
         if time.monotonic() > deadline_s:
-            trouble = found.get("annotations", {}).get("com.gpufaas.trouble", "no reason is known")
+            trouble = status.get("annotations", {}).get("com.gpufaas.trouble", "no reason is known")
             raise CommandError(f"{name} is not ready after {_READY_S:g} s: {trouble}")
         await asyncio.sleep(0.2)
 
@@ -278,8 +278,8 @@ async def show_workflow(session: aiohttp.ClientSession, credentials: Mapping[str
     print(f"\nworkflow {_WORKFLOW_NAME}: {took_ms:.0f} ms", flush=True)
     print(f"  {' '.join(content.split())[:_SHOWN]}", flush=True)
     async with session.get(f"/system/workflow/{_WORKFLOW_NAME}", headers=credentials) as answer:
-        found = json.loads(await answer.read())
-    print("\n".join(f"  {line}" for line in workflow_text(found).splitlines()), flush=True)
+        workflow = json.loads(await answer.read())
+    print("\n".join(f"  {line}" for line in workflow_text(workflow).splitlines()), flush=True)
     return True
 
 

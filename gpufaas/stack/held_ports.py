@@ -35,12 +35,10 @@ class HeldPort:
 
     @property
     def address(self) -> str:
-        """The port as HOST:PORT."""
         return f"{LOOPBACK}:{self.number}"
 
     @property
     def url(self) -> str:
-        """The URL of a plain HTTP server on the port."""
         return f"http://{self.address}"
 
     def keep(self) -> int:

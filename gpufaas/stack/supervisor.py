@@ -180,7 +180,6 @@ async def until_ended(
 
 
 def exit_text(status: int) -> str:
-    """How a process ended, by its exit status."""
     if status < 0:
         return f"was ended by {signal_name(-status)}"
     return f"ended with status {status}"

@@ -102,7 +102,8 @@ def _gpu(state: State, key: str) -> list[StyledLine]:
     lines += [_lease(lease, now_s) for lease in gpu["leases"]] or [[StyledText("none", DIM)]]
     lines += [[], [StyledText("WAITING FOR IT", BOLD)]]
     waiting = [
-        [StyledText(f"{plain(one['request'])}  {plain(one['function'])}")] for one in gpu["queue"]
+        [StyledText(f"{plain(request['request'])}  {plain(request['function'])}")]
+        for request in gpu["queue"]
     ]
     return lines + (waiting or [[StyledText("nobody", DIM)]])
 
@@ -137,24 +138,28 @@ def _functions_head(width: int) -> str:
 def _functions(state: State, width: int) -> Iterator[ListRow]:
     """The functions, those with the most GPU time first."""
     del width
-    for one in sorted(state["functions"], key=lambda one: (-one["gpu_seconds"], one["id"])):
-        errors = StyledText(f"{one['errors']:>7}", RED if one["errors"] else "")
-        head = f"{_short(one['id'], 33):<34}{one['replicas']:>5}/{one['wanted']:<3}"
+    for function in sorted(
+        state["functions"], key=lambda function: (-function["gpu_seconds"], function["id"])
+    ):
+        errors = StyledText(f"{function['errors']:>7}", RED if function["errors"] else "")
+        head = f"{_short(function['id'], 33):<34}{function['replicas']:>5}/{function['wanted']:<3}"
         line = [
-            StyledText(f"{head}{one['in_flight']:>11}{one['calls']:>10}"),
+            StyledText(f"{head}{function['in_flight']:>11}{function['calls']:>10}"),
             errors,
-            StyledText(f"{rate(one['rate']):>9}{seconds(one['p95_s']):>10}"),
-            StyledText(f"{seconds(one['gpu_seconds']):>14}", CYAN if one["gpu"] else DIM),
-            StyledText(f"  {plain(one['image'])}", DIM),
+            StyledText(f"{rate(function['rate']):>9}{seconds(function['p95_s']):>10}"),
+            StyledText(f"{seconds(function['gpu_seconds']):>14}", CYAN if function["gpu"] else DIM),
+            StyledText(f"  {plain(function['image'])}", DIM),
         ]
-        yield ListRow(one["id"], line)
+        yield ListRow(function["id"], line)
 
 
 def _function(state: State, key: str) -> list[StyledLine]:
-    one = _item(state["functions"], "id", key)
-    if one is None:
+    function = _item(state["functions"], "id", key)
+    if function is None:
         return [[StyledText(f"{plain(key)} is gone", RED)]]
-    return [[StyledText(f"{name:<14}"), StyledText(plain(value))] for name, value in one.items()]
+    return [
+        [StyledText(f"{name:<14}"), StyledText(plain(value))] for name, value in function.items()
+    ]
 
 
 # -- queue, decisions, jobs, alerts ---------------------------------------------------------------
@@ -167,20 +172,22 @@ def _queue_head(width: int) -> str:
 
 def _queue(state: State, width: int) -> Iterator[ListRow]:
     del width
-    for one in state["queue"]["head"]:
-        models = ", ".join(plain(model) for model in one["models"])
+    for request in state["queue"]["head"]:
+        models = ", ".join(plain(model) for model in request["models"])
         text = (
-            f"{_short(one['request'], 43):<44}{_short(one['function'], 29):<30}"
-            f"{seconds(one['waited_s']):>10}{one['visits']:>13}  {models}"
+            f"{_short(request['request'], 43):<44}{_short(request['function'], 29):<30}"
+            f"{seconds(request['waited_s']):>10}{request['visits']:>13}  {models}"
         )
-        yield ListRow(one["request"], [StyledText(text)])
+        yield ListRow(request["request"], [StyledText(text)])
 
 
 def _queued(state: State, key: str) -> list[StyledLine]:
-    one = _item(state["queue"]["head"], "request", key)
-    if one is None:
+    request = _item(state["queue"]["head"], "request", key)
+    if request is None:
         return [[StyledText(f"{plain(key)} no longer waits", DIM)]]
-    return [[StyledText(f"{name:<12}"), StyledText(plain(value))] for name, value in one.items()]
+    return [
+        [StyledText(f"{name:<12}"), StyledText(plain(value))] for name, value in request.items()
+    ]
 
 
 def _decisions_head(width: int) -> str:
@@ -193,31 +200,31 @@ def _decisions_head(width: int) -> str:
 
 def _decisions(state: State, width: int) -> Iterator[ListRow]:
     del width
-    for one in state["decisions"]:
-        result = "hit" if one["hit"] else "false miss" if one["false_miss"] else "miss"
-        style = GREEN if one["hit"] else RED if one["false_miss"] else YELLOW
-        outcome = one["outcome"] or "runs"
+    for decision in state["decisions"]:
+        result = "hit" if decision["hit"] else "false miss" if decision["false_miss"] else "miss"
+        style = GREEN if decision["hit"] else RED if decision["false_miss"] else YELLOW
+        outcome = decision["outcome"] or "runs"
         line = [
-            StyledText(f"{clock(one['at']):<10}{_short(one['function'], 25):<26}"),
-            StyledText(f"{_short(one['gpu'], 21):<22}"),
+            StyledText(f"{clock(decision['at']):<10}{_short(decision['function'], 25):<26}"),
+            StyledText(f"{_short(decision['gpu'], 21):<22}"),
             StyledText(f"{result:<12}", style),
-            StyledText(f"{seconds(one['waited_s']):>10}{seconds(one['load_s']):>10}"),
-            StyledText(f"{seconds(one['run_s']):>10}"),
+            StyledText(f"{seconds(decision['waited_s']):>10}{seconds(decision['load_s']):>10}"),
+            StyledText(f"{seconds(decision['run_s']):>10}"),
             StyledText(f"  {plain(outcome):<11}", "" if outcome in {"completed", "runs"} else RED),
-            StyledText(plain(one["rule"]), DIM),
+            StyledText(plain(decision["rule"]), DIM),
         ]
-        yield ListRow(one["request"], line)
+        yield ListRow(decision["request"], line)
 
 
 def _decision(state: State, key: str) -> list[StyledLine]:
     """The decision's known facts; its explanation is requested separately."""
-    one = _item(state["decisions"], "request", key)
-    if one is None:
+    decision = _item(state["decisions"], "request", key)
+    if decision is None:
         return [[StyledText(plain(key), BOLD)]]
     return [
         [
             StyledText(plain(key), BOLD),
-            StyledText(f"  {plain(one['function'])} on {plain(one['gpu'])}"),
+            StyledText(f"  {plain(decision['function'])} on {plain(decision['gpu'])}"),
         ]
     ]
 
@@ -229,39 +236,41 @@ def _letters_head(width: int) -> str:
 
 def _letters(state: State, width: int) -> Iterator[ListRow]:
     del width
-    for one in state["dead_letters"]["items"]:
+    for letter in state["dead_letters"]["items"]:
         text = (
-            f"{one['id']:>6}  {clock(one['at']):<10}{_short(one['function'], 33):<34}"
-            f"{one['tries']:>6}  {plain(one['why'])}"
+            f"{letter['id']:>6}  {clock(letter['at']):<10}{_short(letter['function'], 33):<34}"
+            f"{letter['tries']:>6}  {plain(letter['why'])}"
         )
-        yield ListRow(str(one["id"]), [StyledText(text)])
+        yield ListRow(str(letter["id"]), [StyledText(text)])
 
 
 def _letter(state: State, key: str) -> list[StyledLine]:
     letters = state["dead_letters"]["items"]
-    one = next((one for one in letters if str(one["id"]) == key), {"id": key})
-    return [[StyledText(f"{name:<10}"), StyledText(plain(value))] for name, value in one.items()]
+    letter = next((letter for letter in letters if str(letter["id"]) == key), {"id": key})
+    return [[StyledText(f"{name:<10}"), StyledText(plain(value))] for name, value in letter.items()]
 
 
 def _alerts(state: State, width: int) -> Iterator[ListRow]:
     del width
-    for number, one in enumerate(state["alerts"]):
+    for number, alert in enumerate(state["alerts"]):
         line = [
-            StyledText(f"{plain(one['level']):<10}", RED if one["level"] == "critical" else YELLOW),
-            StyledText(plain(one["text"])),
-            StyledText(f"  {plain(one['what_to_do'])}", DIM),
+            StyledText(
+                f"{plain(alert['level']):<10}", RED if alert["level"] == "critical" else YELLOW
+            ),
+            StyledText(plain(alert["text"])),
+            StyledText(f"  {plain(alert['what_to_do'])}", DIM),
         ]
         yield ListRow(str(number), line)
 
 
 def _alert(state: State, key: str) -> list[StyledLine]:
     number = int(key)
-    found = state["alerts"][number : number + 1]
-    if not found:
+    alerts = state["alerts"][number : number + 1]
+    if not alerts:
         return [[StyledText("nothing is wrong any more", GREEN)]]
     return [
-        [StyledText(plain(found[0]["text"]), BOLD)],
-        [StyledText(plain(found[0]["what_to_do"]))],
+        [StyledText(plain(alerts[0]["text"]), BOLD)],
+        [StyledText(plain(alerts[0]["what_to_do"]))],
     ]
 
 

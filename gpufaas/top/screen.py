@@ -119,8 +119,7 @@ def head(state: State, trouble: str, width: int, others: str) -> list[StyledLine
 
 
 def _history(history: Mapping[str, Any], width: int) -> list[StyledLine]:
-    """Three series beside each other, cut to the width."""
-    each = max(8, min(60, (width - 3 * _SPARK) // 3))
+    cells = max(8, min(60, (width - 3 * _SPARK) // 3))
     line: list[StyledText] = []
     series = history["series"]
     for name, kind, most, shown in (
@@ -130,10 +129,10 @@ def _history(history: Mapping[str, Any], width: int) -> list[StyledLine]:
     ):
         values: Sequence[float | None] = series[kind]
         last = values[-1] if values else None
-        spark = sparkline(values, each, most)
+        spark = sparkline(values, cells, most)
         line += [
             StyledText(f"{name} ", DIM),
-            StyledText(f"{spark:<{each}}", CYAN),
+            StyledText(f"{spark:<{cells}}", CYAN),
             StyledText(f" {shown(last)}   "),
         ]
     return [line]
@@ -162,7 +161,6 @@ def _tabs(state: State, view: ScreenView) -> StyledLine:
 
 
 def rows_of(state: State, view: ScreenView, width: int) -> list[ListRow]:
-    """The rows of the shown list."""
     return list(PANELS[view.panel].rows(state, width))
 
 

@@ -29,28 +29,25 @@ def block_style(name: str) -> str:
 
 
 def cut(line: Iterable[StyledText], width: int) -> list[StyledText]:
-    """The line, cut to a width."""
-    found: list[StyledText] = []
+    pieces: list[StyledText] = []
     for span in line:
         if width <= 0:
             break
         text = span.text[:width]
         width -= len(text)
-        found.append(StyledText(text, span.style))
-    return found
+        pieces.append(StyledText(text, span.style))
+    return pieces
 
 
 def padded(line: Iterable[StyledText], width: int, style: str) -> list[StyledText]:
-    """The line, padded to a width, with this style added."""
-    found = [
+    pieces = [
         StyledText(span.text, f"{span.style};{style}" if span.style else style)
         for span in cut(line, width)
     ]
-    return [*found, StyledText(" " * (width - sum(len(span.text) for span in found)), style)]
+    return [*pieces, StyledText(" " * (width - sum(len(span.text) for span in pieces)), style)]
 
 
 def painted(line: Iterable[StyledText], *, colours: bool) -> str:
-    """The line with escape sequences, or as plain text."""
     if not colours:
         return "".join(span.text for span in line).rstrip()
     return "".join(
@@ -67,18 +64,18 @@ _LEAST_LABEL = 4
 def memory_bar(gpu: Mapping[str, Any], width: int) -> list[StyledText]:
     """The models to scale, other programs' memory, and free memory, in `width` characters."""
     total = max(1, gpu["total_bytes"])
-    found: list[StyledText] = []
+    blocks: list[StyledText] = []
     filled, at_bytes = 0, 0
     for resident in gpu["residents"]:
         at_bytes += resident["bytes"]
         cells = min(width, round(width * at_bytes / total)) - filled
         filled += cells
         if cells:
-            found.append(StyledText(_block(resident, cells), block_style(resident["model"])))
+            blocks.append(StyledText(_block(resident, cells), block_style(resident["model"])))
     taken = min(width - filled, round(width * gpu["withheld_bytes"] / total))
-    found.append(StyledText(_TAKEN * taken, DIM))
-    found.append(StyledText(_FREE * (width - filled - taken), DIM))
-    return found
+    blocks.append(StyledText(_TAKEN * taken, DIM))
+    blocks.append(StyledText(_FREE * (width - filled - taken), DIM))
+    return blocks
 
 
 def _block(resident: Mapping[str, Any], cells: int) -> str:
@@ -95,8 +92,8 @@ def _block(resident: Mapping[str, Any], cells: int) -> str:
 def sparkline(values: Sequence[float | None], width: int, most: float | None = None) -> str:
     """The last `width` values as bars; a missing value is a space."""
     shown = list(values)[-width:]
-    known = [value for value in shown if value is not None]
-    top = most or max(known, default=0.0)
+    numbers = [value for value in shown if value is not None]
+    top = most or max(numbers, default=0.0)
     return "".join(" " if value is None else _step(value, top) for value in shown)
 
 

@@ -45,9 +45,8 @@ class Terminal:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The current columns and lines."""
-        found = os.get_terminal_size(sys.stdout.fileno())
-        return max(1, found.columns), max(1, found.lines)
+        size = os.get_terminal_size(sys.stdout.fileno())
+        return max(1, size.columns), max(1, size.lines)
 
     def wake(self) -> None:
         """Make `keys` return, for a redraw; callable from any thread."""
@@ -55,7 +54,6 @@ class Terminal:
             os.write(self._write_end, b"\0")
 
     def draw(self, lines: Sequence[Sequence[StyledText]]) -> None:
-        """Show this frame."""
         shown = [painted(line, colours=self._colours) + _TO_LINE_END for line in lines]
         self._write(_HOME + "\r\n".join(shown) + _TO_END)
 
@@ -77,12 +75,10 @@ class Terminal:
         return list(pressed_keys(pressed.decode("utf-8", "replace")))
 
     def enter(self) -> None:
-        """Switch to the alternate screen, and read keys unbuffered."""
         tty.setcbreak(self._input)
         self._write(_ENTER)
 
     def leave(self) -> None:
-        """Restore the screen and the terminal's mode."""
         self._write(_LEAVE)
         with suppress(termios.error):  # the terminal may be gone
             termios.tcsetattr(self._input, termios.TCSADRAIN, self._usual)
@@ -121,21 +117,21 @@ class Terminal:
 @contextmanager
 def terminal(*, colours: bool) -> Iterator[Terminal]:
     """The alternate screen within the context; afterwards the terminal is restored."""
-    found = Terminal(colours=colours)
+    screen = Terminal(colours=colours)
     handlers: dict[int, Any] = {
-        signal.SIGWINCH: found.resized,
+        signal.SIGWINCH: screen.resized,
         # Not an exception, which would be lost where it is raised in a finalizer.
-        signal.SIGINT: found.end,
-        signal.SIGTERM: found.end,
-        signal.SIGHUP: found.end,
-        signal.SIGTSTP: found.stop,
+        signal.SIGINT: screen.end,
+        signal.SIGTERM: screen.end,
+        signal.SIGHUP: screen.end,
+        signal.SIGTSTP: screen.stop,
     }
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        found.enter()
-        yield found
+        screen.enter()
+        yield screen
     finally:
-        found.leave()
+        screen.leave()
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -144,9 +140,9 @@ def pressed_keys(text: str) -> Iterator[str]:
     """The names of the keys in the input; other characters as themselves."""
     longest_first = sorted(_KEYS, key=len, reverse=True)
     while text:
-        found = next((key for key in longest_first if text.startswith(key)), text[0])
-        yield _KEYS.get(found, found)
-        text = text[len(found) :]
+        pressed = next((key for key in longest_first if text.startswith(key)), text[0])
+        yield _KEYS.get(pressed, pressed)
+        text = text[len(pressed) :]
 
 
 def columns() -> int:

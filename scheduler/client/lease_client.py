@@ -209,7 +209,6 @@ class LeaseClient:
             yield shifted(report, by_s)
 
     def cancel(self, request: RequestId) -> None:
-        """End the request, wherever it is."""
         self._repeated.cancelled(request, time.monotonic())
         self._forget_heard()
         self._send(Cancel(request))
@@ -265,7 +264,6 @@ class LeaseClient:
     # -- the stream -------------------------------------------------------------------------------
 
     async def _stay(self) -> None:
-        """Stay connected to whoever leads."""
         pause_s = _FIRST_PAUSE_S
         while True:
             at = self._schedulers.at
@@ -313,7 +311,7 @@ class LeaseClient:
         """Use this line: repeat what its leader may not know, and ask what is unanswered."""
         self._forget_heard()
         self._line, self._term = line, term
-        held = [(lease, each) for lease, found in self._held.items() for each in found]
+        held = [(lease, request) for lease, requests in self._held.items() for request in requests]
         for begin in range(0, len(held), _MOST_CALLS):
             self._send(Holds(tuple(held[begin : begin + _MOST_CALLS])))
         if self._unreported:
@@ -407,16 +405,13 @@ class RepeatedMessages:
         return len(self._given_back) + len(self._cancelled)
 
     def __iter__(self) -> Iterator[GiveBack | Cancel]:
-        """What to repeat: first the leases."""
         yield from [said.message for said in self._given_back]
         yield from [Cancel(request) for request in self._cancelled]
 
     def gave_back(self, message: GiveBack, now_s: float) -> None:
-        """A lease was given back."""
         self._given_back.append(_Said(now_s, message))
 
     def cancelled(self, request: RequestId, now_s: float) -> None:
-        """A request was cancelled."""
         self._cancelled[request] = now_s
         self._cancelled.move_to_end(request)
         if len(self._cancelled) > _MOST:

@@ -72,19 +72,15 @@ class OperatorClient:
         return await self._fields(f"/feed?since={quote(mark, safe='')}")
 
     async def point(self) -> Mapping[str, Any]:
-        """The figures of the last seconds, for charts."""
         return await self._fields("/feed/point")
 
     async def policies(self) -> Sequence[Mapping[str, Any]]:
-        """Every policy with its description."""
         return await self._rows("/policies")
 
     async def explain(self, request: str) -> Mapping[str, Any]:
-        """Why a request was placed where it was, and how it ended."""
         return await self._fields(f"/explain/{quote(request)}")
 
     async def model(self, model: str) -> Mapping[str, Any]:
-        """One model: what it needs, its times, and the GPUs that hold it."""
         return await self._fields(f"/models/{quote(model)}")
 
     async def bill(self, by: str, last_s: float) -> Mapping[str, Any]:
@@ -92,7 +88,6 @@ class OperatorClient:
         return await self._fields(f"/bill?by={quote(by, safe='')}&last_s={last_s}")
 
     async def pinned(self) -> frozenset[ModelId]:
-        """The models that are pinned on some GPU."""
         return frozenset(
             ModelId(model["model"])
             for model in await self._rows("/models")
@@ -114,7 +109,6 @@ class OperatorClient:
         await self.order(model, "unpin", None)
 
     async def order(self, model: str, verb: str, gpu: str | None) -> None:
-        """Pin, unpin, prefetch or evict a model."""
         where = "" if gpu is None else f"?gpu={quote(gpu, safe='')}"
         path = f"/models/{quote(model)}/{verb}{where}"
         await self._insist(path, {}, once=verb in GIVEN_ONCE)
@@ -122,12 +116,12 @@ class OperatorClient:
     # -- asking until there is an answer ----------------------------------------------------------
 
     async def _fields(self, path: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = await self._insist(path)
-        return found
+        answer: Mapping[str, Any] = await self._insist(path)
+        return answer
 
     async def _rows(self, path: str) -> Sequence[Mapping[str, Any]]:
-        found: Sequence[Mapping[str, Any]] = await self._insist(path)
-        return found
+        rows: Sequence[Mapping[str, Any]] = await self._insist(path)
+        return rows
 
     async def _insist(
         self, path: str, order: Mapping[str, object] | None = None, *, once: bool = False
@@ -175,7 +169,6 @@ class OperatorClient:
 
 
 def _error_of(status: int, answer: Mapping[str, Any]) -> SchedulerError:
-    """The error that the service raised, as its answer names it."""
     message = str(answer.get("message", f"status {status}"))
     if answer.get("error") == "not-allowed":
         return CallerNotAllowed(message, known=status != _UNAUTHORIZED)

@@ -127,7 +127,6 @@ class Billing:
 
     @property
     def priced(self) -> bool:
-        """Whether anything costs something."""
         return any(self._prices())
 
     def cost(self, amounts: Sequence[int], gpu_type: str) -> float:
@@ -162,9 +161,9 @@ def bill(
         begin_unix_s = min(begin_unix_s, period.begin_unix_s)
         for key, amounts in bucket.rows.items():
             name = group(key)
-            found = sums.setdefault(name, [0] * CHARGES)
+            charges = sums.setdefault(name, [0] * CHARGES)
             for charge, amount in enumerate(amounts):
-                found[charge] += amount
+                charges[charge] += amount
             costs[name] = costs.get(name, 0.0) + billing.cost(amounts, key.gpu_type)
         for amounts in bucket.gpus.values():
             gpus = [had + amount for had, amount in zip(gpus, amounts, strict=True)]
@@ -179,7 +178,6 @@ def bill(
 
 
 def shown(amounts: list[int], cost: float | None) -> AmountsShown:
-    """Amounts by their names."""
     named = dict(zip(COLUMNS, amounts, strict=True))
     return AmountsShown(**named, computing_us=computing_us(amounts), cost=cost)
 

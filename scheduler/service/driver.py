@@ -115,20 +115,17 @@ class Driver:
             self._drain()
 
     def report(self, event: Event) -> None:
-        """Take one event in, from a node or on behalf of a caller."""
         self._submit(_Reported(event))
 
     # -- callers --------------------------------------------------------------------------------
 
     async def acquire(self, request: Request) -> Placement:
-        """Wait for a lease; see `Scheduler.acquire`."""
         event = events.RequestArrived(request)
         if self._gives_back(request.id):
             raise EventRefused(event, "it has given its lease back")
         return await self._placement(request, event)
 
     async def wanted(self, request: RequestId) -> Placement:
-        """Wait for another lease after an early return; see `Scheduler.wanted`."""
         event = events.LeaseWanted(request)
         pending = self._core.requests.get(request)
         if pending is None:
@@ -138,11 +135,9 @@ class Driver:
     def release(
         self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
     ) -> None:
-        """The holder no longer needs the GPU, or may need it again; see `Scheduler.release`."""
         self.report(events.LeaseReleased(lease, may_return, request))
 
     def cancel(self, request: RequestId) -> None:
-        """The caller went away: end the request, wherever it is."""
         self.report(events.RequestCancelled(request))
 
     # -- administration: each method raises EventRefused if the order cannot be carried out --------
@@ -170,7 +165,6 @@ class Driver:
         await self._ask(events.PolicySet(policy, parameters))
 
     def status(self) -> Status:
-        """GPUs with their residents and leases, queues and counts, as they are now."""
         placer = self._core.placer
         waiting = self._core.cluster.waiting.count
         return Status(
@@ -184,7 +178,6 @@ class Driver:
         )
 
     def counts(self) -> DecisionCounts:
-        """Counts of the decisions since the start."""
         return self._journal.counts()
 
     async def survey(self) -> Status:
@@ -237,7 +230,6 @@ class Driver:
         return pending.standing is Standing.PAUSED or (lease is not None and lease.released)
 
     async def _ask(self, event: Event) -> None:
-        """Submit one order and wait until the core handled it; raises its refusal."""
         answered: Future[EventRefused | None] = get_running_loop().create_future()
 
         def handled(refused: EventRefused | None) -> None:
@@ -393,7 +385,6 @@ class WaitingCallers:
         return len(self._waiting)
 
     def join(self, request: RequestId) -> "CallerWait":
-        """One more task waits for this request."""
         waiter: Waiter = get_running_loop().create_future()
         together = self._waiting.setdefault(request, [])
         together.append(waiter)
@@ -415,7 +406,6 @@ class WaitingCallers:
         return True
 
     def requests(self) -> list[RequestId]:
-        """Every request that some task waits for."""
         return list(self._waiting)
 
 
@@ -457,7 +447,6 @@ class Contention:
         self._timer: Cancellable | None = None
 
     def joined(self, node: NodeId) -> None:
-        """Notify this new node at the next chance."""
         self._newcomers.append(node)
 
     def notify(self, *, waiting: bool) -> bool:
@@ -475,7 +464,6 @@ class Contention:
         return bool(newcomers)
 
     def close(self) -> None:
-        """Notify no node any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -506,7 +494,6 @@ class Timers:
         return len(self._set)
 
     def set(self, order: SetTimer) -> None:
-        """Report the order's event at its time."""
         if order in self._set:
             return
         if isinstance(order.event, DeadlinePassed):
@@ -520,7 +507,6 @@ class Timers:
             self._set.pop(order).cancel()
 
     def close(self) -> None:
-        """Report no further event."""
         for timer in self._set.values():
             timer.cancel()
         self._set.clear()
@@ -534,7 +520,6 @@ class Timers:
 
 
 def error_of(request: Request, ended: AcquireEnded, core: Core) -> RequestEnded:
-    """The error for its caller."""
     outcome, reason = ended.outcome, ended.reason
     if outcome is RequestOutcome.QUEUE_FULL:
         wait_s = core.placer.expected_wait_s(request.function)

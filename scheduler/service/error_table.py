@@ -63,7 +63,6 @@ _NO_LEADER = ErrorResponse(503, "not-leading", RETRY_S)
 
 
 def failure(error: SchedulerError) -> ErrorResponse:
-    """The status, code and retry time of this error's answer."""
     if isinstance(error, NotLeading):
         return _NO_LEADER if error.leader is None else _ELSEWHERE
     if isinstance(error, CallerNotAllowed) and not error.known:
@@ -84,15 +83,15 @@ def body(error: SchedulerError) -> dict[str, Any]:
 def headers(error: SchedulerError) -> dict[str, str]:
     """The headers of an error: when to retry, the leader's URL, or the authentication scheme."""
     answer = failure(error)
-    found = {}
+    fields = {}
     if answer.again_s is not None:
         wait_s = error.wait_s if isinstance(error, QueueFull | OverQuota) else 0.0
-        found["retry-after"] = str(max(answer.again_s, math.ceil(wait_s)))
+        fields["retry-after"] = str(max(answer.again_s, math.ceil(wait_s)))
     if answer.status == _UNKNOWN_CALLER.status:
-        found["www-authenticate"] = 'Basic realm="gpufaas", charset="UTF-8"'
+        fields["www-authenticate"] = 'Basic realm="gpufaas", charset="UTF-8"'
     if isinstance(error, NotLeading) and error.leader is not None:
-        found["location"] = error.leader
-    return found
+        fields["location"] = error.leader
+    return fields
 
 
 _FACTS = ("request", "leader", "waiting", "wait_s", "needed_bytes", "largest_bytes")

@@ -54,13 +54,11 @@ class DecisionLog:
         self._finished: Counter[RequestOutcome] = Counter()
 
     def happened(self, event: Event) -> None:
-        """One event was taken in."""
         level = _LEVELS.get(type(event), DEBUG)
         if self._log.isEnabledFor(level):
             self._log.log(level, "%s", event)
 
     def refused(self, event: Event, reason: str) -> None:
-        """One event was refused."""
         self._refusals += 1
         self._log.warning("refused %.500s: %s", event, reason)
 
@@ -101,7 +99,6 @@ class DecisionLog:
             self.refused(action.event, action.reason)
 
     def counts(self) -> DecisionCounts:
-        """All counts so far."""
         return DecisionCounts(
             hits=self._hits,
             misses=self._misses,

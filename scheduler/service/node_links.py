@@ -24,7 +24,6 @@ class NodeLinks:
         return tuple(self._links)
 
     def attach(self, node: NodeId, link: NodeLink) -> None:
-        """Send orders for this node over this link from now on."""
         self._links[node] = link
 
     def lose(self, node: NodeId, running: AfterLoss) -> None:
@@ -46,12 +45,10 @@ class NodeLinks:
         return True
 
     def contended(self, *, waiting: bool) -> None:
-        """Notify every node whether requests wait for a GPU."""
         for node in self.nodes():
             self.contended_at(node, waiting=waiting)
 
     def contended_at(self, node: NodeId, *, waiting: bool) -> None:
-        """Notify one node whether requests wait for a GPU."""
         link = self._links.get(node)
         if link is None:  # it was lost while other nodes were notified
             return

@@ -113,7 +113,6 @@ class SchedulerService:
                 self._met = max(self._met, candidacy.term)
 
     async def _lead_after_election(self, candidacy: Leadership, store: Store) -> None:
-        """Lead from the election until another scheduler leads."""
         keep_s = self._settings.etcd.models_keep_s
         recovered = await recover(store, log, time.time() - keep_s)
         choice = recovered.begin_with(self._configured())
@@ -131,7 +130,7 @@ class SchedulerService:
             policy = follow_policy(store, self._policy, lambda: candidacy.fence, log)
             async with TaskGroup() as tasks:
                 watching = watch_rivals(store, candidacy, term_at, log)
-                beside = [tasks.create_task(each) for each in (policy, watching)]
+                beside = [tasks.create_task(work) for work in (policy, watching)]
                 await candidacy.lost.wait()
                 for task in beside:
                     task.cancel()
@@ -139,7 +138,6 @@ class SchedulerService:
     async def _keep(
         self, office: Office, candidacy: Leadership, store: Store, stack: AsyncExitStack
     ) -> None:
-        """Keep the core's state stored for as long as the exit stack lasts."""
         keeper = Keeper(
             office.core,
             office.clock,
@@ -218,21 +216,19 @@ class SchedulerService:
     async def _follow(self) -> None:
         """Keep track of the leader, to refer callers to it."""
         reader = Leadership(self._store, self.name, self.url, log)
-        async with aclosing(reader.leaders()) as found:
-            async for leader in found:
+        async with aclosing(reader.leaders()) as leaders:
+            async for leader in leaders:
                 self.leader = leader if leader is not None and leader.term else None
 
     # -- for the application ----------------------------------------------------------------------
 
     def office(self) -> Office:
-        """The leader's core, driver and history; NotLeading if this scheduler does not lead."""
         office = self._office
         if office is None:
             raise NotLeading(self._elsewhere())
         return office
 
     def signed(self, placement: Placement, request: Request) -> tuple[int, tuple[str, ...], str]:
-        """What an answer has beside the placement: term, addresses and a signed token."""
         office = self.office()
         term, lease = office.term, office.core.placer.leases.get(placement.lease)
         addresses = self._addresses(placement.node)
@@ -253,26 +249,22 @@ class SchedulerService:
         return term, addresses, self._tokens.sign(claims)
 
     async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
-        """Decide by this policy from now on, here and after a restart."""
         in_force = self._policy
         if in_force is None:
             raise NotLeading(self._elsewhere())
         await in_force.choose(self._store, policy, parameters)
 
     async def set_terms(self, owner: str, terms: OwnerTerms | None) -> None:
-        """Put an owner's terms in force, here and after a restart; None: no longer."""
         if self._terms is None:
             raise NotLeading(self._elsewhere())
         await self._terms.set(owner, terms)
 
     def store_state(self) -> str:
-        """The datastore's state in one word."""
         if isinstance(self._store, MemoryStore):
             return "memory"
         return "ok" if self._store.healthy else "lost"
 
     def health(self) -> Health:
-        """Whether this scheduler could answer a caller."""
         office, leader = self._office, self._elsewhere()
         gpus = () if office is None else tuple(office.core.cluster.gpus.values())
         serving = [gpu for gpu in gpus if gpu.active]
@@ -294,8 +286,8 @@ class SchedulerService:
         if node is not None:
             await self._serve_node(node, line)
             return
-        known = self._access.role(dict(request.headers).get(b"authorization", b""))
-        if request.path != caller_stream.PATH or known is None:
+        role = self._access.role(dict(request.headers).get(b"authorization", b""))
+        if request.path != caller_stream.PATH or role is None:
             line.refuse()
         elif self.callers is None:
             line.send(caller_stream.pack_down(caller_stream.SentAway(self._elsewhere())))
@@ -314,7 +306,6 @@ class SchedulerService:
         return self._candidacy is None or self._candidacy.confirmed
 
     def _elsewhere(self) -> str | None:
-        """The URL of another scheduler that leads."""
         leader = self.leader
         return None if leader is None or leader.url == self.url else leader.url
 
@@ -351,7 +342,6 @@ def _fence_of(candidacy: Leadership | None) -> Fence | None:
 
 
 def _stuck(gpus: Iterable[Gpu], now_s: float) -> tuple[str, ...]:
-    """Every load that makes no progress, as a sentence."""
     return tuple(
         f"the load of {load.model} for {', '.join(load.functions) or 'nobody'} on {gpu.spec.id} of "
         f"node {gpu.spec.node} has made no progress for {now_s - load.since_s:.0f} s"

@@ -44,7 +44,6 @@ class Serving:
 
     @property
     def standing(self) -> StandingTerms | None:
-        """How callers may keep leases; None if they may not."""
         if self.standing_s <= 0.0:
             return None
         return StandingTerms(self.standing_s, _STANDING_CALLS, _STANDING_SLICE_S)

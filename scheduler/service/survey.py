@@ -19,7 +19,6 @@ from scheduler.wire.cluster_status import (
 
 
 def gpus_of(core: Core) -> tuple[GpuStatus, ...]:
-    """Every GPU of the core as it is now."""
     return tuple(_gpu(gpu, core.exits) for gpu in core.cluster.gpus.values())
 
 
@@ -90,7 +89,6 @@ class Hosting(NamedTuple):
 
 
 def hosting_of(gpu: Gpu, model: ModelId) -> Hosting:
-    """How this resident of the GPU is hosted, as its node reported."""
     process = process_of(gpu.cache, model)
     if process is not None:
         runtime, process_models = STREAM, len(process.models)

@@ -77,22 +77,18 @@ class TermsBook:
         return True
 
     def told_by(self, caller: str) -> list[str]:
-        """The functions whose terms this caller told."""
         return [function for function, told in self._own.items() if caller in told]
 
     def forget(self, caller: str) -> None:
-        """Forget what this caller told."""
         for function in self.told_by(caller):
             self._forget(function, self._own[function], caller)
 
     def count_refusal(self, owner: str, quota: str) -> None:
-        """A request was refused by this quota."""
         if owner in self._in_force:
             self.refused.setdefault(owner, Counter())[quota] += 1
 
     @property
     def of_operators(self) -> Mapping[str, OwnerTerms]:
-        """What operators set, by owner."""
         return self._of_operators
 
     def get(self, owner: str) -> TermsInForce | None:
@@ -241,7 +237,6 @@ class CallersTerms:
 
     @contextmanager
     def present(self, caller: str) -> Iterator[None]:
-        """Count a stream of this caller."""
         self._streams[caller] += 1
         try:
             yield
@@ -250,20 +245,20 @@ class CallersTerms:
 
     def take(self, caller: str, told: ToldTerms) -> None:
         """Take one message in; BadValue if it is out of bounds, and then nothing of it is taken."""
-        for each in told.functions:
-            if not is_function(check_owner(each.function)):
+        for own in told.functions:
+            if not is_function(check_owner(own.function)):
                 raise BadValue("a caller tells the terms of functions, not of namespaces")
-            if each.terms is not None:
-                check_terms(each.terms)
+            if own.terms is not None:
+                check_terms(own.terms)
         if told.begins:
-            named = {each.function for each in told.functions}
+            named = {own.function for own in told.functions}
             for function in self._book.told_by(caller):
                 if function not in named:
                     self._book.tell(caller, function, None)
-        for each in told.functions:
-            if not self._book.tell(caller, each.function, each.terms) and not self._is_full:
+        for own in told.functions:
+            if not self._book.tell(caller, own.function, own.terms) and not self._is_full:
                 self._is_full = True
-                log.warning("%s: too many functions have terms of their own", each.function)
+                log.warning("%s: too many functions have terms of their own", own.function)
 
     def _left(self, caller: str) -> None:
         self._streams[caller] -= 1
@@ -318,11 +313,11 @@ def owner_rows(book: TermsBook, core: Core, now: float, most: int | None = None)
 
 def owner_row(book: TermsBook, core: Core, now: float, owner: str) -> OwnerRow:
     """One owner, with or without terms."""
-    found = book.get(owner)
-    terms = TermsShown(*(OwnerTerms() if found is None else found.terms))
+    in_force = book.get(owner)
+    terms = TermsShown(*(OwnerTerms() if in_force is None else in_force.terms))
     use = _use(core, owner, now)
     use.refused = dict(book.refused.get(owner, ()))
-    return OwnerRow(owner, "" if found is None else found.set_by, terms, use)
+    return OwnerRow(owner, "" if in_force is None else in_force.set_by, terms, use)
 
 
 def _use(core: Core, name: str, now: float) -> OwnerUse:
@@ -345,5 +340,5 @@ def _use(core: Core, name: str, now: float) -> OwnerUse:
     if owner is not None:
         use.gpu_s = owner.seen_s(now)
         use.leases, use.waiting = owner.leases, owner.waiting
-        use.held_back = sum(each.held + each.paused for each in functions)
+        use.held_back = sum(entry.held + entry.paused for entry in functions)
     return use

@@ -37,7 +37,6 @@ class Store(Protocol):
 
     Every change has a revision, higher than all before it. A failed operation raises a
     StoreError; StoreUnavailable leaves open whether a write was done.
-    StoreError; StoreUnavailable leaves open whether a write was done.
     """
 
     @property
@@ -49,13 +48,9 @@ class Store(Protocol):
         """Call back, on the event loop, whenever `healthy` changes; returns the stopper."""
         ...
 
-    async def get(self, key: str) -> bytes | None:
-        """The key's value, or None if there is no such key."""
-        ...
+    async def get(self, key: str) -> bytes | None: ...
 
-    async def list(self, prefix: str) -> Listing:
-        """Every key that begins with the prefix."""
-        ...
+    async def list(self, prefix: str) -> Listing: ...
 
     async def put(self, key: str, value: bytes, lease: StoreLease | None = None) -> int:
         """Write one key, under this lease or under none; returns the revision of the write."""

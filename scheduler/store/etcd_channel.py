@@ -99,7 +99,6 @@ class EtcdChannel:
         self._closing.start(_close_later(old.channel))
 
     async def call(self, stub: str, method: str, request: Any, timeout_s: float = CALL_S) -> Any:
-        """One call and its answer."""
         try:
             return await self._ask(stub, method, request, timeout_s)
         except PassExpired:
@@ -181,7 +180,6 @@ def _is_expired(error: Any) -> bool:
 
 
 def _ours(error: Any) -> DatastoreError:
-    """The DatastoreError that stands for an error of etcd."""
     code, text = error.code(), error.details() or str(error.code())
     if code is grpc.StatusCode.NOT_FOUND and "lease" in text:
         return LeaseGone(0)

@@ -55,23 +55,19 @@ class EtcdStore:
 
     @property
     def healthy(self) -> bool:
-        """See Store."""
         return self._healthy
 
     def on_health_change(self, callback: Callable[[bool], None]) -> Callable[[], None]:
-        """See Store."""
         self._health_changed.append(callback)
         return lambda: self._health_changed.remove(callback)
 
     # -- reading --------------------------------------------------------------------------------
 
     async def get(self, key: str) -> bytes | None:
-        """See Store."""
         answer = await self._kv("Range", rpc.RangeRequest(key=self._key(key)))
         return bytes(answer.kvs[0].value) if answer.kvs else None
 
     async def list(self, prefix: str) -> Listing:
-        """See Store."""
         begin = self._key(prefix)
         end, revision, values = prefix_end(begin), 0, dict[str, bytes]()
         limit = _LISTED_FIRST
@@ -89,7 +85,6 @@ class EtcdStore:
     async def watch(
         self, prefix: str, from_revision: int | None = None
     ) -> AsyncGenerator[KeyChanges, None]:
-        """See Store."""
         assert self._beating is not None, "a watch needs the heartbeat: `async with store`"
         wanted = from_revision
         while not self._closed:
@@ -101,8 +96,8 @@ class EtcdStore:
                 calls = self._channel.calls
                 await self._channel.enter(calls)
                 stream = EtcdWatch(calls, self._root, HEARTBEAT)
-                async with aclosing(stream.changes(prefix, wanted)) as found:
-                    async for changes in found:
+                async with aclosing(stream.changes(prefix, wanted)) as watched:
+                    async for changes in watched:
                         wanted = changes.revision + 1
                         yield changes
             except Compacted as error:
@@ -115,19 +110,16 @@ class EtcdStore:
     # -- writing --------------------------------------------------------------------------------
 
     async def put(self, key: str, value: bytes, lease: StoreLease | None = None) -> int:
-        """See Store."""
         answer = await self._kv("Put", self._put(key, value, lease), lease)
         return int(answer.header.revision)
 
     async def create(self, key: str, value: bytes, lease: StoreLease | None = None) -> int | None:
-        """See Store."""
         put = rpc.RequestOp(request_put=self._put(key, value, lease))
         request = rpc.TxnRequest(compare=[self._created(key, 0)], success=[put])
         answer = await self._kv("Txn", request, lease)
         return int(answer.header.revision) if answer.succeeded else None
 
     async def delete(self, key: str, value: bytes | None = None) -> None:
-        """See Store."""
         compare = [] if value is None else [self._has(key, value)]
         request = rpc.TxnRequest(compare=compare, success=[self._deletion(key)])
         await self._kv("Txn", request)
@@ -139,7 +131,6 @@ class EtcdStore:
         fence: Fence | None = None,
         lease: StoreLease | None = None,
     ) -> None:
-        """See Store."""
         steps = [
             rpc.RequestOp(request_put=self._put(key, value, lease)) for key, value in puts.items()
         ]
@@ -160,7 +151,6 @@ class EtcdStore:
         return StoreLease(int(answer.ID))
 
     async def refresh(self, lease: StoreLease) -> bool:
-        """See Store."""
         try:
             return await self._refresh(lease)
         except PassExpired:
@@ -184,13 +174,11 @@ class EtcdStore:
         return bool(answer.TTL > 0)  # for an expired lease etcd answers 0, not an error
 
     async def revoke(self, lease: StoreLease) -> None:
-        """See Store."""
         request = rpc.LeaseRevokeRequest(ID=lease)
         with suppress(LeaseGone):
             await self._channel.call("lease", "LeaseRevoke", request)
 
     async def close(self) -> None:
-        """See Store."""
         if self._closed:
             return
         self._closed = True
@@ -248,7 +236,6 @@ class EtcdStore:
         return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=self._key(key)))
 
     def _has(self, key: str, value: bytes) -> Any:
-        """The condition that the key has this value."""
         target = rpc.Compare.VALUE
         return rpc.Compare(result=rpc.Compare.EQUAL, target=target, key=self._key(key), value=value)
 
@@ -323,10 +310,10 @@ class EtcdWatch:
             return []
         # An answer may hold several revisions, in order and each complete. Its header's revision is
         # the datastore's, and more changes up to that revision may follow.
-        found: dict[int, dict[str, bytes | None]] = {}
+        by_revision: dict[int, dict[str, bytes | None]] = {}
         for event in answer.events:
-            found.setdefault(event.kv.mod_revision, {})[self._key(event.kv)] = _value(event)
-        return [KeyChanges(revision, values) for revision, values in found.items()]
+            by_revision.setdefault(event.kv.mod_revision, {})[self._key(event.kv)] = _value(event)
+        return [KeyChanges(revision, values) for revision, values in by_revision.items()]
 
     def _key(self, entry: Any) -> str:
         key: str = entry.key.decode()

@@ -98,7 +98,6 @@ class Keeper:
             await self.flush()
 
     def touched(self) -> None:
-        """Note that the core has changed."""
         if self._touched_s is None:
             self._touched_s = self._clock.now_s()
         self._touched.set()
@@ -110,11 +109,9 @@ class Keeper:
 
     @property
     def unwritten(self) -> int:
-        """How many records could not be written as they are now."""
         return len(self._unwritten)
 
     async def flush(self) -> None:
-        """Write all differences now."""
         fence = self._fence()
         if fence is None:
             return
@@ -206,7 +203,7 @@ class Keeper:
             self._hour = hour
             used |= _informative(known).intersection(self._core.cluster.index.held_models())
         self._used_unix_s.update(dict.fromkeys(used, hour * HOUR_S))
-        first = not any(each.startswith(MODELS) for each in self._records)
+        first = not any(record_key.startswith(MODELS) for record_key in self._records)
         for model in _informative(known) | used if first else used:
             used_unix_s = self._used_unix_s.setdefault(model, hour * HOUR_S)
             if not self._is_unused(used_unix_s):
@@ -309,16 +306,16 @@ class Keeper:
             self._unwritten.difference_update(batch)
 
 
-def _informative(known: Mapping[ModelId, Profile]) -> set[ModelId]:
+def _informative(profiles: Mapping[ModelId, Profile]) -> set[ModelId]:
     """The models with a measured or declared size, time or feature."""
     return {
         model
-        for model, found in known.items()
-        if found.measured_bytes
-        or found.load_s
-        or found.run_s
-        or found.configured_s
-        or found.features
+        for model, profile in profiles.items()
+        if profile.measured_bytes
+        or profile.load_s
+        or profile.run_s
+        or profile.configured_s
+        or profile.features
     }
 
 

@@ -39,7 +39,6 @@ class MemoryStore:
 
     @property
     def healthy(self) -> bool:
-        """Always true."""
         return True
 
     def on_health_change(self, callback: Callable[[bool], None]) -> Callable[[], None]:
@@ -50,20 +49,17 @@ class MemoryStore:
     # -- reading --------------------------------------------------------------------------------
 
     async def get(self, key: str) -> bytes | None:
-        """See Store."""
         self._check()
         entry = self._entries.get(key)
         return None if entry is None else entry.value
 
     async def list(self, prefix: str) -> Listing:
-        """See Store."""
         self._check()
         return self._listing(prefix)
 
     async def watch(
         self, prefix: str, from_revision: int | None = None
     ) -> AsyncGenerator[KeyChanges, None]:
-        """See Store."""
         after = None if from_revision is None else from_revision - 1
         while not self._closed:
             if after is None or after < self._compacted:
@@ -81,13 +77,11 @@ class MemoryStore:
     # -- writing --------------------------------------------------------------------------------
 
     async def put(self, key: str, value: bytes, lease: StoreLease | None = None) -> int:
-        """See Store."""
         self._check()
         self._apply({key: value}, (), lease)
         return self._revision
 
     async def create(self, key: str, value: bytes, lease: StoreLease | None = None) -> int | None:
-        """See Store."""
         self._check()
         if key in self._entries:
             return None
@@ -95,7 +89,6 @@ class MemoryStore:
         return self._revision
 
     async def delete(self, key: str, value: bytes | None = None) -> None:
-        """See Store."""
         self._check()
         entry = self._entries.get(key)
         if value is None or (entry is not None and entry.value == value):
@@ -108,7 +101,6 @@ class MemoryStore:
         fence: Fence | None = None,
         lease: StoreLease | None = None,
     ) -> None:
-        """See Store."""
         self._check()
         deleted = tuple(deletes)
         assert len(puts) + len(deleted) <= MAX_CHANGES, "too many keys for one write"
@@ -128,7 +120,6 @@ class MemoryStore:
     # -- leases ---------------------------------------------------------------------------------
 
     async def grant(self, ttl_s: int) -> StoreLease:
-        """See Store."""
         self._check()
         self._latest_lease += 1
         lease = StoreLease(self._latest_lease)
@@ -136,7 +127,6 @@ class MemoryStore:
         return lease
 
     async def refresh(self, lease: StoreLease) -> bool:
-        """See Store."""
         self._check()
         granted = self._leases.get(lease)
         if granted is None:
@@ -146,12 +136,10 @@ class MemoryStore:
         return True
 
     async def revoke(self, lease: StoreLease) -> None:
-        """See Store."""
         self._check()
         self._end_lease(lease)
 
     async def close(self) -> None:
-        """See Store."""
         self._closed = True
         for lease in self._leases.values():
             lease.expiry.cancel()
@@ -164,8 +152,8 @@ class MemoryStore:
             raise DatastoreError("the store is closed")
 
     def _listing(self, prefix: str) -> Listing:
-        found = {key: e.value for key, e in self._entries.items() if key.startswith(prefix)}
-        return Listing(self._revision, dict(sorted(found.items())))
+        values = {key: e.value for key, e in self._entries.items() if key.startswith(prefix)}
+        return Listing(self._revision, dict(sorted(values.items())))
 
     def _apply(
         self, puts: Mapping[str, bytes], deletes: Iterable[str], lease: StoreLease | None = None
@@ -183,8 +171,8 @@ class MemoryStore:
         for key in gone:
             del self._entries[key]
         for key, value in puts.items():
-            known = self._entries.get(key)
-            created = self._revision if known is None else known.created
+            before = self._entries.get(key)
+            created = self._revision if before is None else before.created
             self._entries[key] = _StoredValue(value, created, lease)
             if lease is not None:
                 self._leases[lease].keys.add(key)

@@ -49,9 +49,8 @@ class Recovered:
     terms: Mapping[str, OwnerTerms] = field(default_factory=dict)
 
     def restore(self, core: Core) -> None:
-        """Give the profiles and the gaps to a fresh core."""
-        for model, found in self.profiles.items():
-            core.cluster.profiles.restore(model, found)
+        for model, model_profile in self.profiles.items():
+            core.cluster.profiles.restore(model, model_profile)
         for model, gaps in self.gaps.items():
             core.placer.idle.remember(model, gaps)
 
@@ -70,13 +69,13 @@ class Recovered:
         """
         pins: list[PinAsked] = []
         gpus: list[GpuSnapshot] = []
-        for found in snapshot.gpus:
-            order = self.orders.pop(found.gpu.id, _NO_ORDER)
+        for state in snapshot.gpus:
+            order = self.orders.pop(state.gpu.id, _NO_ORDER)
             ranks = {model: rank for rank, model in enumerate(order.models)}
             unlisted = -1 if order.older else len(ranks)
-            residents = sorted(found.residents, key=partial(_rank, ranks, unlisted))
-            gpus.append(found._replace(residents=tuple(residents)))
-            pins += [PinAsked(m, found.gpu.id) for m, _ in residents if m in order.pinned]
+            residents = sorted(state.residents, key=partial(_rank, ranks, unlisted))
+            gpus.append(state._replace(residents=tuple(residents)))
+            pins += [PinAsked(m, state.gpu.id) for m, _ in residents if m in order.pinned]
         return snapshot._replace(gpus=tuple(gpus)), pins
 
 
@@ -104,10 +103,10 @@ async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -
         used_unix_s = sound(stored_key, value, last_used_unix_s)
         if used_unix_s is not None and is_unused(used_unix_s, models_since_unix_s):
             continue  # the keeper deletes it
-        found = sound(stored_key, value, profile)
-        if found is not None:
+        model_profile = sound(stored_key, value, profile)
+        if model_profile is not None:
             model = ModelId(name(MODELS, stored_key))
-            profiles[model], used[model] = found, used_unix_s or 0
+            profiles[model], used[model] = model_profile, used_unix_s or 0
             seen = sound(stored_key, value, idle_gaps)
             if seen is not None and seen.total:
                 gaps[model] = seen

@@ -64,12 +64,10 @@ def key(kind: str, name: str) -> str:
 
 
 def name(kind: str, of_key: str) -> str:
-    """The model or GPU of a key."""
     return unquote(of_key.removeprefix(kind))
 
 
 def encoded(record: StoredRecord) -> bytes:
-    """A value as it is stored."""
     return json.dumps(record, separators=(",", ":")).encode()
 
 
@@ -82,8 +80,8 @@ def gpu_records(gpu: Gpu, unix_offset_s: float) -> Iterator[tuple[str, StoredRec
     yield key(GPUS, gpu_id), _status(gpu)
     older = max(0, len(gpu.cache.residents) - _MOST_LISTED)
     models = [
-        {"model": each.model, "memory_bytes": each.bytes, "pinned": each.pinned}
-        for each in islice(gpu.cache.residents.values(), older, None)
+        {"model": resident.model, "memory_bytes": resident.bytes, "pinned": resident.pinned}
+        for resident in islice(gpu.cache.residents.values(), older, None)
     ]
     yield key(LRU, gpu_id), {"models": models, "older": older} if older else {"models": models}
     yield key(FINISH, gpu_id), {"slots": [_finish(slot, unix_offset_s) for slot in gpu.slots]}
@@ -126,19 +124,17 @@ def _finish(slot: Slot, unix_offset_s: float) -> StoredRecord:
 
 
 def gpu_order(value: bytes) -> GpuOrder:
-    """An LRU list as it was stored."""
     try:
-        found = json.loads(value)
-        models = found["models"]
-        pinned = frozenset(ModelId(each["model"]) for each in models if each["pinned"])
-        older = int(found.get("older", 0))
-        return GpuOrder(tuple(ModelId(str(each["model"])) for each in models), pinned, older)
+        record = json.loads(value)
+        models = record["models"]
+        pinned = frozenset(ModelId(model["model"]) for model in models if model["pinned"])
+        older = int(record.get("older", 0))
+        return GpuOrder(tuple(ModelId(str(model["model"])) for model in models), pinned, older)
     except UNREADABLE as error:
         raise BadRecord(str(error)) from error
 
 
 def gpu_of(lru_key: str) -> GpuId:
-    """The GPU of an LRU list's key."""
     return GpuId(name(LRU, lru_key))
 
 
@@ -148,7 +144,7 @@ def gpu_of(lru_key: str) -> GpuId:
 def profile_record(profile: Profile, used_unix_s: int, gaps: IdleGaps) -> StoredRecord:
     """The profile of one model, the hour of its last use, and the gaps between its uses."""
     counts = [[place, round(count, _DECIMALS)] for place, count in gaps.counts]
-    seen = [each for each in counts if each[1]]
+    seen = [entry for entry in counts if entry[1]]
     return ({"gaps": seen} if seen else {}) | {
         "used_unix_s": used_unix_s,
         "memory_bytes": profile.memory_bytes,
@@ -177,27 +173,26 @@ def profile_record(profile: Profile, used_unix_s: int, gaps: IdleGaps) -> Stored
 
 
 def profile(value: bytes) -> Profile:
-    """A profile as it was stored."""
     try:
-        found = json.loads(value)
-        made = Profile(_positive(found["memory_bytes"]))
-        made.measured_bytes = int(found["measured_bytes"])
-        for load in found["load"]:
+        record = json.loads(value)
+        made = Profile(_positive(record["memory_bytes"]))
+        made.measured_bytes = int(record["measured_bytes"])
+        for load in record["load"]:
             tier = Tier[load["tier"]]
             made.load_s[tier] = float(load["load_s"])
             if load["measured"]:
                 made.measured_loads.add(tier)
-        for run in found["run"]:
+        for run in record["run"]:
             batch = _positive(run["batch"]), str(run["gpu_type"])
             if run["measured"]:
                 made.measured_runs.add(batch)
             made.keep_run(batch, float(run["run_s"]))
-        for run in found["configured"]:
-            sizes = (_positive(run[each]) for each in Configuration._fields)
+        for run in record["configured"]:
+            sizes = (_positive(run[part]) for part in Configuration._fields)
             made.keep_configured((Configuration(*sizes), str(run["gpu_type"])), float(run["run_s"]))
-        usual = found["usual_run_s"]
+        usual = record["usual_run_s"]
         made.usual_run_s = None if usual is None else float(usual)
-        made.features = {str(name): float(value) for name, value in found["features"].items()}
+        made.features = {str(name): float(value) for name, value in record["features"].items()}
     except UNREADABLE as error:
         raise BadRecord(str(error)) from error
     return made
@@ -235,16 +230,15 @@ def _positive(value: Any) -> int:
 
 
 def policy_record(choice: PolicyChoice) -> StoredRecord:
-    """The policy in force."""
     return choice._asdict() | {"parameters": dict(choice.parameters)}
 
 
 def policy_choice(value: bytes) -> PolicyChoice:
     """The policy in force as it was stored; the policy itself may not exist."""
     try:
-        found = json.loads(value)
-        parameters = {str(name): float(each) for name, each in found["parameters"].items()}
-        return PolicyChoice(str(found["name"]), parameters, str(found["chosen_by"]))
+        record = json.loads(value)
+        parameters = {str(name): float(number) for name, number in record["parameters"].items()}
+        return PolicyChoice(str(record["name"]), parameters, str(record["chosen_by"]))
     except UNREADABLE as error:
         raise BadRecord(str(error)) from error
 
@@ -254,7 +248,6 @@ _TERMS: Codec[OwnerTerms] = Codec(OwnerTerms)
 
 
 def terms_key(owner: str) -> str:
-    """The key of an owner's terms."""
     return key(TERMS, owner)
 
 
@@ -265,7 +258,6 @@ def terms_record(terms: OwnerTerms) -> StoredRecord:
 
 
 def owner_terms(value: bytes) -> OwnerTerms:
-    """Terms as they were stored."""
     try:
         return check_terms(_TERMS.from_plain(json.loads(value)))
     except (*UNREADABLE, BadValue) as error:

@@ -51,13 +51,13 @@ async def write_use(store: Store, buckets: UseBuckets, fence: Fence) -> int:
     while batch := _next_batch(buckets, tried):
         tried.update(batch)
         puts = {
-            use_key(each): encoded(use_record(buckets.of[each]))
-            for each in batch
-            if each in buckets.of
+            use_key(period): encoded(use_record(buckets.of[period]))
+            for period in batch
+            if period in buckets.of
         }
-        deletes = [use_key(each) for each in batch if each not in buckets.of]
-        for each in batch:
-            del buckets.changed[each]  # what changes while it is written is written again
+        deletes = [use_key(period) for period in batch if period not in buckets.of]
+        for period in batch:
+            del buckets.changed[period]  # what changes while it is written is written again
         try:
             await store.write(puts, deletes, fence)
         except BaseException as error:
@@ -75,16 +75,18 @@ async def write_use(store: Store, buckets: UseBuckets, fence: Fence) -> int:
 async def mark_lost(store: Store, buckets: UseBuckets) -> None:
     """Have all that the datastore does not have any more written again."""
     there = (await store.list(BILLS)).values
-    buckets.changed.update(dict.fromkeys(each for each in buckets.of if use_key(each) not in there))
+    buckets.changed.update(
+        dict.fromkeys(period for period in buckets.of if use_key(period) not in there)
+    )
 
 
 def _next_batch(buckets: UseBuckets, tried: AbstractSet[Period]) -> Sequence[Period]:
     """What is written at once with the first changed period that was not tried yet."""
-    first = min((each for each in buckets.changed if each not in tried), default=None)
+    first = min((period for period in buckets.changed if period not in tried), default=None)
     if first is None:
         return ()
     mine = _together(buckets, first)
-    return [each for each in buckets.changed if _together(buckets, each) == mine]
+    return [period for period in buckets.changed if _together(buckets, period) == mine]
 
 
 def _together(buckets: UseBuckets, period: Period) -> Period:
@@ -95,7 +97,6 @@ def _together(buckets: UseBuckets, period: Period) -> Period:
 
 
 def use_key(period: Period) -> str:
-    """The key of an hour or a day."""
     return f"{BILLS}{_NAMES[period.length_s]}/{period.begin_unix_s}"
 
 
@@ -112,15 +113,14 @@ def use_record(bucket: UseBucket) -> StoredRecord:
 
 
 def use_bucket(value: bytes) -> UseBucket:
-    """An hour or a day as it was stored."""
     bucket = UseBucket()
     try:
-        found = json.loads(value)
-        rows, parts = found["rows"], found["parts"]
+        record = json.loads(value)
+        rows, parts = record["rows"], record["parts"]
         for (function, model, gpu_type, *amounts), rest in zip(rows, parts, strict=True):
             key = UseKey(str(function), ModelId(str(model)), str(gpu_type))
             bucket.rows[key] = _whole(amounts, LOADING) + _whole(rest, _PARTS)
-        for gpu_type, *amounts in found["gpus"]:
+        for gpu_type, *amounts in record["gpus"]:
             bucket.gpus[str(gpu_type)] = _whole(amounts, 4)
     except UNREADABLE as error:
         raise BadRecord(str(error)) from error
@@ -136,6 +136,6 @@ def _period(key: str) -> Period:
 
 
 def _whole(amounts: list[object], count: int) -> list[int]:
-    if len(amounts) != count or not all(type(each) is int and each >= 0 for each in amounts):
+    if len(amounts) != count or not all(type(amount) is int and amount >= 0 for amount in amounts):
         raise BadRecord(f"{count} whole numbers are expected")
-    return [int(str(each)) for each in amounts]
+    return [int(str(amount)) for amount in amounts]

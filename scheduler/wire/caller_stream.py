@@ -159,7 +159,6 @@ _STRICT = {"max_ext_len": 0, "max_bin_len": 0, "max_array_len": MOST_LEASES, "ma
 
 
 def pack_up(message: CallerUp) -> bytes:
-    """A caller's message as a frame."""
     packed: bytes = msgpack.packb(_UP.to_plain(message))
     return packed
 
@@ -170,7 +169,6 @@ def read_up(frame: bytes) -> CallerUp:
 
 
 def pack_down(message: CallerDown) -> bytes:
-    """The leader's message as a frame."""
     packed: bytes = msgpack.packb(_DOWN.to_plain(message))
     return packed
 

@@ -47,7 +47,6 @@ class ConfigurationStatus:
 
 
 def configuration_status(configuration: Configuration | None) -> ConfigurationStatus | None:
-    """A configuration with its parts by name."""
     return None if configuration is None else ConfigurationStatus(*configuration)
 
 

@@ -43,7 +43,6 @@ class Codec(Generic[T]):
         self._to_plain, self._from_plain = _pair(kind)
 
     def to_plain(self, value: T) -> Plain:
-        """The value in None, booleans, numbers, strings, lists and dicts."""
         return self._to_plain(value)
 
     def from_plain(self, plain: Plain) -> T:
@@ -135,7 +134,7 @@ _SIMPLE: dict[Any, _Pair] = {
 
 
 def _enumeration(kind: type[Enum]) -> _Pair:
-    names = {each.name.lower(): each for each in kind}
+    names = {member.name.lower(): member for member in kind}
 
     def read(plain: Plain) -> Enum:
         if not isinstance(plain, str) or plain not in names:
@@ -151,13 +150,13 @@ def _tuple(kinds: tuple[Any, ...]) -> _Pair:
     pairs = [_pair(kind) for kind in kinds]
 
     def write(value: tuple[Any, ...]) -> Plain:
-        return [to_plain(each) for each, (to_plain, _) in zip(value, pairs, strict=True)]
+        return [to_plain(item) for item, (to_plain, _) in zip(value, pairs, strict=True)]
 
     def read(plain: Plain) -> tuple[Any, ...]:
         if len(_list(plain)) != len(pairs):
             raise BadValue(f"{_shown(plain)} does not have {len(pairs)} entries")
         readers = [from_plain for _, from_plain in pairs]
-        return tuple(_at(index, readers[index], each) for index, each in enumerate(plain))
+        return tuple(_at(index, readers[index], item) for index, item in enumerate(plain))
 
     return write, read
 
@@ -166,28 +165,28 @@ def _items(kind: Any) -> _Pair:
     to_plain, from_plain = _pair(kind)
 
     def read(plain: Plain) -> tuple[Any, ...]:
-        return tuple([_at(index, from_plain, each) for index, each in enumerate(_list(plain))])
+        return tuple([_at(index, from_plain, item) for index, item in enumerate(_list(plain))])
 
-    return lambda value: [to_plain(each) for each in value], read
+    return lambda value: [to_plain(item) for item in value], read
 
 
 def _mapping(key: Any, value: Any) -> _Pair:
     write_value, read_value = _pair(value)
     if _base(key) is not str:
         write_items, read_items = _items(tuple[key, value])
-        return lambda found: write_items(found.items()), lambda plain: _unique(read_items(plain))
+        return lambda table: write_items(table.items()), lambda plain: _unique(read_items(plain))
 
     def read(plain: Plain) -> dict[str, Any]:
-        return {name: _at(name, read_value, each) for name, each in _dict(plain).items()}
+        return {name: _at(name, read_value, item) for name, item in _dict(plain).items()}
 
-    return lambda found: {name: write_value(each) for name, each in found.items()}, read
+    return lambda mapping: {name: write_value(item) for name, item in mapping.items()}, read
 
 
 def _unique(items: tuple[tuple[Any, Any], ...]) -> dict[Any, Any]:
-    found = dict(items)
-    if len(found) < len(items):
+    mapping = dict(items)
+    if len(mapping) < len(items):
         raise BadValue("a key is there twice")
-    return found
+    return mapping
 
 
 def _base(kind: Any) -> Any:
@@ -215,9 +214,9 @@ def _record(kind: Any) -> _Pair:
     def write(value: Any) -> Plain:
         plain = {}
         values = value if is_tuple else [getattr(value, name) for name, _, _ in writers]
-        for (name, to_plain, default), found in zip(writers, values, strict=True):
-            if default is MISSING or found != default:
-                plain[name] = found if to_plain is None else to_plain(found)
+        for (name, to_plain, default), part in zip(writers, values, strict=True):
+            if default is MISSING or part != default:
+                plain[name] = part if to_plain is None else to_plain(part)
         return plain
 
     def read(plain: Plain) -> Any:
@@ -230,10 +229,10 @@ def _record(kind: Any) -> _Pair:
             if name not in readers:
                 raise BadValue(f"{kind.__name__} has no {_shown(name)}")
         try:
-            return kind(**{name: readers[name](each) for name, each in plain.items()})
+            return kind(**{name: readers[name](part) for name, part in plain.items()})
         except BadValue:  # read again field by field, to name the wrong one
-            for name, each in plain.items():
-                _at(name, readers[name], each)
+            for name, part in plain.items():
+                _at(name, readers[name], part)
             raise
 
     return write, read
@@ -242,13 +241,13 @@ def _record(kind: Any) -> _Pair:
 def _defaults(kind: Any) -> dict[str, Any]:
     if hasattr(kind, "_field_defaults"):
         return dict(kind._field_defaults)
-    found = {each.name: each.default for each in fields(kind) if each.default is not MISSING}
+    defaults = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
     made = {
-        each.name: each.default_factory()
-        for each in fields(kind)
-        if each.default_factory is not MISSING
+        field.name: field.default_factory()
+        for field in fields(kind)
+        if field.default_factory is not MISSING
     }
-    return found | made
+    return defaults | made
 
 
 # -- unions: one class and nothing, or several classes ------------------------------------------
@@ -276,10 +275,10 @@ def _tagged(kinds: list[Any]) -> _Pair:
     def read(plain: Plain) -> Any:
         if len(_list(plain)) != _NAME_AND_FIELDS:
             raise BadValue(f"{_shown(plain)} is not [name, fields]")
-        name, found = plain
+        name, content = plain
         if not isinstance(name, str) or name not in by_name:
             raise BadValue(f"nothing is called {_shown(name)}")
-        return _at(name, by_name[name][1], found)
+        return _at(name, by_name[name][1], content)
 
     return write, read
 
@@ -302,7 +301,6 @@ def _dict(plain: Plain) -> dict[str, Any]:
 
 
 def _at(place: object, read: _FromPlain, plain: Plain) -> Any:
-    """Read a part, and name the part in any error."""
     try:
         return read(plain)
     except BadValue as error:

@@ -78,18 +78,17 @@ class LeaseTokens:
 
 def addresses_for_token(addresses: Iterable[str]) -> tuple[str, ...]:
     """As many of these addresses as fit, the first ones first."""
-    found: list[str] = []
+    fitting: list[str] = []
     room = _MOST_ADDRESS_CHARACTERS
     for address in addresses:
         room -= len(_quoted(address)) + 1
         if room < 0:
             break
-        found.append(address)
-    return tuple(found)
+        fitting.append(address)
+    return tuple(fitting)
 
 
 def sign(claims: LeaseClaims, secret: bytes) -> str:
-    """A token for these claims, under a cluster's secret."""
     return LeaseTokens(secret).sign(claims)
 
 

@@ -1,6 +1,6 @@
 """The messages of a node stream: the greeting, then numbered messages. See docs/protocol.md.
 
-Pure: connections and time belong to the two ends, `scheduler/service/nodes/` and
+Pure: connections and time belong to the two ends, `scheduler/service/streams/` and
 `gpu_manager/attachment/`.
 """
 
@@ -144,7 +144,6 @@ def stream_key(secret: bytes) -> bytes:
 
 
 def pack_greeting(greeting: Greeting) -> bytes:
-    """A greeting as it is sent."""
     packed: bytes = msgpack.packb(_GREETINGS.to_plain(greeting))
     return packed
 
@@ -162,7 +161,6 @@ def proven(greeting: Provable, key: bytes, *about: str) -> Provable:
 
 
 def is_proven(greeting: Provable, key: bytes, *about: str) -> bool:
-    """Whether the greeting's sender knows the key."""
     return hmac.compare_digest(greeting.proof.encode(), _proof(greeting, key, about).encode())
 
 
@@ -308,12 +306,10 @@ class MessageChannel(Generic[Sent, Received]):
 
     @property
     def unacknowledged_count(self) -> int:
-        """How many messages the other end has not acknowledged."""
         return len(self._kept)
 
     @property
     def all_acknowledged(self) -> bool:
-        """Whether the other end has acknowledged everything."""
         return not self._kept
 
     def pack(self, message: Sent) -> bytes:

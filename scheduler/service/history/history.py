@@ -148,7 +148,6 @@ class History:
         }
 
     def __call__(self, now: float, event: Event, actions: Sequence[Action]) -> None:
-        """One event was handled; these actions follow from it."""
         happens = self._happens.get(type(event))
         if happens is not None and not (actions and isinstance(actions[0], Refuse)):
             happens(event, now)
@@ -176,11 +175,9 @@ class History:
         return None if held is None else held.happened.dispatched_s
 
     def watch(self, request: RequestId, watcher: Watcher) -> None:
-        """Call the watcher at every decision about this request."""
         self._watchers.setdefault(request, []).append(watcher)
 
     def unwatch(self, request: RequestId, watcher: Watcher) -> None:
-        """Stop calling the watcher."""
         watchers = self._watchers[request]
         watchers.remove(watcher)
         if not watchers:
@@ -190,9 +187,9 @@ class History:
 
     def _arrived(self, event: RequestArrived, now: float) -> None:
         request = event.request
-        known = self._records.get(request.id)
-        if known is not None:
-            if known.outcome is None:
+        record = self._records.get(request.id)
+        if record is not None:
+            if record.outcome is None:
                 return  # the same request asked again
             del self._records[request.id]
         arrived_s = now if request.arrived_s is None else request.arrived_s

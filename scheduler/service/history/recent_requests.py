@@ -50,7 +50,6 @@ class RecentRequests:
         self.times = Percentiles()
 
     def update(self, now_s: float) -> None:
-        """Take in everything since the last update."""
         for record in reversed(self._new()):
             self._open[record.request.id] = record
         granted: list[RequestRecord] = []
@@ -84,7 +83,6 @@ class RecentRequests:
         return rows
 
     def _new(self) -> list[RequestRecord]:
-        """Records that were not taken in yet, the newest first."""
         new: list[RequestRecord] = []
         for record in self._history.newest():
             if record is self._last:
@@ -101,7 +99,11 @@ class RecentRequests:
 
     def _row(self, record: RequestRecord) -> DecisionRow | None:
         dispatch = next(
-            (each.action for each in reversed(record.decided) if isinstance(each.action, Dispatch)),
+            (
+                decision.action
+                for decision in reversed(record.decided)
+                if isinstance(decision.action, Dispatch)
+            ),
             None,
         )
         if dispatch is None:
@@ -138,7 +140,6 @@ class Percentiles:
         self._slices: deque[tuple[int, Counter[int]]] = deque(maxlen=_SLICES + 1)
 
     def add(self, seconds: float, at_s: float) -> None:
-        """Add a duration that ended at this time."""
         number = int(at_s // _SLICE_S)
         slices = self._slices
         if not slices or slices[-1][0] < number:
@@ -149,9 +150,9 @@ class Percentiles:
         """For each share, the duration that this share did not exceed; None without durations."""
         first = int((now_s - last_s) // _SLICE_S)
         counts: Counter[int] = Counter()
-        for number, found in self._slices:
+        for number, slice_counts in self._slices:
             if number >= first:
-                counts.update(found)
+                counts.update(slice_counts)
         total = counts.total()
         if not total:
             return [None] * len(shares)

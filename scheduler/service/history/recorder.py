@@ -29,19 +29,15 @@ class RunRecorder:
             raise BadRecording(f"{path}: {error.strerror}") from error
 
     def begins(self, beginning: Beginning) -> None:
-        """A term begins."""
         self._write(beginning_line(beginning))
 
     def __call__(self, now: float, event: Event, actions: Sequence[Action]) -> None:
-        """One event was handled; the observer of a driver."""
         self._write(step_line(now, event, actions))
 
     def flush(self) -> None:
-        """Make everything so far visible to readers of the file."""
         self._try(self._file.flush)
 
     def close(self) -> None:
-        """End the recording."""
         self._try(self._file.close)
 
     def _write(self, line: str) -> None:

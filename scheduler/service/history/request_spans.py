@@ -109,9 +109,9 @@ class RequestTraces:
     def _arrived(self, event: RequestArrived, now: float) -> None:
         del now
         request = event.request.id
-        known = self._traced.pop(request, None)
-        if known is not None and not known.ended:  # the same request asked again
-            self._traced[request] = known
+        traced = self._traced.pop(request, None)
+        if traced is not None and not traced.ended:  # the same request asked again
+            self._traced[request] = traced
             return
         work = ABOUT.get()
         trace = _UNTRACED if work is None or work.trace is None else work.trace

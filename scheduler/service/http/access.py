@@ -31,11 +31,11 @@ class ApiAccess:
 
     def role(self, header: bytes) -> ApiRole | None:
         """The role of this header; None where it is not valid."""
-        found = None
-        for known, role in self._known:
-            if hmac.compare_digest(known, header):
-                found = role
-        return found
+        matched_role = None
+        for credential, role in self._known:
+            if hmac.compare_digest(credential, header):
+                matched_role = role
+        return matched_role
 
 
 def _headers(secret: bytes, role: ApiRole) -> tuple[bytes, bytes]:

@@ -93,9 +93,7 @@ class Health:
 class ServiceApplication(OperatorService, QuotaService, Leading, Protocol):
     """The service as its application uses it."""
 
-    def health(self) -> Health:
-        """Whether the service could answer a caller."""
-        ...
+    def health(self) -> Health: ...
 
     def metrics(self) -> bytes:
         """The metrics in the text format of Prometheus."""
@@ -202,7 +200,9 @@ async def _no_route(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError), "registered for RequestValidationError alone"
     problems: list[Any] = list(error.errors())
-    explained = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problems)
+    explained = "; ".join(
+        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems
+    )
     return await _failed(request, MalformedRequest(explained))
 
 

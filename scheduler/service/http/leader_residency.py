@@ -22,11 +22,10 @@ class LeaderResidency:
         """Every model that was declared, requested or reported."""
         office = self._office()
         now_s = office.clock.now_s()
-        known = office.core.cluster.profiles.known()
-        return [_model(office, model, known[model], now_s) for model in sorted(known)]
+        profiles = office.core.cluster.profiles.known()
+        return [_model(office, model, profiles[model], now_s) for model in sorted(profiles)]
 
     def model(self, model: ModelId) -> ModelShown:
-        """One of them."""
         office = self._office()
         profile = office.core.cluster.profiles.known()[model]
         return _model(office, model, profile, office.clock.now_s())
@@ -34,21 +33,21 @@ class LeaderResidency:
     def named(self, name: str) -> ModelId:
         """Find a model by its id, the beginning of the id or of its last part, or a function."""
         office = self._office()
-        known = office.core.cluster.profiles.known()
-        if name in known:
+        profiles = office.core.cluster.profiles.known()
+        if name in profiles:
             return ModelId(name)
-        found = [
+        matches = [
             model
-            for model in (known if name else ())
+            for model in (profiles if name else ())
             if model.startswith(name)
             or model.rpartition("/")[2].startswith(name)
             or any(name in (user, user.rpartition("/")[2]) for user in office.bill.users(model))
         ]
-        if not found:
+        if not matches:
             raise UnknownModel(name)
-        if len(found) > 1:
-            raise MalformedRequest(f"{name!r} may be any of {', '.join(sorted(found))}")
-        return found[0]
+        if len(matches) > 1:
+            raise MalformedRequest(f"{name!r} may be any of {', '.join(sorted(matches))}")
+        return matches[0]
 
     async def pin(self, model: ModelId, gpu: GpuId | None) -> None:
         await self._on(gpu).driver.pin(model, gpu)

@@ -223,7 +223,6 @@ class HotPath:
 
 
 def unknown_caller() -> CallerNotAllowed:
-    """The error for a request without a credential of ours."""
     return CallerNotAllowed(
         "no valid credentials in the Authorization header: Bearer and what `gpufaas token` prints",
         known=False,
@@ -261,7 +260,6 @@ class CallerPresence:
         self._begin = get_running_loop().call_soon(self._start)
 
     def end(self) -> None:
-        """Stop watching."""
         self._begin.cancel()
         if self._watch is not None:
             self._watch.cancel()
@@ -371,7 +369,7 @@ def acquire(body: bytes, now_s: float) -> Request:
     return Request(
         id=RequestId(_name(fields, "request")),
         function=_name(fields, "function"),
-        models=tuple([ModelId(_checked_name("models", each)) for each in models]),
+        models=tuple([ModelId(_checked_name("models", model)) for model in models]),
         batch=_whole(fields, "batch", 1, least=1),
         deadline_s=None if deadline_in_s is None else now_s + deadline_in_s,
         priority=_whole(fields, "priority", 0),
@@ -392,7 +390,6 @@ def request(body: bytes) -> RequestId:
 
 
 def release(body: bytes) -> LeaseReleased:
-    """The lease that is given back, whether its request may come back, and which one it is."""
     fields = _fields(body, frozenset({"lease", "may_return", "request"}))
     may_return = fields.get("may_return", False)
     if not isinstance(may_return, bool):

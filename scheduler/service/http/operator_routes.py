@@ -87,19 +87,18 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
         by: Annotated[str, Query(max_length=_LONGEST_GROUP)] = "function",
         last_s: Annotated[float, BeforeValidator(numerals.number), Query(ge=0)] = DAY_S,
     ) -> BillShown:
-        found = service.office().bill
+        collector = service.office().bill
         if by not in GROUPS:
             raise MalformedRequest(f"by: one of {', '.join(GROUPS)}")
-        await found.refresh()
+        await collector.refresh()
         now_unix_s = time.time()
-        return bill(found.buckets, found.settings, by, now_unix_s - last_s, now_unix_s)
+        return bill(collector.buckets, collector.settings, by, now_unix_s - last_s, now_unix_s)
 
     _add_explanations(routes, service, view)
     return routes
 
 
 def _add_explanations(routes: APIRouter, service: OperatorService, view: Sequence[Any]) -> None:
-    """The latest requests, the reasons of their placements, and their spans."""
     get = routes.get
 
     @get("/explain", tags=["explain"], dependencies=view, summary="The latest requests")
@@ -144,8 +143,6 @@ def _add_explanations(routes: APIRouter, service: OperatorService, view: Sequenc
 def _add_policy(
     routes: APIRouter, service: OperatorService, view: Sequence[Any], change: Sequence[Any]
 ) -> None:
-    """The policy in force, and the policies to choose from."""
-
     @routes.get("/policy", tags=["policy"], dependencies=view, summary="The policy in force")
     async def policy() -> PolicyBody:
         office = service.office()
@@ -206,7 +203,6 @@ class OwnersShown(BaseModel):
 
 
 def quota_router(service: QuotaService, view: Sequence[Any], change: Sequence[Any]) -> APIRouter:
-    """The routes; `view` and `change` are dependencies: who may look, and who may act."""
     routes = APIRouter(tags=["quotas"])
 
     @routes.get("/quotas", dependencies=view, summary="Owners with terms, and what they use")
@@ -256,7 +252,6 @@ _MOST_CHARACTERS = 200
 def feed_router(
     service: OperatorService, meters: SchedulerCounters, view: Sequence[Any]
 ) -> APIRouter:
-    """The routes; `view` are dependencies that check who may look."""
     routes = APIRouter(tags=["watching"], dependencies=list(view))
     feed = _of_term(service, meters)
 

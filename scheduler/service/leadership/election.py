@@ -139,13 +139,13 @@ class Leadership:
 
     async def leader(self) -> LeaderInfo | None:
         """The leader that the datastore records."""
-        found = decoded(await self._store.get(LEADER))
-        return found if found is not None and found.term else None
+        leader = decoded(await self._store.get(LEADER))
+        return leader if leader is not None and leader.term else None
 
     async def leaders(self) -> AsyncGenerator[LeaderInfo | None, None]:
         """The leader that the datastore records, then every change of leader."""
-        async with aclosing(self._store.watch(LEADER)) as found:
-            async for changes in found:
+        async with aclosing(self._store.watch(LEADER)) as watch:
+            async for changes in watch:
                 if changes.complete or LEADER in changes.values:
                     leader = decoded(changes.values.get(LEADER))
                     if leader is None or leader.term:
@@ -166,7 +166,6 @@ class Leadership:
         return True
 
     async def _stand(self) -> bool:
-        """Take the office if it is vacant."""
         lease = self._lease = await self._store.grant(LEASE_TTL_S)
         # With term 0 other schedulers do not treat this candidate as the leader yet.
         revision = await self._store.create(LEADER, _encoded(self._me._replace(term=0)), lease)
@@ -195,8 +194,8 @@ class Leadership:
         self.rises(me.term)
 
     async def _wait_for_vacancy(self) -> None:
-        async with aclosing(self._store.watch(LEADER)) as found:
-            async for changes in found:
+        async with aclosing(self._store.watch(LEADER)) as watch:
+            async for changes in watch:
                 value = changes.values.get(LEADER)
                 if value is None and (changes.complete or LEADER in changes.values):
                     return
@@ -227,7 +226,6 @@ class Leadership:
     # -- staying the leader -----------------------------------------------------------------------
 
     async def _refresh(self) -> None:
-        """Refresh the lease until the leadership is lost."""
         while not self.lost.is_set():
             with suppress(TimeoutError):
                 async with time_limit(_REFRESH_S):
@@ -300,13 +298,13 @@ def decoded(value: bytes | None) -> LeaderInfo | None:
     if value is None:
         return None
     try:
-        found = json.loads(value)
+        fields = json.loads(value)
         return LeaderInfo(
-            name=str(found["name"]),
-            url=str(found["url"]),
-            term=int(found["term"]),
-            id=str(found["id"]),
-            process=str(found["process"]),
+            name=str(fields["name"]),
+            url=str(fields["url"]),
+            term=int(fields["term"]),
+            id=str(fields["id"]),
+            process=str(fields["process"]),
         )
     except UNREADABLE:
         return None

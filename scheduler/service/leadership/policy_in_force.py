@@ -98,8 +98,8 @@ async def follow_policy(
     """While this scheduler leads: apply stored choices, and keep the policy in force stored."""
     while True:
         try:
-            async with aclosing(_choices(store, log)) as found:
-                async for written in found:
+            async with aclosing(_choices(store, log)) as choices:
+                async for written in choices:
                     await in_force.reconcile(store, written, fence, log)
         except StoreUnavailable as error:
             log.debug("the policy is not stored: %s", error)
@@ -107,9 +107,8 @@ async def follow_policy(
 
 
 async def _choices(store: Store, log: Logger) -> AsyncGenerator[Written, None]:
-    """The stored choice, then every change of it."""
-    async with aclosing(store.watch(POLICY)) as found:
-        async for changes in found:
+    async with aclosing(store.watch(POLICY)) as watch:
+        async for changes in watch:
             if changes.complete or POLICY in changes.values:
                 yield Written(_chosen(changes.values.get(POLICY), log), changes.revision)
 
@@ -136,7 +135,6 @@ async def _keep(
     fence: Fence | None,
     log: Logger,
 ) -> None:
-    """Store the policy in force, unless this scheduler no longer leads."""
     if choice == stored:
         return
     try:

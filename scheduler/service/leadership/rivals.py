@@ -71,11 +71,11 @@ async def _stay_known(store: Store, name: str, url: str, log: Logger) -> None:
 
 
 def _urls(values: Iterable[bytes]) -> list[str]:
-    found: list[str] = []
+    urls: list[str] = []
     for value in values:
         with suppress(*UNREADABLE):
-            found.append(str(json.loads(value)["url"]))
-    return found
+            urls.append(str(json.loads(value)["url"]))
+    return urls
 
 
 _PATIENCE_S = 1.0

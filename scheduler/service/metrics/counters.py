@@ -80,8 +80,8 @@ class SchedulerCounters(HistoryListener):
     def met(self, gpu: str) -> None:
         """A GPU joined: Prometheus sees an increase only of a value that existed before."""
         labels = (self.gpus.of(gpu),)
-        for each in (self.load_failures, self.pressure, self.gpu_loads, self.gpu_load):
-            each.add(labels, 0.0)
+        for metric in (self.load_failures, self.pressure, self.gpu_loads, self.gpu_load):
+            metric.add(labels, 0.0)
         self._gpu_held.add(labels, 0.0)
         for reason in ("room", "pressure", "asked"):
             self.gpu_evictions.add((*labels, reason), 0.0)
@@ -116,7 +116,6 @@ class SchedulerCounters(HistoryListener):
             self._model_waited.add((model,), waited_s)
 
     def compared(self, what: str, model: str, estimated_s: float, measured_s: float) -> None:
-        """Compare the estimated and the measured seconds of a model's load or run."""
         if measured_s > 0.0:
             self._ratio.add((what,), estimated_s / measured_s)
         self._model_estimated.add((model,), estimated_s)
@@ -147,22 +146,21 @@ class SchedulerCounters(HistoryListener):
     def billed(self) -> Mapping[str, tuple[float, float]]:
         """The byte-seconds on GPUs that each function pays for, and what everything costs it."""
         costs = self.billed_cost.values
-        found = {function: (0.0, cost) for (function,), cost in costs.items()}
+        bills = {function: (0.0, cost) for (function,), cost in costs.items()}
         for (function, stage), byte_s in self.billed_bytes.values.items():
             if stage in _ON_GPUS:
-                before_s, cost = found.get(function, (0.0, 0.0))
-                found[function] = before_s + byte_s, cost
-        return found
+                before_s, cost = bills.get(function, (0.0, 0.0))
+                bills[function] = before_s + byte_s, cost
+        return bills
 
     def placements(self) -> Counter[str]:
         """How many requests were given a lease, by result: hit, miss, false_miss."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for (_, result), count in self._policy_placements.values.items():
-            found[result] += int(count)
-        return found
+            counts[result] += int(count)
+        return counts
 
     def families(self) -> Iterator[MetricFamily]:
-        """Every metric that was counted."""
         if time.monotonic() - self._swept_s > _FORGET_S:
             self.sweep()
         yield from counted_in(self)

@@ -186,7 +186,6 @@ class ExpectedTimes:
         self._loading = not action.prefetch
 
     def dispatched(self, action: Dispatch) -> None:
-        """Note a new lease with its estimates."""
         loading, self._loading = self._loading, False
         if len(action.models) != 1:
             return
@@ -200,18 +199,15 @@ class ExpectedTimes:
             del runs[next(iter(runs))]
 
     def loaded(self, event: ModelLoaded) -> None:
-        """Compare the load with its estimate."""
         expected_s = self._loads.pop((event.gpu, event.model), None)
         if expected_s is not None:
             model = self._meters.models.of(event.model)
             self._meters.compared("load", model, expected_s, event.load_s)
 
     def failed(self, event: LoadFailed) -> None:
-        """Drop the estimate of a load that failed."""
         self._loads.pop((event.gpu, event.model), None)
 
     def ran(self, event: RunFinished) -> None:
-        """Compare calls that have ended, and their measured seconds, with the estimate."""
         expected_s = self._runs.get(event.slot, _NOTHING).get(event.model)
         if expected_s is not None:
             model = self._meters.models.of(event.model)

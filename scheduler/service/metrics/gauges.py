@@ -34,7 +34,6 @@ class MetricsPage:
         self._own = own
 
     def text(self) -> bytes:
-        """Everything in Prometheus's text format."""
         return page(self._families())
 
     def _families(self) -> Iterator[MetricFamily]:
@@ -87,7 +86,7 @@ def _cluster(status: Status) -> Iterator[Values]:
 
 
 def _gpus(status: Status) -> Iterator[Values]:
-    yield gauge(declared.MEMORY, [each for gpu in status.gpus for each in _memory(gpu)])
+    yield gauge(declared.MEMORY, [value for gpu in status.gpus for value in _memory(gpu)])
     ages = [((gpu.id,), status.now_s - gpu.residents[0].used_s) for gpu in _holding(status)]
     yield gauge(declared.LRU_AGE, ages)
     for metric, number in _NUMBERS.items():
@@ -132,7 +131,6 @@ def _copies(status: Status, names: BoundedNames) -> Iterator[Values]:
 
 
 def owner_families(owners: Sequence[OwnerRow]) -> Iterator[Values]:
-    """What owners use of their quotas."""
     used, limits, refused = [], [], []
     for row in owners:
         for quota, (term, amount) in _quotas(row).items():

@@ -86,12 +86,10 @@ class AttachedManager:
 
     @property
     def connected(self) -> bool:
-        """Whether a line leads to the manager."""
         return self._line is not None
 
     @property
     def seen(self) -> int:
-        """The number of the last message taken from the manager."""
         return self._channel.seen
 
     def unsent(self, resume: Resume) -> list[bytes] | None:
@@ -119,7 +117,6 @@ class AttachedManager:
             self._driver.report(NodeHeard(self.node))
 
     def disconnect(self) -> None:
-        """Hang up, if there is a line."""
         if self._line is not None:
             self._line.hang_up()
             self._line = None
@@ -153,7 +150,6 @@ class AttachedManager:
         return inherited + [order for order in orders if isinstance(order, EndLease)]
 
     def close(self) -> None:
-        """Send and receive nothing any more."""
         self.disconnect()
         self._calls.close()
         if self._grace is not None:
@@ -259,7 +255,6 @@ class NodeCalls:
         self._open: set[int] = set()
 
     def begin(self, call: NodeCall) -> None:
-        """Answer the call, now or later."""
         if call.call in self._open:
             raise BadValue(f"call {call.call} is pending already")
         self._open.add(call.call)
@@ -328,25 +323,25 @@ def amended(snapshot: NodeSnapshot, orders: Iterable[Order]) -> NodeSnapshot:
     its later reports fit the amended snapshot.
     """
     books = {
-        found.gpu.id: _Books(
-            found.gpu.context_bytes,
-            dict(found.residents),
-            dict(found.contexts),
-            dict.fromkeys(found.loading),
-            {live.lease: live for live in found.leases},
+        state.gpu.id: _Books(
+            state.gpu.context_bytes,
+            dict(state.residents),
+            dict(state.contexts),
+            dict.fromkeys(state.loading),
+            {live.lease: live for live in state.leases},
         )
-        for found in snapshot.gpus
+        for state in snapshot.gpus
     }
     for order in orders:
         _enter(order, books)
     gpus = tuple(
-        found._replace(
-            residents=tuple(books[found.gpu.id].residents.items()),
-            leases=tuple(books[found.gpu.id].leases.values()),
-            contexts=tuple(books[found.gpu.id].contexts.items()),
-            loading=tuple(books[found.gpu.id].loading),
+        state._replace(
+            residents=tuple(books[state.gpu.id].residents.items()),
+            leases=tuple(books[state.gpu.id].leases.values()),
+            contexts=tuple(books[state.gpu.id].contexts.items()),
+            loading=tuple(books[state.gpu.id].loading),
         )
-        for found in snapshot.gpus
+        for state in snapshot.gpus
     )
     return snapshot._replace(gpus=gpus)
 
@@ -354,16 +349,16 @@ def amended(snapshot: NodeSnapshot, orders: Iterable[Order]) -> NodeSnapshot:
 def _enter(order: Order, books: dict[GpuId, _Books]) -> None:
     if isinstance(order, EndLease | DemoteStored) or order.gpu not in books:
         return  # a lease is in force, and weights are stored, until their manager reports the end
-    found = books[order.gpu]
+    gpu_books = books[order.gpu]
     if isinstance(order, Demote):
-        was_there = found.residents.pop(order.model, None) is not None
-        found.loading.pop(order.model, None)
+        was_there = gpu_books.residents.pop(order.model, None) is not None
+        gpu_books.loading.pop(order.model, None)
         if was_there and order.keeps_context:
-            found.contexts[order.model] = found.context_bytes
+            gpu_books.contexts[order.model] = gpu_books.context_bytes
     elif isinstance(order, EndContext):
-        found.contexts.pop(order.model, None)
+        gpu_books.contexts.pop(order.model, None)
     elif isinstance(order, Dispatch):
-        found.leases[order.lease] = LiveLease(
+        gpu_books.leases[order.lease] = LiveLease(
             order.lease,
             order.slot,
             order.models,
@@ -374,13 +369,13 @@ def _enter(order: Order, books: dict[GpuId, _Books]) -> None:
         )
     else:
         for victim in order.victims:
-            found.residents.pop(victim, None)
-            found.loading.pop(victim, None)
+            gpu_books.residents.pop(victim, None)
+            gpu_books.loading.pop(victim, None)
         for left in (*order.emptied, *(load.emptied for load in order.loads)):
             if left is not None:
-                found.contexts.pop(left, None)
-        found.residents.update((load.model, load.memory_bytes) for load in order.loads)
-        found.loading.update(dict.fromkeys(load.model for load in order.loads))
+                gpu_books.contexts.pop(left, None)
+        gpu_books.residents.update((load.model, load.memory_bytes) for load in order.loads)
+        gpu_books.loading.update(dict.fromkeys(load.model for load in order.loads))
         if order.prefetch:
             models = tuple(load.model for load in order.loads)
-            found.leases[order.lease] = LiveLease(order.lease, order.slot, models)
+            gpu_books.leases[order.lease] = LiveLease(order.lease, order.slot, models)

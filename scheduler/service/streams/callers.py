@@ -103,16 +103,16 @@ class CallerLeases:
         connect a moment after its first leases.
         """
         in_force = office.core.placer.leases
-        found = in_force.get(lease)
-        if not caller or found is None:
+        live_lease = in_force.get(lease)
+        if not caller or live_lease is None:
             pass
-        elif not found.is_shared:
+        elif not live_lease.is_shared:
             self._callers[lease] = caller
         elif request is not None:
             self._parts.setdefault(lease, {})[request] = caller
         if len(self) > 2 * len(in_force) + _SPARE:
-            self._callers = {one: who for one, who in self._callers.items() if one in in_force}
-            self._parts = {one: parts for one, parts in self._parts.items() if one in in_force}
+            self._callers = {held: who for held, who in self._callers.items() if held in in_force}
+            self._parts = {held: parts for held, parts in self._parts.items() if held in in_force}
 
     def caller_of(self, lease: LeaseId) -> str | None:
         """Who acquired this lease, if it would end with them; nobody keeps one that is shared."""
@@ -174,7 +174,6 @@ class CallerStreams:
         office.driver.recall = self._recall
 
     async def serve(self, line: AcceptedLine) -> None:
-        """Serve one line of a caller that is known, from its first frame to its end."""
         try:
             line.max_frame_bytes = MAX_FRAME_BYTES  # its first frame names all leases that it has
             async with time_limit(GREETING_S):
@@ -209,7 +208,6 @@ class CallerStreams:
         await self._send_away(list(self.lines))
 
     async def _refuse(self, line: AcceptedLine, refusal: str) -> None:
-        """Say what to upgrade to a caller that is not served."""
         log.warning("a caller's stream: %s", refusal)
         line.send(pack_down(SentAway(refusal=refusal)))
         await line.flush()
@@ -224,8 +222,8 @@ class CallerStreams:
         caller = self._leases.caller_of(lease)
         if caller is None:
             self._early.append(lease)
-        for line, found in self.lines.items():
-            if found == caller:
+        for line, name in self.lines.items():
+            if name == caller:
                 line.send(pack_down(Recalled(lease)))
 
     async def _serve_stream(self, line: AcceptedLine, caller: str) -> None:

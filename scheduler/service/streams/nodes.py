@@ -79,7 +79,6 @@ class NodeStreams:
         return self._addresses.get(node, ())
 
     def listens_at(self, node: NodeId, addresses: tuple[str, ...]) -> None:
-        """Remember where functions reach the node's manager, by its own report."""
         self._addresses[node] = addresses
 
     @property
@@ -88,7 +87,6 @@ class NodeStreams:
         return self._nodes
 
     async def serve(self, line: AcceptedLine, name: NodeId) -> None:
-        """Serve one connection of this node's manager, from the greeting to its end."""
         hello = None
         try:
             async with time_limit(self._times.greeting_s):
@@ -118,7 +116,6 @@ class NodeStreams:
     # -- the greeting ---------------------------------------------------------------------------
 
     async def _greet(self, line: AcceptedLine, name: NodeId) -> Hello:
-        """The manager's Hello, once it has proven that it knows the secret."""
         nonce = secrets.token_hex(16)
         challenge = Challenge(VERSION, nonce, self._term(), self._run)
         line.send(pack_greeting(proven(challenge, self._key, name)))
@@ -140,15 +137,14 @@ class NodeStreams:
             self._fenced(term)
 
     def _resume_or_begin(self, name: NodeId, hello: Hello, line: AcceptedLine) -> AttachedManager:
-        """Resume the manager's stream, or begin a new one."""
-        known = self._nodes.get(name)
-        if known is not None and known.connected and known.run != hello.run:
+        earlier = self._nodes.get(name)
+        if earlier is not None and earlier.connected and earlier.run != hello.run:
             raise _Refused("another manager is attached under this name")
         self.listens_at(name, hello.addresses)
         unsent = None
-        if known is not None and known.run == hello.run and hello.resume is not None:
-            unsent = known.unsent(hello.resume) if hello.resume.run == self._run else None
-        if known is None or unsent is None:
+        if earlier is not None and earlier.run == hello.run and hello.resume is not None:
+            unsent = earlier.unsent(hello.resume) if hello.resume.run == self._run else None
+        if earlier is None or unsent is None:
             node = AttachedManager(
                 name,
                 hello.run,
@@ -159,12 +155,12 @@ class NodeStreams:
                 self._note_term,
                 self.addresses,
             )
-            if known is not None:
-                node.replace(known)
+            if earlier is not None:
+                node.replace(earlier)
             self._nodes[name] = node
             welcome = Welcome(resumed=False)
         else:
-            node, welcome = known, Welcome(resumed=True, seen=known.seen)
+            node, welcome = earlier, Welcome(resumed=True, seen=earlier.seen)
         line.send(pack_greeting(proven(welcome, self._key, name, hello.nonce)))
         node.connect(line, unsent or [])
         self._log.info(
@@ -202,7 +198,6 @@ class NodeStreams:
             node.line_ended(line, self._times.grace_s, lambda: self._give_up(node))
 
     def _give_up(self, node: AttachedManager) -> None:
-        """Give the node up: detach it from the driver."""
         if self._nodes.get(node.node) is node:
             del self._nodes[node.node]
             self._addresses.pop(node.node, None)
@@ -211,7 +206,6 @@ class NodeStreams:
 
 
 async def turn_away(line: AcceptedLine, leader: str | None) -> None:
-    """Answer a GPU manager that this scheduler does not lead."""
     line.send(pack_greeting(TurnedAway("it does not lead", leader)))
     await line.flush()
 

@@ -85,7 +85,6 @@ class QueueShown:
 
 
 def cluster(office: Office, name: str, store: str) -> ClusterShown:
-    """The cluster's state for people, at a glance."""
     status = office.driver.status()
     counts = status.counts
     placed = counts.hits + counts.misses
@@ -167,8 +166,7 @@ def _accuracy(latest: list[RequestRecord]) -> Accuracy | None:
 
 
 def of_lease(record: RequestRecord, lease: LeaseId) -> Happened | None:
-    """The measured course of one of a request's leases."""
-    return next((found for found in record.happened if found.lease == lease), None)
+    return next((happened for happened in record.happened if happened.lease == lease), None)
 
 
 def model_rests(core: Core, models: tuple[ModelId, ...], now_s: float) -> list[ModelRest]:

@@ -80,7 +80,6 @@ class LatestShown:
 
     @classmethod
     def of(cls, record: RequestRecord, now_s: float) -> Self:
-        """The request of a record."""
         request = record.request
         return cls(request.id, request.function, now_s - record.arrived_s)
 
@@ -101,7 +100,7 @@ def used_by(record: RequestRecord, core: Core, billing: Billing, now_s: float) -
     """What a request has used so far, at the present sizes of its models."""
     gpu_us = byte_us = 0
     cost = 0.0
-    known = core.cluster.profiles.known()
+    profiles = core.cluster.profiles.known()
     for decided in record.decided:
         action = decided.action
         happened = of_lease(record, action.lease) if isinstance(action, Dispatch) else None
@@ -111,20 +110,20 @@ def used_by(record: RequestRecord, core: Core, billing: Billing, now_s: float) -
         amounts = [0] * CHARGES
         used_us = int(used_s * 1e6)
         amounts[GPU_TIME] = used_us * (1 + len(action.more_slots))
-        amounts[IN_USE] = used_us * _bytes(action.models, known)
+        amounts[IN_USE] = used_us * _bytes(action.models, profiles)
         gpu_us += amounts[GPU_TIME]
         byte_us += amounts[IN_USE]
         cost += billing.cost(amounts, _gpu_type(core, action.gpu))
     return UseShown(gpu_us / 1e6, byte_us / 1e6, cost if billing.priced else None)
 
 
-def _bytes(models: tuple[ModelId, ...], known: Mapping[ModelId, Profile]) -> int:
-    return sum(known[model].memory_bytes for model in models if model in known)
+def _bytes(models: tuple[ModelId, ...], profiles: Mapping[ModelId, Profile]) -> int:
+    return sum(profiles[model].memory_bytes for model in models if model in profiles)
 
 
 def _gpu_type(core: Core, gpu: GpuId) -> str:
-    found = core.cluster.gpus.get(gpu)
-    return "" if found is None else found.spec.gpu_type
+    state = core.cluster.gpus.get(gpu)
+    return "" if state is None else state.spec.gpu_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,6 @@ class RequestShown:
 def explained(
     record: RequestRecord, used: UseShown, rests: list[ModelRest], now_s: float
 ) -> RequestShown:
-    """The record in words and numbers."""
     request, arrived_s = record.request, record.arrived_s
     granted_s, ended_s = record.granted_s, record.ended_s
     return RequestShown(
@@ -217,5 +215,4 @@ def _lease(happened: Happened) -> LeaseShown:
 
 
 def tier_name(tier: Tier) -> str:
-    """The tier's name for people."""
     return tier.name.lower()

@@ -99,7 +99,6 @@ class GpuGlance(NamedTuple):
     stuck: tuple[StuckGlance, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """The glance as JSON values."""
         parts = {
             name: [part._asdict() for part in getattr(self, name)]
             for name in ("queue", "residents", "leases", "contexts", "stuck")
@@ -117,7 +116,6 @@ class Glances:
         self._busy: dict[str, deque[bool]] = {}
 
     def gpus(self) -> dict[str, GpuGlance]:
-        """Every GPU, by its id."""
         gpus = self._core.cluster.gpus
         for gone in self._busy.keys() - gpus.keys():
             del self._busy[gone]
@@ -140,7 +138,7 @@ class Glances:
             _state(gpu, busy=bool(leases)),
             self._utilisation(spec.id, busy=bool(leases)),
             sum(queue.count for queue in locals_),
-            tuple([_queued(each) for each in islice(_all_of(locals_), _QUEUED)]),
+            tuple([_queued(pending) for pending in islice(_all_of(locals_), _QUEUED)]),
             tuple(
                 [
                     ResidentGlance(
@@ -199,7 +197,6 @@ class Glances:
 
 
 def stuck_loads(gpu: Gpu, since_1970_s: float = 0.0) -> tuple[StuckGlance, ...]:
-    """The loads of a GPU that make no progress."""
     leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
     return tuple(
         StuckGlance(model, _functions(leases, model), round(at_s + since_1970_s, 3))
@@ -208,7 +205,7 @@ def stuck_loads(gpu: Gpu, since_1970_s: float = 0.0) -> tuple[StuckGlance, ...]:
 
 
 def _functions(leases: Iterable[ActiveLease], model: ModelId) -> tuple[str, ...]:
-    requests = [each for lease in leases if model in lease.models for each in lease.requests]
+    requests = [request for lease in leases if model in lease.models for request in lease.requests]
     return tuple(sorted({pending.request.function for pending in requests}))
 
 
@@ -246,9 +243,9 @@ def in_order(queue: RequestQueue) -> Iterator[Pending]:
 
 def lengths(queue: RequestQueue) -> Sequence[tuple[str, int]]:
     """How many requests wait of each function, most first; a lane counts for its first function."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for lane in queue.lanes.values():
         if lane.first is not None:
             function = lane.first.request.function
-            found[function] = found.get(function, 0) + lane.waiting
-    return sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))
+            counts[function] = counts.get(function, 0) + lane.waiting
+    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))

@@ -147,7 +147,6 @@ class PageFeed:
         }
 
     def _owners(self) -> dict[str, Any]:
-        """Namespaces and functions with terms; the first ones, where there are many."""
         office = self._office
         rows = owner_rows(office.terms, office.core, office.clock.now_s(), _MOST_OWNERS)
         return {"count": len(office.terms), "rows": [asdict(row) for row in rows]}
@@ -187,7 +186,7 @@ class PageFeed:
         """Ended requests a second, and the share of hits among the placed requests."""
         newest = self._counted[-1]
         since_s = newest.at_s - last_s
-        before = next((one for one in self._counted if one.at_s >= since_s), newest)
+        before = next((counted for counted in self._counted if counted.at_s >= since_s), newest)
         if before is newest and len(self._counted) > 1:  # no counts within this time
             before = self._counted[-2]
         span_s, placed = newest.at_s - before.at_s, newest.placed - before.placed
@@ -230,7 +229,6 @@ class Versions(Generic[_Value]):
         return number >= self._forgot
 
     def since(self, number: int) -> dict[str, _Value]:
-        """Values that are new or different since that update."""
         return {name: value for name, (at, value) in self._kept.items() if at > number}
 
     def gone_since(self, number: int) -> list[str]:
