@@ -1,4 +1,4 @@
-"""How often each model was requested lately, as an average that fades with time."""
+"""How often each model was requested lately, and how long it was idle between its uses."""
 
 from collections.abc import Iterable, Iterator
 from math import exp, isfinite, log2

@@ -1,4 +1,4 @@
-"""The types of ASGI, and whole responses in one call."""
+"""ASGI: its types, whole responses in one call, bounded bodies, and clients that leave."""
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from http import HTTPStatus

@@ -1,4 +1,4 @@
-"""GPUs, slots and leases, with the rankings that policies ask for kept up to date."""
+"""GPUs, slots and leases with their rankings, and what each lease occupies."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""GPUs that join, drain, are lost, or report what they hold."""
+"""GPUs that join, drain, are lost, or report: what they hold, and how their models do."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Carries out what a policy decides: placements, local queues, visits, prefetches."""
+"""Carries out what a policy decides: placements, loads, local queues, visits, prefetches."""
 
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.residency.cache_index import LoadPlan

@@ -1,4 +1,4 @@
-"""Slots ordered by how often they were used or when they are free, kept without re-sorting.
+"""Slots ordered by how often they were used or when they are free, without re-sorting.
 
 All of these are heaps that may hold outdated entries. A key only ever grows (how often a slot was
 given work; when it will be free), so that an outdated entry lies too near to the top, comes up

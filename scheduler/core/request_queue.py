@@ -1,4 +1,4 @@
-"""Waiting requests, one lane per set of models, in order of arrival over all lanes."""
+"""Waiting requests, a lane for each set of models, in order of arrival, with their visits."""
 
 from collections.abc import Iterator
 from enum import Enum, auto

@@ -1,4 +1,4 @@
-"""How many times as long a model's run takes beside others, learned from runs that happened."""
+"""How many times as long a model's run takes beside others, learned for each type of GPU."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The answer of /bill: who used what since when, and what it costs."""
+"""The leader's bill: counts collected and written, prices, and the answer of /bill."""
 
 import asyncio
 import time

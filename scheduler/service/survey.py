@@ -1,4 +1,4 @@
-"""Projects the core's GPUs to `GpuStatus`, the base of every report but the page's feed."""
+"""Projects the core's GPUs to `GpuStatus`, the base of reports, with how each model is hosted."""
 
 from typing import NamedTuple
 

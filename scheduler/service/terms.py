@@ -1,4 +1,4 @@
-"""The terms in force of one leader: those that operators set, then those of functions' own."""
+"""The terms of owners: set by operators, told by callers, in force, and shown with what is used."""
 
 import asyncio
 import logging

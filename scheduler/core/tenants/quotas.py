@@ -1,4 +1,4 @@
-"""Which requests are refused on arrival, because their owner has as much as its quotas allow."""
+"""Quotas: which requests are refused on arrival, and how much GPU memory an owner's models take."""
 
 from collections.abc import Iterable, Sequence
 

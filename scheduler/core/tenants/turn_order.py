@@ -1,4 +1,4 @@
-"""The order of turns: which request that is held back is the next that the policy may see.
+"""The order of turns: which held-back request is next, and which calls pause for a quota.
 
 Start-time fair queueing (SFQ) in two levels, and a bounded look ahead, as MQFQ has it: a namespace
 is charged, by its weight, for what its requests take, in advance by estimate; its next request has

@@ -1,4 +1,4 @@
-"""The routes of people and their tools: policy, cluster, queue, explanations."""
+"""The routes of people and their tools: policy, cluster, queue, explanations, quotas, the feed."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Callers' streams: many questions for leases in flight on one line of frames."""
+"""Callers' streams: questions for leases on one line of frames; leases end with their caller."""
 
 import asyncio
 import logging
