@@ -1,4 +1,4 @@
-"""Numbers and sizes that others write: ASCII digits; no blanks, underscores, signs but `-`, nan, inf.
+"""Numbers and sizes that others write: ASCII digits; no blanks, underscores, signs but `-`, nan.
 
 Python's own `int` and `float` take all of these, and the digits of every script.
 """
