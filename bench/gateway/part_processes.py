@@ -19,7 +19,7 @@ from gateway_ext.calls.limits import InvokeSettings
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
 from scheduler.client.lease_client import LeaseClient
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Settings
 from tests.kit.nodes.attaching import attach_in_process

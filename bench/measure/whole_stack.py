@@ -18,7 +18,7 @@ from bench.load.statistics import CacheCounts
 from gpufaas.remote.scheduler_api import SchedulerApi, in_path
 from gpufaas.stack.held_ports import HeldPort
 from gpufaas.stack_folder import StackFolder
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 
 _UP_S, _DOWN_S, _READY_S = 90.0, 60.0, 300.0
 # What ran under a lease that the gateway keeps is reported a moment later.

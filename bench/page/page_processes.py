@@ -23,8 +23,8 @@ from scheduler.client.lease_client import LeaseClient
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import GpuSpec, ModelSpec
+from scheduler.service.access import ApiRole, token
 from scheduler.service.driver import Driver
-from scheduler.service.http.access import ApiRole, token
 from scheduler.service.http.app import listen, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings

@@ -15,7 +15,7 @@ from bench.measure.load_figures import LoadFigures
 from bench.scheduler.lease_processes import SECRET
 from common.frame_line import FrameLine, LineBroken
 from common.stream_upgrade import dial
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from scheduler.wire.caller_stream import MAX_FRAME_BYTES, PATH
 from scheduler.wire.codec import VERSION
 

@@ -41,7 +41,7 @@ from gpufaas.stack_folder import state_folder
 from gpufaas.trace_export import span_exporter
 from scheduler.client.lease_client import LeaseClient
 from scheduler.client.operator_client import OperatorClient
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import argparse
 
 from gpufaas.options.shared import Commands, add_secret_option, cluster_secret
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 
 
 def add_parser(commands: Commands) -> None:

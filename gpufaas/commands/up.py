@@ -40,7 +40,7 @@ from gpufaas.stack.part_commands import StackPlan
 from gpufaas.stack.supervisor import Supervisor
 from gpufaas.stack_folder import RunningStack, StackFolder, stack_folder, state_folder
 from scheduler import policies
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 
 log = logging.getLogger(__name__)
 

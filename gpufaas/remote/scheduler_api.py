@@ -11,7 +11,7 @@ from gpufaas.errors import CommandError
 from gpufaas.options.shared import add_secret_option, cluster_secret, default_secret_file
 from gpufaas.remote.http_request import HttpUrl, NoAnswer, http_url, is_at, open_response
 from gpufaas.stack_folder import WHICH_STACK, stack_folder
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 
 _MISDIRECTED = 421
 _MOST_REDIRECTIONS = 4

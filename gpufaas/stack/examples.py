@@ -23,7 +23,7 @@ from gpufaas.output.workflow_text import workflow_text
 from gpufaas.remote.scheduler_api import SchedulerApi, request_story
 from gpufaas.stack.part_commands import StackPlan
 from gpufaas.stack.supervisor import Part
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 
 _STACK = Path("stack.yml")
 _READY_S = 600.0

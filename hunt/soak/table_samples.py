@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from bench.measure.process_usage import parts_in_tree
 from bench.measure.whole_stack import WholeStack
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 
 _ASK_S = 10.0
 # Of each process that has metrics; gauges alone, summed over their labels.

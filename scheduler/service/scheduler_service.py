@@ -19,8 +19,8 @@ from scheduler.core.slots import Gpu
 from scheduler.model.errors import DatastoreError, NotLeading
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Request
+from scheduler.service.access import ApiAccess
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.http.access import ApiAccess
 from scheduler.service.http.app import Health, make_app
 from scheduler.service.leadership.election import LeaderInfo, Leadership
 from scheduler.service.leadership.policy_in_force import PolicyInForce, follow_policy

@@ -18,7 +18,7 @@ from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.replay import replay
 from gpufaas.stack.held_ports import HeldPort
 from scheduler.model.actions import Demote
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from scheduler.wire.node_stream import StreamTimes
 from tests.kit.cores.builders import request
 from tests.kit.engines.real_etcd import an_etcd, needs_etcd

@@ -12,7 +12,7 @@ from gpu_manager.credentials import load_secret
 from gpufaas.stack.held_ports import HeldPort
 from scheduler.client.lease_client import GrantedLease, LeaseClient
 from scheduler.model.values import Request, RequestId
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from tests.kit.network.certificates import self_signed
 from tests.kit.nodes.manager_client import model
 from tests.kit.processes.two_nodes import TwoNodes

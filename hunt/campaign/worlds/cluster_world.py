@@ -22,7 +22,7 @@ from hunt.campaign.worlds.process_holdings import (
     zombies,
 )
 from hunt.campaign.worlds.shifted_clock import ShiftedClock
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from tests.kit.network.networks import HERE, NameSpaces
 from tests.kit.places import ROOT
 from tests.kit.processes.daemons import GPUFAAS, Daemon

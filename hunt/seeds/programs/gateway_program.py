@@ -30,7 +30,7 @@ from hunt.seeds.scenarios.fault_plan import NATS
 from hunt.seeds.scenarios.planned_functions import TENANTS, PlannedFunction
 from hunt.seeds.surroundings import SECRET, Surroundings
 from scheduler.client.lease_client import LeaseClient
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from tests.kit.simulation.job_disk import JobDisk
 from tests.kit.simulation.simulated_loop import PROGRAM
 from tests.kit.simulation.simulated_nats import NATS_PORT

@@ -26,7 +26,7 @@ from common.telemetry.metrics import CONTENT_TYPE
 from common.telemetry.stranger_log import StrangerLog
 from scheduler.model.errors import CallerNotAllowed, MalformedRequest, SchedulerError
 from scheduler.service import error_table
-from scheduler.service.http.access import ApiAccess, ApiRole
+from scheduler.service.access import ApiAccess, ApiRole
 from scheduler.service.http.leader_residency import LeaderResidency
 from scheduler.service.http.lease_routes import (
     MOST_BODY_BYTES,

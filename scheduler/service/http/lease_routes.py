@@ -28,8 +28,8 @@ from scheduler.model.errors import (
 from scheduler.model.events import LeaseReleased
 from scheduler.model.values import LeaseId, Request, RequestId
 from scheduler.service import error_table
+from scheduler.service.access import ApiAccess
 from scheduler.service.history.history import Decided
-from scheduler.service.http.access import ApiAccess
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.request_bounds import LONGEST_NAME, MOST_MODELS, MOST_S, MOST_WHOLE, is_name

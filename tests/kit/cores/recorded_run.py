@@ -12,8 +12,8 @@ from random import Random
 from scheduler.client.lease_client import LeaseClient
 from scheduler.model.errors import RequestEnded
 from scheduler.model.values import Request, RequestId
+from scheduler.service.access import ApiRole, token
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.http.access import ApiRole, token
 from scheduler.service.http.app import listen, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings

@@ -16,9 +16,9 @@ from scheduler.client.lease_client import LeaseClient
 from scheduler.core.core import make_core
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import GpuSpec, LeaseId, Placement, Request, RequestId
+from scheduler.service.access import ApiRole, token
 from scheduler.service.driver import Driver
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.http.access import ApiRole, token
 from scheduler.service.http.app import listen, serving
 from scheduler.service.loop_clocks import LoopClock
 from scheduler.service.scheduler_service import SchedulerService

@@ -19,7 +19,7 @@ from gpu_manager.credentials import (
 from gpufaas.remote.manager_api import request_admin
 from gpufaas.stack.own_etcd import find_etcd
 from scheduler.client.lease_client import LeaseClient
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from scheduler.store.etcd_channel import EtcdSettings
 from scheduler.store.etcd_store import prefix_end
 from tests.kit.engines.real_etcd import LOG

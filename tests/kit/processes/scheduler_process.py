@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpufaas.stack.held_ports import HeldPort
 from scheduler.client.lease_client import LeaseClient
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from tests.kit.processes.stopped_process import stop
 
 SECRET = b"a secret of processes in the tests"

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_secret
 from gpufaas.stack.held_ports import HeldPort
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from tests.kit.nodes.worker_client import FunctionClient
 from tests.kit.processes.daemons import GPUFAAS, START_S, Daemon
 from tests.kit.programs.torch_forks import ForkedProgram

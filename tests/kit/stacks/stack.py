@@ -17,7 +17,7 @@ import httpx
 from gpufaas.remote.scheduler_api import SchedulerApi
 from gpufaas.stack.held_ports import HeldPort
 from gpufaas.stack_folder import StackFolder
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from tests.kit.places import ROOT
 from tests.kit.waiting import wait_until
 

@@ -11,7 +11,7 @@ import aiohttp
 from common.frame_line import FrameLine
 from common.stream_upgrade import dial
 from scheduler.client.lease_client import LeaseClient
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from scheduler.service.http.app import listen, serving
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService

@@ -22,7 +22,7 @@ from gateway_ext.scaling.kept_models import (
 from scheduler.api import EventRefused
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.errors import SchedulerUnreachable
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from tests.kit.virtual_time import virtually
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, leading

@@ -24,7 +24,7 @@ from scheduler.client.operator_client import OperatorClient
 from scheduler.model.errors import StoreUnavailable
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import ModelSpec
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from scheduler.store.datastore import StoreLease
 from scheduler.store.memory_store import MemoryStore
 from tests.kit import waiting

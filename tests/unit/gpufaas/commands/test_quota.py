@@ -12,7 +12,7 @@ from gpufaas.commands.quota import quota_table
 from gpufaas.errors import CommandError
 from gpufaas.remote.scheduler_api import SchedulerApi
 from scheduler.model.owner_terms import OwnerTerms
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from tests.kit.worlds.service_world import SECRET, World, leading
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

@@ -7,7 +7,7 @@ from gateway_ext.ports import Capacity
 from gpufaas.commands.gateway import ShimEnvironment
 from gpufaas.remote.scheduler_api import SchedulerApi
 from gpufaas.stack.held_ports import HeldPort
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from tests.kit.cores.builders import gpu
 from tests.kit.nodes.fake_node import fake_node
 from tests.kit.worlds.service_world import SECRET, leading

@@ -11,7 +11,7 @@ import pytest
 from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.options.shared import cluster_secret
 from gpufaas.stack_folder import RunningStack, StackFolder
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from tests.kit.network.answering import answering
 
 # Every command that asks a server, with what it needs to be complete.

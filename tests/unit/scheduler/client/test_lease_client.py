@@ -20,7 +20,7 @@ from scheduler.model.errors import (
 )
 from scheduler.model.events import LeaseUsed
 from scheduler.model.values import LeaseId, LeaseUse, RequestId
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from scheduler.service.leadership.election import LeaderInfo
 from scheduler.service.streams import callers
 from scheduler.wire.caller_stream import (

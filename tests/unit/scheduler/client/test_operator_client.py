@@ -15,7 +15,7 @@ from scheduler.model.errors import (
     MalformedRequest,
     SchedulerUnreachable,
 )
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from scheduler.service.leadership.election import LeaderInfo
 from tests.kit.waiting import PATIENCE_S
 from tests.kit.worlds.service_world import SECRET, World, a_world, leading

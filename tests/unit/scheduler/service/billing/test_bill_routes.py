@@ -9,8 +9,8 @@ import pytest
 from scheduler.client.operator_client import OperatorClient
 from scheduler.core.billing.charges import CHARGES, LOADING
 from scheduler.model.errors import MalformedRequest
+from scheduler.service.access import ApiRole, token
 from scheduler.service.bill import Billing
-from scheduler.service.http.access import ApiRole, token
 from scheduler.service.leadership import election
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from scheduler.service.streams import callers
 from tests.kit.places import ROOT
 from tests.kit.waiting import eventually

@@ -11,7 +11,7 @@ from common.http.asgi import App, Receive, Scope, Send
 from common.http.server_protocol import Limits
 from common.time_limits import time_limit
 from gpu_manager.attachment.attachment import Attachment
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from scheduler.service.http.app import listen, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings

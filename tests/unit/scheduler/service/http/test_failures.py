@@ -14,7 +14,7 @@ from scheduler.model.errors import (
 )
 from scheduler.model.values import RequestId
 from scheduler.service import error_table
-from scheduler.service.http.access import ApiAccess, ApiRole, token
+from scheduler.service.access import ApiAccess, ApiRole, token
 
 R0 = RequestId("r0")
 SECRET = b"secret"

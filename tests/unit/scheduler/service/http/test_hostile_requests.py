@@ -9,7 +9,7 @@ import pytest
 
 from common.telemetry.process_metrics import page
 from common.time_limits import time_limit
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from tests.kit.network.hostile_requests import ask, statuses_behind_an_upgrade
 from tests.kit.network.raw_line import UPGRADE, framed, raw_line
 from tests.kit.worlds.service_world import SECRET, World, leading

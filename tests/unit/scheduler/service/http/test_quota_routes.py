@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler.model.owner_terms import OwnerTerms
-from scheduler.service.http.access import ApiRole
+from scheduler.service.access import ApiRole
 from tests.kit.worlds.service_world import leading
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

@@ -9,7 +9,7 @@ from cache_manager.model.ids import ModelId, NodeId
 from scheduler.model.actions import EndLease
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome
-from scheduler.service.http.access import ApiRole
+from scheduler.service.access import ApiRole
 from scheduler.wire.lease_tokens import verify
 from tests.kit.cores.builders import gpu, model
 from tests.kit.nodes.fake_node import fake_node

@@ -8,7 +8,7 @@ from cache_manager.model.ids import ModelId
 from scheduler import policies
 from scheduler.model.events import RunFinished
 from scheduler.model.values import SlotId
-from scheduler.service.http.access import ApiRole
+from scheduler.service.access import ApiRole
 from tests.kit.cores.builders import gpu
 from tests.kit.nodes.fake_node import fake_node
 from tests.kit.waiting import eventually

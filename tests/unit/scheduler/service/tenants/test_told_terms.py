@@ -8,7 +8,7 @@ import pytest
 from scheduler.client.lease_client import LeaseClient
 from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import OwnerTerms
-from scheduler.service.http.access import ApiRole, token
+from scheduler.service.access import ApiRole, token
 from scheduler.service.terms import KEPT_S, CallersTerms, TermsBook
 from scheduler.wire.caller_stream import FunctionTerms, ToldTerms, pack_up, read_up
 from tests.kit.cores.builders import request

@@ -10,7 +10,7 @@ import pytest
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.events import ModelDemoted, RunFinished
 from scheduler.model.values import SlotId
-from scheduler.service.http.access import ApiRole
+from scheduler.service.access import ApiRole
 from tests.kit.cores.builders import gpu
 from tests.kit.nodes.fake_node import fake_node
 from tests.kit.waiting import eventually
