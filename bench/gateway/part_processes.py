@@ -20,6 +20,7 @@ from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
 from scheduler.client.lease_client import LeaseClient
 from scheduler.service.access import ApiRole, token
+from scheduler.service.http.app import make_app
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Settings
 from tests.kit.nodes.attaching import attach_in_process
@@ -69,7 +70,7 @@ async def serve_scheduler(parent: ParentPipe) -> None:
     service = SchedulerService(Settings(), _SECRET, "bench", url)
     async with (
         service.lead(1) as office,
-        serving(service.app, listener, _DRAIN_S, streams=service.serve_stream),
+        serving(make_app(service), listener, _DRAIN_S, streams=service.serve_stream),
     ):
         attach_in_process(office.driver, InstantNode("node", GPUS))
         parent.ready(url)

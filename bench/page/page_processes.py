@@ -25,7 +25,7 @@ from scheduler.model.events import ModelRegistered
 from scheduler.model.values import GpuSpec, ModelSpec
 from scheduler.service.access import ApiRole, token
 from scheduler.service.driver import Driver
-from scheduler.service.http.app import listen, serving
+from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
 from tests.kit.fakes.memory_provider import MemoryProvider
@@ -66,7 +66,7 @@ async def serve_scheduler(parent: ParentPipe, cluster: PageCluster) -> None:
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     service = SchedulerService(Settings(scheduler=Serving()), SECRET, "s0", url)
-    async with serving(service.app, listener), service.lead(1) as office:
+    async with serving(make_app(service), listener), service.lead(1) as office:
         populate(office.driver, cluster)
         parent.ready(url)
         await parent.order()

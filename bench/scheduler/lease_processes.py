@@ -10,7 +10,7 @@ from bench.measure.child_process import ChildProcess, ParentPipe, child_process
 from bench.measure.instant_node import InstantNode
 from common.http.asgi import App, Receive, Scope, Send
 from gpu_manager.attachment.attachment import Attachment
-from scheduler.service.http.app import listen, serving
+from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
 from tests.kit.nodes.attaching import attach_in_process
@@ -69,7 +69,7 @@ async def _serve(parent: ParentPipe, kind: LeaseServer) -> None:
         office = await stack.enter_async_context(service.lead(1))
         if kind is not LeaseServer.NODE:
             attach_in_process(office.driver, InstantNode("node", GPUS))
-        app: App = service.app
+        app: App = make_app(service)
         streams = service.serve_stream
         await stack.enter_async_context(serving(app, listener, streams=streams))
         parent.ready(url)

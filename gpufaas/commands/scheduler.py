@@ -30,7 +30,7 @@ from gpufaas.trace_export import span_exporter
 from scheduler import policies
 from scheduler.model.errors import DatastoreError
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.http.app import listen, serving
+from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Etcd, Settings
 from scheduler.store.datastore import Store
@@ -128,7 +128,7 @@ async def _serve(
         span_exporter(tracing, environment) as exporter,
     ):
         service = SchedulerService(settings, secret, name, url, recorder, exporter)
-        async with serving(service.app, listener, streams=service.serve_stream):
+        async with serving(make_app(service), listener, streams=service.serve_stream):
             freeze_started_objects()
             log.info("%s answers at %s, documentation at %s/docs", name, url, url)
             working = asyncio.create_task(service.run(store))

@@ -24,7 +24,7 @@ from hunt.seeds.programs.function_program import FunctionProgram
 from hunt.seeds.programs.gateway_program import GatewayProgram, OwnedIdentity
 from hunt.seeds.programs.node_program import NodeProgram
 from hunt.seeds.programs.operator_program import OperatorProgram
-from hunt.seeds.programs.scheduler_program import SchedulerProgram, probed_app, term_at
+from hunt.seeds.programs.scheduler_program import SchedulerProgram, term_at
 from hunt.seeds.programs.service_probe import ServiceProbe
 from hunt.seeds.scenarios.fault_plan import ETCD, NATS, Fault, FaultKind
 from hunt.seeds.scenarios.scenario import Scenario, scenario_of
@@ -202,7 +202,6 @@ class _Simulation:
             (jetstream_queue, "GatewayIdentity", OwnedIdentity),
             (job_worker, "Random", lambda: Random(chance.getrandbits(64))),
             (job_worker, "callback_session", lambda *_: SimulatedSession()),
-            (scheduler_service, "make_app", probed_app),
             (scheduler_service, "term_at", term_at),
             (election, "name_of_this_process", _name_of_this_process),
             (election, "has_ended", self._has_ended),

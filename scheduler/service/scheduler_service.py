@@ -5,12 +5,12 @@ import time
 from asyncio import TaskGroup, get_running_loop
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 from cache_manager.model.ids import NodeId
 from common.http.accepted_line import AcceptedLine
-from common.http.asgi import App
 from common.stream_upgrade import StreamRequest
 from common.telemetry.traces import Sink
 from scheduler.api import Placement
@@ -21,7 +21,6 @@ from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Request
 from scheduler.service.access import ApiAccess
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.http.app import Health, make_app
 from scheduler.service.leadership.election import LeaderInfo, Leadership
 from scheduler.service.leadership.policy_in_force import PolicyInForce, follow_policy
 from scheduler.service.leadership.rivals import standing_by, term_at, watch_rivals
@@ -52,6 +51,31 @@ _EPOCH_S = 1_704_067_200  # 2024
 _TOKEN_S = 600.0
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`ready`: callers are served, by this scheduler or by the leader that it names.
+
+    A leader all of whose GPUs have loads that make no progress serves nobody who needs another
+    load; without GPUs it waits for some. `stuck` names these loads, and those of some GPUs,
+    or is their number.
+    `store` is `memory`, `ok`, or `lost` (served from memory until it is back). A leader that is not
+    `confirmed` cannot ask the datastore whether another scheduler was elected meanwhile.
+    """
+
+    ready: bool
+    leading: bool
+    confirmed: bool
+    term: int | None
+    leader: str | None
+    store: str
+    gpus: int
+    stuck: tuple[str, ...] | int = ()
+
+    def without_names(self) -> Self:
+        """Return what everybody may see: names of models and functions are their tenants'."""
+        return self if isinstance(self.stuck, int) else replace(self, stuck=len(self.stuck))
+
+
 class SchedulerService:
     """Serves callers, people and nodes under one secret."""
 
@@ -67,7 +91,7 @@ class SchedulerService:
         """`sink` receives the spans of sampled requests."""
         self.name = name
         self.url = url
-        self._settings = settings
+        self.settings = settings
         self._secret = secret
         self._recorder = recorder
         self._sink = sink
@@ -84,13 +108,9 @@ class SchedulerService:
         self._billed_under: Fence | None = None
         self.meters = SchedulerCounters(settings.scheduler.metric_names)
         self.metrics = MetricsPage(self.meters, self._status, self._own, self._owners, sink).text
-        guarded = settings.scheduler.metrics_auth
-        self._access = ApiAccess(secret)
-        self._leases = CallerLeases()
+        self.access = ApiAccess(secret)
+        self.leases = CallerLeases()
         self.callers: CallerStreams | None = None
-        self.app: App = make_app(
-            self, self._access, self.meters, self._leases, metrics_auth=guarded
-        )
 
     async def run(self, store: Store) -> None:
         """Campaign and lead, again and again, until cancelled; then hand over."""
@@ -113,10 +133,10 @@ class SchedulerService:
                 self._met = max(self._met, candidacy.term)
 
     async def _lead_after_election(self, candidacy: Leadership, store: Store) -> None:
-        keep_s = self._settings.etcd.models_keep_s
+        keep_s = self.settings.etcd.models_keep_s
         recovered = await recover(store, log, time.time() - keep_s)
         choice = recovered.begin_with(self._configured())
-        billing = self._settings.billing
+        billing = self.settings.billing
         buckets = UseBuckets(keep_days=billing.keep_days)
         await read_use(store, buckets, log)
         self._billed_under = candidacy.fence
@@ -145,7 +165,7 @@ class SchedulerService:
             lambda: candidacy.fence,
             candidacy.doubt,
             log,
-            self._settings.etcd.models_keep_s,
+            self.settings.etcd.models_keep_s,
         )
         office.observers.append(keeper.touched)
         await stack.enter_async_context(keeper)
@@ -166,7 +186,7 @@ class SchedulerService:
     ) -> AsyncIterator[Office]:
         """Be the leader of this term for as long as the context lasts."""
         choice = choice or self._configured()
-        settings = replace(self._settings, policy=choice.name, parameters=choice.parameters)
+        settings = replace(self.settings, policy=choice.name, parameters=choice.parameters)
         loop, recorder = get_running_loop(), self._recorder
         office = Office(settings, term, loop, self.meters, recovered, recorder, self._sink, buckets)
         if candidacy is not None:
@@ -184,7 +204,7 @@ class SchedulerService:
         )
         self._office, self.streams, self._candidacy = office, streams, candidacy
         callers = CallerStreams(
-            office, self._leases, self.meters, self.signed, self._elsewhere, fenced
+            office, self.leases, self.meters, self.signed, self._elsewhere, fenced
         )
         self.callers = callers
         self._policy = PolicyInForce(choice, office.decide_by)
@@ -211,7 +231,7 @@ class SchedulerService:
         return await write_use(self._store, buckets, fence)
 
     def _configured(self) -> PolicyChoice:
-        return PolicyChoice(self._settings.policy, self._settings.parameters)
+        return PolicyChoice(self.settings.policy, self.settings.parameters)
 
     async def _follow(self) -> None:
         """Keep track of the leader, to refer callers to it."""
@@ -223,12 +243,14 @@ class SchedulerService:
     # -- for the application ----------------------------------------------------------------------
 
     def office(self) -> Office:
+        """The leader's core, driver and history; NotLeading if this scheduler does not lead."""
         office = self._office
         if office is None:
             raise NotLeading(self._elsewhere())
         return office
 
     def signed(self, placement: Placement, request: Request) -> tuple[int, tuple[str, ...], str]:
+        """What an answer has beside the placement: term, addresses and a signed token."""
         office = self.office()
         term, lease = office.term, office.core.placer.leases.get(placement.lease)
         addresses = self._addresses(placement.node)
@@ -249,17 +271,20 @@ class SchedulerService:
         return term, addresses, self._tokens.sign(claims)
 
     async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
+        """Decide by this policy from now on, here and after a restart."""
         in_force = self._policy
         if in_force is None:
             raise NotLeading(self._elsewhere())
         await in_force.choose(self._store, policy, parameters)
 
     async def set_terms(self, owner: str, terms: OwnerTerms | None) -> None:
+        """Put an owner's terms in force, here and after a restart; None: no longer."""
         if self._terms is None:
             raise NotLeading(self._elsewhere())
         await self._terms.set(owner, terms)
 
     def store_state(self) -> str:
+        """The datastore's state in one word."""
         if isinstance(self._store, MemoryStore):
             return "memory"
         return "ok" if self._store.healthy else "lost"
@@ -286,7 +311,7 @@ class SchedulerService:
         if node is not None:
             await self._serve_node(node, line)
             return
-        role = self._access.role(dict(request.headers).get(b"authorization", b""))
+        role = self.access.role(dict(request.headers).get(b"authorization", b""))
         if request.path != caller_stream.PATH or role is None:
             line.refuse()
         elif self.callers is None:
@@ -319,7 +344,7 @@ class SchedulerService:
         return None if self._office is None else self._office.driver.status()
 
     def _owners(self) -> list[OwnerRow]:
-        office, most = self._office, self._settings.scheduler.metric_names
+        office, most = self._office, self.settings.scheduler.metric_names
         if office is None:
             return []
         return owner_rows(office.terms, office.core, office.clock.now_s(), most)

@@ -1,7 +1,5 @@
 """A scheduler of a simulation: the service, its server, and its connection to etcd."""
 
-from typing import Any
-
 from common.errors import NoResponse
 from common.http.asgi import App, Receive, Scope, Send, send_text
 from common.http.client import HttpClient
@@ -53,12 +51,12 @@ class SchedulerProgram:
         service = self.service = SchedulerService(settings, SECRET, self.name, self.url)
         async with (
             EtcdClient(self._around.etcd, self.name) as store,
-            serving(service.app, listener(self.name, PORT), streams=service.serve_stream),
+            serving(probed_app(service), listener(self.name, PORT), streams=service.serve_stream),
         ):
             await service.run(store)
 
 
-def probed_app(service: Any, *_: object, **__: object) -> App:
+def probed_app(service: SchedulerService) -> App:
     """What a rival asks of a scheduler over HTTP; people's routes are no part of a simulation."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -4,9 +4,8 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, Protocol, Self
+from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -31,20 +30,12 @@ from scheduler.service.http.leader_residency import LeaderResidency
 from scheduler.service.http.lease_routes import (
     MOST_BODY_BYTES,
     HotPath,
-    Leading,
     header_of,
     send_error,
     unknown_caller,
 )
-from scheduler.service.http.operator_routes import (
-    OperatorService,
-    QuotaService,
-    feed_router,
-    quota_router,
-    router,
-)
-from scheduler.service.metrics.counters import SchedulerCounters
-from scheduler.service.streams.callers import CallerLeases
+from scheduler.service.http.operator_routes import feed_router, quota_router, router
+from scheduler.service.scheduler_service import Health, SchedulerService
 from scheduler.wire.node_stream import node_of_path
 
 log = logging.getLogger(__name__)
@@ -65,58 +56,16 @@ Credentials: `Authorization: Bearer TOKEN`, or basic with the user `admin` or `c
 token as password; `gpufaas token` prints it. Errors have `error`, `message` and facts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """`ready`: callers are served, by this scheduler or by the leader that it names.
-
-    A leader all of whose GPUs have loads that make no progress serves nobody who needs another
-    load; without GPUs it waits for some. `stuck` names these loads, and those of some GPUs,
-    or is their number.
-    `store` is `memory`, `ok`, or `lost` (served from memory until it is back). A leader that is not
-    `confirmed` cannot ask the datastore whether another scheduler was elected meanwhile.
-    """
-
-    ready: bool
-    leading: bool
-    confirmed: bool
-    term: int | None
-    leader: str | None
-    store: str
-    gpus: int
-    stuck: tuple[str, ...] | int = ()
-
-    def without_names(self) -> Self:
-        """Return what everybody may see: names of models and functions are their tenants'."""
-        return self if isinstance(self.stuck, int) else replace(self, stuck=len(self.stuck))
-
-
-class ServiceApplication(OperatorService, QuotaService, Leading, Protocol):
-    """The service as its application uses it."""
-
-    def health(self) -> Health: ...
-
-    def metrics(self) -> bytes:
-        """The metrics in the text format of Prometheus."""
-        ...
-
-
-def make_app(
-    service: ServiceApplication,
-    access: ApiAccess,
-    meters: SchedulerCounters,
-    callers: CallerLeases,
-    *,
-    metrics_auth: bool = True,
-) -> App:
-    """The whole application; with `metrics_auth`, Prometheus needs credentials too.
+def make_app(service: SchedulerService) -> App:
+    """The whole application; with `metrics_auth` in the settings, Prometheus needs credentials too.
 
     Credentials are checked before a request is routed, since FastAPI reads a body before it asks
     who sent it.
     """
-    hot = HotPath(service, access, meters, callers)
-    management = bounded(_management(service, access, meters), MOST_BODY_BYTES)
+    hot, access = HotPath(service), service.access
+    management = bounded(_management(service), MOST_BODY_BYTES)
     strangers = StrangerLog(log)
-    public = _PUBLIC if metrics_auth else _PUBLIC | {_METRICS}
+    public = _PUBLIC if service.settings.scheduler.metrics_auth else _PUBLIC | {_METRICS}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -137,25 +86,23 @@ def _is_known(access: ApiAccess, scope: Scope) -> bool:
     return access.role(header_of(scope, b"authorization")) is not None
 
 
-def _management(
-    service: ServiceApplication, access: ApiAccess, meters: SchedulerCounters
-) -> FastAPI:
+def _management(service: SchedulerService) -> FastAPI:
     app = FastAPI(title="gpufaas scheduler", description=_ABOUT, version=build_identity.release())
     schemes = [Depends(scheme(auto_error=False)) for scheme in (HTTPBearer, HTTPBasic)]
-    view = [*schemes, Depends(_lets_in(access, ApiRole.CALLER))]
-    change = [*schemes, Depends(_lets_in(access, ApiRole.ADMIN))]
+    view = [*schemes, Depends(_lets_in(service.access, ApiRole.CALLER))]
+    change = [*schemes, Depends(_lets_in(service.access, ApiRole.ADMIN))]
     app.include_router(router(service, view, change))
     app.include_router(quota_router(service, view, change))
-    app.include_router(feed_router(service, meters, view))
+    app.include_router(feed_router(service, view))
     app.include_router(models_router(LeaderResidency(service.office), view, change))
-    _add_health(app, service, access)
+    _add_health(app, service)
     app.add_exception_handler(SchedulerError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _no_route)
     return app
 
 
-def _add_health(app: FastAPI, service: ServiceApplication, access: ApiAccess) -> None:
+def _add_health(app: FastAPI, service: SchedulerService) -> None:
     @app.get("/healthz", tags=["health"], summary="Whether the process is alive")
     async def healthz() -> dict[str, bool]:
         return {"alive": True}
@@ -164,7 +111,7 @@ def _add_health(app: FastAPI, service: ServiceApplication, access: ApiAccess) ->
     async def readyz(request: Request, response: Response) -> Health:
         health = service.health()
         response.status_code = 200 if health.ready else 503
-        return health if _is_known(access, request.scope) else health.without_names()
+        return health if _is_known(service.access, request.scope) else health.without_names()
 
     @app.get(_METRICS, tags=["health"], summary="For Prometheus", response_class=Response)
     async def metrics() -> Response:

@@ -3,7 +3,7 @@
 from asyncio import CancelledError, Queue, Task, current_task, get_running_loop, wait
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from pydantic_core import from_json, to_json
 
@@ -28,12 +28,10 @@ from scheduler.model.errors import (
 from scheduler.model.events import LeaseReleased
 from scheduler.model.values import LeaseId, Request, RequestId
 from scheduler.service import error_table
-from scheduler.service.access import ApiAccess
 from scheduler.service.history.history import Decided
 from scheduler.service.leadership.term import Office
-from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.request_bounds import LONGEST_NAME, MOST_MODELS, MOST_S, MOST_WHOLE, is_name
-from scheduler.service.streams.callers import CallerLeases
+from scheduler.service.scheduler_service import SchedulerService
 
 MOST_BODY_BYTES = 1 << 20
 _JSON = (b"content-type", b"application/json")
@@ -46,32 +44,14 @@ _BEAT_S = 1.0
 _BEAT = {"type": "http.response.body", "body": b"\n", "more_body": True}
 
 
-class Leading(Protocol):
-    """The part of the service that these routes use."""
-
-    def office(self) -> Office:
-        """The leader's core, driver and history; NotLeading if this scheduler does not lead."""
-        ...
-
-    def signed(self, placement: Placement, request: Request) -> tuple[int, tuple[str, ...], str]:
-        """What an answer has beside the placement: term, addresses and a signed token."""
-        ...
-
-
 class HotPath:
     """Serves the routes of `routes` and no other."""
 
-    def __init__(
-        self,
-        leading: Leading,
-        access: ApiAccess,
-        meters: SchedulerCounters,
-        callers: CallerLeases,
-    ) -> None:
-        self._leading = leading
-        self._access = access
-        self._meters = meters
-        self._callers = callers
+    def __init__(self, service: SchedulerService) -> None:
+        self._service = service
+        self._access = service.access
+        self._meters = service.meters
+        self._callers = service.leases
         self.routes: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[int]]] = {
             "/acquire": self._acquire,
             "/wanted": self._wanted,
@@ -94,7 +74,7 @@ class HotPath:
         self._meters.answered[path, status] += 1
 
     async def _acquire(self, scope: Scope, receive: Receive, send: Send) -> int:
-        office = self._leading.office()
+        office = self._service.office()
         body = await _body(scope, receive)
         request = acquire(body, office.clock.now_s())
         ABOUT.set(Work(_trace(scope), function=request.function, request=request.id))
@@ -115,7 +95,7 @@ class HotPath:
         return await self._placed(send, placement, request)
 
     async def _wanted(self, scope: Scope, receive: Receive, send: Send) -> int:
-        office = self._leading.office()
+        office = self._service.office()
         request_id = request(await _body(scope, receive))
         ABOUT.set(Work(_trace(scope), request=request_id))
         presence = CallerPresence(receive)
@@ -131,14 +111,14 @@ class HotPath:
         return await self._placed(send, placement, _request(office, request_id))
 
     async def _release(self, scope: Scope, receive: Receive, send: Send) -> int:
-        office = self._leading.office()
+        office = self._service.office()
         released = release(await _body(scope, receive))
         office.driver.report(released)
         self._callers.released(released.lease, released.request)
         return await _nothing(send)
 
     async def _cancel(self, scope: Scope, receive: Receive, send: Send) -> int:
-        office = self._leading.office()
+        office = self._service.office()
         office.driver.cancel(request(await _body(scope, receive)))
         return await _nothing(send)
 
@@ -147,7 +127,7 @@ class HotPath:
 
         The leases that the caller acquired end soon after the connection does.
         """
-        office = self._leading.office()
+        office = self._service.office()
         caller, leases = presence(await _body(scope, receive))
         await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
         with self._callers.present(office, caller, leases):
@@ -196,7 +176,7 @@ class HotPath:
 
     def _answer(self, placement: Placement, request: Request) -> dict[str, Any]:
         estimate = placement.estimate
-        term, addresses, token = self._leading.signed(placement, request)
+        term, addresses, token = self._service.signed(placement, request)
         return {
             "request": request.id,
             "lease": placement.lease,
@@ -216,7 +196,7 @@ class HotPath:
         if not office.closed:
             return error
         try:
-            self._leading.office()
+            self._service.office()
         except NotLeading as moved:
             return moved
         return NotLeading(None)

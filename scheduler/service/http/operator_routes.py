@@ -1,8 +1,8 @@
 """The routes of people and their tools: policy, cluster, queue, explanations, quotas, the feed."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -16,7 +16,7 @@ from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms
 from scheduler.model.values import RequestId
 from scheduler.service.bill import GROUPS, BillShown, bill
 from scheduler.service.leadership.term import Office
-from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.terms import OwnerRow, owner_row, owner_rows
 from scheduler.service.views import cluster_report
 from scheduler.service.views.cluster_report import ClusterShown, QueueShown, model_rests
@@ -28,24 +28,6 @@ _MOST_SHOWN = 10_000
 _LONGEST_GROUP = 100
 # pydantic itself reads blanks and underscores in numbers.
 Most = Annotated[int, BeforeValidator(numerals.whole), Query(ge=0, le=_MOST_SHOWN)]
-
-
-class OperatorService(Protocol):
-    """The part of the service that these routes use."""
-
-    name: str
-
-    def office(self) -> Office:
-        """The leader's core, driver and history; NotLeading if this scheduler does not lead."""
-        ...
-
-    def store_state(self) -> str:
-        """The datastore's state in one word."""
-        ...
-
-    async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
-        """Decide by this policy from now on, here and after a restart."""
-        ...
 
 
 class PolicyBody(BaseModel):
@@ -67,7 +49,7 @@ class PolicyShown(BaseModel):
     meanings: dict[str, str]
 
 
-def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any]) -> APIRouter:
+def router(service: SchedulerService, view: Sequence[Any], change: Sequence[Any]) -> APIRouter:
     """The routes; `view` and `change` are dependencies: who may look, and who may act."""
     routes = APIRouter()
     get = routes.get
@@ -98,7 +80,7 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
     return routes
 
 
-def _add_explanations(routes: APIRouter, service: OperatorService, view: Sequence[Any]) -> None:
+def _add_explanations(routes: APIRouter, service: SchedulerService, view: Sequence[Any]) -> None:
     get = routes.get
 
     @get("/explain", tags=["explain"], dependencies=view, summary="The latest requests")
@@ -141,7 +123,7 @@ def _add_explanations(routes: APIRouter, service: OperatorService, view: Sequenc
 
 
 def _add_policy(
-    routes: APIRouter, service: OperatorService, view: Sequence[Any], change: Sequence[Any]
+    routes: APIRouter, service: SchedulerService, view: Sequence[Any], change: Sequence[Any]
 ) -> None:
     @routes.get("/policy", tags=["policy"], dependencies=view, summary="The policy in force")
     async def policy() -> PolicyBody:
@@ -170,18 +152,6 @@ def _add_policy(
 _USUAL = OwnerTerms()
 
 
-class QuotaService(Protocol):
-    """The part of the service that these routes use."""
-
-    def office(self) -> Office:
-        """The leader's core, driver and history; NotLeading if this scheduler does not lead."""
-        ...
-
-    async def set_terms(self, owner: str, terms: OwnerTerms | None) -> None:
-        """Put an owner's terms in force, here and after a restart; None: no longer."""
-        ...
-
-
 class TermsBody(BaseModel):
     """The terms of one owner; what is left out has no limit, or is as usual."""
 
@@ -202,7 +172,9 @@ class OwnersShown(BaseModel):
     owners: list[OwnerRow]
 
 
-def quota_router(service: QuotaService, view: Sequence[Any], change: Sequence[Any]) -> APIRouter:
+def quota_router(
+    service: SchedulerService, view: Sequence[Any], change: Sequence[Any]
+) -> APIRouter:
     routes = APIRouter(tags=["quotas"])
 
     @routes.get("/quotas", dependencies=view, summary="Owners with terms, and what they use")
@@ -249,11 +221,9 @@ _JSON = "application/json"
 _MOST_CHARACTERS = 200
 
 
-def feed_router(
-    service: OperatorService, meters: SchedulerCounters, view: Sequence[Any]
-) -> APIRouter:
+def feed_router(service: SchedulerService, view: Sequence[Any]) -> APIRouter:
     routes = APIRouter(tags=["watching"], dependencies=list(view))
-    feed = _of_term(service, meters)
+    feed = _of_term(service)
 
     @routes.get("/feed", summary="The whole state, or the changes since that mark")
     async def look(
@@ -269,7 +239,7 @@ def feed_router(
     return routes
 
 
-def _of_term(service: OperatorService, meters: SchedulerCounters) -> Callable[[], PageFeed]:
+def _of_term(service: SchedulerService) -> Callable[[], PageFeed]:
     """The feed of this term's office, made when it is first requested."""
     kept: dict[Office, PageFeed] = {}
 
@@ -281,7 +251,7 @@ def _of_term(service: OperatorService, meters: SchedulerCounters) -> Callable[[]
             raise
         if office not in kept:
             kept.clear()
-            kept[office] = PageFeed(office, meters)
+            kept[office] = PageFeed(office, service.meters)
         return kept[office]
 
     return feed

@@ -14,7 +14,7 @@ from scheduler.model.errors import RequestEnded
 from scheduler.model.values import Request, RequestId
 from scheduler.service.access import ApiRole, token
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.http.app import listen, serving
+from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
 from tests.kit.cores.builders import gpu, request
@@ -48,7 +48,7 @@ async def _record(path: Path) -> None:
     service = SchedulerService(settings, _SECRET, "recorded", url, recorder)
     random = Random(1)
     async with (
-        serving(service.app, listener, streams=service.serve_stream),
+        serving(make_app(service), listener, streams=service.serve_stream),
         service.lead(1) as office,
         LeaseClient([url], token(_SECRET, ApiRole.CALLER)) as client,
     ):

@@ -19,7 +19,7 @@ from scheduler.model.values import GpuSpec, LeaseId, Placement, Request, Request
 from scheduler.service.access import ApiRole, token
 from scheduler.service.driver import Driver
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.http.app import listen, serving
+from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.loop_clocks import LoopClock
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
@@ -115,7 +115,7 @@ async def live(setup: Setup) -> AsyncIterator[LiveSystem]:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         settings = Settings(policy=setup.policy, scheduler=Serving())
         service = SchedulerService(settings, _SECRET, "live", url, recorder)
-        server = serving(service.app, listener, streams=service.serve_stream)
+        server = serving(make_app(service), listener, streams=service.serve_stream)
         await stack.enter_async_context(server)
         office = await stack.enter_async_context(service.lead(1))
         _register(office.driver, setup.models)

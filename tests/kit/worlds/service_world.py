@@ -12,7 +12,7 @@ from common.frame_line import FrameLine
 from common.stream_upgrade import dial
 from scheduler.client.lease_client import LeaseClient
 from scheduler.service.access import ApiRole, token
-from scheduler.service.http.app import listen, serving
+from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
@@ -95,7 +95,7 @@ async def a_world(
     headers = {"Authorization": f"Bearer {token(SECRET, role)}"}
     try:
         async with (
-            serving(service.app, listener, streams=service.serve_stream),
+            serving(make_app(service), listener, streams=service.serve_stream),
             aiohttp.ClientSession(headers=headers) as session,
         ):
             yield World(service, url, session)

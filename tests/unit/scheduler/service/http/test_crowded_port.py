@@ -12,7 +12,7 @@ from common.http.server_protocol import Limits
 from common.time_limits import time_limit
 from gpu_manager.attachment.attachment import Attachment
 from scheduler.service.access import ApiRole, token
-from scheduler.service.http.app import listen, serving
+from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
 from tests.kit.cores.builders import request
@@ -47,7 +47,7 @@ async def small_scheduler() -> AsyncIterator[tuple[str, Asked]]:
     settings = Settings(scheduler=Serving(attach_grace_s=1.0))
     service = SchedulerService(settings, SECRET, "s0", url)
     limits = Limits(connections=MOST)
-    asked = Asked(service.app)
+    asked = Asked(make_app(service))
     async with serving(asked, listener, limits, service.serve_stream), service.lead(1):
         yield url, asked
 
