@@ -147,7 +147,6 @@ __all__ = [
     "ResidentStatus",
     "RunFailed",
     "RunFinished",
-    "Scheduler",
     "SchedulerError",
     "SlotFreed",
     "SlotId",
@@ -192,37 +191,3 @@ class AcquireEnded:
 
 # The one answer to a caller that waits for a GPU.
 AcquireAnswer = Acquired | AcquireEnded
-
-
-class Scheduler(Protocol):
-    """Where callers get GPU time; all times are seconds of the scheduler's clock."""
-
-    async def acquire(self, request: Request) -> Placement:
-        """Wait for a lease; a second call with the same id waits for the same answer.
-
-        Raises RequestEnded (QueueFull, OverQuota, TooLarge, Expired, Cancelled, Failed) if the
-        request ends without a lease, Refused if it is invalid. Cancelling the task cancels the
-        request.
-        """
-        ...
-
-    async def wanted(self, request: RequestId) -> Placement:
-        """Wait for another lease after one that was released with `may_return`.
-
-        The request goes to the front of the queue. Errors and cancellation are those of `acquire`.
-        """
-        ...
-
-    def release(
-        self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
-    ) -> None:
-        """Give a lease back; with `may_return` its request may ask for another one later.
-
-        Of a lease that several requests have, only the named one gives it back; without a name,
-        all of them do.
-        """
-        ...
-
-    def cancel(self, request: RequestId) -> None:
-        """The caller went away: end the request, wherever it is; an ended one stays as it is."""
-        ...

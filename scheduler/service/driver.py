@@ -120,12 +120,21 @@ class Driver:
     # -- callers --------------------------------------------------------------------------------
 
     async def acquire(self, request: Request) -> Placement:
+        """Wait for a lease; a second call with the same id waits for the same answer.
+
+        Raises a RequestEnded if the request ends without a lease, EventRefused if it is invalid.
+        Cancelling the task cancels the request.
+        """
         event = events.RequestArrived(request)
         if self._gives_back(request.id):
             raise EventRefused(event, "it has given its lease back")
         return await self._placement(request, event)
 
     async def wanted(self, request: RequestId) -> Placement:
+        """Wait for another lease after one that was released with `may_return`.
+
+        The request goes to the front of the queue. Errors and cancellation are those of `acquire`.
+        """
         event = events.LeaseWanted(request)
         pending = self._core.requests.get(request)
         if pending is None:
@@ -135,9 +144,15 @@ class Driver:
     def release(
         self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
     ) -> None:
+        """Give a lease back; with `may_return` its request may ask for another one later.
+
+        Of a lease that several requests have, only the named one gives it back; without a name,
+        all of them do.
+        """
         self.report(events.LeaseReleased(lease, may_return, request))
 
     def cancel(self, request: RequestId) -> None:
+        """The caller went away: end the request, wherever it is; an ended one stays as it is."""
         self.report(events.RequestCancelled(request))
 
     # -- administration: each method raises EventRefused if the order cannot be carried out --------

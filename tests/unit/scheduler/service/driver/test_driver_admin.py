@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
-from scheduler.api import Scheduler
 from scheduler.model.actions import Demote, Prepare
 from scheduler.model.errors import EventRefused, RequestWithdrawn
 from scheduler.model.events import EvictAsked, GpuDraining, ModelDemoted
@@ -280,14 +279,3 @@ async def test_load_comes_from_host_memory_when_the_node_demoted_the_model_there
     await stage.driver.acquire(request("r1"))
     sources = [load.source for order in stage.nodes[0].given(Prepare) for load in order.loads]
     assert sources == [Tier.ABSENT, Tier.HOST]
-
-
-@virtually
-async def test_driver_is_a_scheduler_for_its_callers() -> None:
-    scheduler: Scheduler = a_stage().driver
-    placement = await scheduler.acquire(request("r0"))
-    scheduler.release(placement.lease, may_return=True)
-    await until(1.0)
-    again = await scheduler.wanted(RequestId("r0"))
-    assert again.lease > placement.lease
-    scheduler.cancel(RequestId("r0"))
