@@ -41,13 +41,20 @@ class CacheIndex:
         self.gpus: dict[GpuId, GpuCache] = {}
         self.pinned_bytes = 0
         self.parts = MemoryParts()
-        self.changes: IndexChanges | None = None  # somebody counts memory over time
+        self.changes: IndexChanges | None = None
         self.spares_waiting = True  # off: what requests wait for is a victim like all else
         self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._left: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._rates = RequestRates()
         self._tiers: dict[ModelId, dict[NodeId, Tier]] = {}
         self._times: dict[ModelId, tuple[float, float]] = {}
+
+    def note_changes(self) -> IndexChanges:
+        """Note from now on what changes, for somebody who counts memory over time."""
+        changes = self.changes = IndexChanges()
+        for gpu in self.gpus:
+            changes.note_gpu(gpu)
+        return changes
 
     # -- GPUs -----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from cache_manager.residency.gpu_cache import IndexChanges, part_of
+from cache_manager.residency.gpu_cache import part_of
 from scheduler.core.billing.charges import (
     CONTEXT,
     DISK,
@@ -178,10 +178,7 @@ class UseMeter:
         self._now_us = int(now * _MICROSECONDS)
         self._earlier: Mapping[ModelId, Sequence[str]] = {}
         self._earlier_until_us = 0
-        self.changes = IndexChanges()
-        cluster.index.changes = self.changes
-        for gpu in cluster.index.gpus:
-            self.changes.note_gpu(gpu)
+        self.changes = cluster.index.note_changes()
         self._look(self._now_us)
 
     def remember(self, users: Mapping[ModelId, Sequence[str]], now: float) -> None:
