@@ -58,6 +58,10 @@ class _Reported(NamedTuple):
     handled: Callable[[EventRefused | None], None] | None = None
 
 
+def nobody_keeps(_lease: LeaseId) -> None:
+    """Without callers' streams no request names a caller that keeps leases."""
+
+
 class Driver:
     """Drives one core, for callers and for the nodes that are attached.
 
@@ -72,12 +76,15 @@ class Driver:
         log: Logger,
         recorder: EventRecorder | None = None,
         observer: Observer | None = None,
+        recall: Callable[[LeaseId], None] = nobody_keeps,
     ) -> None:
+        """`recall` tells the caller that keeps a lease to give it back."""
         self._core = core
         self._clock = clock
         self._log = log
         self._recorder = recorder
         self._observer = observer
+        self._recall = recall
         self._events: deque[_Reported] = deque()
         self._handling = False
         self._closed = False
@@ -87,8 +94,6 @@ class Driver:
         self._timers = Timers(clock, self.report)
         self._contention = Contention(clock, self._links, self._drain)
         self._undelivered: set[LeaseId] = set()
-        # Tells the caller that keeps a lease to give it back.
-        self.recall: Callable[[LeaseId], None] = _nobody_keeps
 
     # -- nodes ----------------------------------------------------------------------------------
 
@@ -327,7 +332,7 @@ class Driver:
         elif isinstance(action, SetTimer):
             self._timers.set(action)
         elif isinstance(action, Recall):
-            self.recall(action.lease)
+            self._recall(action.lease)
 
     def _dispatch(self, action: Dispatch) -> None:
         """Order the node first: no caller may hold a lease that its node does not know."""
@@ -381,10 +386,6 @@ class Driver:
             ]
         losses.append(NodeSnapshot(node, (), (), AfterLoss.REQUEUE))
         return losses
-
-
-def _nobody_keeps(_lease: LeaseId) -> None:
-    """Without callers' streams no request names a caller that keeps leases."""
 
 
 Waiter = Future[AcquireAnswer]

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from asyncio import TaskGroup, get_running_loop
+from asyncio import TaskGroup
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from scheduler.service.metrics import declared
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.metrics.gauges import MetricsPage
 from scheduler.service.settings import Settings
-from scheduler.service.streams.callers import CallerLeases, CallerStreams
+from scheduler.service.streams.callers import CallerLeases, CallerLines, CallerStreams
 from scheduler.service.streams.nodes import NodeStreams, turn_away
 from scheduler.service.terms import KeptTerms, OwnerRow, owner_rows
 from scheduler.service.views.glance import stuck_loads
@@ -187,8 +187,17 @@ class SchedulerService:
         """Be the leader of this term for as long as the context lasts."""
         choice = choice or self._configured()
         settings = replace(self.settings, policy=choice.name, parameters=choice.parameters)
-        loop, recorder = get_running_loop(), self._recorder
-        office = Office(settings, term, loop, self.meters, recovered, recorder, self._sink, buckets)
+        lines = CallerLines(self.leases)
+        office = Office(
+            settings,
+            term,
+            self.meters,
+            recovered,
+            self._recorder,
+            self._sink,
+            buckets,
+            lines.recall,
+        )
         if candidacy is not None:
             candidacy.rises = office.rise
 
@@ -204,7 +213,7 @@ class SchedulerService:
         )
         self._office, self.streams, self._candidacy = office, streams, candidacy
         callers = CallerStreams(
-            office, self.leases, self.meters, self.signed, self._elsewhere, fenced
+            office, self.leases, lines, self.meters, self.signed, self._elsewhere, fenced
         )
         self.callers = callers
         self._policy = PolicyInForce(choice, office.decide_by)

@@ -1,7 +1,7 @@
 """What a leader works with: one core for its term, the driver of that core, and its history."""
 
 import logging
-from asyncio import AbstractEventLoop, Event
+from asyncio import Event, get_running_loop
 from collections.abc import Callable, Sequence, Sized
 
 from common.telemetry.traces import Sink
@@ -16,7 +16,7 @@ from scheduler.model.events import GpuJoined, LeaseIdsRaised, NodeSnapshot, Poli
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import CoreSettings, LeaseId, RequestOutcome
 from scheduler.service.bill import BillCollector
-from scheduler.service.driver import Driver, Observer
+from scheduler.service.driver import Driver, Observer, nobody_keeps
 from scheduler.service.history.history import History
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.history.request_spans import RequestTraces
@@ -48,14 +48,15 @@ class Office:
         self,
         settings: Settings,
         term: int,
-        loop: AbstractEventLoop,
         meters: SchedulerCounters,
         recovered: Recovered | None = None,
         recorder: RunRecorder | None = None,
         sink: Sink | None = None,
         buckets: UseBuckets | None = None,
+        recall: Callable[[LeaseId], None] = nobody_keeps,
     ) -> None:
-        serving = settings.scheduler
+        """`recall` tells the caller that keeps a lease to give it back."""
+        loop, serving = get_running_loop(), settings.scheduler
         explained = _WhileFew(serving.explain_slots)
         self.term = term
         self.core: Core = make_core(
@@ -95,7 +96,9 @@ class Office:
         self._recorder = recorder
         if recorder is not None:
             recorder.begins(self._beginning(settings))
-        self.driver: Driver = _Restoring(recovered, self.core, self.clock, log, self._observe)
+        self.driver: Driver = _Restoring(
+            recovered, self.core, self.clock, log, self._observe, recall
+        )
         self.terms = TermsBook(self._set_terms, recovered.terms)
         self.callers_terms = CallersTerms(self.terms)
         self._grace = Event()
@@ -188,8 +191,9 @@ class _Restoring(Driver):
         clock: MonotonicClock,
         logger: logging.Logger,
         observer: Observer,
+        recall: Callable[[LeaseId], None],
     ) -> None:
-        super().__init__(core, clock, logger, observer=observer)
+        super().__init__(core, clock, logger, observer=observer, recall=recall)
         self._recovered = recovered
 
     def report(self, event: CoreEvent) -> None:

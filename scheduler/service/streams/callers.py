@@ -146,6 +146,25 @@ class CallerLeases:
                 office.driver.release(lease, request)
 
 
+class CallerLines:
+    """The greeted lines of one leader's callers, by which leases are recalled."""
+
+    def __init__(self, leases: CallerLeases) -> None:
+        self._leases = leases
+        self.open: dict[AcceptedLine, str] = {}
+        # A lease may be recalled before the task that was granted it has resumed.
+        self.early: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
+
+    def recall(self, lease: LeaseId) -> None:
+        """Recall a lease from its caller; one that is gone loses its leases anyway."""
+        caller = self._leases.caller_of(lease)
+        if caller is None:
+            self.early.append(lease)
+        for line, name in self.open.items():
+            if name == caller:
+                line.send(pack_down(Recalled(lease)))
+
+
 class CallerStreams:
     """The streams of one leader's callers; `lines` are those that are greeted.
 
@@ -156,6 +175,7 @@ class CallerStreams:
         self,
         office: Office,
         leases: CallerLeases,
+        lines: CallerLines,
         meters: SchedulerCounters,
         signed: Signed,
         elsewhere: Callable[[], str | None],
@@ -167,11 +187,9 @@ class CallerStreams:
         self._signed = signed
         self._elsewhere = elsewhere
         self._fenced = fenced
-        self.lines: dict[AcceptedLine, str] = {}
+        self.lines = lines.open
+        self._early = lines.early
         self._closed = False
-        # A lease may be recalled before the task that was granted it has resumed.
-        self._early: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
-        office.driver.recall = self._recall
 
     async def serve(self, line: AcceptedLine) -> None:
         try:
@@ -216,15 +234,6 @@ class CallerStreams:
         for line in lines:
             line.send(pack_down(SentAway(self._elsewhere())))
         await asyncio.gather(*(line.flush() for line in lines))
-
-    def _recall(self, lease: LeaseId) -> None:
-        """Recall a lease from its caller; one that is gone loses its leases anyway."""
-        caller = self._leases.caller_of(lease)
-        if caller is None:
-            self._early.append(lease)
-        for line, name in self.lines.items():
-            if name == caller:
-                line.send(pack_down(Recalled(lease)))
 
     async def _serve_stream(self, line: AcceptedLine, caller: str) -> None:
         stream = _CallerStream(

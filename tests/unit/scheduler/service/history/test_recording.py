@@ -153,8 +153,7 @@ async def test_term_that_began_with_recovered_profiles_replays_to_the_same_answe
         profile.features = {"sm": 0.5}
         await store.put(f"models/{model}", encoded(profile_record(profile, 0, IdleGaps())))
     recovered = await recover(store, LOG)
-    loop = asyncio.get_running_loop()
-    office = Office(Settings(), 1, loop, SchedulerCounters(), recovered, recorder)
+    office = Office(Settings(), 1, SchedulerCounters(), recovered, recorder)
     node = fake_node("n0", *(gpu(f"g{n}", node="n0", memory_mb=4096) for n in range(2)))
     attach_in_process(office.driver, node)
     asked = [request(f"r{n}", model) for n, model in enumerate(("large", "small", "large"))]

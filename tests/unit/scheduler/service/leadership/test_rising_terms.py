@@ -1,6 +1,5 @@
 """Leases of a leader whose term rises while it leads, as after its datastore lost all data."""
 
-import asyncio
 from pathlib import Path
 
 from cache_manager.model.ids import ModelId
@@ -20,8 +19,7 @@ from tests.kit.nodes.fake_node import fake_node
 async def test_leases_of_a_risen_term_are_above_those_of_the_terms_between(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     recorder = RunRecorder(path)
-    loop = asyncio.get_running_loop()
-    office = Office(Settings(), 1, loop, SchedulerCounters(), recorder=recorder)
+    office = Office(Settings(), 1, SchedulerCounters(), recorder=recorder)
     attach_in_process(office.driver, fake_node("n0", *(gpu(f"g{n}", node="n0") for n in range(2))))
     before = await office.driver.acquire(request("r0"))
     assert before.lease == first_lease(1)
