@@ -17,4 +17,3 @@ class Clock(Protocol):
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> Cancellable:
         """Call back at that time, or as soon as possible if that time has passed; never at once."""
-        ...

@@ -34,13 +34,11 @@ class FunctionListener(Protocol):
         left out gets no new call from the moment of this call. `troubles` are those of now: while
         it does not start, and has no endpoint, its calls are refused.
         """
-        ...
 
     def function_gone(self, function: FunctionId) -> None: ...
 
     async def drained(self, instances: Iterable[str], within_s: float) -> bool:
         """Wait until none of these instances has a call; False after `within_s`."""
-        ...
 
 
 class LogQuery(NamedTuple):
@@ -59,76 +57,59 @@ class Provider(Protocol):
     @property
     def name(self) -> str:
         """The orchestration that `/system/info` shows."""
-        ...
 
     async def start(self, listener: FunctionListener) -> None:
         """Restore the deployed functions, and report every change to the listener from now on."""
-        ...
 
     async def close(self) -> None:
         """Stop, and end everything that this provider itself runs."""
-        ...
 
     async def deploy(self, deployment: Deployment, *, update: bool) -> None:
         """Accept the deployment, and replace one of that name; a later error is in its status.
 
         With `update` the function must exist, else UnknownFunction is raised.
         """
-        ...
 
     async def remove(self, function: FunctionId) -> None:
         """Remove a function; its calls in flight may end."""
-        ...
 
     async def scale(self, function: FunctionId, replicas: int) -> None:
         """Request this many replicas; the listener is called when they are ready."""
-        ...
 
     async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
         """All functions of a namespace, by name."""
-        ...
 
     async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
         """UnknownFunction if there is none of that name."""
-        ...
 
     def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
         """Lines, oldest first; with `follow` until the caller closes it."""
-        ...
 
     def template_bytes(self) -> Mapping[FunctionId, int]:
         """The memory of the process that instances of a function are forked from, if any."""
-        ...
 
     async def secrets(self, namespace: str) -> Sequence[str]: ...
 
     async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
         """SecretExists if there is one of that name."""
-        ...
 
     async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
         """UnknownSecret if there is none of that name."""
-        ...
 
     async def remove_secret(self, namespace: str, name: str) -> None:
         """UnknownSecret if there is none, SecretInUse if a function mounts it."""
-        ...
 
     async def namespaces(self) -> Sequence[Namespace]:
         """All namespaces, the default one among them."""
-        ...
 
     async def create_namespace(self, namespace: Namespace) -> None:
         """NamespaceExists if there is one of that name."""
-        ...
 
     async def update_namespace(self, namespace: Namespace) -> None:
         """Replace a namespace's labels; UnknownNamespace if there is none of that name."""
-        ...
 
     async def remove_namespace(self, name: str) -> None:
         """Remove a namespace with all its functions and secrets."""
-        ...
 
 
 class Capacity(Protocol):
@@ -136,7 +117,6 @@ class Capacity(Protocol):
 
     def largest_gpu_bytes(self) -> int | None:
         """None if no GPU is known."""
-        ...
 
 
 class Injection(Protocol):
@@ -149,4 +129,3 @@ class Injection(Protocol):
 
         It is asked before the function starts, and again for what this gateway finds running.
         """
-        ...

@@ -168,7 +168,6 @@ class NodeReports(Protocol):
 
     def report(self, event: Event) -> None:
         """Take one event in; the orders that follow may be given before this call returns."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

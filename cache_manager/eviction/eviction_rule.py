@@ -25,7 +25,6 @@ class MemoryView(Protocol):
     @property
     def residents(self) -> Mapping[ModelId, ResidentView]:
         """From the least to the most recently used."""
-        ...
 
 
 class UsageView(Protocol):
@@ -33,11 +32,9 @@ class UsageView(Protocol):
 
     def copies(self, model: ModelId) -> int:
         """On how many GPUs (in how many tiers of this kind) the model is resident."""
-        ...
 
     def rate(self, model: ModelId, now: float) -> float:
         """Requests for the model per second, with recent ones weighted most."""
-        ...
 
     def load_s(self, model: ModelId) -> float: ...
 
@@ -53,4 +50,3 @@ class EvictionRule(Protocol):
 
     def order(self, memory: MemoryView, usage: UsageView, now: float) -> Iterable[ResidentView]:
         """The residents of this memory, the first to leave first."""
-        ...

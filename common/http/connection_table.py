@@ -10,7 +10,6 @@ class CountedConnection(Protocol):
 
     def drop(self) -> None:
         """Close at once: a new connection takes the place of this one."""
-        ...
 
 
 class ConnectionTable:

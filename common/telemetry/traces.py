@@ -68,11 +68,9 @@ class Sink(Protocol):
 
     def add(self, make: Callable[[], Iterable[Span]]) -> None:
         """Take these spans; `make` builds them later, off the caller's path."""
-        ...
 
     def counts(self) -> Mapping[str, int]:
         """How many spans were sent or failed, and how many calls (or requests) were dropped."""
-        ...
 
 
 NO_COUNTS: Mapping[str, int] = {"sent": 0, "failed": 0, "dropped": 0}

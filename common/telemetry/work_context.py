@@ -18,7 +18,6 @@ class About(Protocol):
     @property
     def trace(self) -> TraceContext | None:
         """The trace that the work belongs to, below the span that asked for it."""
-        ...
 
     def facts(self) -> Mapping[str, str]: ...
 

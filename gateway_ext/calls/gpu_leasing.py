@@ -44,15 +44,12 @@ class LeaseSource(LeaseHome, Protocol):
 
     async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
         """Wait for a lease, for this trace; cancelling the task cancels the request."""
-        ...
 
     def let_stand(self, keeper: LeaseKeeper) -> None:
         """Let leases stand from now on; this keeper is told which are wanted back."""
-        ...
 
     def tell_terms(self, function: str, terms: OwnerTerms | None) -> None:
         """Have the scheduler know the function's own terms; None: it has none."""
-        ...
 
 
 class CallLease(NamedTuple):

@@ -47,7 +47,6 @@ class LeaseHome(Protocol):
 
     def release(self, lease: LeaseId, request: RequestId | None = None) -> None:
         """Give a lease back for good; of one that others share, only this request's part."""
-        ...
 
 
 class _Question:

@@ -72,7 +72,6 @@ class FunctionCalls(Protocol):
 
         Reading the body raises them too, if the function breaks off.
         """
-        ...
 
 
 class InvokeCalls:

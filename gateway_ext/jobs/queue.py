@@ -32,11 +32,9 @@ class BodySpool(Protocol):
 
     async def write(self, chunk: bytes) -> None:
         """Raise TooLarge beyond the queue's limit."""
-        ...
 
     async def discard(self) -> None:
         """No effect on a body that belongs to a job."""
-        ...
 
 
 _RETRY_AFTER_S = 5.0
@@ -245,15 +243,12 @@ class JobQueue(Protocol):
     @property
     def away(self) -> bool:
         """Whether the store of the queue cannot be reached now."""
-        ...
 
     def now_s(self) -> float:
         """The time, since 1970, on the clock by which jobs are stored and due."""
-        ...
 
     def watch(self, notify: Callable[[], None]) -> None:
         """Call `notify` in the event loop whenever another job waits."""
-        ...
 
     def spool(self) -> BodySpool: ...
 
@@ -262,57 +257,44 @@ class JobQueue(Protocol):
 
         Busy at a limit.
         """
-        ...
 
     async def heads(self, kind: JobKind) -> Sequence[LaneHead]:
         """The lanes with waiting jobs, due or not."""
-        ...
 
     async def claim(self, lanes: Sequence[JobLane], now_s: float) -> Sequence[Job]:
         """Claim the first due job of each of these lanes; a lane named twice gives two jobs."""
-        ...
 
     async def reschedule(self, job: JobNumber, due_at_s: float, why: str, *, counts: bool) -> None:
         """End a claim, and try again at `due_at_s`; `counts` says whether this was an attempt."""
-        ...
 
     async def store_result(
         self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
     ) -> None:
         """End the claim of a call with its result; the callback waits in this lane."""
-        ...
 
     async def finish(self, job: JobNumber) -> None:
         """End a claim and remove the job."""
-        ...
 
     async def bury(self, job: JobNumber, why: str, at_s: float, status: int = 0) -> None:
         """End a claim and make the job a dead letter; `status` is that of the last answer."""
-        ...
 
     async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
         """Letters with higher numbers than `after`, lowest first."""
-        ...
 
     async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
         """Return the body of its call, too; raise UnknownJob where there is none."""
-        ...
 
     async def replay(self, number: JobNumber, now_s: float) -> None:
         """Turn a dead letter into a waiting job without attempts; JobExists, UnknownJob.
 
         Where only the callback had failed, only the callback is repeated.
         """
-        ...
 
     async def discard(self, number: JobNumber) -> None:
         """Raise UnknownJob where there is none."""
-        ...
 
     async def expire(self, now_s: float) -> int:
         """Remove dead letters beyond the limits; return how many were removed."""
-        ...
 
     async def close(self) -> None:
         """Close the queue; stored jobs stay."""
-        ...

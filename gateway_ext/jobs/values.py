@@ -79,7 +79,6 @@ class StoredBody(Protocol):
 
     def pieces(self) -> AsyncIterator[bytes]:
         """Raise QueueFailed where the body cannot be read."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

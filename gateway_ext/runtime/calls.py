@@ -125,7 +125,6 @@ class BatchHolder(Protocol):
 
     def left(self, call: "HandlerCall") -> None:
         """The call is over before it was answered; called in the loop."""
-        ...
 
 
 # A call's times: the gateway reads them (`reported_trace.py`, docs/tracing.md), and no caller does.

@@ -33,11 +33,9 @@ class WorkerProcess(Protocol):
 
     def poll(self) -> int | None:
         """None while the process lives."""
-        ...
 
     def send_signal(self, number: int, /) -> None:
         """No effect once the process has ended."""
-        ...
 
 
 class Workers:

@@ -61,11 +61,9 @@ class ReadAnswer(Protocol):
     @property
     def status(self) -> int | None:
         """None of the request."""
-        ...
 
     def at(self, path: JsonPath) -> Any:
         """Raise Unmeetable if the body is not JSON."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

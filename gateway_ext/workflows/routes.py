@@ -28,11 +28,9 @@ class WorkflowChanges(Protocol):
 
     async def deploy(self, plan: WorkflowPlan, *, update: bool) -> None:
         """Store a workflow, and replace one of that name, which must exist with `update`."""
-        ...
 
     async def remove(self, workflow: WorkflowId) -> None:
         """Remove a workflow; its runs under way go on."""
-        ...
 
 
 def make_workflow_routes(

@@ -95,11 +95,9 @@ class LeaseKeeper(Protocol):
 
     def recalled(self, lease: LeaseId) -> None:
         """Begin no further call under this lease, and give it back."""
-        ...
 
     def all_recalled(self, held: Iterable[LeaseId]) -> None:
         """The same for all leases that were granted: the stream to their leader has ended."""
-        ...
 
 
 class LeaseClient:

@@ -42,11 +42,9 @@ class Store(Protocol):
     @property
     def healthy(self) -> bool:
         """Whether the datastore answered its last probe; probes are sent continuously."""
-        ...
 
     def on_health_change(self, callback: Callable[[bool], None]) -> Callable[[], None]:
         """Call back, on the event loop, whenever `healthy` changes; returns the stopper."""
-        ...
 
     async def get(self, key: str) -> bytes | None: ...
 
@@ -54,15 +52,12 @@ class Store(Protocol):
 
     async def put(self, key: str, value: bytes, lease: StoreLease | None = None) -> int:
         """Write one key, under this lease or under none; returns the revision of the write."""
-        ...
 
     async def create(self, key: str, value: bytes, lease: StoreLease | None = None) -> int | None:
         """Write a key that does not exist yet; the revision, or None if the key exists already."""
-        ...
 
     async def delete(self, key: str, value: bytes | None = None) -> None:
         """Delete a key, if it exists; with a value, only while that is the key's."""
-        ...
 
     async def write(
         self,
@@ -75,7 +70,6 @@ class Store(Protocol):
 
         No key may be in both `puts` and `deletes`. At most MAX_CHANGES keys.
         """
-        ...
 
     def watch(
         self, prefix: str, from_revision: int | None = None
@@ -85,23 +79,18 @@ class Store(Protocol):
         The watch never ends, also after an outage of the datastore. If the changes are no longer
         available (compacted), it yields all keys again (`complete`). Close it: `aclosing`.
         """
-        ...
 
     async def grant(self, ttl_s: int) -> StoreLease:
         """A lease that lives this long, from now and from each refresh on."""
-        ...
 
     async def refresh(self, lease: StoreLease) -> bool:
         """Extend the lease; False if the lease is gone."""
-        ...
 
     async def revoke(self, lease: StoreLease) -> None:
         """End a lease and its keys, if the lease still exists."""
-        ...
 
     async def close(self) -> None:
         """Release all resources; leases are left to expire, watches end."""
-        ...
 
 
 # Keys in one `write`, for any datastore: 128 is etcd's default limit.

@@ -14,14 +14,12 @@ class NodeLink(Protocol):
 
     def prepare(self, order: Prepare) -> None:
         """Evict the victims, then load; a prefetch ends its lease itself when it has loaded."""
-        ...
 
     def grant(self, order: Dispatch) -> None:
         """A lease is in force; sent for hits and misses, before or after the lease's prepare.
 
         The order may be repeated for a lease in force, and changes nothing then.
         """
-        ...
 
     def demote(self, order: Demote) -> None:
         """Evict this model from this GPU.
@@ -29,23 +27,18 @@ class NodeLink(Protocol):
         `ModelDemoted` answers, or `ContextKept` if the process is to be kept and is; if it cannot
         be kept, `ModelDemoted` names the GPU.
         """
-        ...
 
     def end_context(self, order: EndContext) -> None:
         """End the empty process that this model left on this GPU, if it is there."""
-        ...
 
     def demote_stored(self, order: DemoteStored) -> None:
         """Move these weights down a tier, unless something uses them; report where they are."""
-        ...
 
     def end_lease(self, order: EndLease) -> None:
         """Admit no further call, let the one in flight end, then report the slot as freed."""
-        ...
 
     def contended(self, *, waiting: bool) -> None:
         """A hint whether requests wait for a GPU, so that lingering leases should end soon.
 
         Sent on every change, and repeated while requests wait.
         """
-        ...

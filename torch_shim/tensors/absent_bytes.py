@@ -66,7 +66,6 @@ class BytesHolder(write_epochs.StorageHolder, Protocol):
 
     def is_with(self, peer: Any) -> bool:
         """Whether this worker may use the bytes where they are."""
-        ...
 
     def channel_for(self, channel: Any) -> AbstractContextManager[Any]:
         """Yield this channel, or an idle one while the block runs; None if the worker is lost."""

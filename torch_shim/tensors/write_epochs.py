@@ -32,7 +32,6 @@ class StorageHolder(Protocol):
 
     def drop(self, key: int) -> None:
         """Note that this process needs a storage no more; safe in a finalizer."""
-        ...
 
 
 class WriteMark:

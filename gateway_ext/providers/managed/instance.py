@@ -30,26 +30,21 @@ class ManagedInstance(Protocol):
     @property
     def name(self) -> str:
         """Its name in log lines and endpoints."""
-        ...
 
     @property
     def endpoint(self) -> Endpoint: ...
 
     async def collect_output(self) -> None:
         """Store its output until it has ended and nothing is left of it."""
-        ...
 
     async def until_ready(self, within_s: float) -> bool:
         """True once it can be called; False if it ends first or `within_s` passes."""
-        ...
 
     async def stop(self, within_s: float) -> None:
         """Ask it to end; kill it after `within_s`."""
-        ...
 
     def kill(self, why: str) -> None:
         """Kill it at once; `why` is the reason that `exited` resolves to."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

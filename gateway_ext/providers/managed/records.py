@@ -30,17 +30,14 @@ class FunctionRecord(Protocol):
     @property
     def deployment(self) -> Deployment:
         """The deployment that was accepted last."""
-        ...
 
     @property
     def folder(self) -> Path:
         """Made again when a function of this name is deployed for the first time."""
-        ...
 
     @property
     def created_at(self) -> datetime:
         """The time of the first deployment."""
-        ...
 
     @property
     def wanted(self) -> int: ...

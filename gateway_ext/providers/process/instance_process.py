@@ -17,26 +17,21 @@ class InstanceProcess(Protocol):
     @property
     def pid(self) -> int:
         """Its id, and that of its session."""
-        ...
 
     @property
     def output(self) -> int:
         """The reading end of the pipe that it writes to, which the caller closes."""
-        ...
 
     @property
     def exited(self) -> asyncio.Future[int]:
         """Resolves to its exit status once it has ended: negative if a signal ended it."""
-        ...
 
     @property
     def gone(self) -> asyncio.Future[None]:
         """Resolves as soon as it has ended; how it ended may be known a little later."""
-        ...
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
-        ...
 
 
 class StartedProcess:
