@@ -6,7 +6,7 @@ always reflect the orders given so far; tasks do the actual work.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
@@ -28,7 +28,7 @@ from gpu_manager.runtimes.runtime import (
     HostedId,
     HostedModel,
     MergedSums,
-    NoStayingData,
+    Observer,
     PressureAnswer,
     Runtime,
     StayingData,
@@ -63,8 +63,8 @@ _METRIC_NAMES = 1_000
 _PRESSURE_S = 2.0
 
 
-class GpuNode:
-    """A node's GPUs, residents and leases; implements NodeLink and the runtime's Observer.
+class GpuNode(Observer):
+    """A node's GPUs, residents and leases; implements NodeLink, too.
 
     `lease_ended` is called after a claimed lease has ended; `data` is what functions put.
     """
@@ -81,7 +81,7 @@ class GpuNode:
         self.leases = LeasesInForce(settings.leases)
         self.meters = NodeMeters(self.gpus, _METRIC_NAMES)
         self.lease_ended: Callable[[SessionKey, LeaseId], None] = _ignore_end
-        self.data: StayingData = NoStayingData()
+        self.data: StayingData = StayingData()
         self.granted = ChangeSignal()
         self.addresses: tuple[str, ...] = ()
         self._settings = settings
@@ -94,7 +94,7 @@ class GpuNode:
         """Report the node's state, and accept the scheduler's orders from now on."""
         self._reports = reports
         self._runs = RunReports(reports)
-        self.usage = UsageReports(reports, self.gpus, self.leases)
+        self._usage = UsageReports(reports, self.gpus, self.leases)
         self._loader = Loader(
             self._settings,
             self._store,
@@ -316,6 +316,9 @@ class GpuNode:
         self.meters.ran(gpu.id, resident.model, calls, run_s)
         kind = RunKind.of(held, gpu.slot, resident.model, max(1, batch), together)
         self._runs.ran(kind, run_s, needed_bytes)
+
+    def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
+        self._usage.used(hosted, metrics)
 
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
         held = self.leases.get(LeaseId(lease))

@@ -309,7 +309,7 @@ class WorkerHostedModel:
             peak_bytes, held_bytes = self._memory_bytes, order.held_bytes
             ran = order.lease, order.batch, order.run_s, peak_bytes, order.calls, held_bytes
             self._observer.ran(self, *ran, together=max(1, order.together))
-            self._observer.usage.used(self, order.metrics)
+            self._observer.used(self, order.metrics)
         elif isinstance(order, orders.CallsMerged):
             self._observer.merged(self, merged_sums(order))
         elif isinstance(order, orders.CallsClaimed):
