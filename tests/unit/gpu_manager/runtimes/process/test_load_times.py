@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpu_manager.runtimes.hosted_model import load_within, spans_of
+from gpu_manager.runtimes.hosting_worker import load_within, spans_of
 from gpu_manager.runtimes.runtime import LoadOrder, LoadSpan
 from gpu_manager.worker import orders
 from tests.kit.virtual_time import virtually
