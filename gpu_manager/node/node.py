@@ -64,10 +64,7 @@ _PRESSURE_S = 2.0
 
 
 class GpuNode(Observer):
-    """A node's GPUs, residents and leases; implements NodeLink, too.
-
-    `lease_ended` is called after a claimed lease has ended; `data` is what functions put.
-    """
+    """A node's GPUs, residents and leases; implements NodeLink, too."""
 
     def __init__(
         self,
@@ -75,53 +72,40 @@ class GpuNode(Observer):
         gpus: Iterable[HostGpu],
         store: WeightStore,
         catalogue: Catalogue,
+        reports: NodeReports,
+        data: StayingData,
+        lease_ended: Callable[[SessionKey, LeaseId], None],
     ) -> None:
+        """`lease_ended` is called after a claimed lease has ended; `data` is what functions put."""
         self.name = NodeId(settings.node)
         self.gpus = {gpu.id: gpu for gpu in gpus}
         self.leases = LeasesInForce(settings.leases)
         self.meters = NodeMeters(self.gpus, _METRIC_NAMES)
-        self.lease_ended: Callable[[SessionKey, LeaseId], None] = _ignore_end
-        self.data: StayingData = StayingData()
+        self.data = data
         self.granted = ChangeSignal()
         self.addresses: tuple[str, ...] = ()
-        self._settings = settings
         self._store = store
         self._catalogue = catalogue
+        self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._resync_due = False
-
-    def start(self, runtime: Runtime, reports: NodeReports) -> None:
-        """Report the node's state, and accept the scheduler's orders from now on."""
-        self._reports = reports
         self._runs = RunReports(reports)
         self._usage = UsageReports(reports, self.gpus, self.leases)
-        self._loader = Loader(
-            self._settings,
-            self._store,
-            self._catalogue,
-            runtime,
-            reports,
-            self.resync,
-            self.meters,
-            self.data,
-        )
-        tiers = self._loader.tiers
-        self._steps = WeightSteps(self._store, self._catalogue, tiers, self._is_on_a_gpu)
+        self._loader = Loader(settings, store, catalogue, reports, self.resync, self.meters, data)
+        self._steps = WeightSteps(store, catalogue, self._loader.tiers, self._is_on_a_gpu)
         self._relief = MemoryRelief(reports, _PRESSURE_S, self.resync)
         self._endings = LeaseEndings(
-            self.leases, self.gpus, self.meters, reports, self._runs, self.lease_ended
+            self.leases, self.gpus, self.meters, reports, self._runs, lease_ended
         )
         self._claiming = Claiming(self.leases, self.gpus, self._endings, reports, self.loaded_now)
         self._losses = Losses(
-            self.gpus,
-            self.leases,
-            self._loader,
-            self._endings,
-            self.meters,
-            reports,
-            self.resync,
+            self.gpus, self.leases, self._loader, self._endings, self.meters, reports, self.resync
         )
-        reports.report(self.snapshot())
+
+    def start(self, runtime: Runtime) -> None:
+        """Report the node's state; from now on orders are accepted, and loads use this runtime."""
+        self._loader.start(runtime)
+        self._reports.report(self.snapshot())
 
     async def drain(self, within_s: float) -> None:
         """End every lease; calls in flight have `within_s` to end."""
@@ -396,10 +380,6 @@ class GpuNode(Observer):
         self._resync_due = False
         for event in self.whole_state():
             self._reports.report(event)
-
-
-def _ignore_end(_holder: SessionKey, _lease: LeaseId) -> None:
-    """Do nothing: without a server no session claims a lease."""
 
 
 class Losses:
