@@ -13,7 +13,8 @@ from common.addresses import Address
 from common.telemetry import process_metrics
 from common.telemetry.metrics import MetricFamily, gauge, page
 from gpu_manager import metrics
-from gpu_manager.attachment.scheduling import Neighbours, Scheduling
+from gpu_manager.attachment.attachment import Attachment
+from gpu_manager.attachment.scheduling import Scheduling
 from gpu_manager.credentials import FunctionCredentials, fresh_secret, load_secret
 from gpu_manager.data.items import DataSpill
 from gpu_manager.data.room import DataLimits, DataRoom
@@ -66,7 +67,7 @@ class GpuManager:
         settings: NodeSettings,
         scheduling: Scheduling,
         make_runtime: MakeRuntime,
-        neighbours: Neighbours | None = None,
+        neighbours: Attachment | None = None,
     ) -> None:
         """`neighbours` are the other nodes of the manager's cluster, if it belongs to one."""
         self._settings = settings

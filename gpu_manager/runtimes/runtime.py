@@ -13,6 +13,7 @@ from typing import NamedTuple, NewType, Protocol
 
 from gpu_manager.transfers.gpu_paths import WorkerLink
 from gpu_manager.transfers.loads import LoadProgress, LoadUrgency
+from gpu_manager.weights.image_requests import ImageFeed
 from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
 
 HostedId = NewType("HostedId", str)
@@ -24,20 +25,6 @@ class Emulation:
 
     load_s: float = 0.0
     run_s: float = 0.0
-
-
-class ArrivingWeights(Protocol):
-    """An image that is still on its way to host memory."""
-
-    def follow(self) -> int:
-        """Return the end of a pipe that tells what is there (`devices/image_file.py`).
-
-        Each call begins anew; the caller closes the pipe.
-        """
-        ...
-
-    async def over(self) -> None:
-        """Wait until the image is in host memory, or never will be."""
 
 
 class LoadSpan(NamedTuple):
@@ -76,7 +63,7 @@ class LoadOrder:
     emptied: "EmptyHost | None" = None
     # The image is still being read, and the load ends only after its content was verified. None: it
     # is sealed.
-    arrival: ArrivingWeights | None = None
+    arrival: ImageFeed | None = None
     runtime: str = "process"
     gpu_share: float = 1.0  # of the GPU's multiprocessors: its calls use no more, or the load fails
     merged: int = 0  # this many calls at most run as one; 0: as many as measurements say
