@@ -3,7 +3,6 @@
 import logging
 import resource
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from cache_manager.model.errors import UnknownRule
@@ -195,12 +194,7 @@ class GpuManager:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
 
